@@ -1,0 +1,1 @@
+"""The asyncio shells over holdmq.wire: one connection, the server, the reconnecting client."""

@@ -1,0 +1,193 @@
+"""The calling side: one connection to one address, kept up with backoff and jitter."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+
+from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
+from holdmq.rpc.connection import Connection, OnReply, Reply, Request
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.frame import FRAME_OVERHEAD_BYTES, Buffer
+from holdmq.wire.header import Header
+from holdmq.wire.headers import PROTOCOL_VERSION, HelloRequest, HelloResponse
+
+CONNECT_TIMEOUT_S: Final = 5.0
+BACKOFF_MIN_S: Final = 0.05
+BACKOFF_MAX_S: Final = 2.0
+"""A broker restarts in about a second: a longer pause would only add to its absence."""
+FRAME_MAX_BYTES: Final = (12 << 20) + FRAME_OVERHEAD_BYTES
+"""What a client accepts: the largest record_max_bytes a broker may be set to, and its overhead."""
+
+log = structlog.get_logger("holdmq.rpc")
+
+
+class Client:
+    """A connection that comes back by itself.
+
+    `on_up(connection, hello)` runs after each HELLO, before callers waiting in `call` go on;
+    `on_down(reason)` after each loss. `address` is host:port or unix:PATH; `set_address`
+    moves the next connection elsewhere.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        role: str,
+        client_id: str,
+        *,
+        software: str = "",
+        on_up: Callable[[Connection, HelloResponse], None] = lambda *_: None,
+        on_down: Callable[[HoldMQError], None] = lambda _: None,
+        on_request: Callable[[Request], None] | None = None,
+    ) -> None:
+        self.address = address
+        self.connection: Connection | None = None
+        self.hello: HelloResponse | None = None
+        self.last_error: HoldMQError | None = None
+        self._role = role
+        self._client_id = client_id
+        self._software = software
+        self._on_up = on_up
+        self._on_down = on_down
+        self._on_request = on_request
+        self._task: asyncio.Task[None] | None = None
+        self._lost = asyncio.Event()
+        self._up = asyncio.Event()
+        self._closing = False
+
+    def start(self) -> None:
+        """Begin connecting in the background; calling it again changes nothing."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"rpc {self.address}")
+
+    def set_address(self, address: str) -> None:
+        """Use another address from the next connection on; drops the present one if it differs."""
+        if address != self.address:
+            self.address = address
+            if self.connection is not None:
+                self.connection.close(TransportError(f"the peer moved to {address}"))
+
+    async def close(self) -> None:
+        """Close for good; unanswered calls fail."""
+        self._closing = True
+        if self.connection is not None:
+            self.connection.close()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def call(
+        self,
+        code: RequestCode,
+        header: Header,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+        body: Iterable[Buffer] = (),
+        body_length: int = 0,
+    ) -> Reply:
+        """Send a request over the connection, waiting for one if there is none.
+
+        Raises TransportError (no connection within `timeout_s`, with the last cause),
+        RequestTimeout, RemoteError.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        self.start()
+        if self.connection is None:
+            try:
+                await asyncio.wait_for(self._up.wait(), timeout_s)
+            except TimeoutError:
+                cause = self.last_error or "no answer"
+                raise TransportError(
+                    f"no connection to {self.address} within {timeout_s} s: {cause}"
+                ) from None
+        if self.connection is None:
+            raise TransportError(f"connection to {self.address} lost again")
+        left = max(0.001, deadline - loop.time())
+        return await self.connection.call(code, header, left, body, body_length)
+
+    def request(
+        self,
+        code: RequestCode,
+        header: Header,
+        on_reply: OnReply,
+        timeout_s: float,
+        body: Iterable[Buffer] = (),
+        body_length: int = 0,
+    ) -> None:
+        """Connection.request on the present connection; without one `on_reply` gets TransportError now."""
+        if self.connection is None:
+            on_reply(TransportError(f"no connection to {self.address}"))
+        else:
+            self.connection.request(code, header, on_reply, timeout_s, body, body_length)
+
+    async def _run(self) -> None:
+        backoff_s = BACKOFF_MIN_S
+        while not self._closing:
+            try:
+                await self._connect()
+                backoff_s = BACKOFF_MIN_S
+                await self._lost.wait()
+            except (HoldMQError, OSError, TimeoutError) as e:
+                error = (
+                    e
+                    if isinstance(e, HoldMQError)
+                    else TransportError(f"cannot connect to {self.address}: {e}")
+                )
+                if str(error) != str(self.last_error):
+                    log.warning("not connected", peer=self.address, reason=str(error))
+                self.last_error = error
+            await asyncio.sleep(backoff_s * (0.5 + random.random()))
+            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._lost.clear()
+
+        def protocol() -> Connection:
+            return Connection(self, FRAME_MAX_BYTES)
+
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            if self.address.startswith("unix:"):
+                _, connection = await loop.create_unix_connection(protocol, self.address[5:])
+            else:
+                host, _, port = self.address.rpartition(":")
+                if not host or not port.isdigit():
+                    raise TransportError(f"{self.address!r} is no address: host:port or unix:PATH is")
+                _, connection = await loop.create_connection(protocol, host, int(port))
+        request = HelloRequest(PROTOCOL_VERSION, self._role, self._client_id, self._software)
+        try:
+            reply = await connection.call(RequestCode.HELLO, request, CONNECT_TIMEOUT_S)
+            hello = reply.header(HelloResponse)
+        except HoldMQError:
+            connection.close()
+            raise
+        self.connection = connection
+        self.hello = hello
+        self.last_error = None
+        self._on_up(connection, hello)
+        self._up.set()
+
+    # Handler
+
+    def request_received(self, request: Request) -> None:
+        if self._on_request is None:
+            raise RemoteError(Code.UNKNOWN_REQUEST, "this client takes no requests")
+        self._on_request(request)
+
+    def connection_closed(self, connection: Connection, reason: HoldMQError) -> None:
+        if connection is self.connection:
+            self.connection = None
+            self._up.clear()
+            self._lost.set()
+            self._on_down(reason)
+
+    def writing_resumed(self, connection: Connection) -> None:
+        return None

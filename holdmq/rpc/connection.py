@@ -1,0 +1,351 @@
+"""One RPC connection, the same on both sides: many requests each way, answered in any order.
+
+Requests are answered by callbacks, so that a held request costs an entry in a dict and
+neither a task nor a future. All deadlines of a connection share one timer.
+
+Backpressure: `outstanding_max_bytes` bounds the requests that were received and not yet
+answered (past it the socket is not read until half of them are), and while the peer does
+not take what we write, nothing more is read from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol, TypeVar, cast
+
+import structlog
+
+from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.command import ONE_WAY, RESPONSE, Command
+from holdmq.wire.frame import Buffer, FrameDecoder, encode_frame
+from holdmq.wire.header import Header
+
+H = TypeVar("H", bound=Header)
+OUTSTANDING_MAX_BYTES: Final = 32 << 20
+"""Requests in hand per connection: eight PRODUCE bodies of the largest record."""
+REQUEST_OVERHEAD_BYTES: Final = 256
+"""What an outstanding request counts beside its body, so that empty ones are bounded too."""
+WRITE_HIGH_BYTES: Final = 8 << 20
+"""Unsent bytes at which a peer counts as not reading: one largest PULL answer."""
+
+log = structlog.get_logger("holdmq.rpc")
+
+
+class Reply:
+    """A successful answer: its ext_fields and its body (the receiver's own, writable)."""
+
+    __slots__ = ("body", "ext_fields")
+
+    def __init__(self, ext_fields: dict[str, Any], body: memoryview) -> None:
+        self.ext_fields = ext_fields
+        self.body = body
+
+    def header(self, kind: type[H]) -> H:
+        """The typed header; WireError if it is not one."""
+        return kind.from_ext(self.ext_fields)
+
+
+OnReply = Callable[[Reply | HoldMQError], None]
+
+
+class Request:
+    """A request in hand. Answer it exactly once with `reply` or `refuse`, now or later."""
+
+    __slots__ = ("_cost", "body", "command", "connection")
+
+    def __init__(self, connection: Connection, command: Command, body: memoryview) -> None:
+        self.connection = connection
+        self.command = command
+        self.body = body
+        self._cost = len(body) + REQUEST_OVERHEAD_BYTES
+
+    def header(self, kind: type[H]) -> H:
+        """The typed header; WireError (MISSING_FIELD) if it is not one."""
+        return kind.from_ext(self.command.ext_fields)
+
+    def reply(self, header: Header, body: Iterable[Buffer] = (), body_length: int = 0) -> None:
+        """Answer with success. Nothing is sent for a one-way request or on a closed connection."""
+        self._answer(Command(Code.OK, self.command.opaque, RESPONSE, "", header.to_ext()), body, body_length)
+
+    def refuse(self, error: HoldMQError) -> None:
+        """Answer with the error's code, its sentence, and a retry-after where it has one."""
+        ext = {"retry_after_ms": error.retry_after_ms} if isinstance(error, BusyError) else {}
+        remark = error.remark if isinstance(error, RemoteError) else str(error)
+        self._answer(Command(error.code, self.command.opaque, RESPONSE, remark, ext), (), 0)
+
+    def _answer(self, command: Command, body: Iterable[Buffer], body_length: int) -> None:
+        connection = self.connection
+        connection.release(self._cost)
+        self._cost = 0
+        self.body = memoryview(b"")
+        if not self.command.is_one_way:
+            connection.send(command, body, body_length)
+
+
+class Handler(Protocol):
+    """What a connection's owner does with it."""
+
+    def request_received(self, request: Request) -> None:
+        """Handle a request; a HoldMQError raised here is answered, others become SYSTEM_ERROR."""
+
+    def connection_closed(self, connection: Connection, reason: HoldMQError) -> None:
+        """The connection is gone; its unanswered calls have been failed."""
+
+    def writing_resumed(self, connection: Connection) -> None:
+        """The peer reads again after `connection.is_writable` was False."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection. Made by rpc.server and rpc.client; `request` and `call` are its use."""
+
+    __slots__ = (
+        "_decoder",
+        "_is_paused",
+        "_loop",
+        "_on_open",
+        "_opaques",
+        "_outstanding",
+        "_outstanding_max_bytes",
+        "_pending",
+        "_timer",
+        "_timer_at",
+        "_transport",
+        "address",
+        "bytes_in",
+        "bytes_out",
+        "connected_ms",
+        "context",
+        "handler",
+        "is_closed",
+        "is_writable",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        handler: Handler,
+        frame_max_bytes: int,
+        outstanding_max_bytes: int = OUTSTANDING_MAX_BYTES,
+        on_open: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self.handler = handler
+        self.address = "?"
+        self.context: Any = None
+        self.connected_ms = 0
+        self.is_writable = True
+        self.is_closed = False
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self._decoder = FrameDecoder(frame_max_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._pending: dict[int, tuple[float, OnReply]] = {}
+        self._opaques = itertools.count(1)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._outstanding = 0
+        self._outstanding_max_bytes = outstanding_max_bytes
+        self._is_paused = False
+        self._loop = asyncio.get_running_loop()
+        self._on_open = on_open
+
+    def set_frame_max_bytes(self, frame_max_bytes: int) -> None:
+        """Change the frame limit (after HELLO)."""
+        self._decoder.frame_max_bytes = frame_max_bytes
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        peer = transport.get_extra_info("peername")
+        self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) > 1 else "unix"
+        self.connected_ms = time.time_ns() // 1_000_000
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.bytes_in += len(data)
+        try:
+            frames = self._decoder.receive_data(data)
+        except WireError as e:
+            self._refuse_connection(e)
+            return
+        for command, body in frames:
+            if self.is_closed:
+                return
+            if command.is_response:
+                self._response_received(command, body)
+            else:
+                self._request_received(command, body)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.is_closed:
+            self._closed(TransportError(f"connection to {self.address} lost: {exc or 'closed by the peer'}"))
+        self._transport = None
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+        self._set_paused()
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        self._set_paused()
+        if not self.is_closed:
+            self.handler.writing_resumed(self)
+
+    # Use
+
+    def request(
+        self,
+        code: RequestCode,
+        header: Header,
+        on_reply: OnReply,
+        timeout_s: float,
+        body: Iterable[Buffer] = (),
+        body_length: int = 0,
+    ) -> None:
+        """Send a request; `on_reply` gets a Reply or the error, exactly once, never from inside this call
+        unless the connection is closed already. `body_length` is the sum of the body's lengths."""
+        if self.is_closed:
+            on_reply(TransportError(f"connection to {self.address} is closed"))
+            return
+        opaque = next(self._opaques)
+        deadline = self._loop.time() + timeout_s
+        self._pending[opaque] = (deadline, on_reply)
+        if self._timer is None or deadline < self._timer_at:
+            self._set_timer(deadline)
+        self.send(Command(code, opaque, 0, "", header.to_ext()), body, body_length)
+
+    async def call(
+        self,
+        code: RequestCode,
+        header: Header,
+        timeout_s: float,
+        body: Iterable[Buffer] = (),
+        body_length: int = 0,
+    ) -> Reply:
+        """Send a request and wait for its answer; raises RemoteError, RequestTimeout, TransportError."""
+        future: asyncio.Future[Reply] = self._loop.create_future()
+
+        def on_reply(result: Reply | HoldMQError) -> None:
+            if future.done():
+                return
+            if isinstance(result, HoldMQError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        self.request(code, header, on_reply, timeout_s, body, body_length)
+        return await future
+
+    def send_one_way(
+        self, code: RequestCode, header: Header, body: Iterable[Buffer] = (), body_length: int = 0
+    ) -> None:
+        """Send a request that nobody answers; silently nothing on a closed connection."""
+        self.send(Command(code, next(self._opaques), ONE_WAY, "", header.to_ext()), body, body_length)
+
+    def send(self, command: Command, body: Iterable[Buffer] = (), body_length: int = 0) -> None:
+        """Write one frame (requests and answers use this)."""
+        if self._transport is None or self.is_closed:
+            return
+        parts = encode_frame(command, body, body_length)
+        self.bytes_out += len(parts[0]) + body_length
+        self._transport.writelines(parts)
+
+    def release(self, cost: int) -> None:
+        """A received request of this cost was answered."""
+        self._outstanding -= cost
+        if self._is_paused and self._outstanding <= self._outstanding_max_bytes // 2:
+            self._set_paused()
+
+    def close(self, reason: HoldMQError | None = None) -> None:
+        """Send what is written, then close; unanswered calls fail with `reason`."""
+        if not self.is_closed:
+            self._closed(reason or TransportError(f"connection to {self.address} closed here"))
+        if self._transport is not None:
+            self._transport.close()
+
+    # Inside
+
+    def _request_received(self, command: Command, body: memoryview) -> None:
+        request = Request(self, command, body)
+        self._outstanding += len(body) + REQUEST_OVERHEAD_BYTES
+        if self._outstanding > self._outstanding_max_bytes:
+            self._set_paused()
+        try:
+            self.handler.request_received(request)
+        except WireError as e:
+            request.refuse(e)
+            if e.code == Code.PROTOCOL_ERROR:
+                self.close(e)
+        except HoldMQError as e:
+            request.refuse(e)
+        except Exception:
+            log.exception("request failed", request=command.code, peer=self.address)
+            request.refuse(
+                RemoteError(Code.SYSTEM_ERROR, "the request failed; the server's log has the cause")
+            )
+
+    def _response_received(self, command: Command, body: memoryview) -> None:
+        entry = self._pending.pop(command.opaque, None)
+        if entry is None:
+            return  # it timed out here before the answer came
+        if command.code == Code.OK:
+            entry[1](Reply(command.ext_fields, body))
+            return
+        try:
+            code = Code(command.code)
+        except ValueError:
+            code = Code.SYSTEM_ERROR
+        if code == Code.BUSY:
+            retry_after_ms = command.ext_fields.get("retry_after_ms", 100)
+            entry[1](BusyError(command.remark, retry_after_ms if isinstance(retry_after_ms, int) else 100))
+        else:
+            entry[1](RemoteError(code, command.remark))
+
+    def _refuse_connection(self, error: WireError) -> None:
+        log.warning("connection refused", peer=self.address, reason=str(error))
+        self.send(Command(error.code, 0, RESPONSE, str(error)))
+        self.close(error)
+
+    def _closed(self, reason: HoldMQError) -> None:
+        self.is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        pending, self._pending = self._pending, {}
+        for _, on_reply in pending.values():
+            on_reply(reason)
+        self.handler.connection_closed(self, reason)
+
+    def _set_paused(self) -> None:
+        wanted = not self.is_writable or self._outstanding > self._outstanding_max_bytes
+        if wanted == self._is_paused or self._transport is None or self._transport.is_closing():
+            return
+        self._is_paused = wanted
+        if wanted:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._deadline_reached)
+
+    def _deadline_reached(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        late = [opaque for opaque, (deadline, _) in self._pending.items() if deadline <= now]
+        for opaque in late:
+            _, on_reply = self._pending.pop(opaque)
+            on_reply(RequestTimeout(f"no answer from {self.address} within the deadline"))
+        if self._pending and self._timer is None:
+            self._set_timer(max(min(d for d, _ in self._pending.values()), now + 0.02))

@@ -1,0 +1,146 @@
+"""The listening side: accepts connections, requires HELLO first, hands requests to a table."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Final
+
+from holdmq.errors import Code, HoldMQError, RemoteError, StartupError, WireError
+from holdmq.rpc.connection import OUTSTANDING_MAX_BYTES, Connection, Request
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.headers import PROTOCOL_VERSION, HelloRequest, HelloResponse
+
+HELLO_MAX_BYTES: Final = 64 << 10
+"""Frame limit before HELLO: room for credentials, none for an attack."""
+HELLO_TIMEOUT_S: Final = 10.0
+"""How long a connection may say nothing: a dial-up's patience, a port scanner's end."""
+CONNECTIONS_MAX: Final = 10_000
+"""Connections per RPC server: far above a fleet's gateways and applications."""
+
+OnRequest = Callable[[Request], None]
+
+
+class Server:
+    """An RPC server: `routes` maps request codes to handlers, `hello` answers HELLO.
+
+    `on_closed` is told of every connection that had said HELLO. Counters: `connections`
+    (now), `refused` (connections that broke the protocol, kept silent or came over the bound).
+    """
+
+    def __init__(
+        self,
+        routes: dict[RequestCode, OnRequest],
+        hello: Callable[[Connection, HelloRequest], HelloResponse],
+        frame_max_bytes: int,
+        on_closed: Callable[[Connection], None] = lambda _: None,
+        on_writable: Callable[[Connection], None] = lambda _: None,
+        outstanding_max_bytes: int = OUTSTANDING_MAX_BYTES,
+        connections_max: int = CONNECTIONS_MAX,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
+    ) -> None:
+        self.connections: dict[Connection, HelloRequest | None] = {}
+        self.refused = 0
+        self._routes: dict[int, OnRequest] = {int(code): handler for code, handler in routes.items()}
+        self._hello = hello
+        self._on_closed = on_closed
+        self._on_writable = on_writable
+        self._frame_max_bytes = frame_max_bytes
+        self._outstanding_max_bytes = outstanding_max_bytes
+        self._connections_max = connections_max
+        self._hello_timeout_s = hello_timeout_s
+        self._listeners: list[asyncio.AbstractServer] = []
+        self.port = 0
+
+    async def listen(self, host: str, port: int) -> None:
+        """Listen on TCP; port 0 picks one (see `port`). StartupError if it is taken."""
+        loop = asyncio.get_running_loop()
+        try:
+            listener = await loop.create_server(self._protocol, host, port, backlog=1024)
+        except OSError as e:
+            raise StartupError(
+                f"cannot listen on {host}:{port}: {os.strerror(e.errno) if e.errno else e}; "
+                "free the port or configure another one"
+            ) from e
+        self.port = listener.sockets[0].getsockname()[1]
+        self._listeners.append(listener)
+
+    async def listen_unix(self, path: str) -> None:
+        """Listen on a UNIX socket; StartupError if it cannot be made."""
+        try:
+            listener = await asyncio.get_running_loop().create_unix_server(self._protocol, path)
+        except OSError as e:
+            raise StartupError(f"cannot listen on unix:{path}: {e}") from e
+        self._listeners.append(listener)
+
+    async def close(self) -> None:
+        """Stop listening and close every connection after what was written is sent."""
+        for listener in self._listeners:
+            listener.close()
+        for connection in list(self.connections):
+            connection.close(RemoteError(Code.SHUTTING_DOWN, "the server is draining"))
+        self._listeners.clear()
+
+    def _protocol(self) -> Connection:
+        return Connection(self, HELLO_MAX_BYTES, self._outstanding_max_bytes, self._opened)
+
+    def _opened(self, connection: Connection) -> None:
+        self.connections[connection] = None
+        if len(self.connections) > self._connections_max:
+            self.refused += 1
+            connection.close(RemoteError(Code.LIMIT_EXCEEDED, f"{self._connections_max} connections"))
+            return
+        loop = asyncio.get_running_loop()
+        connection.context = loop.call_later(self._hello_timeout_s, self._silent, connection)
+
+    def _silent(self, connection: Connection) -> None:
+        self.refused += 1
+        connection.close(WireError(f"no HELLO within {self._hello_timeout_s} s", Code.HELLO_REQUIRED))
+
+    # Handler
+
+    def request_received(self, request: Request) -> None:
+        connection = request.connection
+        code = request.command.code
+        if self.connections.get(connection) is None:
+            self._hello_received(request)
+            return
+        handler = self._routes.get(code)
+        if handler is None:
+            raise RemoteError(Code.UNKNOWN_REQUEST, f"request code {code} is not known here")
+        handler(request)
+
+    def _hello_received(self, request: Request) -> None:
+        connection = request.connection
+        if request.command.code != RequestCode.HELLO:
+            request.refuse(
+                RemoteError(Code.HELLO_REQUIRED, "the first request of a connection must be HELLO")
+            )
+            self.refused += 1
+            connection.close()
+            return
+        hello = request.header(HelloRequest)
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise RemoteError(
+                Code.VERSION_UNSUPPORTED,
+                f"protocol version {hello.protocol_version}; this server speaks {PROTOCOL_VERSION}",
+            )
+        connection.context.cancel()
+        connection.context = None
+        answer = self._hello(connection, hello)
+        self.connections[connection] = hello
+        connection.set_frame_max_bytes(self._frame_max_bytes)
+        request.reply(answer)
+
+    def connection_closed(self, connection: Connection, reason: HoldMQError) -> None:
+        if isinstance(reason, WireError):
+            self.refused += 1
+        had_hello = self.connections.pop(connection, None) is not None
+        if had_hello:
+            self._on_closed(connection)
+        elif connection.context is not None:
+            connection.context.cancel()
+
+    def writing_resumed(self, connection: Connection) -> None:
+        self._on_writable(connection)

@@ -1,0 +1,417 @@
+"""Every request and response of the internal RPC, one typed header each.
+
+Rows are listed before the headers that carry them. Offsets are queue offsets, positions are
+log positions; both are the *next* one to read. Times ending in `_ms` are milliseconds since
+the epoch or durations, as the name says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from holdmq.wire.header import Header
+
+PROTOCOL_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Empty(Header):
+    """A header without fields."""
+
+
+# HELLO, HEARTBEAT
+
+
+@dataclass(frozen=True, slots=True)
+class HelloRequest(Header):
+    """The first request of a connection. `role`: client, gateway, broker, console, stats."""
+
+    protocol_version: int
+    role: str
+    client_id: str
+    software: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HelloResponse(Header):
+    """Who answers. `store_id` and `log_epoch` are empty and 0 at a registry."""
+
+    protocol_version: int
+    name: str
+    cluster: str
+    now_ms: int
+    store_id: bytes = b""
+    log_epoch: int = 0
+    record_max_bytes: int = 0
+    frame_max_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRequest(Header):
+    """Sent at intervals by clients; `state` is shown by CONNECTION_LIST (numbers and short texts)."""
+
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+# PRODUCE
+
+
+class ProduceRun(NamedTuple):
+    """Consecutive records of one topic and queue; sequences count one per record."""
+
+    topic: str
+    queue_id: int
+    records: int
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
+
+
+class RunResult(NamedTuple):
+    """`status` is an errors.Code; `base_offset` the first record's queue offset, -1 on refusal."""
+
+    status: int
+    base_offset: int
+    remark: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceRequest(Header):
+    """Body: count u32 | sizes u32 x count | records. `crc` is the body's CRC-32."""
+
+    crc: int
+    runs: list[ProduceRun]
+    want_positions: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceResponse(Header):
+    """One RunResult per run; `positions`: per accepted run its records' log positions, if wanted."""
+
+    results: list[RunResult]
+    positions: list[list[int]] | None = None
+    retry_after_ms: int = 0
+
+
+# PULL and its filters
+
+
+class PullQueue(NamedTuple):
+    """One queue to read. `log_epoch` 0 = no claim about the epoch of `offset`."""
+
+    topic: str
+    queue_id: int
+    log_epoch: int
+    offset: int
+
+
+class PulledQueue(NamedTuple):
+    """One queue's part of a PULL answer, in the order of the request.
+
+    `status` is an errors.Code: OK (also with no records), QUEUE_UNKNOWN, TOPIC_UNKNOWN,
+    OFFSET_AHEAD, OFFSET_BEHIND, CORRUPT. `next_offset` is where to continue in every case.
+    """
+
+    topic: str
+    queue_id: int
+    status: int
+    next_offset: int
+    first_offset: int
+    end_offset: int
+    records: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest(Header):
+    """Read from many queues; held up to `hold_ms` when there is nothing at all."""
+
+    queues: list[PullQueue]
+    max_bytes: int
+    hold_ms: int = 0
+    filter_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PullResponse(Header):
+    """Body: the records of each queue one after the other, in the order of `queues`."""
+
+    queues: list[PulledQueue]
+    log_epoch: int
+
+
+class FilterTerm(NamedTuple):
+    """One term of a filter. A message passes a filter when it passes any of its terms.
+
+    `kind` is a TermKind. `topic` "" = every topic that MQTT may see. `hash` is the exact tag
+    hash (TAG) or the prefix hash (PREFIX, low half 0); `filter` the MQTT filter over the tag.
+    """
+
+    kind: int
+    topic: str
+    hash: int
+    filter: str
+
+
+class TermKind:
+    """Kinds of FilterTerm, from the cheapest to test to the dearest."""
+
+    TOPIC: Final = 0
+    TAG: Final = 1
+    PREFIX: Final = 2
+    MQTT: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FilterSetRequest(Header):
+    """Register a filter on this connection, or change it."""
+
+    filter_id: int
+    add: list[FilterTerm]
+    remove: list[FilterTerm] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class FilterSetResponse(Header):
+    """`position`: the confirmed position from which the change holds."""
+
+    position: int
+    log_epoch: int
+
+
+# Readers
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOpenRequest(Header):
+    """Register a reader. `position` None = the confirmed end."""
+
+    reader_id: int
+    log_epoch: int
+    position: int | None
+    add: list[FilterTerm] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFilterRequest(Header):
+    """Change a reader's filter set."""
+
+    reader_id: int
+    add: list[FilterTerm]
+    remove: list[FilterTerm] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPosition(Header):
+    """Where a reader stands, or where a filter change took effect."""
+
+    position: int
+    log_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest(Header):
+    """Ask for the next batch in log order; answered when something matched or `hold_ms` ended."""
+
+    reader_id: int
+    credit_bytes: int
+    hold_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResponse(Header):
+    """Body: records as they lie in the log. `position`: everything below it has been scanned."""
+
+    position: int
+    log_epoch: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCloseRequest(Header):
+    """Forget a reader."""
+
+    reader_id: int
+
+
+# Topics
+
+
+class TopicRow(NamedTuple):
+    """One topic's settings (topic.json)."""
+
+    topic: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    kind: str
+    key_levels: int
+    order: bool
+
+
+class TopicStats(NamedTuple):
+    """Counts since the broker's start, and what the queues hold now (sum over queues)."""
+
+    topic: str
+    messages_in: int
+    bytes_in: int
+    messages_out: int
+    bytes_out: int
+    messages_stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCreateRequest(Header):
+    """Create a topic; creating it again with the same settings succeeds."""
+
+    topic: str
+    queues: int
+    key_levels: int = 1
+    kind: str = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicListRequest(Header):
+    """List topics; system topics only when asked for."""
+
+    include_system: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicListResponse(Header):
+    """Rows are TopicRow and TopicStats, in the same order."""
+
+    topics: list[TopicRow]
+    stats: list[TopicStats]
+
+
+class QueueBounds(NamedTuple):
+    """First offset and next confirmed offset of a queue."""
+
+    topic: str
+    queue_id: int
+    first_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBoundsRequest(Header):
+    """Bounds of every queue of these topics; unknown topics are left out of the answer."""
+
+    topics: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBoundsResponse(Header):
+    """Rows are QueueBounds."""
+
+    queues: list[QueueBounds]
+    log_epoch: int
+
+
+# Status
+
+
+class ConnectionRow(NamedTuple):
+    """One connection to a broker, as its HELLO and last heartbeat say."""
+
+    role: str
+    client_id: str
+    address: str
+    language: str
+    software: str
+    connected_ms: int
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionListResponse(Header):
+    """Rows are ConnectionRow."""
+
+    connections: list[ConnectionRow]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatusResponse(Header):
+    """The broker's own numbers: names as in its metrics."""
+
+    name: str
+    cluster: str
+    store_id: bytes
+    log_epoch: int
+    first_position: int
+    confirmed_position: int
+    writable: bool
+    reason: str
+    numbers: dict[str, Any]
+
+
+# Registry
+
+
+class BrokerRow(NamedTuple):
+    """A broker: its cluster, id (0 = master) and address host:port."""
+
+    cluster: str
+    broker: str
+    broker_id: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRegisterRequest(Header):
+    """A broker with all its topics (TopicRow); replaces what it said before."""
+
+    cluster: str
+    broker: str
+    broker_id: int
+    address: str
+    data_version: int
+    topics: list[TopicRow]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUnregisterRequest(Header):
+    """Take a broker out of every table."""
+
+    cluster: str
+    broker: str
+    broker_id: int
+
+
+class RouteRow(NamedTuple):
+    """A topic's queues on one broker."""
+
+    topic: str
+    broker: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    kind: str
+    key_levels: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouteGetRequest(Header):
+    """Routes of these topics, or of all when None."""
+
+    topics: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteGetResponse(Header):
+    """Rows are RouteRow and BrokerRow. `version` rises with every change of any table."""
+
+    routes: list[RouteRow]
+    brokers: list[BrokerRow]
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterGetResponse(Header):
+    """Live brokers (BrokerRow) and, per broker name, the ms since it last registered."""
+
+    brokers: list[BrokerRow]
+    silent_ms: dict[str, int]
+    topics: list[str]
