@@ -1,0 +1,336 @@
+"""Configuration: one model per section, one TOML file, environment variables, ``--set`` flags.
+
+Rising precedence: the defaults here, the TOML file (``--config FILE`` or ``HOLDMQ_CONFIG``),
+environment variables ``HOLDMQ_<SECTION>__<KEY>`` (two underscores), ``--set section.key=value``::
+
+    [gateway]                          HOLDMQ_GATEWAY__PORT=1884        --set gateway.port=1884
+    port = 1884
+
+Units are part of a key's name (``_ms``, ``_s``, ``_bytes``); values are plain numbers, never "5s" or
+"1GiB". In the environment and in ``--set`` a list is ``a,b`` or a JSON array, and an empty value is
+"unset" for a key that may be unset. A TOML value must have exactly its key's type.
+
+An owner of a service appends fields to its section: a default, bounds, and a description that gives
+the reason for the default. ``holdmq config keys`` prints all of it. ``holdmq.config_sources.load``
+reads the sources.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from holdmq.errors import ConfigError
+
+_MIB: Final = 1024 * 1024
+_GIB: Final = 1024 * _MIB
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+"""A TCP port; 0 lets the kernel choose a free one (tests)."""
+
+_ADMIN_BIND = "Address of /healthz, /readyz and /metrics: loopback, as they have no access control."
+
+
+class Section(BaseModel):
+    """A section of the configuration: frozen, and closed against keys that it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ClusterSection(Section):
+    """What all processes of one installation share."""
+
+    name: str = Field(
+        "holdmq",
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="Name of the cluster; brokers register under it. One installation needs only one.",
+    )
+
+
+class RegistrySection(Section):
+    """The name service."""
+
+    bind: str = Field("127.0.0.1", description="Listening address: internal, so loopback unless told.")
+    port: Port = Field(9876, description="Port of the registry's RPC.")
+    admin_bind: str = Field("127.0.0.1", description=_ADMIN_BIND)
+    admin_port: Port = Field(9877, description="Port of /healthz, /readyz and /metrics.")
+    scan_interval_s: float = Field(
+        10, gt=0, le=3600, description="How often silent brokers are looked for: a fraction of the expiry."
+    )
+    broker_expiry_s: float = Field(
+        120, gt=0, le=86400, description="Silence after which a broker is dropped: four lost registrations."
+    )
+
+
+class BrokerSection(Section):
+    """The broker: topics, queues and readers over one store."""
+
+    bind: str = Field("127.0.0.1", description="Listening address: internal, so loopback unless told.")
+    port: Port = Field(10911, description="Port of the broker's RPC.")
+    admin_bind: str = Field("127.0.0.1", description=_ADMIN_BIND)
+    admin_port: Port = Field(10913, description="Port of /healthz, /readyz and /metrics.")
+    name: str = Field(
+        "broker-0",
+        pattern=r"^[A-Za-z0-9_-]{1,64}$",
+        description="Name of this broker in the cluster; written into its store, so it stays.",
+    )
+    advertise: str = Field(
+        "",
+        description="host:port that clients are told; empty = bind:port, right while all are on one machine.",
+    )
+    auto_create_topics: bool = Field(
+        True, description="Create a topic on first use; topics_max bounds what that can cost."
+    )
+    topics_max: int = Field(
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="Topics of this broker: each queue costs a file and a table row.",
+    )
+    topic_queues_default: int = Field(
+        4, ge=1, le=1024, description="Queues of a topic created on first use: consumers that can share it."
+    )
+    register_interval_s: float = Field(
+        30, gt=0, le=3600, description="How often the broker registers with every registry, beside on change."
+    )
+
+
+class StorageSection(Section):
+    """The broker's message store (log engine)."""
+
+    data_dir: str = Field("holdmq-data/store", min_length=1, description="Directory of the store.")
+    flush: Literal["async", "sync"] = Field(
+        "async",
+        description="When a write is confirmed: async = written to the kernel (survives a crash of the "
+        "process), sync = on disk (survives power loss, costs a fdatasync per group commit).",
+    )
+    flush_interval_ms: int = Field(
+        500, ge=1, le=60_000, description="Async flush: what a power loss may take, against fsync load."
+    )
+    segment_size_bytes: int = Field(
+        1 * _GIB,
+        ge=1 * _MIB,
+        le=16 * _GIB,
+        description="Size of a log segment: few files, a useful retention step.",
+    )
+    consume_queue_file_bytes: int = Field(
+        60_000_000,
+        ge=20,
+        le=1 * _GIB,
+        description="Size of a consume-queue file; rounded up to entries of 20 bytes.",
+    )
+    record_max_bytes: int = Field(
+        4 * _MIB,
+        ge=64 * 1024,
+        le=12 * _MIB,
+        description="Largest record; the base of the packet, frame and answer limits.",
+    )
+    tail_cache_bytes: int = Field(
+        64 * _MIB,
+        ge=1 * _MIB,
+        le=64 * _GIB,
+        description="Newest bytes of the log kept in memory for live readers.",
+    )
+    read_threads: int = Field(
+        2, ge=1, le=64, description="Threads for cold reads: a disk answers a few requests at once well."
+    )
+
+
+class GatewaySection(Section):
+    """The MQTT front end."""
+
+    bind: str = Field(
+        "127.0.0.1",
+        description="Listening address; anything but loopback needs allow_anonymous set explicitly.",
+    )
+    port: Port = Field(1883, description="MQTT over TCP.")
+    admin_bind: str = Field("127.0.0.1", description=_ADMIN_BIND)
+    admin_port: Port = Field(10914, description="Port of /healthz, /readyz and /metrics.")
+    workers: int = Field(
+        0,
+        ge=0,
+        le=256,
+        description="Worker processes; 0 = half of the cores, at least 2 (brokers need the rest).",
+    )
+    allow_anonymous: bool | None = Field(
+        None, description="Admit clients without credentials; unset = only while bind is a loopback address."
+    )
+    packet_max_bytes: int = Field(
+        4 * _MIB, ge=256, le=12 * _MIB, description="Largest MQTT packet accepted: record_max_bytes' default."
+    )
+    connections_max: int = Field(
+        100_000, ge=1, le=1_000_000, description="Connections of one worker: about 300 MiB of session memory."
+    )
+    unauthenticated_s: float = Field(
+        10,
+        gt=0,
+        le=300,
+        description="Time from accept to a complete CONNECT: slow links need seconds, scanners wait.",
+    )
+    keepalive_max_s: int = Field(
+        3600,
+        ge=1,
+        le=65535,
+        description="Longest keep alive granted; a dead device is known after 1.5 times this.",
+    )
+    receive_max: int = Field(
+        1024,
+        ge=1,
+        le=65535,
+        description="Unacknowledged QoS 1 and 2 publishes that one client may have sent.",
+    )
+    inflight_max: int = Field(
+        64,
+        ge=1,
+        le=65535,
+        description="Unacknowledged deliveries to one client: small devices have small buffers.",
+    )
+    filters_per_client_max: int = Field(
+        1000,
+        ge=1,
+        le=100_000,
+        description="Subscriptions of one client: each costs trie memory in the worker.",
+    )
+    client_id_max_bytes: int = Field(
+        1024, ge=23, le=65535, description="Longest client id: it is a key in tables and logs."
+    )
+    topic_max_bytes: int = Field(
+        4096,
+        ge=64,
+        le=65535,
+        description="Longest MQTT topic or filter: it travels in every record's properties.",
+    )
+    topic_levels_max: int = Field(
+        128, ge=2, le=1024, description="Levels of an MQTT topic or filter: bounds the depth of the trie."
+    )
+    mqtt_topics_max: int = Field(
+        256,
+        ge=1,
+        le=100_000,
+        description="Log topics that MQTT may create; other first levels share the topic mqtt-other.",
+    )
+    session_span_max: int = Field(
+        1000, ge=1, le=65535, description="Deliveries past the lowest unsettled one, then sending stops."
+    )
+    drain_s: float = Field(
+        10, ge=0, le=3600, description="Time to disconnect clients in good order after SIGTERM."
+    )
+
+    def worker_count(self) -> int:
+        """Return the number of worker processes to start, at least 1."""
+        return self.workers or max(2, (os.cpu_count() or 2) // 2)
+
+    def anonymous_allowed(self) -> bool:
+        """Return whether clients without credentials are admitted.
+
+        Raises ConfigError when the gateway would listen beyond loopback without an explicit choice.
+        """
+        if self.allow_anonymous is not None:
+            return self.allow_anonymous
+        if is_loopback(self.bind):
+            return True
+        raise ConfigError(
+            f"gateway.bind is {self.bind}, which other machines can reach, but gateway.allow_anonymous is "
+            "not set; set it to true to admit everybody, or to false to admit only clients with credentials"
+        )
+
+
+class StatsSection(Section):
+    """The Spark Structured Streaming job."""
+
+    data_dir: str = Field("holdmq-data/stats", min_length=1, description="Checkpoints and tables of the job.")
+    admin_bind: str = Field("127.0.0.1", description=_ADMIN_BIND)
+    admin_port: Port = Field(10915, description="Port of /healthz, /readyz and /metrics.")
+    trigger_interval_ms: int = Field(
+        1000,
+        ge=100,
+        le=600_000,
+        description="Time between micro-batches: a second's row is readable 2 s later.",
+    )
+    cores: int = Field(
+        2, ge=1, le=256, description="Cores of the local Spark session; also its shuffle partitions."
+    )
+    driver_heap_bytes: int = Field(
+        512 * _MIB,
+        ge=256 * _MIB,
+        le=256 * _GIB,
+        description="Heap of the JVM: batches are small and stream through.",
+    )
+
+
+class ConsoleSection(Section):
+    """The web console and its HTTP API."""
+
+    bind: str = Field("127.0.0.1", description="Listening address: loopback unless told.")
+    port: Port = Field(8080, description="Port of the web console.")
+    admin_bind: str = Field("127.0.0.1", description=_ADMIN_BIND)
+    admin_port: Port = Field(10916, description="Port of /healthz, /readyz and /metrics.")
+
+
+class LogSection(Section):
+    """Logging of every process, to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level that is written."
+    )
+    format: Literal["auto", "human", "json"] = Field(
+        "auto", description="auto = human on a terminal, JSON lines otherwise."
+    )
+
+
+class ClientSection(Section):
+    """How every process, the SDK and the command line find the cluster."""
+
+    registries: list[str] = Field(
+        [],
+        description="host:port of every registry; empty = the address in [registry], right on one machine.",
+    )
+
+
+class Config(BaseModel):
+    """The whole configuration. ``Config()`` is the defaults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cluster: ClusterSection = ClusterSection()
+    registry: RegistrySection = RegistrySection()
+    broker: BrokerSection = BrokerSection()
+    storage: StorageSection = StorageSection()
+    gateway: GatewaySection = GatewaySection()
+    stats: StatsSection = StatsSection()
+    console: ConsoleSection = ConsoleSection()
+    log: LogSection = LogSection()
+    client: ClientSection = ClientSection()
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def with_sources(self, sources: dict[str, str]) -> Config:
+        """Remember where the values of the keys in `sources` come from, and return self."""
+        self._sources.update(sources)
+        return self
+
+    def source_of(self, key: str) -> str:
+        """Return where the value of ``section.key`` comes from: a file, a variable, --set, or "default"."""
+        return self._sources.get(key, "default")
+
+    def value_of(self, key: str) -> Any:
+        """Return the value of ``section.key``, which must be a known key."""
+        section, _, name = key.partition(".")
+        return getattr(getattr(self, section), name)
+
+    def registries(self) -> list[str]:
+        """Return ``host:port`` of every registry, never empty."""
+        return list(self.client.registries) or [f"{self.registry.bind}:{self.registry.port}"]
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a listener on `host` can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,121 @@
+"""Logging and metrics of every process.
+
+Logs are structured (structlog), one event per line, to standard error: for people on a terminal, as
+JSON otherwise. What libraries say through ``logging`` comes out the same way. Metrics live in
+``METRICS``; a module declares its own at import, named ``holdmq_<area>_<what>_<unit>``, with labels
+that are bounded (never a client id)::
+
+    REFUSED = Counter("holdmq_broker_refused_total", "Requests refused.", ["code"], registry=METRICS)
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Final, TextIO
+
+import structlog
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+
+import holdmq
+from holdmq.config import LogSection
+
+METRICS: Final = CollectorRegistry(auto_describe=False)
+"""The registry behind ``/metrics``; every metric of HoldMQ is registered here."""
+
+ProcessCollector(registry=METRICS)
+Gauge(
+    "holdmq_build_info", "Always 1; the labels say what runs.", ["version", "python"], registry=METRICS
+).labels(holdmq.__version__, platform.python_version()).set(1)
+
+Logger = structlog.typing.FilteringBoundLogger
+
+_LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+
+
+def is_human(log: LogSection, stream: TextIO) -> bool:
+    """Return whether lines written to `stream` are for people: as configured, else if it is a terminal."""
+    if log.format == "auto":
+        return stream.isatty()
+    return log.format == "human"
+
+
+def setup(service: str, log: LogSection, stream: TextIO | None = None) -> Logger:
+    """Send structlog and ``logging`` to `stream` (None = standard error), and return the service's logger.
+
+    Call once per process, before anything logs; calling again replaces the set-up.
+    """
+    target = sys.stderr if stream is None else stream
+    human = is_human(log, target)
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        _name_service(service),
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if human else "iso", utc=not human),
+    ]
+    ending = _rendering(human, target)
+    structlog.configure(
+        processors=[*shared, *ending],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[log.level]),
+        logger_factory=structlog.WriteLoggerFactory(target),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, _name_library],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # Libraries chat at info; their warnings are what an operator needs.
+    root.setLevel(logging.DEBUG if log.level == "debug" else max(logging.WARNING, _LEVELS[log.level]))
+    logging.captureWarnings(True)
+    return get_logger()
+
+
+def get_logger(**bound: Any) -> Logger:
+    """Return a logger whose lines carry `bound`; usable at import, before ``setup``."""
+    logger: Logger = structlog.get_logger(**bound)
+    return logger
+
+
+def _rendering(human: bool, target: TextIO) -> list[structlog.typing.Processor]:
+    if not human:
+        return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    return [
+        _short_time,
+        structlog.dev.ConsoleRenderer(
+            colors=target.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+        ),
+    ]
+
+
+def _name_service(service: str) -> structlog.typing.Processor:
+    def add(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event.setdefault("service", service)
+        return event
+
+    return add
+
+
+def _name_library(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    record = event.get("_record")
+    if isinstance(record, logging.LogRecord):
+        event["library"] = record.name
+    return event
+
+
+def _short_time(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    # People read the clock to the millisecond, and know on which service's terminal they are.
+    event["timestamp"] = str(event["timestamp"])[:-3]
+    event.pop("service", None)
+    return event
