@@ -263,12 +263,25 @@ class TopicStats(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicCreateRequest(Header):
-    """Create a topic; creating it again with the same settings succeeds."""
+    """Create a topic; creating it again with the same settings succeeds.
+
+    `queues` 0 = the broker's topic_queues_default. `by_use`: created because somebody uses
+    it, which auto_create_topics must allow (TOPIC_UNKNOWN if not); an existing topic is then
+    answered as it is, whatever its settings.
+    """
 
     topic: str
-    queues: int
+    queues: int = 0
     key_levels: int = 1
     kind: str = "log"
+    by_use: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCreateResponse(Header):
+    """`topics`: one TopicRow, as it is now and durable in topic.json."""
+
+    topics: list[TopicRow]
 
 
 @dataclass(frozen=True, slots=True)
