@@ -17,10 +17,13 @@ from collections.abc import MutableMapping
 from typing import Any, Final, TextIO
 
 import structlog
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics
 
 import holdmq
 from holdmq.config import LogSection
+
+# A *_created gauge beside every counter doubles what a scraper stores, and nothing reads it.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 METRICS: Final = CollectorRegistry(auto_describe=False)
 """The registry behind ``/metrics``; every metric of HoldMQ is registered here."""
@@ -90,7 +93,9 @@ def get_logger(**bound: Any) -> Logger:
 
 def _rendering(human: bool, target: TextIO) -> list[structlog.typing.Processor]:
     if not human:
-        return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        # Local variables may hold credentials or payloads: they stay out of the log.
+        frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        return [structlog.processors.ExceptionRenderer(frames), structlog.processors.JSONRenderer()]
     return [
         _short_time,
         structlog.dev.ConsoleRenderer(

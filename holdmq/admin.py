@@ -1,0 +1,137 @@
+"""The admin HTTP server of a process: ``/healthz``, ``/readyz``, ``/metrics``.
+
+Runs on threads of its own, so it answers while the event loop is busy, and says when it is stuck.
+"""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
+
+from holdmq import telemetry
+
+ReadyCheck = Callable[[], tuple[bool, str]]
+"""Returns whether something holds, and the reason when it does not."""
+
+ADMIN_CONNECTIONS_MAX: Final = 16
+"""Requests answered at a time: probes and scrapers are few, and each costs a thread."""
+
+ADMIN_REQUEST_S: Final = 5.0
+"""Time for a client to send its request: probes are near and small."""
+
+_REFUSED = Counter(
+    "holdmq_admin_refused_total",
+    "Admin connections closed because ADMIN_CONNECTIONS_MAX were open.",
+    registry=telemetry.METRICS,
+)
+
+
+class AdminServer:
+    """Serves the three paths until ``close``; `port` is the port as bound.
+
+    `ready` and `alive` give status 200 or 503 and the text; `collect` returns the metrics in the
+    Prometheus text format (None = ``telemetry.METRICS``). They are called on server threads.
+    Raises OSError when the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        port: int,
+        *,
+        ready: ReadyCheck,
+        alive: ReadyCheck,
+        collect: Callable[[], bytes] | None = None,
+    ) -> None:
+        handler = _handler(ready, alive, collect or _own_metrics)
+        self._server = _BoundedServer((bind, port), handler)
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="admin", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _own_metrics() -> bytes:
+    return generate_latest(telemetry.METRICS)
+
+
+class _BoundedServer(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._free = threading.BoundedSemaphore(ADMIN_CONNECTIONS_MAX)
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer would look its own name up, and a slow resolver would hold up the start.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            _REFUSED.inc()
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        telemetry.get_logger().warning("an admin request failed", peer=str(client_address), exc_info=True)
+
+
+def _handler(
+    ready: ReadyCheck, alive: ReadyCheck, collect: Callable[[], bytes]
+) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = ADMIN_REQUEST_S
+        server_version = "holdmq"
+        sys_version = ""
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
+                self._answer(HTTPStatus.OK, collect(), CONTENT_TYPE_LATEST)
+            elif path == "/readyz":
+                self._state(ready)
+            elif path == "/healthz":
+                self._state(alive)
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, b"try /healthz, /readyz or /metrics\n")
+
+        def _state(self, check: ReadyCheck) -> None:
+            holds, reason = check()
+            status = HTTPStatus.OK if holds else HTTPStatus.SERVICE_UNAVAILABLE
+            self._answer(status, reason.encode() + b"\n")
+
+        def _answer(self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+            """Probes come every second: an access log would drown what matters."""
+
+    return Handler
