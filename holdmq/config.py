@@ -264,10 +264,39 @@ class StatsSection(Section):
 class ConsoleSection(Section):
     """The web console and its HTTP API."""
 
-    bind: str = Field("127.0.0.1", description="Listening address: loopback unless told.")
+    bind: str = Field(
+        "127.0.0.1",
+        description="Listening address; anything but loopback needs allow_anonymous set to true.",
+    )
     port: Port = Field(8080, description="Port of the web console.")
     admin_bind: str = Field("127.0.0.1", description=_ADMIN_BIND)
     admin_port: Port = Field(10916, description="Port of /healthz, /readyz and /metrics.")
+    allow_anonymous: bool | None = Field(
+        None,
+        description="Serve everybody who reaches the port; unset = only while bind is a loopback address.",
+    )
+    streams_max: int = Field(
+        64,
+        ge=1,
+        le=10_000,
+        description="Pages that may stay open: each holds a stream and gets an event every second.",
+    )
+    requests_max: int = Field(
+        256, ge=16, le=10_000, description="HTTP connections at a time: a page needs six, a scraper one."
+    )
+
+    def check_exposure(self) -> None:
+        """Raise ConfigError when this would show the cluster to whoever has not been let in."""
+        if self.allow_anonymous is False:
+            raise ConfigError(
+                "console.allow_anonymous is false, and the console has no sign-in: set it to true, or leave "
+                "it unset and console.bind on a loopback address"
+            )
+        if self.allow_anonymous is None and not is_loopback(self.bind):
+            raise ConfigError(
+                f"console.bind is {self.bind}, which other machines can reach, and the console has no sign-in; "
+                "set console.allow_anonymous to true to show it to everybody who can reach the port"
+            )
 
 
 class LogSection(Section):
