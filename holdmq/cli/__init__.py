@@ -1,0 +1,11 @@
+"""The command ``holdmq``.
+
+Every command takes ``--help`` (with an example), ``--json``, ``--config`` and ``--set``; exit codes are
+0, 1 failed, 2 used wrongly; an error is one sentence on standard error, never a traceback.
+"""
+
+from __future__ import annotations
+
+from holdmq.cli.app import main
+
+__all__ = ["main"]

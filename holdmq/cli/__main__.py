@@ -1,0 +1,8 @@
+"""``python -m holdmq.cli`` is ``holdmq``."""
+
+from __future__ import annotations
+
+from holdmq.cli.app import main
+
+if __name__ == "__main__":
+    main()

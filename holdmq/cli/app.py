@@ -1,0 +1,68 @@
+"""Puts the commands together, and turns what they raise into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+import holdmq
+from holdmq.cli import config, services, up
+from holdmq.errors import ConfigError, HoldMQError, UsageError
+from holdmq.process import EXIT_FAILED, EXIT_USAGE
+
+ENV_TRACEBACK: Final = "HOLDMQ_TRACEBACK"
+"""Set to anything: an unexpected error shows its traceback, for a bug report."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"holdmq {holdmq.__version__}\n")
+        raise typer.Exit
+
+
+@app.callback(epilog="Example: holdmq up --data ./holdmq-data")
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """HoldMQ: MQTT for millions of devices over one commit log."""
+
+
+up.register(app)
+services.register(app)
+app.add_typer(config.app, name="config")
+
+
+def main() -> NoReturn:
+    """Run the command line and exit: 0, 1 failed, 2 used wrongly."""
+    try:
+        app(prog_name="holdmq")
+    except HoldMQError as error:
+        _fail(str(error), EXIT_USAGE if isinstance(error, ConfigError | UsageError) else EXIT_FAILED)
+    except BrokenPipeError:
+        # Who reads our output has seen enough (`holdmq sub … | head`); Python must not flush into it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+    except Exception as error:
+        if os.environ.get(ENV_TRACEBACK):
+            raise
+        detail = f"{type(error).__name__}: {error}"
+        _fail(f"this is a bug: {detail}; {ENV_TRACEBACK}=1 shows where it comes from", EXIT_FAILED)
+    sys.exit(0)
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    sys.stderr.write(f"error: {sentence}\n")
+    sys.exit(code)

@@ -1,0 +1,76 @@
+"""``holdmq config keys | check | show``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.config_sources import reference
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Configuration: the reference of all keys, a check, the values in force.",
+    epilog="Example: holdmq config keys",
+)
+
+
+@app.command(epilog="Example: holdmq config keys --json")
+def keys(as_json: Json = False) -> None:
+    """Print every key with its type, default, unit, environment variable and meaning."""
+    rows = reference()
+    if as_json:
+        print_json([row._asdict() for row in rows])
+        return
+    table = Table("key", "default", "unit", "environment variable", "meaning", show_lines=True)
+    for row in rows:
+        default = f"{shown(row.default)} ({row.type})"
+        table.add_row(row.key, default, row.unit, row.env, row.meaning)
+    _console().print(table)
+
+
+@app.command(epilog="Example: holdmq config check --config holdmq.toml --set gateway.port=1884")
+def check(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+    """Read the configuration, and say whether the services would accept it."""
+    loaded = configuration(config, set_)
+    loaded.gateway.anonymous_allowed()
+    given = [row.key for row in reference() if loaded.source_of(row.key) != "default"]
+    if as_json:
+        print_json({"ok": True, "set": given})
+        return
+    typer.echo(f"the configuration is valid: {len(given)} keys are set, the others have their defaults")
+
+
+@app.command(epilog="Example: holdmq config show --config holdmq.toml > effective.toml")
+def show(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+    """Print the values in force and where each comes from, as a TOML file that can be used again."""
+    loaded = configuration(config, set_)
+    values = {row.key: (loaded.value_of(row.key), loaded.source_of(row.key)) for row in reference()}
+    if as_json:
+        print_json({key: {"value": value, "source": source} for key, (value, source) in values.items()})
+        return
+    section = ""
+    for key, (value, source) in values.items():
+        head, _, name = key.partition(".")
+        if head != section:
+            typer.echo(f"{chr(10) if section else ''}[{head}]")
+            section = head
+        note = "" if source == "default" else f"  # {source}"
+        typer.echo(f"# {name} is unset{note}" if value is None else f"{name} = {shown(value)}{note}")
+
+
+def shown(value: Any) -> str:
+    """Return `value` as TOML writes it; None, which TOML cannot say, as "unset"."""
+    # JSON's strings, numbers, booleans and arrays of them are TOML's too.
+    return "unset" if value is None else json.dumps(value)
+
+
+def _console() -> Console:
+    console = Console()
+    # Into a pipe nobody folds columns by hand: give the table the room that it needs.
+    return console if console.is_terminal else Console(width=200)

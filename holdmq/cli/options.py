@@ -1,0 +1,38 @@
+"""Options that every command has, and how results are shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from holdmq.config import Config
+from holdmq.config_sources import ENV_CONFIG, load
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", help=f"The TOML file; the variable {ENV_CONFIG} does the same.", show_default=False
+    ),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set one key, as section.key=value; repeat it.", show_default=False
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def configuration(path: Path | None, sets: list[str] | None) -> Config:
+    """Return the configuration that the options name. Raises ConfigError."""
+    return load(path, sets or ())
+
+
+def print_json(value: Any) -> None:
+    """Write `value` as one line of JSON to standard output, at once."""
+    sys.stdout.write(json.dumps(value, default=str) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,75 @@
+"""``holdmq registry | broker | gateway | stats | console``: one service in this process."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from holdmq.cli.options import ConfigFile, Json, Sets, configuration
+from holdmq.errors import StartupError
+from holdmq.process import run_service
+
+MODULES: Final = {
+    "registry": "registry.main",
+    "broker": "broker.main",
+    "gateway": "gateway.main",
+    "stats": "spark_streaming.main",
+    "console": "console.main",
+}
+"""Service → the module that has its ``main`` (or, for one that forks, ``run``)."""
+
+_EXTRAS: Final = {"stats": "spark", "console": "console"}
+
+_HELP: Final = {
+    "registry": "Run the name service: brokers register there, clients ask it for routes.",
+    "broker": "Run a broker: one commit log and its queues.",
+    "gateway": "Run the MQTT gateway: worker processes that share one port.",
+    "stats": "Run the Spark job that computes messages and bytes per topic and second.",
+    "console": "Run the web console and its HTTP API.",
+}
+
+_EXAMPLES: Final = {
+    "registry": "holdmq registry --set registry.bind=10.0.0.5",
+    "broker": "holdmq broker --config holdmq.toml --set storage.flush=sync",
+    "gateway": "holdmq gateway --set gateway.workers=4",
+    "stats": "holdmq stats --set stats.data_dir=/var/lib/holdmq/stats",
+    "console": "holdmq console --set console.port=8081",
+}
+
+
+def run(name: str, path: Path | None, sets: list[str] | None, as_json: bool) -> int:
+    """Run the service `name` until it has drained and return its exit code."""
+    config = configuration(path, [*(sets or ()), *(["log.format=json"] if as_json else ())])
+    module = _module(name)
+    if hasattr(module, "run"):
+        code: int = module.run(config)
+        return code
+    return run_service(name, config, module.main)
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(MODULES[name])
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(name)
+        if extra is None or (error.name or "").split(".")[0] in {"holdmq", MODULES[name].split(".")[0]}:
+            raise
+        raise StartupError(
+            f"holdmq {name} needs the package {error.name}; install it: pip install 'holdmq[{extra}]'"
+        ) from error
+
+
+def register(app: typer.Typer) -> None:
+    """Add one command per service to `app`."""
+    for name in MODULES:
+        app.command(name, help=_HELP[name], epilog=f"Example: {_EXAMPLES[name]}")(_command(name))
+
+
+def _command(name: str) -> Any:
+    def command(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+        raise typer.Exit(run(name, config, set_, as_json))
+
+    return command

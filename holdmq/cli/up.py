@@ -1,0 +1,281 @@
+"""``holdmq up``: registry, broker, gateway, Spark job and console on one machine, supervised."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from holdmq import telemetry
+from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.services import MODULES
+from holdmq.cli.supervisor import Child, Supervisor
+from holdmq.config import Config
+from holdmq.errors import ConfigError, StartupError
+from holdmq.process import EXIT_OK, listen_error
+
+DATA_DIR: Final = "holdmq-data"
+
+_CORE: Final = ("registry", "broker", "gateway")
+"""Without these no device's message moves; started in this order, each when the one before is ready."""
+
+_STOP_LIMIT_S: Final = 15.0
+"""For a child to drain, beyond what its own drain key grants: a flush, a checkpoint, a batch."""
+
+_COLORS: Final = {"registry": 36, "broker": 33, "gateway": 32, "stats": 35, "console": 34, "up": 1}
+
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help=f"Directory of all data; ./{DATA_DIR} unless told."),
+]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--without", metavar="NAME", help="Leave out stats or console; repeat it.", show_default=False
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("up", epilog="Example: holdmq up --data ./holdmq-data --set gateway.port=1884")(up)
+
+
+def up(
+    data: Data = None,
+    without: Without = None,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Run everything on this machine until Ctrl-C, and print where to look."""
+    left_out = set(without or ())
+    if not left_out <= {"stats", "console"}:
+        wrong = ", ".join(sorted(left_out - {"stats", "console"}))
+        raise ConfigError(f"--without takes stats or console, not {wrong}")
+    sets = [*(set_ or ()), *_data_sets(configuration(config, set_), data, set_ or ())]
+    loaded = configuration(config, sets)
+    names = [name for name in MODULES if name not in left_out]
+    root = data or Path(DATA_DIR)
+    refuse_conflicts(loaded, names)
+    with locked(root):
+        for directory in (loaded.storage.data_dir, loaded.stats.data_dir):
+            require_writable(Path(directory))
+        require_free_ports(loaded, names)
+        if "stats" in names:
+            _require_java()
+        children = [_child(name, loaded, config, sets) for name in names]
+        raise typer.Exit(asyncio.run(_run(children, loaded, as_json)))
+
+
+def _data_sets(config: Config, data: Path | None, sets: Iterable[str]) -> list[str]:
+    """Return the settings that put all data below `data`, but for what ``--set`` places itself."""
+    if data is None:
+        return []
+    return [
+        f"{key}={data / name}"
+        for key, name in (("storage.data_dir", "store"), ("stats.data_dir", "stats"))
+        if config.source_of(key) != "--set"
+    ]
+
+
+def addresses(config: Config, names: Iterable[str]) -> dict[str, tuple[str, int]]:
+    """Return configuration key → (host, port) of everything that the services `names` listen on."""
+    found = {}
+    for name in names:
+        section: Any = getattr(config, name)
+        if hasattr(section, "port"):
+            found[f"{name}.port"] = (section.bind, section.port)
+        found[f"{name}.admin_port"] = (section.admin_bind, section.admin_port)
+    return found
+
+
+def refuse_conflicts(config: Config, names: list[str]) -> None:
+    """Raise ConfigError when the services cannot run together on one machine with this configuration."""
+    config.gateway.anonymous_allowed()
+    seen: dict[int, str] = {}
+    for key, (_, port) in addresses(config, names).items():
+        if port == 0:
+            raise ConfigError(
+                f"{key} is 0; holdmq up needs a fixed port, as its processes must find each other"
+            )
+        if port in seen:
+            raise ConfigError(f"{key} and {seen[port]} are both {port}; give each its own port")
+        seen[port] = key
+
+
+def require_free_ports(config: Config, names: list[str]) -> None:
+    """Raise StartupError, which names port and key, when another process listens on one of the ports."""
+    for key, (host, port) in addresses(config, names).items():
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        except OSError as error:
+            raise StartupError(
+                f'"{host}" ({key.partition(".")[0]}) is no address: {error.strerror}'
+            ) from error
+        with socket.socket(family, kind, protocol) as probe:
+            # As the servers do: connections of a past run that linger in TIME_WAIT are no obstacle.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+                probe.listen(1)
+            except OSError as error:
+                raise listen_error(error, key, host, port) from error
+
+
+def require_writable(directory: Path) -> None:
+    """Create `directory` if needed; raise StartupError when files cannot be made in it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return
+    except OSError as error:
+        raise StartupError(
+            f"the data directory {directory} cannot be written: {error.strerror}; "
+            "give it to this user, or choose another with --data DIR"
+        ) from error
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold `directory` against a second ``holdmq up``; raise StartupError when one has it."""
+    require_writable(directory)
+    with open(directory / "up.lock", "a+", encoding="ascii") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            owner = lock.read().strip() or "unknown"
+            raise StartupError(
+                f"another holdmq up (process {owner}) runs on {directory}; stop it, or give this one "
+                "its own directory (--data) and ports (--set)"
+            ) from error
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+def _require_java() -> None:
+    from spark_streaming.java import find_java_home
+
+    try:
+        find_java_home()
+    except StartupError as error:
+        raise StartupError(f"{error}; or run without analytics: --without stats") from error
+
+
+def _child(name: str, config: Config, path: Path | None, sets: list[str]) -> Child:
+    argv = [sys.executable, "-P", "-m", "holdmq.cli", name]
+    if path is not None:
+        argv += ["--config", str(path)]
+    style = "human" if telemetry.is_human(config.log, sys.stderr) else "json"
+    for text in (*sets, f"log.format={style}"):
+        argv += ["--set", text]
+    section: Any = getattr(config, name)
+    limit = _STOP_LIMIT_S + float(getattr(section, "drain_s", 0))
+    return Child(name, argv, (reachable(section.admin_bind), section.admin_port), limit, name in _CORE)
+
+
+def reachable(bind: str) -> str:
+    """Return the address at which this machine reaches a listener on `bind`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
+
+
+async def _run(children: list[Child], config: Config, as_json: bool) -> int:
+    """Start, watch and stop the children; return the exit code."""
+    stopping = asyncio.Event()
+    human = telemetry.is_human(config.log, sys.stderr)
+    supervisor = Supervisor(_printer(human), stopping)
+    interrupts = 0
+
+    def interrupt() -> None:
+        nonlocal interrupts
+        interrupts += 1
+        stopping.set()
+        if interrupts > 1:
+            supervisor.kill()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, interrupt if number == signal.SIGINT else stopping.set)
+    try:
+        if await _start(supervisor, children, config, as_json):
+            await stopping.wait()
+    finally:
+        await supervisor.stop()
+    if supervisor.refusal is not None:
+        raise supervisor.refusal
+    _tell(as_json, "stopped", {}, "stopped; everything acknowledged is in the log")
+    return EXIT_OK
+
+
+async def _start(supervisor: Supervisor, children: list[Child], config: Config, as_json: bool) -> bool:
+    """Start the children by readiness and say what works; False when stopped before all are ready."""
+    names = [child.name for child in children]
+    for child in children:
+        supervisor.start(child)
+        # The Spark job takes seconds; nothing that follows needs it.
+        if child.essential and not await supervisor.wait_ready(child.name):
+            return False
+    where = _where(config, names)
+    if "stats" in names:
+        mqtt = where["mqtt"]
+        _tell(as_json, "mqtt-ready", {"mqtt": mqtt}, f"MQTT works at {mqtt}; Spark starts (about 10 s) …")
+    if not await supervisor.wait_ready(*names):
+        return False
+    _tell(as_json, "ready", where, "ready   " + "   ".join(f"{what} {at}" for what, at in where.items()))
+    return True
+
+
+def _where(config: Config, names: list[str]) -> dict[str, str]:
+    """Return what a person wants to connect to → its address."""
+
+    def at(name: str) -> str:
+        section: Any = getattr(config, name)
+        host = reachable(section.bind)
+        return f"[{host}]:{section.port}" if ":" in host else f"{host}:{section.port}"
+
+    where = {"mqtt": f"mqtt://{at('gateway')}"}
+    if "console" in names:
+        where["console"] = f"http://{at('console')}"
+    where |= {"registry": at("registry"), "broker": at("broker"), "data": config.storage.data_dir}
+    return where
+
+
+def _tell(as_json: bool, event: str, facts: dict[str, str], sentence: str) -> None:
+    if as_json:
+        print_json({"event": event, **facts})
+        return
+    sys.stdout.write(f"holdmq: {sentence}\n")
+    sys.stdout.flush()
+
+
+def _printer(human: bool) -> Any:
+    """Return the function that shows a child's line: prefixed for people, as it is for programs."""
+    width = max(len(name) for name in MODULES)
+    colored = sys.stderr.isatty()
+
+    def say(name: str, line: str) -> None:
+        if human:
+            prefix = f"{name:<{width}} |"
+            sys.stderr.write(
+                f"\x1b[{_COLORS[name]}m{prefix}\x1b[0m {line}\n" if colored else f"{prefix} {line}\n"
+            )
+        elif name == "up":
+            telemetry.get_logger().warning(line)
+        else:
+            sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    return say
