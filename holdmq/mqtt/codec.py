@@ -110,11 +110,19 @@ class Decoder(Generic[T]):
       calls `allow_topic_aliases` when it decides on it after CONNECT.
 
     After an MqttError `version` says how an answer is to be encoded; when it is 0 the peer does
-    not speak MQTT: close without one. A decoder that has raised raises the same error again.
+    not speak MQTT: close without one. A decoder that has raised refuses all
+    further bytes with the same reason.
     """
 
     __slots__ = (
-        "_aliases", "_error", "_needed", "_partial", "_sender", "_topics", "max_packet_size", "version"
+        "_aliases",
+        "_needed",
+        "_partial",
+        "_refusal",
+        "_sender",
+        "_topics",
+        "max_packet_size",
+        "version"
     )  # fmt: skip
 
     def __init__(
@@ -135,13 +143,13 @@ class Decoder(Generic[T]):
         self._aliases: TopicAliases[T] | None = None
         self._partial: bytearray | None = None
         self._needed = 0
-        self._error: MqttError | None = None
+        self._refusal: tuple[int, str] | None = None
         if topic_alias_maximum:
             self.allow_topic_aliases(topic_alias_maximum)
 
     def allow_topic_aliases(self, maximum: int) -> None:
         """Accept topic aliases up to `maximum` (0–65,535) from now on."""
-        self._aliases = TopicAliases[T](maximum)
+        self._aliases = TopicAliases(maximum)
 
     @property
     def buffered(self) -> int:
@@ -156,8 +164,8 @@ class Decoder(Generic[T]):
         afterwards. Raises MqttError at the first violation; the packets before it are its
         `decoded` and are valid.
         """
-        if self._error is not None:
-            raise self._error
+        if self._refusal is not None:
+            raise MqttError(*self._refusal)
         partial = self._partial
         if partial is not None:
             if len(partial) + len(data) < self._needed:
@@ -170,7 +178,7 @@ class Decoder(Generic[T]):
             pos = self._decode(data, items)
         except MqttError as error:
             error.decoded = [*items, *error.decoded]
-            self._error = error
+            self._refusal = (error.reason_code, str(error))
             raise
         if pos < len(data):
             self._partial = bytearray(memoryview(data)[pos:])
@@ -211,7 +219,7 @@ class Decoder(Generic[T]):
     def _publishes(
         self, data: bytes, pos: int, end: int, items: list[PublishRun[T] | AckRun | Packet]
     ) -> int:
-        run = PublishRun[T](data)
+        run: PublishRun[T] = PublishRun(data)
         try:
             return walk_publishes(
                 data,

@@ -33,6 +33,7 @@ from holdmq.mqtt.protocol import (
     CONNECT,
     DISCONNECT,
     PACKET_NAMES,
+    PROPERTIES_BYTES_MAX,
     PUBACK,
     PUBCOMP,
     PUBLISH,
@@ -236,6 +237,11 @@ def decode_block(data: bytes, pos: int, end: int, packet_type: int, sender: int)
 def block_bounds(data: bytes, pos: int, end: int) -> tuple[int, int]:
     """Read the block's length at `pos`; return the block's start and end."""
     length, pos = read_varint(data, pos, end, "property length")
+    if length > PROPERTIES_BYTES_MAX:
+        raise MqttError(
+            ReasonCode.QUOTA_EXCEEDED,
+            f"a property block of {length} bytes; at most {PROPERTIES_BYTES_MAX} are accepted",
+        )
     if pos + length > end:
         raise malformed("the packet ends inside its properties")
     return pos, pos + length

@@ -60,3 +60,11 @@ VARINT_MAX: Final = 268_435_455
 
 # The largest packet any level can express: 5 bytes of fixed header and a full remaining length.
 PACKET_SIZE_MAX: Final = 5 + VARINT_MAX
+
+PROPERTIES_BYTES_MAX: Final = 65_535
+"""The largest property block: what a log record's properties can hold. It also bounds the time
+that one packet can take, as properties are decoded one by one."""
+
+FILTERS_PER_PACKET_MAX: Final = 10_000
+"""The most filters in one SUBSCRIBE or UNSUBSCRIBE, for the same reason: a packet of the maximum
+size could name a million, and hold up the worker's other connections for seconds."""

@@ -190,14 +190,57 @@ def _long_length(data: bytes, pos: int, end: int, version: int) -> tuple[int, in
 
 
 def _read_block(data: bytes, pos: int, end: int, sender: int) -> tuple[bytes, int, int]:
-    """Check the property block at `pos`; return it without topic alias, the alias (0: none), its end."""
+    """Check the property block at `pos`; return it without topic alias, the alias (0: none), its end.
+
+    The common properties are checked here, without an object for each; a block with any other, or
+    with anything wrong, goes through `decode_block`, which decides and says what.
+    """
     start, stop = block_bounds(data, pos, end)
-    properties = decode_block(data, start, stop, PUBLISH, sender)
-    alias = properties.topic_alias
-    if alias is None:
+    alias_at = -1
+    seen = 0
+    at = start
+    while at < stop:
+        found = data[at]
+        if found == 0x26:
+            after = _after_text(data, _after_text(data, at + 1, stop), stop)
+        elif seen >> found & 1:
+            break
+        elif found == 0x23:
+            alias_at = at
+            after = at + 3
+        elif found == 0x02:
+            after = at + 5
+        elif found == 0x03:
+            after = _after_text(data, at + 1, stop)
+        elif found == 0x01 and at + 1 < stop and data[at + 1] < 2:
+            after = at + 2
+        else:
+            break
+        if after > stop:
+            break
+        seen |= 1 << found
+        at = after
+    if at < stop:
+        if decode_block(data, start, stop, PUBLISH, sender).topic_alias is None:
+            return data[start:stop], 0, stop
+        alias_at = _find(data, start, stop, 0x23)
+    if alias_at < 0:
         return data[start:stop], 0, stop
-    at = _find(data, start, stop, 0x23)
-    return data[start:at] + data[at + 3 : stop], alias, stop
+    alias = data[alias_at + 1] << 8 | data[alias_at + 2]
+    if not alias:  # [MQTT-3.3.2-8]
+        raise MqttError(ReasonCode.TOPIC_ALIAS_INVALID, "topic_alias is 0")
+    return data[start:alias_at] + data[alias_at + 3 : stop], alias, stop
+
+
+def _after_text(data: bytes, pos: int, end: int) -> int:
+    """Return the position after the string at `pos`, or past `end` when it is not there or not valid."""
+    if pos + 2 > end:
+        return end + 1
+    after = pos + 2 + (data[pos] << 8 | data[pos + 1])
+    if after > end:
+        return after
+    text = data[pos + 2 : after]
+    return after if text.isascii() and b"\0" not in text else end + 1
 
 
 def _resolve(topic: bytes, alias: int, topics: TopicTable[T], aliases: TopicAliases[T] | None) -> T:

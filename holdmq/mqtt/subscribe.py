@@ -29,6 +29,7 @@ from holdmq.mqtt.filters import parse_filter
 from holdmq.mqtt.packets import SubAck, Subscribe, Subscription, UnsubAck, Unsubscribe
 from holdmq.mqtt.properties import NO_PROPERTIES, Properties, encode_properties, read_properties
 from holdmq.mqtt.protocol import (
+    FILTERS_PER_PACKET_MAX,
     MQTT_5,
     PACKET_NAMES,
     SUBACK,
@@ -36,7 +37,7 @@ from holdmq.mqtt.protocol import (
     UNSUBACK,
     UNSUBSCRIBE,
 )
-from holdmq.mqtt.reasons import MqttError, check_own_reason, check_reason
+from holdmq.mqtt.reasons import MqttError, ReasonCode, check_own_reason, check_reason
 
 _V3_SUBACK_CODES: Final = frozenset({0x00, 0x01, 0x02, 0x80})
 
@@ -49,6 +50,14 @@ def _read_head(
     if version == MQTT_5:
         properties, pos = read_properties(data, pos, end, packet_type, sender)
     return packet_id, properties, pos
+
+
+def _check_count(count: int, packet_type: int) -> None:
+    if count == FILTERS_PER_PACKET_MAX:
+        raise MqttError(
+            ReasonCode.QUOTA_EXCEEDED,
+            f"{PACKET_NAMES[packet_type]} has more than {FILTERS_PER_PACKET_MAX} topic filters; send several",
+        )
 
 
 def _read_subscription(data: bytes, pos: int, end: int, version: int) -> tuple[Subscription, int]:
@@ -79,6 +88,7 @@ def decode_subscribe(data: bytes, pos: int, end: int, version: int, sender: int)
     packet_id, properties, pos = _read_head(data, pos, end, SUBSCRIBE, version, sender)
     subscriptions: list[Subscription] = []
     while pos < end:
+        _check_count(len(subscriptions), SUBSCRIBE)
         subscription, pos = _read_subscription(data, pos, end, version)
         subscriptions.append(subscription)
     if not subscriptions:  # [MQTT-3.8.3-2] (3.1.1: [MQTT-3.8.3-3])
@@ -91,6 +101,7 @@ def decode_unsubscribe(data: bytes, pos: int, end: int, version: int, sender: in
     packet_id, properties, pos = _read_head(data, pos, end, UNSUBSCRIBE, version, sender)
     topic_filters: list[str] = []
     while pos < end:
+        _check_count(len(topic_filters), UNSUBSCRIBE)
         topic_filter, pos = read_utf8(data, pos, end, "topic filter")  # [MQTT-3.10.3-1]
         parse_filter(topic_filter)
         topic_filters.append(topic_filter)

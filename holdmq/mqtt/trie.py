@@ -56,7 +56,7 @@ class FilterTrie(Generic[K, V]):
         self._exact: dict[bytes, tuple[K, V] | dict[K, tuple[K, V]]] = {}
         self._below: dict[bytes, tuple[K, V] | dict[K, tuple[K, V]]] = {}
         self._all: dict[bytes, tuple[K, V] | dict[K, tuple[K, V]]] = {}
-        self._root = _Node[K, V]()
+        self._root: _Node[K, V] = _Node()
         # How many filters of `_below` end after one level, two levels …
         self._depths: list[int] = []
 
@@ -70,8 +70,8 @@ class FilterTrie(Generic[K, V]):
         """
         try:
             raw = check_filter(topic_filter).encode()
-        except MqttError as error:
-            raise UsageError(str(error)) from None
+        except (MqttError, UnicodeEncodeError) as error:
+            raise UsageError(f"not a topic filter: {error}") from None
         table, name = self._place(raw)
         pair = (key, value)
         entry = table.get(name)
@@ -205,7 +205,7 @@ class FilterTrie(Generic[K, V]):
             for level in levels:
                 child = node.children.get(level)
                 if child is None:
-                    child = node.children[level] = _Node[K, V]()
+                    child = node.children[level] = _Node()
                 node = child
             return node.entries, last
         if raw == _HASH:
