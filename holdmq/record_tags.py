@@ -1,0 +1,62 @@
+"""Tag hashes: what a consume-queue entry knows of a tag (storage.md, Consume queue).
+
+::
+
+    | high 32 bits of xxh3-64(first key_levels levels) | low 32 bits of xxh3-64(whole tag) |
+
+No tag is 0, the empty tag is hashed like any other, and a computed 0 becomes 1. Exact filters
+compare the whole hash, prefix filters (`42/#`) its high half; both may pass what does not
+match, so readers always test again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+TAG_CACHE_MAX: Final = 65_536
+"""Tags whose hash is remembered per key level: a fleet's active topics, in about 10 MB."""
+
+_HIGH: Final = 0xFFFFFFFF_00000000
+_LOW: Final = 0xFFFFFFFF
+
+
+def tag_hash(tag: bytes | None, key_levels: int = 1) -> int:
+    """The 64-bit hash of a tag (UTF-8, None = no tag) in a topic of `key_levels` (≥ 1)."""
+    if tag is None:
+        return 0
+    return (prefix_hash(tag, key_levels) | xxh3_64_intdigest(tag) & _LOW) or 1
+
+
+def prefix_hash(prefix: bytes, key_levels: int = 1) -> int:
+    """The high half, in place (the low one is 0), of every tag that begins with these levels.
+
+    `prefix` has at least `key_levels` levels, or is a whole tag of fewer; more are ignored.
+    """
+    if prefix.count(b"/") >= key_levels:
+        prefix = b"/".join(prefix.split(b"/", key_levels)[:key_levels])
+    return xxh3_64_intdigest(prefix) & _HIGH
+
+
+class TagCache:
+    """Hashes of the tags seen lately in topics of one `key_levels`, at most `TAG_CACHE_MAX`."""
+
+    __slots__ = ("_hashes", "key_levels")
+
+    def __init__(self, key_levels: int) -> None:
+        self.key_levels = key_levels
+        self._hashes: dict[bytes, int] = {}
+
+    def hash(self, tag: bytes) -> int:
+        """`tag_hash` of a tag, remembered."""
+        known = self._hashes.get(tag)
+        if known is None:
+            if len(self._hashes) >= TAG_CACHE_MAX:
+                # Starting over costs one hash per active tag; keeping order would cost on every hit.
+                self._hashes.clear()
+            known = self._hashes[tag] = tag_hash(tag, self.key_levels)
+        return known
+
+    def __len__(self) -> int:
+        return len(self._hashes)
