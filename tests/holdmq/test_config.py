@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from holdmq.config import ClientSection, Config, GatewaySection, RegistrySection, is_loopback
+from holdmq.errors import ConfigError
+
+
+def test_the_defaults_are_the_ports_of_the_house() -> None:
+    config = Config()
+    ports = (config.registry.port, config.broker.port, config.gateway.port, config.console.port)
+    assert ports == (9876, 10911, 1883, 8080)
+
+
+def test_every_service_binds_loopback_unless_told() -> None:
+    config = Config()
+    for section in (config.registry, config.broker, config.gateway, config.console):
+        assert is_loopback(section.bind)
+        assert is_loopback(section.admin_bind)
+
+
+def test_a_configuration_cannot_be_changed_once_it_is_read() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Config().registry.port = 1  # type: ignore[misc]
+
+
+def test_anonymous_clients_are_admitted_on_loopback_and_refused_nowhere_in_silence() -> None:
+    assert GatewaySection().anonymous_allowed()
+    assert GatewaySection(bind="::1").anonymous_allowed()
+    assert not GatewaySection(allow_anonymous=False).anonymous_allowed()
+    assert GatewaySection(bind="0.0.0.0", allow_anonymous=True).anonymous_allowed()
+    assert not GatewaySection(bind="0.0.0.0", allow_anonymous=False).anonymous_allowed()
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "192.168.1.7", "gateway.example"])
+def test_a_gateway_that_others_can_reach_needs_an_explicit_choice(bind: str) -> None:
+    with pytest.raises(ConfigError, match=r"gateway\.allow_anonymous is not set"):
+        GatewaySection(bind=bind).anonymous_allowed()
+
+
+def test_the_registries_are_those_given_or_the_one_of_this_machine() -> None:
+    assert Config(registry=RegistrySection(port=5)).registries() == ["127.0.0.1:5"]
+    assert Config(client=ClientSection(registries=["a:1", "b:2"])).registries() == ["a:1", "b:2"]
+
+
+def test_workers_default_to_at_least_two_and_obey_when_told() -> None:
+    assert GatewaySection().worker_count() >= 2
+    assert GatewaySection(workers=1).worker_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("localhost", True),
+        ("::", False),
+        ("h", False),
+    ],
+)
+def test_loopback_is_told_from_what_others_can_reach(host: str, local: bool) -> None:
+    assert is_loopback(host) is local
