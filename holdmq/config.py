@@ -259,6 +259,18 @@ class StatsSection(Section):
         le=256 * _GIB,
         description="Heap of the JVM: batches are small and stream through.",
     )
+    max_records_per_batch: int = Field(
+        500_000,
+        ge=1,
+        le=100_000_000,
+        description="Bound of one micro-batch: a second or two of work, so that a backlog leaves in steps.",
+    )
+    tps_1s_retention_s: int = Field(
+        172_800,
+        ge=3600,
+        le=31_536_000,
+        description="Age at which rows of tps_1s go: two days at one-second detail, some hundred MiB at most.",
+    )
 
 
 class ConsoleSection(Section):
@@ -282,7 +294,10 @@ class ConsoleSection(Section):
         description="Pages that may stay open: each holds a stream and gets an event every second.",
     )
     requests_max: int = Field(
-        256, ge=16, le=10_000, description="HTTP connections at a time: a page needs six, a scraper one."
+        256,
+        ge=2,
+        le=20_000,
+        description="HTTP requests in hand, streams included: four times the pages that may stay open.",
     )
 
     def check_exposure(self) -> None:
