@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from holdmq import telemetry
+from holdmq.admin import ADMIN_CONNECTIONS_MAX, AdminServer
+
+HOST = "127.0.0.1"
+
+
+class State:
+    """What the two checks answer, as a test sets it."""
+
+    def __init__(self) -> None:
+        self.ready = (True, "ready")
+        self.alive = (True, "ok")
+
+
+@pytest.fixture
+def state() -> State:
+    return State()
+
+
+@pytest.fixture
+def server(state: State) -> Iterator[AdminServer]:
+    admin = AdminServer(HOST, 0, ready=lambda: state.ready, alive=lambda: state.alive)
+    yield admin
+    admin.close()
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(HOST, port, timeout=10)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_readiness_and_liveness_answer_with_their_reason(server: AdminServer, state: State) -> None:
+    assert get(server.port, "/readyz") == (200, "ready\n")
+    assert get(server.port, "/healthz") == (200, "ok\n")
+    state.ready = (False, "no registry yet")
+    state.alive = (False, "stuck")
+    assert get(server.port, "/readyz") == (503, "no registry yet\n")
+    assert get(server.port, "/healthz?verbose") == (503, "stuck\n")
+
+
+def test_metrics_are_those_of_the_process_unless_others_are_given(server: AdminServer) -> None:
+    status, text = get(server.port, "/metrics")
+    assert status == 200
+    assert "holdmq_build_info" in text
+    own = AdminServer(
+        HOST, 0, ready=lambda: (True, ""), alive=lambda: (True, ""), collect=lambda: b"mine 1\n"
+    )
+    try:
+        assert get(own.port, "/metrics") == (200, "mine 1\n")
+    finally:
+        own.close()
+
+
+def test_other_paths_say_what_there_is(server: AdminServer) -> None:
+    status, text = get(server.port, "/etc/passwd")
+    assert status == 404
+    assert "/readyz" in text
+
+
+def test_more_connections_than_the_bound_are_closed_and_counted(server: AdminServer) -> None:
+    def refused() -> float:
+        return telemetry.METRICS.get_sample_value("holdmq_admin_refused_total") or 0.0
+
+    before = refused()
+    idle = [socket.create_connection((HOST, server.port), timeout=10) for _ in range(ADMIN_CONNECTIONS_MAX)]
+    try:
+        with socket.create_connection((HOST, server.port), timeout=10) as extra:
+            assert extra.recv(1) == b""
+        assert refused() == before + 1
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_a_closed_server_frees_its_port(state: State) -> None:
+    first = AdminServer(HOST, 0, ready=lambda: state.ready, alive=lambda: state.alive)
+    first.close()
+    again = AdminServer(HOST, first.port, ready=lambda: state.ready, alive=lambda: state.alive)
+    again.close()
+
+
+def test_a_busy_port_is_an_os_error(server: AdminServer, state: State) -> None:
+    with pytest.raises(OSError, match="in use"):
+        AdminServer(HOST, server.port, ready=lambda: state.ready, alive=lambda: state.alive)
