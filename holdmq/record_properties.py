@@ -131,6 +131,12 @@ def _unescape(text: str) -> str:
 
 def tag_of(properties: bytes) -> bytes | None:
     """The tag's UTF-8 bytes in encoded properties; None = no tag, b"" = the empty tag."""
+    tag = escaped_tag_of(properties)
+    return tag if tag is None else unescape_tag(tag)
+
+
+def escaped_tag_of(properties: bytes) -> bytes | None:
+    """The tag as it stands in the properties (see `unescape_tag`); None = no tag."""
     if properties[:5] == _TAGS_FIRST:
         start = 5
     else:
@@ -140,10 +146,13 @@ def tag_of(properties: bytes) -> bytes | None:
             return None
         start += 6
     end = properties.find(b"\x02", start)
-    if end < 0:
-        return None
-    tag = properties[start:end]
+    return None if end < 0 else properties[start:end]
+
+
+def unescape_tag(tag: bytes) -> bytes:
+    """The tag that is written as these bytes."""
     if b"\x03" in tag:
+        # U+0003 itself comes last: what it gives must not be read as an escape again.
         for code in range(4):
             tag = tag.replace(bytes((3, code + 0x40)), bytes((code,)))
     return tag

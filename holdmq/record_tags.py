@@ -15,6 +15,8 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
+from holdmq.record_properties import unescape_tag
+
 TAG_CACHE_MAX: Final = 65_536
 """Tags whose hash is remembered per key level: a fleet's active topics, in about 10 MB."""
 
@@ -40,23 +42,27 @@ def prefix_hash(prefix: bytes, key_levels: int = 1) -> int:
 
 
 class TagCache:
-    """Hashes of the tags seen lately in topics of one `key_levels`, at most `TAG_CACHE_MAX`."""
+    """Hashes of the tags seen lately in topics of one `key_levels`, at most `TAG_CACHE_MAX`.
 
-    __slots__ = ("_hashes", "key_levels")
+    Tags are asked for as they stand in a record's properties (escaped): no work for a known one.
+    """
+
+    __slots__ = ("_hashes", "key_levels", "known")
 
     def __init__(self, key_levels: int) -> None:
         self.key_levels = key_levels
         self._hashes: dict[bytes, int] = {}
+        self.known = self._hashes.get
 
-    def hash(self, tag: bytes) -> int:
-        """`tag_hash` of a tag, remembered."""
-        known = self._hashes.get(tag)
-        if known is None:
+    def hash(self, escaped: bytes) -> int:
+        """`tag_hash` of the tag that is written so, remembered."""
+        found = self._hashes.get(escaped)
+        if found is None:
             if len(self._hashes) >= TAG_CACHE_MAX:
                 # Starting over costs one hash per active tag; keeping order would cost on every hit.
                 self._hashes.clear()
-            known = self._hashes[tag] = tag_hash(tag, self.key_levels)
-        return known
+            found = self._hashes[escaped] = tag_hash(unescape_tag(escaped), self.key_levels)
+        return found
 
     def __len__(self) -> int:
         return len(self._hashes)

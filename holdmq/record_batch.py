@@ -1,0 +1,445 @@
+"""Many records at once, by numpy: check, stamp, verify, hash and read columns of a batch.
+
+A batch is contiguous records (layout: `holdmq.record`), described by `starts` and `sizes`,
+int64 arrays of one element per record: offsets into the buffer and bytes. Fields lie at any
+address, so every column is one fancy index over a view with a stride of one byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from holdmq.record import (
+    BODY_LENGTH_AT,
+    BORN_MS_AT,
+    FIXED_SIZE,
+    IPV6_EXTRA,
+    MAGIC,
+    NO_HOST,
+    PHYSICAL_OFFSET_AT,
+    QUEUE_ID_AT,
+    QUEUE_OFFSET_AT,
+    RECORD_BYTES_LIMIT,
+    STAMP_ADDEND,
+    STAMP_FACTORS,
+    STORE_MS_AT,
+    SYS_BORN_IPV6,
+    SYS_FLAG_AT,
+    SYS_KNOWN,
+    SYS_QOS,
+    SYS_STORE_ID,
+    Buffer,
+    RecordTemplate,
+    TagCache,
+    encode_record,
+    stamp_check,
+    tag_of,
+)
+from holdmq.record_properties import escaped_tag_of
+
+Ints = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
+ClaimedRun = tuple[bytes, int, int]
+"""What a run of a batch claims of its records: topic, queue id, count."""
+
+_SIZE: Final = Struct(">I")
+_U16: Final = np.dtype(">u2")
+_U32: Final = np.dtype(">u4")
+_U64: Final = np.dtype(">u8")
+_I64: Final = np.dtype(">i8")
+_PAIR: Final = np.dtype("V16")
+_WORD: Final = np.dtype("V4")
+
+_HALF: Final = np.uint64(32)
+_TAGS: Final = int.from_bytes(b"TAGS", "big")
+
+
+class BadEntry(NamedTuple):
+    """The first record of a batch that must be refused, and why."""
+
+    entry: int
+    reason: str
+
+
+class Columns(NamedTuple):
+    """One array per field, one element per record; positions are offsets into the buffer."""
+
+    queue_offset: Ints
+    physical_offset: Ints
+    born_ms: Ints
+    store_ms: Ints
+    body_start: Ints
+    body_size: Ints
+    topic_start: Ints
+    topic_size: Ints
+    properties_start: Ints
+    properties_size: Ints
+
+
+def starts_of(sizes: Ints) -> Ints:
+    """The starts of records that lie one after the other from 0."""
+    starts = np.empty(len(sizes), np.int64)
+    if len(sizes):
+        starts[0] = 0
+        np.cumsum(sizes[:-1], out=starts[1:])
+    return starts
+
+
+def _bytes_of(buffer: Buffer | Bytes) -> Bytes:
+    return buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
+
+
+def _gather(raw: Bytes, dtype: np.dtype[np.generic], at: Ints) -> Ints:
+    """The big-endian integers at these offsets, as int64."""
+    view: npt.NDArray[np.generic] = np.ndarray((len(raw) - dtype.itemsize + 1,), dtype, raw, strides=(1,))
+    return view[at].astype(np.int64)
+
+
+def _scatter(raw: Bytes, dtype: np.dtype[np.void], at: Ints, values: npt.NDArray[np.void]) -> None:
+    view: npt.NDArray[np.void] = np.ndarray((len(raw) - dtype.itemsize + 1,), dtype, raw, strides=(1,))
+    view[at] = values
+
+
+def _ipv6_extra(raw: Bytes, starts: Ints) -> Ints | int:
+    """What a longer BornHost adds to positions behind it; 0 when no record has one."""
+    marked = raw[starts + (SYS_FLAG_AT + 3)] & SYS_BORN_IPV6
+    if not marked.any():
+        return 0
+    return np.where(marked != 0, IPV6_EXTRA, 0)
+
+
+def split_records(buffer: Buffer) -> Ints:
+    """The sizes of the records that lie one after the other, up to the last whole one.
+
+    Only TotalSize is read: a size that no record can have ends the split.
+    """
+    sizes: list[int] = []
+    add = sizes.append
+    unpack = _SIZE.unpack_from
+    pos = 0
+    end = len(buffer)
+    last = end - FIXED_SIZE
+    while pos <= last:
+        size: int = unpack(buffer, pos)[0]
+        if size < FIXED_SIZE or pos + size > end:
+            break
+        add(size)
+        pos += size
+    return np.array(sizes, np.int64)
+
+
+def encode_batch(
+    topic: bytes,
+    queue_id: int,
+    bodies: Sequence[bytes],
+    properties: bytes | Sequence[bytes] = b"",
+    born_ms: int = 0,
+    born_host: bytes = NO_HOST,
+    sys_flag: int = 0,
+) -> tuple[bytes, Ints]:
+    """Records of many bodies of one queue, and their sizes.
+
+    `properties` are encoded ones: the same for all, or one for each body. Raises RecordError.
+    """
+    if isinstance(properties, bytes):
+        encode = RecordTemplate(topic, queue_id, properties, born_host, sys_flag).encode
+        records = [encode(body, born_ms) for body in bodies]
+    else:
+        records = [
+            encode_record(topic, queue_id, body, own, born_ms, born_host, sys_flag)
+            for body, own in zip(bodies, properties, strict=True)
+        ]
+    return b"".join(records), np.fromiter(map(len, records), np.int64, len(records))
+
+
+def stamp_checks(queue_offsets: Ints, physical_offsets: Ints, store_ms: int, store_host: int) -> Ints:
+    """Field 21 of records with one store time and host: see `holdmq.record.stamp_check`."""
+    a, b, c, d = STAMP_FACTORS
+    constant = (store_ms * c + store_host * d + STAMP_ADDEND) & 0xFFFFFFFFFFFFFFFF
+    total = queue_offsets.view(np.uint64) * np.uint64(a) + physical_offsets.view(np.uint64) * np.uint64(b)
+    return ((total + np.uint64(constant)) >> _HALF).view(np.int64)
+
+
+def stamp(
+    records: memoryview | bytearray,
+    starts: Ints,
+    sizes: Ints,
+    queue_offsets: Ints,
+    position: int,
+    store_ms: int,
+    store_host: bytes,
+) -> None:
+    """Write the stamp (fields 6, 7, 11, 12, 21) of every record, in place.
+
+    `position` is the log offset of the buffer's first byte, `store_host` the 8-byte store id.
+    The records must have passed `check_entries`.
+    """
+    raw = _bytes_of(records)
+    count = len(starts)
+    offsets = np.empty((count, 2), _I64)
+    offsets[:, 0] = queue_offsets
+    physical = starts + position
+    offsets[:, 1] = physical
+    _scatter(raw, _PAIR, starts + QUEUE_OFFSET_AT, offsets.view(_PAIR)[:, 0])
+    pair = np.frombuffer(store_ms.to_bytes(8, "big") + store_host, _PAIR)
+    _scatter(raw, _PAIR, starts + STORE_MS_AT + _ipv6_extra(raw, starts), pair)
+    checks = stamp_checks(queue_offsets, physical, store_ms, int.from_bytes(store_host, "big"))
+    _scatter(raw, _WORD, starts + sizes - 8, checks.astype(_U32).view(_WORD))
+
+
+def verify_stamps(records: Buffer | Bytes, starts: Ints, sizes: Ints) -> int:
+    """The index of the first record whose StampCheck is wrong; -1 = all are right."""
+    raw = _bytes_of(records)
+    store_at = starts + STORE_MS_AT + _ipv6_extra(raw, starts)
+    total = np.full(len(starts), STAMP_ADDEND, np.uint64)
+    fields = (starts + QUEUE_OFFSET_AT, starts + PHYSICAL_OFFSET_AT, store_at, store_at + 8)
+    for at, factor in zip(fields, STAMP_FACTORS, strict=True):
+        total += _gather(raw, _U64, at).view(np.uint64) * np.uint64(factor)
+    return _first((total >> _HALF).view(np.int64) != _gather(raw, _U32, starts + sizes - 8))
+
+
+def _first(bad: npt.NDArray[np.bool_]) -> int:
+    return int(bad.argmax()) if bad.any() else -1
+
+
+def verify_bodies(records: Buffer, starts: Ints, sizes: Ints, stamped: bool = True) -> int:
+    """The index of the first record whose BodyCRC is wrong; -1 = all are right.
+
+    `stamped`: the records may carry stamps, which count as zeros.
+    """
+    raw = _bytes_of(records)
+    if stamped:
+        first, end = int(starts[0]), int(starts[-1] + sizes[-1])
+        raw = raw[first:end].copy()
+        starts = starts - first
+        nothing = np.zeros(1, _PAIR)
+        _scatter(raw, _PAIR, starts + QUEUE_OFFSET_AT, nothing)
+        _scatter(raw, _PAIR, starts + STORE_MS_AT + _ipv6_extra(raw, starts), nothing)
+    view = memoryview(raw)  # type: ignore[arg-type]
+    wanted = _gather(raw, _U32, starts + 8).tolist()
+    begins = (starts + 12).tolist()
+    ends = (starts + sizes - 8).tolist()
+    for index, (crc, begin, end) in enumerate(zip(wanted, begins, ends, strict=True)):
+        if crc32(view[begin:end]) != crc:
+            return index
+    return -1
+
+
+def check_layout(
+    records: Buffer | Bytes, starts: Ints, sizes: Ints, record_max_bytes: int = RECORD_BYTES_LIMIT
+) -> BadEntry | None:
+    """Whether every record is laid out as its sizes say; the first that is not, else None.
+
+    Checked: sizes agree with both TotalSize fields, magic, SysFlag, lengths. The caller made sure
+    that starts and sizes lie in the buffer.
+    """
+    if bad := _check_sizes(sizes, record_max_bytes):
+        return bad
+    raw = _bytes_of(records)
+    findings: list[tuple[npt.NDArray[np.bool_], str]] = []
+    ends = starts + sizes
+    findings.append((_gather(raw, _U32, starts) != sizes, "its TotalSize is not its size in the batch"))
+    findings.append((_gather(raw, _U32, ends - 4) != sizes, "its size is not repeated at its end"))
+    findings.append((_gather(raw, _U32, starts + 4) != MAGIC, "its MagicCode is not HMQ1"))
+    sys_flags = _gather(raw, _U32, starts + SYS_FLAG_AT)
+    unknown = (
+        (sys_flags & ~SYS_KNOWN != 0) | (sys_flags & SYS_STORE_ID == 0) | (sys_flags & SYS_QOS == SYS_QOS)
+    )
+    findings.append(
+        (unknown, "its SysFlag has bits without a meaning, or not 0x20 (StoreHost is the store id)")
+    )
+    body_at = starts + BODY_LENGTH_AT
+    if (sys_flags & SYS_BORN_IPV6).any():
+        body_at += np.where(sys_flags & SYS_BORN_IPV6, IPV6_EXTRA, 0)
+    # Positions are clamped into the buffer before they are used: a bad length must not index outside.
+    body_end = body_at + 4 + _gather(raw, _U32, np.minimum(body_at, ends - 4))
+    bad_body = body_end + 11 > ends
+    topic_at = np.where(bad_body, starts, body_end)
+    topic_end = topic_at + 1 + raw[topic_at]
+    bad_topic = topic_end + 10 > ends
+    properties_at = np.where(bad_topic, starts, topic_end)
+    bad_rest = properties_at + 2 + _gather(raw, _U16, properties_at) + 8 != ends
+    findings.append((bad_body, "its BodyLength does not fit its size"))
+    findings.append((bad_topic, "its TopicLength does not fit its size"))
+    findings.append((bad_rest, "its PropertiesLength does not fit its size"))
+    return _earliest(findings)
+
+
+def _check_sizes(sizes: Ints, record_max_bytes: int) -> BadEntry | None:
+    if len(sizes) and (int(sizes.min()) < FIXED_SIZE or int(sizes.max()) > record_max_bytes):
+        index = _first((sizes < FIXED_SIZE) | (sizes > record_max_bytes))
+        return BadEntry(
+            index, f"it has {int(sizes[index])} bytes; {FIXED_SIZE} to {record_max_bytes} are allowed"
+        )
+    return None
+
+
+def _earliest(findings: Iterable[tuple[npt.NDArray[np.bool_], str]]) -> BadEntry | None:
+    found: BadEntry | None = None
+    for bad, reason in findings:
+        if bad.any():
+            index = int(bad.argmax())
+            if found is None or index < found.entry:
+                found = BadEntry(index, reason)
+    return found
+
+
+def check_entries(
+    records: Buffer, sizes: Ints, runs: Sequence[ClaimedRun], record_max_bytes: int = RECORD_BYTES_LIMIT
+) -> BadEntry | None:
+    """Whether a PRODUCE's records may be stamped; the first that may not and why, else None.
+
+    Checked: counts of runs and sizes against the body, `check_layout`, topic and queue of each
+    record's run, a stamp of zeros, and BodyCRC (a wrong one would cut the log behind it at the
+    next recovery).
+    """
+    if sum(run[2] for run in runs) != len(sizes):
+        return BadEntry(0, f"the runs count {sum(run[2] for run in runs)} records, the batch {len(sizes)}")
+    if not len(sizes):
+        return None
+    if bad := _check_sizes(sizes, record_max_bytes):
+        return bad
+    if int(sizes.sum()) != len(records):
+        return BadEntry(len(sizes) - 1, f"the sizes add up to {int(sizes.sum())} of {len(records)} bytes")
+    starts = starts_of(sizes)
+    raw = _bytes_of(records)
+    if bad := check_layout(raw, starts, sizes, record_max_bytes):
+        return bad
+    bad = _check_stamps_empty(raw, starts, sizes) or _check_runs(raw, starts, runs)
+    if bad:
+        return bad
+    index = verify_bodies(records, starts, sizes, stamped=False)
+    return BadEntry(index, "its BodyCRC does not match its bytes") if index >= 0 else None
+
+
+def _check_stamps_empty(raw: Bytes, starts: Ints, sizes: Ints) -> BadEntry | None:
+    store_at = starts + STORE_MS_AT + _ipv6_extra(raw, starts)
+    used = _gather(raw, _U64, starts + QUEUE_OFFSET_AT)
+    used |= _gather(raw, _U64, starts + PHYSICAL_OFFSET_AT)
+    used |= _gather(raw, _U64, store_at)
+    used |= _gather(raw, _U64, store_at + 8)
+    used |= _gather(raw, _U32, starts + sizes - 8)
+    return _earliest([(used != 0, "it is stamped already: offsets, store time, host and check must be zero")])
+
+
+def _check_runs(raw: Bytes, starts: Ints, runs: Sequence[ClaimedRun]) -> BadEntry | None:
+    first = 0
+    for topic, queue_id, count in runs:
+        of_run = starts[first : first + count]
+        if not count:
+            continue
+        queue_ids = _gather(raw, _U32, of_run + QUEUE_ID_AT)
+        body_at = of_run + BODY_LENGTH_AT + _ipv6_extra(raw, of_run)
+        topic_at = body_at + 4 + _gather(raw, _U32, body_at)
+        # Length and text are compared as one string of bytes.
+        text = len(topic).to_bytes(1, "big") + topic
+        wanted = np.frombuffer(text, np.dtype(f"V{len(text)}"))
+        room = np.minimum(topic_at, len(raw) - len(text))
+        view: npt.NDArray[np.void] = np.ndarray((len(raw) - len(text) + 1,), wanted.dtype, raw, strides=(1,))
+        found = _earliest(
+            [
+                (queue_ids != queue_id, f"its QueueId is not {queue_id}, its run's"),
+                (view[room] != wanted, f"its topic is not {topic.decode('utf-8', 'replace')!r}, its run's"),
+            ]
+        )
+        if found:
+            return BadEntry(first + found.entry, found.reason)
+        first += count
+    return None
+
+
+def decode_columns(records: Buffer | Bytes, starts: Ints, sizes: Ints) -> Columns:
+    """The columns of well-formed records; times in ms since the epoch."""
+    raw = _bytes_of(records)
+    extra = _ipv6_extra(raw, starts)
+    body_at = starts + BODY_LENGTH_AT + extra
+    body_size = _gather(raw, _U32, body_at)
+    topic_start = body_at + 5 + body_size
+    topic_size = raw[topic_start - 1].astype(np.int64)
+    properties_start = topic_start + topic_size + 2
+    return Columns(
+        _gather(raw, _I64, starts + QUEUE_OFFSET_AT),
+        _gather(raw, _I64, starts + PHYSICAL_OFFSET_AT),
+        _gather(raw, _U64, starts + BORN_MS_AT),
+        _gather(raw, _U64, starts + STORE_MS_AT + extra),
+        body_at + 4,
+        body_size,
+        topic_start,
+        topic_size,
+        properties_start,
+        starts + sizes - 8 - properties_start,
+    )
+
+
+def properties_bounds(raw: Bytes, starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:
+    """Start and end of every record's properties."""
+    body_at = starts + BODY_LENGTH_AT + _ipv6_extra(raw, starts)
+    topic_at = body_at + 4 + _gather(raw, _U32, body_at)
+    return topic_at + 3 + raw[topic_at], starts + sizes - 8
+
+
+def tags(records: Buffer, starts: Ints, sizes: Ints) -> list[bytes | None]:
+    """Every record's tag (UTF-8); None = no tag, b"" = the empty tag."""
+    found: list[bytes | None] = [None] * len(starts)
+    raw = _bytes_of(records)
+    begins, ends = properties_bounds(raw, starts, sizes)
+    data = bytes(records)
+    for index, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        if end > begin:
+            found[index] = tag_of(data[begin:end])
+    return found
+
+
+_CACHES: Final[dict[int, TagCache]] = {}
+
+
+def tag_hashes(records: Buffer, starts: Ints, sizes: Ints, key_levels: int = 1) -> Hashes | None:
+    """The tag hash of every record of a run; None = no record has a tag (all would be 0)."""
+    raw = _bytes_of(records)
+    begins, ends = properties_bounds(raw, starts, sizes)
+    if not (ends > begins).any():
+        return None
+    cache = _CACHES.get(key_levels)
+    if cache is None:
+        cache = _CACHES[key_levels] = TagCache(key_levels)
+    low, high = int(starts[0]), int(ends[-1])
+    data = bytes(memoryview(records)[low:high])
+    find = data.find
+    if ((_gather(raw, _U32, begins) == _TAGS) & (raw[begins + 4] == 1) & (ends >= begins + 6)).all():
+        known = cache.known
+        found = [known(data[at : find(b"\x02", at)]) for at in (begins - low + 5).tolist()]
+        if None in found:
+            found = [
+                cache.hash(data[at : find(b"\x02", at)]) if value is None else value
+                for value, at in zip(found, (begins - low + 5).tolist(), strict=True)
+            ]
+        return np.array(found, np.uint64)
+    hashes: list[int] = []
+    for begin, end in zip((begins - low).tolist(), (ends - low).tolist(), strict=True):
+        tag = escaped_tag_of(data[begin:end])
+        hashes.append(0 if tag is None else cache.hash(tag))
+    return np.array(hashes, np.uint64)
+
+
+def stamp_one(
+    records: memoryview | bytearray,
+    start: int,
+    size: int,
+    queue_offset: int,
+    physical: int,
+    store_ms: int,
+    store_host: bytes,
+) -> None:
+    """`stamp` of one record: cheaper than arrays for a batch of a few."""
+    store_at = start + (STORE_MS_AT + IPV6_EXTRA if records[start + 39] & SYS_BORN_IPV6 else STORE_MS_AT)
+    records[start + 20 : start + 36] = queue_offset.to_bytes(8, "big") + physical.to_bytes(8, "big")
+    records[store_at : store_at + 16] = store_ms.to_bytes(8, "big") + store_host
+    check = stamp_check(queue_offset, physical, store_ms, int.from_bytes(store_host, "big"))
+    records[start + size - 8 : start + size - 4] = check.to_bytes(4, "big")
