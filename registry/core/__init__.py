@@ -1,0 +1,1 @@
+"""The registry without event loop, socket, file or clock."""

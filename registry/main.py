@@ -1,0 +1,31 @@
+"""The registry's process."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdmq.config import Config
+from holdmq.errors import StartupError
+from holdmq.process import Service, listen_error
+from registry.server import RegistryServer
+
+
+async def main(config: Config, service: Service) -> None:
+    """Serve the tables on ``registry.bind:registry.port`` until the process is told to stop."""
+    section = config.registry
+    server = RegistryServer(config.cluster.name, section.scan_interval_s, section.broker_expiry_s)
+    try:
+        port = await server.listen(section.bind, section.port)
+    except StartupError as error:
+        if isinstance(error.__cause__, OSError):
+            raise listen_error(error.__cause__, "registry.port", section.bind, section.port) from error
+        raise
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            scanning = tasks.create_task(server.scan(), name="registry scan")
+            service.ready(lambda: (True, "ready"))
+            service.log.info("registry serves", bind=section.bind, port=port)
+            await service.stopping.wait()
+            scanning.cancel()
+    finally:
+        await server.close()

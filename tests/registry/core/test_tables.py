@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from holdmq.errors import Code, HoldMQError
+from holdmq.wire.headers import BrokerRow, RouteRow, TopicRow
+from registry.core import tables as module
+from registry.core.tables import BrokerKey, Tables
+
+
+def topic(name: str, queues: int = 4) -> TopicRow:
+    return TopicRow(name, queues, queues, 6, "log", 1, False)
+
+
+def route(name: str, broker: str, queues: int = 4) -> RouteRow:
+    return RouteRow(name, broker, queues, queues, 6, "log", 1)
+
+
+def broker(name: str = "a", broker_id: int = 0, address: str = "h:1", cluster: str = "c") -> BrokerRow:
+    return BrokerRow(cluster, name, broker_id, address)
+
+
+def test_a_broker_enters_every_table_and_leaves_every_table() -> None:
+    tables = Tables()
+    tables.register(broker(), [topic("t"), topic("%SESSION", 64)], "conn", 0.0)
+    assert tables.routes(["t", "none"]) == ([route("t", "a")], [broker()])
+    assert tables.clusters() == {"c": ["a"]}
+    assert tables.topics() == ["%SESSION", "t"]
+    assert (tables.broker_count, tables.topic_count, tables.route_count) == (1, 2, 2)
+    assert tables.unregister("a", 0)
+    assert tables.size() == 0
+    assert tables.route_count == 0
+    assert not tables.unregister("a", 0)
+
+
+def test_a_registration_replaces_what_the_broker_said_before() -> None:
+    tables = Tables()
+    tables.register(broker(), [topic("t"), topic("gone")], "conn", 0.0)
+    assert tables.register(broker(address="h:2"), [topic("t", 8), topic("new")], "conn2", 1.0) == "h:1"
+    assert tables.routes() == ([route("t", "a", 8), route("new", "a")], [broker(address="h:2")])
+
+
+def test_the_version_rises_with_changes_only() -> None:
+    tables = Tables()
+    tables.register(broker(), [topic("t")], "conn", 0.0)
+    version = tables.version
+    tables.register(broker(), [topic("t")], "conn", 30.0)
+    assert tables.version == version
+    tables.register(broker(), [topic("t", 5)], "conn", 60.0)
+    assert tables.version == version + 1
+    tables.unregister("a", 0)
+    assert tables.version == version + 2
+
+
+def test_who_was_silent_too_long_is_dropped_and_others_stay() -> None:
+    tables = Tables()
+    tables.register(broker("a"), [topic("t")], "ca", 0.0)
+    tables.register(broker("b"), [topic("t")], "cb", 100.0)
+    assert tables.expire(120.0, 120.0) == []
+    assert tables.silent_ms(120.0) == {"a": 120_000, "b": 20_000}
+    assert tables.expire(120.1, 120.0) == [BrokerKey("a", 0)]
+    assert tables.routes(["t"]) == ([route("t", "b")], [broker("b")])
+
+
+def test_a_registration_keeps_a_broker_from_expiring() -> None:
+    tables = Tables()
+    for second in range(0, 600, 30):
+        tables.register(broker(), [], "conn", float(second))
+        assert tables.expire(second + 29.0, 120.0) == []
+
+
+def test_a_closed_connection_takes_its_brokers_along() -> None:
+    tables = Tables()
+    tables.register(broker("a"), [topic("t")], "one", 0.0)
+    tables.register(broker("b"), [topic("t")], "one", 0.0)
+    tables.register(broker("z"), [topic("t")], "two", 0.0)
+    assert tables.connection_closed("one") == [BrokerKey("a", 0), BrokerKey("b", 0)]
+    assert [row.broker for row in tables.brokers()] == ["z"]
+    assert tables.connection_closed("one") == []
+
+
+def test_an_old_connection_s_end_does_not_drop_a_broker_that_came_back() -> None:
+    tables = Tables()
+    tables.register(broker(), [topic("t")], "old", 0.0)
+    tables.register(broker(), [topic("t")], "new", 1.0)
+    assert tables.connection_closed("old") == []
+    assert tables.broker_count == 1
+    assert tables.connection_closed("new") == [BrokerKey("a", 0)]
+    assert tables.size() == 0
+
+
+def test_the_lowest_id_speaks_for_a_broker_s_name() -> None:
+    tables = Tables()
+    tables.register(broker(broker_id=1, address="h:2"), [topic("t", 2)], "slave", 0.0)
+    assert tables.routes(["t"])[0] == [route("t", "a", 2)]
+    tables.register(broker(), [topic("t", 4), topic("m")], "master", 0.0)
+    assert tables.routes()[0] == [route("t", "a", 4), route("m", "a")]
+    tables.connection_closed("master")
+    assert tables.routes() == ([route("t", "a", 2)], [broker(broker_id=1, address="h:2")])
+    tables.connection_closed("slave")
+    assert tables.size() == 0
+
+
+def test_a_name_belongs_to_one_cluster() -> None:
+    tables = Tables()
+    tables.register(broker(), [], "conn", 0.0)
+    with pytest.raises(HoldMQError, match="belongs to cluster 'c'") as caught:
+        tables.register(broker(cluster="other"), [], "conn2", 0.0)
+    assert caught.value.code == Code.NOT_PERMITTED
+
+
+def test_brokers_are_bounded_and_a_known_one_may_still_register() -> None:
+    tables = Tables(brokers_max=2)
+    tables.register(broker("a"), [], 1, 0.0)
+    tables.register(broker("b"), [], 2, 0.0)
+    with pytest.raises(HoldMQError, match="BROKERS_MAX") as caught:
+        tables.register(broker("z"), [], 3, 0.0)
+    assert caught.value.code == Code.LIMIT_EXCEEDED
+    tables.register(broker("b"), [topic("t")], 4, 0.0)
+
+
+def test_routes_are_bounded_and_a_refusal_changes_nothing() -> None:
+    tables = Tables(routes_max=3)
+    tables.register(broker("a"), [topic("t"), topic("u")], 1, 0.0)
+    with pytest.raises(HoldMQError, match="ROUTES_MAX"):
+        tables.register(broker("b"), [topic("t"), topic("u")], 2, 0.0)
+    assert tables.connection_closed(2) == []
+    tables.register(broker("a"), [topic("t"), topic("u"), topic("v")], 1, 0.0)
+    with pytest.raises(HoldMQError, match="ROUTES_MAX"):
+        tables.register(broker("a"), [topic(f"t{i}") for i in range(4)], 1, 0.0)
+    assert tables.route_count == 3
+    assert len(tables.routes()[0]) == 3
+
+
+def test_an_answer_with_too_many_routes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUTE_ANSWER_MAX", 2)
+    tables = Tables()
+    tables.register(broker("a"), [topic("t"), topic("u"), topic("v")], 1, 0.0)
+    with pytest.raises(HoldMQError, match="ask for fewer topics"):
+        tables.routes()
+    assert len(tables.routes(["t", "u", "t"])[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        (broker("a b"), "broker name"),
+        (broker(""), "broker name"),
+        (broker("a", cluster="x" * 65), "cluster name"),
+        (broker("a", -1), "broker id -1"),
+        (broker("a", address="nowhere"), "host:port"),
+        (broker("a", address="h:port"), "host:port"),
+        (broker("a", address="h" * 400 + ":1"), "host:port"),
+    ],
+)
+def test_a_bad_broker_is_refused_by_what_is_wrong(row: BrokerRow, fault: str) -> None:
+    tables = Tables()
+    with pytest.raises(HoldMQError, match=fault):
+        tables.register(row, [], 1, 0.0)
+    assert tables.size() == 0
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "host.example:65535", "[::1]:9876", "::1:9876", "unix:/run/b"]
+)
+def test_addresses_of_every_kind_are_taken(address: str) -> None:
+    tables = Tables()
+    tables.register(broker(address=address), [], 1, 0.0)
+    assert tables.brokers()[0].address == address
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        (topic("a.b"), Code.TOPIC_INVALID),
+        (topic(""), Code.TOPIC_INVALID),
+        (topic("%"), Code.TOPIC_INVALID),
+        (topic("t", -1), Code.LIMIT_EXCEEDED),
+        (topic("t", module.QUEUES_MAX + 1), Code.LIMIT_EXCEEDED),
+    ],
+)
+def test_a_bad_topic_refuses_the_registration(row: TopicRow, code: Code) -> None:
+    tables = Tables()
+    with pytest.raises(HoldMQError) as caught:
+        tables.register(broker(), [topic("good"), row], 1, 0.0)
+    assert caught.value.code == code
+    assert tables.size() == 0
+
+
+def test_any_sequence_of_changes_leaves_the_tables_consistent() -> None:
+    rng = random.Random(7)
+    tables = Tables()
+    expected: dict[BrokerKey, tuple[int, float, list[TopicRow]]] = {}
+    for step in range(3000):
+        now = float(step)
+        key = BrokerKey(rng.choice("abc"), rng.randrange(2))
+        action = rng.randrange(4)
+        if action <= 1:
+            topics = [topic(name, rng.randrange(1, 3)) for name in rng.sample("tuvw", rng.randrange(5))]
+            connection = rng.randrange(4)
+            tables.register(broker(key.broker, key.broker_id), topics, connection, now)
+            expected[key] = (connection, now, topics)
+        elif action == 2:
+            assert tables.unregister(*key) == (expected.pop(key, None) is not None)
+        else:
+            gone = rng.randrange(4)
+            closed = sorted(k for k, (connection, _, _) in expected.items() if connection == gone)
+            assert tables.connection_closed(gone) == closed
+            for k in closed:
+                del expected[k]
+        if rng.randrange(10) == 0:
+            late = {k for k, (_, seen, _) in expected.items() if now - seen > 20}
+            assert set(tables.expire(now, 20)) == late
+            expected = {k: v for k, v in expected.items() if k not in late}
+        speakers = {name: min(k.broker_id for k in expected if k.broker == name) for name, _ in expected}
+        rows = [
+            route(t.topic, name, t.read_queues)
+            for name, broker_id in speakers.items()
+            for t in expected[BrokerKey(name, broker_id)][2]
+        ]
+        assert sorted(tables.routes()[0]) == sorted(rows)
+        assert [(b.broker, b.broker_id) for b in tables.brokers()] == sorted(expected)
+        assert tables.route_count == sum(len(topics) for _, _, topics in expected.values())
+    for name in "abc":
+        for broker_id in range(2):
+            tables.unregister(name, broker_id)
+    assert tables.size() == 0
