@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdmq.errors import ConfigError, StartupError
-from holdmq.process import ENV_PARENT_PID, EXIT_USAGE
+from holdmq.process import ENV_PARENT_PID, EXIT_FAILED, EXIT_USAGE
 
 POLL_INTERVAL_S: Final = 0.1
 """Between two looks at a child's /readyz: a tenth of what a person notices."""
@@ -35,7 +35,10 @@ STEADY_S: Final = 60.0
 """A child that ran this long starts with the shortest delay again."""
 
 LINE_MAX_BYTES: Final = 65_536
-"""Longest line taken from a child as one; what is longer is passed on in parts."""
+"""Most that is kept of a line that has not ended; a longer one is passed on in parts."""
+
+OUTPUT_LIMIT_S: Final = 1.0
+"""For the last lines of a child that has ended; what it left behind may hold its pipe for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,35 +165,52 @@ class Supervisor:
     async def _run_once(self, running: _Running) -> int:
         """Run the child to its end and return its exit code, negative for a signal."""
         child = running.child
-        process = await asyncio.create_subprocess_exec(
-            *child.argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=self._environ,
-            start_new_session=True,
-            limit=LINE_MAX_BYTES,
-        )
+        # A pipe of our own: asyncio's would make wait() last until everything the child forked has closed it.
+        output, inherited = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *child.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=inherited,
+                stderr=inherited,
+                env=self._environ,
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(output)
+            self._say("up", f"{child.name} cannot be started: {error.strerror}: {child.argv[0]}")
+            return EXIT_FAILED
+        finally:
+            os.close(inherited)
         running.process = process
-        assert process.stdout is not None
-        passing = asyncio.create_task(self._pass_on(child.name, process.stdout))
+        passing = asyncio.create_task(self._pass_on(child.name, output))
         code = await process.wait()
         # What it forked (workers, a JVM) may still hold its ports.
         _kill_group(process.pid)
-        await passing
+        done, _ = await asyncio.wait([passing], timeout=OUTPUT_LIMIT_S)
+        if not done:
+            passing.cancel()
         return code
 
-    async def _pass_on(self, name: str, stream: asyncio.StreamReader) -> None:
-        while True:
-            try:
-                line = await stream.readuntil(b"\n")
-            except asyncio.IncompleteReadError as end:
-                if end.partial:
-                    self._say(name, end.partial.decode(errors="replace"))
-                return
-            except asyncio.LimitOverrunError as long:
-                line = await stream.readexactly(long.consumed)
-            self._say(name, line.decode(errors="replace").rstrip("\r\n"))
+    async def _pass_on(self, name: str, output: int) -> None:
+        """Say each line that comes out of the pipe `output`, and close it at its end."""
+        stream = asyncio.StreamReader(LINE_MAX_BYTES)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(output, "rb", 0)
+        )
+        unfinished = b""
+        try:
+            while chunk := await stream.read(LINE_MAX_BYTES):
+                *lines, unfinished = (unfinished + chunk).split(b"\n")
+                for line in lines:
+                    self._say(name, line.decode(errors="replace").rstrip("\r"))
+                if len(unfinished) >= LINE_MAX_BYTES:
+                    self._say(name, unfinished.decode(errors="replace"))
+                    unfinished = b""
+            if unfinished:
+                self._say(name, unfinished.decode(errors="replace"))
+        finally:
+            transport.close()
 
 
 def restart_delay_s(failures_in_row: int) -> float:

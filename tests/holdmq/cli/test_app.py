@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+
+import holdmq as package
+from holdmq.cli.app import app
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command of the tree with the words that reach it."""
+    yield path, group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, (*path, name))
+
+
+ALL = list(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=[" ".join(path) or "holdmq" for path, _ in ALL])
+def test_every_command_says_what_it_does_and_shows_an_example(path: tuple[str, ...], command: Any) -> None:
+    assert command.help
+    assert (command.epilog or "").startswith("Example: holdmq ")
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [pair for pair in ALL if not hasattr(pair[1], "commands")],
+    ids=str,
+)
+def test_every_command_can_answer_in_json(path: tuple[str, ...], command: Any) -> None:
+    assert "--json" in [option for parameter in command.params for option in parameter.opts]
+
+
+def test_the_version_is_the_packages(holdmq: Any) -> None:
+    assert holdmq("--version").stdout == f"holdmq {package.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["up", "--nonsense"], ["config", "show", "--set", "gateway.prot=1"]]
+)
+def test_wrong_use_exits_2_without_a_traceback(holdmq: Any, arguments: list[str]) -> None:
+    done = holdmq(*arguments)
+    assert done.returncode == 2
+    assert done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bug_is_a_sentence_and_on_demand_a_traceback(holdmq: Any) -> None:
+    program = "import sys; from holdmq.cli import app; app.app = lambda **_: 1 / 0; app.main()"
+    environ = {**os.environ, "PYTHONPATH": ""}
+    arguments = [sys.executable, "-c", program]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environ)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: this is a bug: ZeroDivisionError")
+    assert len(done.stderr.splitlines()) == 1
+    loud = {**environ, "HOLDMQ_TRACEBACK": "1"}
+    assert (
+        "Traceback" in subprocess.run(arguments, capture_output=True, text=True, check=False, env=loud).stderr
+    )
+
+
+def test_a_reader_that_has_seen_enough_is_no_error_message() -> None:
+    shell = f"{sys.executable} -P -m holdmq.cli config keys --json | head -c 10"
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_the_command_line_loads_no_service_and_no_jvm_library() -> None:
+    program = (
+        "import sys, holdmq.cli; heavy = {'gateway', 'broker', 'storage', 'registry', 'console', 'loadtest', "
+        "'spark_streaming', 'pyspark', 'pyarrow', 'matplotlib', 'numpy'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from holdmq.config_sources import load, reference
+
+
+def test_keys_prints_every_key_as_a_table_and_as_json(holdmq: Any) -> None:
+    rows = json.loads(holdmq("config", "keys", "--json").stdout)
+    assert [row["key"] for row in rows] == [row.key for row in reference()]
+    table = holdmq("config", "keys").stdout
+    for row in reference():
+        assert row.key in table
+        assert row.env in table
+
+
+def test_show_is_a_file_that_gives_the_same_configuration_again(holdmq: Any, tmp_path: Path) -> None:
+    shown = holdmq("config", "show", "--set", "gateway.port=1884", HOLDMQ_CLIENT__REGISTRIES="a:1,b:2").stdout
+    file = tmp_path / "again.toml"
+    file.write_text(shown)
+    assert tomllib.loads(shown)["client"]["registries"] == ["a:1", "b:2"]
+    assert "port = 1884  # --set" in shown
+    again = load(file, environ={}).model_dump()
+    assert again == load(None, ["gateway.port=1884", "client.registries=a:1,b:2"], {}).model_dump()
+
+
+def test_show_as_json_names_the_source_of_every_value(holdmq: Any) -> None:
+    shown = json.loads(holdmq("config", "show", "--json", "--set", "gateway.port=1884").stdout)
+    assert shown["gateway.port"] == {"value": 1884, "source": "--set"}
+    assert shown["gateway.bind"]["source"] == "default"
+
+
+def test_check_accepts_what_the_services_would(holdmq: Any, tmp_path: Path) -> None:
+    file = tmp_path / "holdmq.toml"
+    file.write_text("[gateway]\nport = 1884\n")
+    done = holdmq("config", "check", "--config", str(file), "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"ok": True, "set": ["gateway.port"]})
+    assert holdmq("config", "check").stdout.startswith("the configuration is valid")
+
+
+def test_check_refuses_a_gateway_that_is_open_by_accident(holdmq: Any) -> None:
+    done = holdmq("config", "check", "--set", "gateway.bind=0.0.0.0")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: gateway.bind is 0.0.0.0, which other machines can reach")

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdmq.cli.up import addresses, locked, reachable, refuse_conflicts, require_free_ports, require_writable
+from holdmq.config import Config, GatewaySection, RegistrySection
+from holdmq.errors import ConfigError, StartupError
+
+SERVICES = ["registry", "broker", "gateway", "stats", "console"]
+
+
+@pytest.fixture
+def free_ports() -> Callable[[], list[str]]:
+    """Return ``--set`` flags that give every service ports which are free now."""
+
+    def sets() -> list[str]:
+        keys = list(addresses(Config(), SERVICES))
+        holders = [socket.create_server(("127.0.0.1", 0)) for _ in keys]
+        flags = []
+        for key, holder in zip(keys, holders, strict=True):
+            flags += ["--set", f"{key}={holder.getsockname()[1]}"]
+            holder.close()
+        return flags
+
+    return sets
+
+
+def test_everything_that_is_listened_on_is_known_by_its_key() -> None:
+    found = addresses(Config(), SERVICES)
+    assert found["gateway.port"] == ("127.0.0.1", 1883)
+    assert found["stats.admin_port"] == ("127.0.0.1", 10915)
+    assert len({port for _, port in found.values()}) == len(found)
+
+
+def test_two_services_on_one_port_are_refused_with_both_keys() -> None:
+    config = Config(registry=RegistrySection(port=1883))
+    with pytest.raises(ConfigError, match=r"gateway\.port and registry\.port are both 1883"):
+        refuse_conflicts(config, SERVICES)
+
+
+def test_a_port_chosen_by_the_kernel_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"gateway\.port is 0"):
+        refuse_conflicts(Config(gateway=GatewaySection(port=0)), SERVICES)
+
+
+def test_an_open_gateway_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="allow_anonymous"):
+        refuse_conflicts(Config(gateway=GatewaySection(bind="0.0.0.0")), SERVICES)
+
+
+def test_a_host_that_is_none_is_refused() -> None:
+    config = Config(registry=RegistrySection(bind="no.such.host.invalid"))
+    with pytest.raises(StartupError, match=r'"no\.such\.host\.invalid" \(registry\) is no address'):
+        require_free_ports(config, ["registry"])
+
+
+def test_a_directory_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        StartupError, match=r"the data directory .*/file/data cannot be written: Not a directory"
+    ):
+        require_writable(tmp_path / "file" / "data")
+
+
+def test_a_data_directory_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path),
+        pytest.raises(StartupError, match=rf"another holdmq up \(process {os.getpid()}\) runs on"),
+        locked(tmp_path),
+    ):
+        pytest.fail("the directory was locked twice")
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("bind", "address"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("10.0.0.1", "10.0.0.1")]
+)
+def test_a_wildcard_is_reached_by_loopback(bind: str, address: str) -> None:
+    assert reachable(bind) == address
+
+
+def test_a_busy_port_is_one_clear_sentence_before_anything_starts(
+    holdmq: Any, tmp_path: Path, free_ports: Callable[[], list[str]]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = holdmq("up", "--data", str(tmp_path / "d"), *free_ports(), "--set", f"gateway.port={port}")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"error: port {port} (gateway.port) on 127.0.0.1 is in use by another process; "
+        "stop it, or choose another with --set gateway.port=PORT\n"
+    )
+
+
+def test_an_unwritable_data_directory_is_one_clear_sentence(holdmq: Any) -> None:
+    done = holdmq("up", "--data", "/proc/holdmq")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the data directory /proc/holdmq cannot be written: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_missing_java_is_said_before_anything_starts(
+    holdmq: Any, tmp_path: Path, free_ports: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = holdmq(
+        "up",
+        "--data",
+        str(tmp_path / "d"),
+        *free_ports(),
+        JAVA_HOME="",
+        PATH="",
+        XDG_CACHE_HOME=str(tmp_path / "file"),
+    )
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("or run without analytics: --without stats")
+
+
+def test_only_what_devices_can_do_without_may_be_left_out(holdmq: Any) -> None:
+    done = holdmq("up", "--without", "broker")
+    assert done.returncode == 2
+    assert done.stderr == "error: --without takes stats or console, not broker\n"
