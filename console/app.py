@@ -1,0 +1,67 @@
+"""The web application: the page, its files, the API, and the paths of a probe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from console import api
+from console.cluster import Cluster
+from console.feed import Feed
+from console.http import Guard, error_response
+from holdmq import telemetry
+from holdmq.admin import ReadyCheck
+
+STATIC: Final = Path(__file__).parent / "static"
+
+
+def build(feed: Feed, cluster: Cluster, ready: ReadyCheck, alive: ReadyCheck, requests_max: int) -> ASGIApp:
+    """Return the application over `feed` and `cluster`; `ready` and `alive` answer the probes."""
+
+    async def index(_request: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    def probe(check: ReadyCheck) -> Callable[[Request], Response]:
+        def answer(_request: Request) -> Response:
+            holds, reason = check()
+            return PlainTextResponse(f"{reason}\n", 200 if holds else 503)
+
+        return answer
+
+    def metrics(_request: Request) -> Response:
+        return Response(generate_latest(telemetry.METRICS), media_type=CONTENT_TYPE_LATEST)
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        name = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}.get(error.status_code, "REFUSED")
+        response = error_response(
+            error.status_code, name, f"{request.method} {request.url.path}: {error.detail}"
+        )
+        response.headers.update(error.headers or {})
+        return response
+
+    async def fail(_request: Request, _error: Exception) -> Response:
+        return error_response(500, "SYSTEM_ERROR", "the console failed; its log has the cause")
+
+    app = Starlette(
+        routes=[
+            Route("/", index, methods=["GET"]),
+            *api.routes(feed, cluster),
+            Route("/healthz", probe(alive), methods=["GET"]),
+            Route("/readyz", probe(ready), methods=["GET"]),
+            Route("/metrics", metrics, methods=["GET"]),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ],
+        exception_handlers={HTTPException: refuse, Exception: fail},
+    )
+    return Guard(app, requests_max)

@@ -1,0 +1,1 @@
+"""What the console computes, without clock, file or network."""

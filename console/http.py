@@ -1,0 +1,127 @@
+"""Pure ASGI parts around the application: security headers, the bound on requests, the event stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, MutableMapping
+from typing import Any, Final
+
+from prometheus_client import Counter, Gauge
+from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from console.feed import Feed, StreamsFullError
+from holdmq import telemetry
+
+STREAM_STALL_S: Final = 30.0
+"""A page that takes nothing for so long is gone, whatever its connection says."""
+
+SECURITY_HEADERS: Final = {
+    # Scripts, styles and data from here alone; no frames around the page, so nobody can lay one over it.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+REQUESTS: Final = Gauge("holdmq_console_requests", "HTTP requests in hand.", registry=telemetry.METRICS)
+REQUESTS_REFUSED: Final = Counter(
+    "holdmq_console_requests_refused_total",
+    "HTTP requests refused because console.requests_max were in hand.",
+    registry=telemetry.METRICS,
+)
+
+
+def error_response(status: int, code: str, message: str) -> JSONResponse:
+    """Return an error as every part of the API does: ``{"error": {"code": …, "message": …}}``."""
+    return JSONResponse({"error": {"code": code, "message": message}}, status)
+
+
+class Guard:
+    """Adds the security headers to every answer, and refuses requests above `requests_max` with 503."""
+
+    def __init__(self, app: ASGIApp, requests_max: int) -> None:
+        self._app = app
+        self._requests_max = requests_max
+        self._requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-cache")
+            await send(message)
+
+        if self._requests >= self._requests_max:
+            REQUESTS_REFUSED.inc()
+            busy = error_response(503, "BUSY", f"{self._requests_max} requests are in hand; try again")
+            busy.headers["Retry-After"] = "1"
+            await busy(scope, receive, guarded)
+            return
+        self._requests += 1
+        REQUESTS.set(self._requests)
+        try:
+            await self._app(scope, receive, guarded)
+        finally:
+            self._requests -= 1
+            REQUESTS.set(self._requests)
+
+
+class EventStream:
+    """The response that holds a stream of `feed` until the page leaves or the feed closes."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._feed.stream() as frames:
+                await _until_first(_send_frames(frames, send), _left(receive))
+        except StreamsFullError as error:
+            await error_response(503, "STREAMS_FULL", str(error))(scope, receive, send)
+
+
+async def _send_frames(frames: AsyncIterator[bytes], send: Send) -> None:
+    start: MutableMapping[str, Any] = {
+        "type": "http.response.start",
+        "status": 200,
+        "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")],
+    }
+    await send(start)
+    async for frame in frames:
+        async with asyncio.timeout(STREAM_STALL_S):
+            await send({"type": "http.response.body", "body": frame, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _until_first(frames: Any, left: Any) -> None:
+    """Wait for either; cancel the other. A page that stalls or vanishes is an ordinary end."""
+    tasks = [asyncio.ensure_future(frames), asyncio.ensure_future(left)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(
+            result, asyncio.CancelledError | TimeoutError | OSError
+        ):
+            raise result

@@ -1,0 +1,97 @@
+"""``holdmq console``: wires the feed, the application and the HTTP server together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from console.app import build
+from console.cluster import Cluster
+from console.feed import Feed
+from holdmq.config import Config
+from holdmq.errors import StartupError
+from holdmq.process import Service, listen_error
+
+DRAIN_S: Final = 5
+"""Time for requests in hand to be answered after the signal: streams end at once, the others take ms."""
+
+TABLE: Final = Path("tables") / "tps_1s"
+"""Where the statistics job writes below stats.data_dir (docs/spark.md)."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn under our signals: the process decides when it stops."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def main(config: Config, service: Service) -> None:
+    """Serve the console until the process is told to stop.
+
+    Raises ConfigError when it would be open to others without an explicit choice, StartupError when the
+    port cannot be bound.
+    """
+    section = config.console
+    section.check_exposure()
+    listener = _bind(section.bind, section.port)
+    port: int = listener.getsockname()[1]
+    cluster = Cluster(config.registries())
+    feed = Feed(Path(config.stats.data_dir) / TABLE, cluster, section.streams_max)
+    app = build(feed, cluster, service.readiness, service.liveness, section.requests_max)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            loop="none",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=DRAIN_S,
+        )
+    )
+    await cluster.open()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(feed.run())
+            serving = tasks.create_task(server.serve([listener]))
+            service.ready(lambda: (server.started, "the HTTP server has not started yet"))
+            service.log.info("console serves", url=f"http://{_shown(section.bind)}:{port}/", port=port)
+            stopping = tasks.create_task(service.stopping.wait())
+            await asyncio.wait([stopping, serving], return_when=asyncio.FIRST_COMPLETED)
+            if not service.stopping.is_set():
+                stopping.cancel()
+                await feed.close()
+                raise StartupError("the HTTP server ended by itself; the log has the cause")
+            server.should_exit = True
+            await feed.close()
+    finally:
+        await cluster.close()
+        feed.release()
+        listener.close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise listen_error(error, "console.port", host, port) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
