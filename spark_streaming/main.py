@@ -1,0 +1,113 @@
+"""The service `holdmq stats`: keeps the TPS query running until it is told to stop.
+
+What ends the query otherwise (a failed batch, a JVM that died) ends the process with an error; started
+again, by `holdmq up` or whatever supervises it, it goes on from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import Gauge
+
+from holdmq.config import Config
+from holdmq.errors import HoldMQError, StartupError
+from holdmq.process import Service
+from holdmq.telemetry import METRICS
+from spark_streaming.job.session import Session, start_session
+from spark_streaming.job.sink import Sink
+from spark_streaming.job.tps import TpsJob
+from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA, table_path
+
+DRAIN_WAIT_S: Final = 20.0
+"""How long a stop waits for the running batch; one of the largest takes a few seconds."""
+WATCH_INTERVAL_S: Final = 5.0
+
+BACKLOG: Final = Gauge(
+    "holdmq_stats_backlog_messages", "Messages that the last batch left unread.", registry=METRICS
+)
+
+
+async def main(config: Config, service: Service) -> None:
+    """Run the job until `service.stopping`; raises HoldMQError when the query or its JVM fails."""
+    stats = config.stats
+    data = Path(stats.data_dir)
+    session: Session | None = None
+    loop = asyncio.get_running_loop()
+
+    def say(line: str) -> None:
+        loop.call_soon_threadsafe(lambda: service.log.warning(line, library="spark"))
+
+    try:
+        job = await asyncio.to_thread(_open_job, data, stats.tps_1s_retention_s)
+        session = await asyncio.to_thread(start_session, stats, say)
+        options = {
+            "registry": ",".join(config.registries()),
+            "topics": "*",
+            "starting_offsets": "earliest",
+            "max_records_per_batch": str(stats.max_records_per_batch),
+            "max_partitions": str(stats.cores),
+            "fail_on_data_loss": "false",
+        }
+        await asyncio.to_thread(job.start, session.spark, options, stats.trigger_interval_ms)
+        service.ready(lambda: _is_running(session))
+        service.log.info("counting", table=str(table_path(data, TPS_1S)))
+        await _run(job, session, service)
+    finally:
+        if session is not None:
+            await asyncio.to_thread(session.stop)
+
+
+async def _run(job: TpsJob, session: Session, service: Service) -> None:
+    ended = asyncio.create_task(asyncio.to_thread(job.await_end))
+    stopping = asyncio.create_task(service.stopping.wait())
+    watching = asyncio.create_task(_watch(job))
+    try:
+        await asyncio.wait({ended, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done() and not ended.done():
+            await asyncio.to_thread(job.stop, DRAIN_WAIT_S)
+            service.log.info("stopped after a whole batch")
+            return
+        if not ended.done():
+            watching.result()
+        code = session.jvm_exit_code()
+        if code is not None:
+            raise HoldMQError(f"the JVM of Spark ended with exit code {code}; start again to go on")
+        raise HoldMQError(f"the query ended: {_cause(ended)}; start again to go on from the checkpoint")
+    finally:
+        stopping.cancel()
+        watching.cancel()
+
+
+async def _watch(job: TpsJob) -> None:
+    while True:
+        await asyncio.sleep(WATCH_INTERVAL_S)
+        backlog = await asyncio.to_thread(job.backlog)
+        if backlog is not None:
+            BACKLOG.set(backlog)
+
+
+def _open_job(data: Path, retention_s: int) -> TpsJob:
+    try:
+        table = table_path(data, TPS_1S)
+        table.mkdir(parents=True, exist_ok=True)
+        sink = Sink(table, TPS_1S_SCHEMA, dt.timedelta(seconds=retention_s))
+    except OSError as error:
+        raise StartupError(
+            f"the directory {data} (stats.data_dir) cannot be used: {error.strerror or error}"
+        ) from error
+    return TpsJob(data / "checkpoints" / TPS_1S, sink)
+
+
+def _is_running(session: Session | None) -> tuple[bool, str]:
+    if session is None or session.jvm_exit_code() is not None:
+        return False, "the JVM of Spark has ended"
+    return True, "counting"
+
+
+def _cause(ended: asyncio.Task[None]) -> str:
+    error = ended.exception()
+    return "it was stopped from outside" if error is None else str(error).strip()

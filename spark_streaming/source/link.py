@@ -1,0 +1,204 @@
+"""Blocking access of one process to the cluster: where queues are, what they hold, their records.
+
+Spark calls the source from plain threads of short functions, in the driver's planner and in each Python
+worker. A process has one `Link` per cluster, kept for as long as the process lives, because workers
+are reused from task to task; its connections live on an event loop in a thread of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import structlog
+
+from holdmq import telemetry
+from holdmq.config import LogSection
+from holdmq.errors import HoldMQError, TransportError
+from holdmq.message import TopicQueue
+from holdmq.rpc.client import Client
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
+from holdmq.wire.headers import (
+    BrokerRow,
+    PulledQueue,
+    PullQueue,
+    PullRequest,
+    PullResponse,
+    QueueBounds,
+    QueueBoundsRequest,
+    QueueBoundsResponse,
+    RouteGetRequest,
+    RouteGetResponse,
+    RouteRow,
+)
+from spark_streaming.source.offsets import Bounds
+
+ASK_TIMEOUT_S: Final = 2.0
+"""How long planning waits for a registry or broker: an absent one is left out of this batch."""
+PULL_TIMEOUT_S: Final = 10.0
+"""How long one PULL may take before it is asked again: a cold read of 8 MiB takes a fraction of it."""
+PULL_MAX_BYTES: Final = 8 << 20
+"""The largest answer a broker gives: fewest round trips, and bounded memory of a task."""
+ROLE: Final = "stats"
+
+T = TypeVar("T")
+
+
+class Snapshot(NamedTuple):
+    """What the cluster holds now: bounds of the wanted queues, log epochs, brokers that did not answer."""
+
+    bounds: dict[TopicQueue, Bounds]
+    epochs: dict[str, int]
+    silent: tuple[str, ...]
+
+
+class Pulled(NamedTuple):
+    """One answer to PULL: a row per queue asked, and the records of all of them in that order."""
+
+    queues: list[PulledQueue]
+    body: memoryview
+    log_epoch: int
+
+
+class Link:
+    """Connections of this process to the registries and brokers of one cluster; used from any thread."""
+
+    def __init__(self, registries: Sequence[str]) -> None:
+        self._registries = tuple(registries)
+        self._clients: dict[str, Client] = {}
+        self._topics: dict[str, list[str]] = {}
+        self._addresses: dict[str, str] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="holdmq link", daemon=True)
+        self._thread.start()
+
+    def snapshot(self, is_wanted: Callable[[str], bool]) -> Snapshot:
+        """Return the bounds of every queue of the wanted topics at every broker that answers.
+
+        Without any registry the brokers and topics known from before are asked. Raises TransportError
+        when no registry answers and nothing is known yet.
+        """
+        return self._wait(self._snapshot(is_wanted))
+
+    def pull(self, broker: str, queues: Sequence[PullQueue]) -> Pulled:
+        """Read the next records of `queues` at `broker`, in one answer of bounded size.
+
+        Raises TransportError (away; asking again looks its address up anew), RemoteError (refused).
+        """
+        return self._wait(self._pull(broker, queues))
+
+    def close(self) -> None:
+        """Close every connection and end the thread."""
+        self._wait(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _client(self, address: str) -> Client:
+        client = self._clients.get(address)
+        if client is None:
+            client = self._clients[address] = Client(address, ROLE, f"spark-{os.getpid()}")
+        return client
+
+    async def _snapshot(self, is_wanted: Callable[[str], bool]) -> Snapshot:
+        await self._refresh_routes()
+        wanted = {
+            broker: [topic for topic in topics if is_wanted(topic)] for broker, topics in self._topics.items()
+        }
+        asked = [broker for broker, topics in wanted.items() if topics]
+        answers = await asyncio.gather(
+            *(self._bounds(broker, wanted[broker]) for broker in asked), return_exceptions=True
+        )
+        bounds: dict[TopicQueue, Bounds] = {}
+        epochs: dict[str, int] = {}
+        silent = []
+        for broker, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, HoldMQError):
+                silent.append(broker)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                epochs[broker] = answer.log_epoch
+                for topic, queue_id, first, end in rows(QueueBounds, answer.queues):
+                    bounds[TopicQueue(topic, broker, queue_id)] = Bounds(first, end)
+        return Snapshot(bounds, epochs, tuple(silent))
+
+    async def _refresh_routes(self) -> None:
+        failure: HoldMQError = TransportError("no registry is configured")
+        for address in self._registries:
+            try:
+                reply = await self._client(address).call(
+                    RequestCode.ROUTE_GET, RouteGetRequest(), ASK_TIMEOUT_S
+                )
+                answer = reply.header(RouteGetResponse)
+            except HoldMQError as error:
+                failure = error
+                continue
+            await self._learn(rows(BrokerRow, answer.brokers), rows(RouteRow, answer.routes))
+            return
+        if not self._addresses:
+            raise failure
+
+    async def _learn(self, brokers: list[BrokerRow], routes: list[RouteRow]) -> None:
+        # What a registry does not list (it may have started a moment ago) stays as it was: the broker
+        # itself says what it has, and one that is gone for good costs one refused connection a batch.
+        for row in brokers:
+            if row.broker_id == 0:
+                old = self._addresses.get(row.broker)
+                self._addresses[row.broker] = row.address
+                if old is not None and old != row.address and old in self._clients:
+                    await self._clients.pop(old).close()
+        topics: dict[str, list[str]] = {}
+        for route in routes:
+            topics.setdefault(route.broker, []).append(route.topic)
+        self._topics.update(topics)
+
+    async def _bounds(self, broker: str, topics: list[str]) -> QueueBoundsResponse:
+        address = self._addresses.get(broker)
+        if address is None:
+            raise TransportError(f"no registry knows the address of broker {broker}")
+        request = QueueBoundsRequest(topics)
+        reply = await self._client(address).call(RequestCode.QUEUE_BOUNDS, request, ASK_TIMEOUT_S)
+        return reply.header(QueueBoundsResponse)
+
+    async def _pull(self, broker: str, queues: Sequence[PullQueue]) -> Pulled:
+        address = self._addresses.get(broker)
+        if address is None or self._client(address).connection is None:
+            # Not connected yet, or lost: the broker may have come back somewhere else.
+            await self._refresh_routes()
+            address = self._addresses.get(broker)
+        if address is None:
+            raise TransportError(f"no registry knows the address of broker {broker}")
+        request = PullRequest(list(queues), PULL_MAX_BYTES)
+        reply = await self._client(address).call(RequestCode.PULL, request, PULL_TIMEOUT_S)
+        answer = reply.header(PullResponse)
+        return Pulled(rows(PulledQueue, answer.queues), reply.body, answer.log_epoch)
+
+    async def _close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+
+
+_links: dict[tuple[int, tuple[str, ...]], Link] = {}
+_links_lock = threading.Lock()
+
+
+def link_to(registries: Sequence[str]) -> Link:
+    """Return this process's Link to a cluster, made on first use and kept; never pickled, never forked."""
+    key = (os.getpid(), tuple(registries))
+    with _links_lock:
+        found = _links.get(key)
+        if found is None:
+            if not structlog.is_configured():
+                # A Python worker: its standard output belongs to Spark, its standard error is the log.
+                telemetry.setup("spark", LogSection())
+            found = _links[key] = Link(registries)
+        return found

@@ -1,0 +1,49 @@
+"""Which task reads what: ranges of queues cut into at most as many partitions as there are cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from holdmq.message import TopicQueue
+from spark_streaming.source.offsets import FROM_FIRST, Range
+
+PARTITION_RECORDS_MIN: Final = 20_000
+"""Records that pay for a task: below this reading costs less than starting a second one."""
+
+
+def split(
+    wanted: Iterable[Range], max_partitions: int, firsts: Mapping[TopicQueue, int] | None = None
+) -> list[list[Range]]:
+    """Cut ranges into at most `max_partitions` lists of nearly the same number of records.
+
+    A queue is cut in two only where the line falls inside it, so tasks read long runs. `firsts` are
+    the first offsets of queues read from their first; without one such a range counts from 0.
+    """
+    firsts = firsts or {}
+    todo = list(wanted)
+    sizes = [item.end - _begin(item, firsts) for item in todo]
+    total = sum(sizes)
+    if not todo:
+        return []
+    count = max(1, min(max_partitions, total // PARTITION_RECORDS_MIN))
+    share = -(-total // count)
+    parts: list[list[Range]] = [[]]
+    room = share
+    for item, size in zip(todo, sizes, strict=True):
+        while size > room:
+            if room > 0:
+                middle = item.end - size + room
+                parts[-1].append(item._replace(end=middle))
+                # The rest starts in the middle of the queue, where the epoch of its start no longer holds.
+                item = item._replace(epoch=0, start=middle)
+                size -= room
+            parts.append([])
+            room = share
+        parts[-1].append(item)
+        room -= size
+    return [part for part in parts if part]
+
+
+def _begin(item: Range, firsts: Mapping[TopicQueue, int]) -> int:
+    return item.start if item.start != FROM_FIRST else min(firsts.get(item.queue, 0), item.end)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdmq.message import TopicQueue
+from spark_streaming.source.offsets import (
+    FROM_FIRST,
+    Bounds,
+    Range,
+    advance,
+    check_offsets,
+    cut_back,
+    parse_queue,
+    ranges,
+)
+
+
+def queue(topic: str, queue_id: int = 0, broker: str = "b") -> TopicQueue:
+    return TopicQueue(topic, broker, queue_id)
+
+
+def test_a_queue_is_written_broker_topic_queue() -> None:
+    assert parse_queue("broker-0/devices/3") == TopicQueue("devices", "broker-0", 3)
+    assert str(TopicQueue("devices", "broker-0", 3)) == "broker-0/devices/3"
+    assert parse_queue("broker-0") is None
+
+
+@pytest.mark.parametrize("key", ["", "a/b", "a/b/c", "a//1", "/b/1", "a/b/1/2", "a/b/-1"])
+def test_a_key_that_names_no_queue_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="is not broker/topic/queue"):
+        parse_queue(key)
+
+
+@pytest.mark.parametrize(
+    "value", [[], "x", {"b/t/0": -1}, {"b/t/0": 1.5}, {"b/t/0": True}, {"b/t": 1}, {1: 1}]
+)
+def test_offsets_of_the_wrong_shape_are_refused(value: object) -> None:
+    with pytest.raises(ValueError, match=r"expected|is not"):
+        check_offsets(value)
+
+
+def test_a_batch_takes_all_there_is_within_the_limit() -> None:
+    bounds = {queue("t", 0): Bounds(0, 10), queue("t", 1): Bounds(5, 9)}
+    assert advance({"b/t/0": 4}, bounds, {"b": 2}, 100) == {"b": 2, "b/t/0": 10, "b/t/1": 9}
+
+
+def test_a_queue_that_was_not_known_is_read_from_its_first_record() -> None:
+    start = {"b/t/0": 4}
+    end = advance(start, {queue("new"): Bounds(7, 9), queue("t"): Bounds(0, 4)}, {}, None)
+    assert ranges(start, end) == [Range(queue("new"), 0, FROM_FIRST, 9)]
+
+
+def test_small_backlogs_are_taken_whole_and_large_ones_share_the_rest() -> None:
+    bounds = {queue("live"): Bounds(0, 50), queue("a"): Bounds(0, 10_000), queue("z"): Bounds(0, 90_000)}
+    end = advance({}, bounds, {}, 1_050)
+    assert end == {"b/a/0": 500, "b/live/0": 50, "b/z/0": 500}
+
+
+def test_more_queues_than_the_limit_has_records_still_move() -> None:
+    bounds = {queue("t", i): Bounds(0, 5) for i in range(10)}
+    start: dict[str, int] = {}
+    for _ in range(50):
+        following = advance(start, bounds, {}, 1)
+        assert sum(following.values()) == sum(start.values()) + 1
+        start = following
+    assert set(start.values()) == {5}
+
+
+def test_a_broker_that_does_not_answer_keeps_its_offsets_and_epoch() -> None:
+    start = {"b": 1, "b/t/0": 4, "c": 2, "c/t/0": 7}
+    assert advance(start, {queue("t"): Bounds(0, 9)}, {"b": 1}, None) == {**start, "b/t/0": 9}
+
+
+def test_a_log_that_was_cut_takes_the_offset_back() -> None:
+    bounds = {queue("t"): Bounds(0, 6)}
+    assert cut_back({"b/t/0": 9}, bounds) == [Range(queue("t"), 0, 6, 9)]
+    assert advance({"b/t/0": 9}, bounds, {"b": 2}, None) == {"b": 2, "b/t/0": 6}
+
+
+def test_a_range_carries_the_epoch_in_which_its_start_was_seen() -> None:
+    assert ranges({"b": 3, "b/t/0": 1}, {"b": 4, "b/t/0": 5}) == [Range(queue("t"), 3, 1, 5)]
+
+
+@given(
+    st.dictionaries(st.integers(0, 20), st.tuples(st.integers(0, 50), st.integers(0, 50))),
+    st.dictionaries(st.integers(0, 20), st.integers(0, 100)),
+    st.integers(1, 60),
+)
+def test_a_batch_never_takes_more_than_its_limit_and_never_stands_still(
+    held: dict[int, tuple[int, int]], known: dict[int, int], limit: int
+) -> None:
+    bounds = {queue("t", i): Bounds(first, first + count) for i, (first, count) in held.items()}
+    start = {str(q): min(known.get(q.queue_id, b.first), b.end) for q, b in bounds.items()}
+    end = advance(start, bounds, {}, limit)
+    backlog = sum(b.end - max(start[str(q)], b.first) for q, b in bounds.items())
+    taken = sum(end[str(q)] - max(start[str(q)], b.first) for q, b in bounds.items())
+    assert taken == min(limit, backlog)
+    assert list(end) == sorted(end)
+    assert check_offsets(json.loads(json.dumps(end))) == end

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from holdmq.errors import ConfigError
+from spark_streaming.source.columns import COLUMNS
+from spark_streaming.source.options import OPTIONS, parse_options
+
+
+def test_the_defaults_read_every_topic_of_this_machine_from_its_first_record() -> None:
+    options = parse_options({})
+    assert options.registries == ("127.0.0.1:9876",)
+    assert options.columns == tuple(COLUMNS)
+    assert options.fail_on_data_loss
+    assert not options.starting_latest
+    assert options.is_wanted("devices")
+
+
+@pytest.mark.parametrize("topics", ["*", "%*,*", "[%]*,*"])
+def test_system_topics_are_never_read(topics: str) -> None:
+    if topics.startswith("%"):
+        with pytest.raises(ConfigError, match="system topic"):
+            parse_options({"topics": topics})
+        return
+    assert not parse_options({"topics": topics}).is_wanted("%RETRY%group")
+
+
+def test_topics_are_names_or_patterns() -> None:
+    options = parse_options({"Topics": "devices, cmd-*"})
+    assert [t for t in ("devices", "devices2", "cmd-1", "Cmd-1") if options.is_wanted(t)] == [
+        "devices",
+        "cmd-1",
+    ]
+
+
+def test_starting_offsets_are_a_word_or_json() -> None:
+    assert parse_options({"starting_offsets": "LATEST"}).starting_latest
+    assert parse_options({"starting_offsets": '{"b/t/0": 4}'}).starting == {"b/t/0": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("registry", "nowhere"),
+        ("registry", ""),
+        ("topics", " , "),
+        ("starting_offsets", "yesterday"),
+        ("starting_offsets", '{"b/t": 4}'),
+        ("ending_offsets", "earliest"),
+        ("max_records_per_batch", "0"),
+        ("max_partitions", "-1"),
+        ("fail_on_data_loss", "maybe"),
+        ("columns", "topic,size"),
+        ("columns", "topic,topic"),
+        ("read_timeout_ms", "5s"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_name_of_its_option(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"option {name} = ") as caught:
+        parse_options({name: value})
+    assert OPTIONS[name].meaning in str(caught.value)
+
+
+def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="unknown option 'topic'; there are registry, topics"):
+        parse_options({"topic": "devices"})
+
+
+def test_options_travel_to_workers() -> None:
+    options = parse_options({"tags": "1/temp,2/temp", "starting_offsets": '{"b/t/0": 4}'})
+    assert pickle.loads(pickle.dumps(options)) == options
