@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from holdmq.mqtt import MqttError, TopicTable
+from holdmq.mqtt.topics import CACHED_TOPIC_BYTES_MAX
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.made: list[bytes] = []
+
+    def __call__(self, topic: bytes) -> int:
+        self.made.append(topic)
+        return len(self.made)
+
+
+def test_an_entry_is_made_once() -> None:
+    create = Counting()
+    table = TopicTable(create)
+    assert [table.admit(topic) for topic in (b"a", b"b", b"a", b"b")] == [1, 2, 1, 2]
+    assert create.made == [b"a", b"b"]
+
+
+def test_the_table_is_bounded_and_keeps_what_is_used() -> None:
+    create = Counting()
+    table = TopicTable(create, max_entries=10)
+    hot = table.admit(b"hot")
+    for index in range(100):
+        table.admit(b"cold/%d" % index)
+        assert table.admit(b"hot") == hot
+        assert len(table) <= 10
+    assert create.made.count(b"hot") == 1
+    assert table.rotations > 10
+
+
+def test_a_long_topic_is_checked_each_time_and_not_kept() -> None:
+    create = Counting()
+    table = TopicTable(create)
+    longest = b"t" * CACHED_TOPIC_BYTES_MAX
+    table.admit(longest)
+    table.admit(longest)
+    table.admit(longest + b"t")
+    table.admit(longest + b"t")
+    assert len(create.made) == 3
+    assert len(table) == 1
+
+
+def test_an_invalid_topic_makes_no_entry() -> None:
+    create = Counting()
+    table = TopicTable(create)
+    with pytest.raises(MqttError):
+        table.admit(b"a/#")
+    assert create.made == []
+    assert len(table) == 0
+
+
+def test_after_forget_entries_are_made_anew() -> None:
+    table = TopicTable(Counting())
+    assert table.admit(b"a") == 1
+    table.forget()
+    assert len(table) == 0
+    assert table.admit(b"a") == 2
