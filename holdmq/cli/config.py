@@ -39,6 +39,7 @@ def check(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -
     """Read the configuration, and say whether the services would accept it."""
     loaded = configuration(config, set_)
     loaded.gateway.anonymous_allowed()
+    loaded.console.check_exposure()
     given = [row.key for row in reference() if loaded.source_of(row.key) != "default"]
     if as_json:
         print_json({"ok": True, "set": given})

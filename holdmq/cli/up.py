@@ -29,8 +29,8 @@ DATA_DIR: Final = "holdmq-data"
 _CORE: Final = ("registry", "broker", "gateway")
 """Without these no device's message moves; started in this order, each when the one before is ready."""
 
-_STOP_LIMIT_S: Final = 15.0
-"""For a child to drain, beyond what its own drain key grants: a flush, a checkpoint, a batch."""
+_STOP_LIMIT_S: Final = 30.0
+"""For a child to drain, beyond what its own drain key grants: a flush, a checkpoint, a Spark batch."""
 
 _COLORS: Final = {"registry": 36, "broker": 33, "gateway": 32, "stats": 35, "console": 34, "up": 1}
 
@@ -103,6 +103,8 @@ def addresses(config: Config, names: Iterable[str]) -> dict[str, tuple[str, int]
 def refuse_conflicts(config: Config, names: list[str]) -> None:
     """Raise ConfigError when the services cannot run together on one machine with this configuration."""
     config.gateway.anonymous_allowed()
+    if "console" in names:
+        config.console.check_exposure()
     seen: dict[int, str] = {}
     for key, (_, port) in addresses(config, names).items():
         if port == 0:
