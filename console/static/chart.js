@@ -68,7 +68,7 @@ export class Chart {
     const muted = colour("--muted"), line = faded(colour("--line"), 0.7), font = `12px ${css("--sans")}`;
     const lines = names.map((name) => {
       const stroke = name === "" ? muted : colour(name === null ? "--s8" : `--s${this.#slot(name)}`);
-      return { label: name ?? "others", stroke, width: 2, fill: this.#fill(stroke), paths: uPlot.paths.spline(), points: { show: false } };
+      return { label: name ?? "others", stroke, width: 1.75, fill: this.#fill(stroke), paths: uPlot.paths.spline(), points: { show: false } };
     });
     const axis = { stroke: muted, font, ticks: { show: false }, grid: { stroke: line, width: 1 } };
     this.#plot = new uPlot({
@@ -78,7 +78,7 @@ export class Chart {
       cursor: { y: false, points: { size: 8 }, drag: { x: false, y: false } },
       scales: { x: { time: true }, y: { range: (_, _min, max) => [0, Math.max(5, max * 1.12)] } },
       axes: [
-        { ...axis, space: 90, grid: { show: false }, values: (_, at) => at.map((s) => clock(s).slice(0, this.span > 60 ? 5 : 8)) },
+        { ...axis, size: 30, space: 80, incrs: [5, 10, 15, 30, 60, 120, 300], grid: { show: false }, values: (_, at, _axis, _space, step) => at.map((s) => clock(s).slice(0, step < 60 ? 8 : 5)) },
         { ...axis, size: 52, space: 54, values: (_, at) => at.map((n) => (n % 1 ? "" : short(n))) },
       ],
       series: [{}, ...lines],

@@ -52,21 +52,26 @@ function showTps(answer) {
   at("fact-peak").textContent = short(series.peak(chart.span));
   at("clock").textContent = clock(series.now);
   chart.draw(series);
-  if (overview) lists.topics.show(byRate(overview.topics));
+  lists.topics.show(topics());
   document.title = answer.current.messages ? `${short(answer.current.messages)} msg/s · HoldMQ` : "HoldMQ";
 }
 
-const byRate = (topics) => [...topics].sort((a, b) => b.messages_in - a.messages_in || (a.topic < b.topic ? -1 : 1));
+// What the brokers list, and what was counted while they could not be asked.
+function topics() {
+  const listed = overview?.topics ?? [], names = new Set(listed.map((t) => t.topic));
+  const counted = [...series.topics.keys()].filter((name) => !names.has(name)).map((topic) => ({ topic }));
+  return [...listed, ...counted].sort((a, b) => (b.messages_in ?? -1) - (a.messages_in ?? -1) || (a.topic < b.topic ? -1 : 1));
+}
 
 function showCluster(answer) {
   overview = answer;
   notice("cluster-notice", answer.notice);
-  lists.topics.show(byRate(answer.topics));
+  lists.topics.show(topics());
   for (const name of ["brokers", "gateways", "connections"]) lists[name].show(answer[name]);
   for (const [name, count] of Object.entries(answer.counts)) at(`${name}-count`).textContent = count ? number(count) : "";
   const devices = answer.gateways.reduce((sum, g) => sum + (g.state.connections ?? 0), 0);
   at("fact-devices").textContent = answer.gateways.length ? short(devices) : "–";
-  at("fact-stored").textContent = short(answer.topics.reduce((sum, t) => sum + t.messages_stored, 0));
+  at("fact-stored").textContent = answer.topics.length === 0 ? "–" : short(answer.topics.reduce((sum, t) => sum + t.messages_stored, 0));
   at("cluster-name").textContent = answer.brokers[0]?.cluster ?? "";
 }
 

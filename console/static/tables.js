@@ -55,6 +55,8 @@ class Table {
 
 const text = (pick, name) => ({ class: name, fill: (cell, row) => write(cell, pick(row)) });
 
+const known = (value, show) => (value === undefined ? "–" : show(value));
+
 function state(cell, word, level, why) {
   let mark = cell.firstElementChild;
   if (!mark) { mark = document.createElement("span"); mark.className = "state"; cell.append(mark); }
@@ -93,11 +95,11 @@ export function tables(series) {
       text((t) => t.topic),
       { class: "spark", fill: (cell, t) => spark(cell, series.line(series.topics.get(t.topic), 60)) },
       text((t) => number(series.rate(t.topic)), "n rate"),
-      text((t) => short(t.messages_in), "n"),
-      text((t) => bytes(t.bytes_in), "n wide"),
-      text((t) => short(t.messages_out), "n"),
-      text((t) => short(t.messages_stored), "n"),
-      text((t) => number(t.write_queues), "n wide"),
+      text((t) => known(t.messages_in, short), "n"),
+      text((t) => known(t.bytes_in, bytes), "n wide"),
+      text((t) => known(t.messages_out, short), "n"),
+      text((t) => known(t.messages_stored, short), "n"),
+      text((t) => known(t.write_queues, number), "n wide"),
     ], (t) => `topic-${t.topic}`, "No topics yet: the first message creates one."),
     brokers: new Table(at("brokers"), [
       text((b) => b.broker),
@@ -108,7 +110,7 @@ export function tables(series) {
     ], (b) => `broker-${b.broker}`, "No broker has registered."),
     gateways: new Table(at("gateways"), [
       text((g) => g.client_id),
-      text((g) => (g.state.connections === undefined ? "–" : number(g.state.connections)), "n"),
+      text((g) => known(g.state.connections, number), "n"),
       text((g) => g.address, "wide"),
       text(up, "n"),
     ], (g) => `gateway-${g.client_id}`, "No gateway is connected to a broker."),
