@@ -99,6 +99,8 @@ class Client:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
+        if self._closing:
+            raise TransportError(f"the client of {self.address} is closed")
         self.start()
         if self.connection is None:
             try:
@@ -161,11 +163,14 @@ class Client:
                 host, _, port = self.address.rpartition(":")
                 if not host or not port.isdigit():
                     raise TransportError(f"{self.address!r} is no address: host:port or unix:PATH is")
-                _, connection = await loop.create_connection(protocol, host, int(port))
+                _, connection = await loop.create_connection(protocol, host.strip("[]"), int(port))
         request = HelloRequest(PROTOCOL_VERSION, self._role, self._client_id, self._software)
         try:
             reply = await connection.call(RequestCode.HELLO, request, CONNECT_TIMEOUT_S)
             hello = reply.header(HelloResponse)
+            if connection.is_closed:
+                # Lost between the answer's arrival and this task's turn: nobody would tell us again.
+                raise TransportError(f"connection to {self.address} lost right after HELLO")
         except HoldMQError:
             connection.close()
             raise

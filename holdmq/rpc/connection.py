@@ -216,11 +216,12 @@ class Connection(asyncio.Protocol):
             on_reply(TransportError(f"connection to {self.address} is closed"))
             return
         opaque = next(self._opaques)
+        # A header that cannot be encoded raises here, before anybody waits for an answer.
+        self.send(Command(code, opaque, 0, "", header.to_ext()), body, body_length)
         deadline = self._loop.time() + timeout_s
         self._pending[opaque] = (deadline, on_reply)
         if self._timer is None or deadline < self._timer_at:
             self._set_timer(deadline)
-        self.send(Command(code, opaque, 0, "", header.to_ext()), body, body_length)
 
     async def call(
         self,

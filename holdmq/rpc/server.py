@@ -88,14 +88,12 @@ class Server:
     def _opened(self, connection: Connection) -> None:
         self.connections[connection] = None
         if len(self.connections) > self._connections_max:
-            self.refused += 1
-            connection.close(RemoteError(Code.LIMIT_EXCEEDED, f"{self._connections_max} connections"))
+            connection.close(WireError(f"{self._connections_max} connections", Code.LIMIT_EXCEEDED))
             return
         loop = asyncio.get_running_loop()
         connection.context = loop.call_later(self._hello_timeout_s, self._silent, connection)
 
     def _silent(self, connection: Connection) -> None:
-        self.refused += 1
         connection.close(WireError(f"no HELLO within {self._hello_timeout_s} s", Code.HELLO_REQUIRED))
 
     # Handler
@@ -117,8 +115,7 @@ class Server:
             request.refuse(
                 RemoteError(Code.HELLO_REQUIRED, "the first request of a connection must be HELLO")
             )
-            self.refused += 1
-            connection.close()
+            connection.close(WireError("no HELLO", Code.HELLO_REQUIRED))
             return
         hello = request.header(HelloRequest)
         if hello.protocol_version != PROTOCOL_VERSION:
@@ -127,7 +124,7 @@ class Server:
                 f"protocol version {hello.protocol_version}; this server speaks {PROTOCOL_VERSION}",
             )
         connection.context.cancel()
-        connection.context = None
+        connection.context = request.command.language
         answer = self._hello(connection, hello)
         self.connections[connection] = hello
         connection.set_frame_max_bytes(self._frame_max_bytes)
@@ -139,7 +136,7 @@ class Server:
         had_hello = self.connections.pop(connection, None) is not None
         if had_hello:
             self._on_closed(connection)
-        elif connection.context is not None:
+        elif isinstance(connection.context, asyncio.TimerHandle):
             connection.context.cancel()
 
     def writing_resumed(self, connection: Connection) -> None:

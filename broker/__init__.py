@@ -1,0 +1,1 @@
+"""The broker: topics, produce, pull, hold and readers over one store."""

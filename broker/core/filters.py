@@ -1,0 +1,134 @@
+"""Filters of pulls and readers: which messages may interest a connection.
+
+A filter is a set of terms (wire.headers.FilterTerm); a message passes when any term passes.
+Everything here may answer "perhaps" for a message that does not match: the reader always
+tests again. It never answers "no" for one that does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from holdmq.errors import Code, WireError
+from holdmq.mqtt.filters import matches
+from holdmq.wire.headers import FilterTerm, TermKind
+
+TERMS_MAX: Final = 1_000_000
+"""Terms of one filter: a worker's bound on MQTT filters."""
+
+Hashes = npt.NDArray[np.uint64]
+
+
+class TopicFilter:
+    """The terms that name one topic (or every topic): counted, as two subscriptions may share one."""
+
+    __slots__ = ("all", "exact", "mqtt", "prefix")
+
+    def __init__(self) -> None:
+        self.all = 0
+        self.exact: Counter[int] = Counter()
+        self.prefix: Counter[int] = Counter()
+        self.mqtt: Counter[str] = Counter()
+
+    def change(self, term: FilterTerm, by: int) -> None:
+        """Add (by = 1) or take away (by = -1) a term; taking away one that is not there changes nothing."""
+        if term.kind == TermKind.TOPIC:
+            self.all = max(0, self.all + by)
+        elif term.kind == TermKind.TAG:
+            _count(self.exact, term.hash, by)
+        elif term.kind == TermKind.PREFIX:
+            _count(self.prefix, term.hash >> 32, by)
+        elif term.kind == TermKind.MQTT:
+            _count(self.mqtt, term.filter, by)
+        else:
+            raise WireError(f"filter term kind {term.kind} is not known", Code.MISSING_FIELD)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.all or self.exact or self.prefix or self.mqtt)
+
+    @property
+    def needs_tags(self) -> bool:
+        """Whether hashes alone cannot decide."""
+        return bool(self.mqtt) and not self.all
+
+    def indices_by_hash(self, hashes: Hashes | None, count: int) -> list[int]:
+        """Which of `count` messages pass an exact or prefix term."""
+        if hashes is None:
+            return list(range(count)) if 0 in self.exact else []
+        exact, prefix = self.exact, self.prefix
+        if prefix:
+            return [i for i, h in enumerate(hashes.tolist()) if h in exact or h >> 32 in prefix]
+        return [i for i, h in enumerate(hashes.tolist()) if h in exact] if exact else []
+
+    def passes_tag(self, tag: str | None) -> bool:
+        """Whether an MQTT term matches the tag (None = a message without tag)."""
+        # A first level stands for the topic: "#" then matches no tag at all too [MQTT-4.7.1-2],
+        # and a tag that begins with $ is nothing special.
+        topic = "t" if tag is None else f"t/{tag}"
+        return any(matches(f"t/{f}", topic) for f in self.mqtt)
+
+
+def _count(counter: Counter[int] | Counter[str], key: int | str, by: int) -> None:
+    left = counter.get(key, 0) + by  # type: ignore[arg-type]
+    if left > 0:
+        counter[key] = left  # type: ignore[index]
+    else:
+        counter.pop(key, None)  # type: ignore[arg-type]
+
+
+class FilterSet:
+    """The terms of one reader or one registered filter."""
+
+    __slots__ = ("_any", "_topics", "terms_max")
+
+    def __init__(self, terms_max: int = TERMS_MAX) -> None:
+        self.terms_max = terms_max
+        self._topics: dict[str, TopicFilter] = {}
+        self._any = TopicFilter()
+
+    def __len__(self) -> int:
+        each = [self._any, *self._topics.values()]
+        return sum(bool(t.all) + len(t.exact) + len(t.prefix) + len(t.mqtt) for t in each)
+
+    def change(self, add: Iterable[FilterTerm], remove: Iterable[FilterTerm]) -> None:
+        """Add and remove terms; each added term is removed once for each time that it was added."""
+        for term in add:
+            self._topic_filter(term.topic).change(term, 1)
+        for term in remove:
+            wanted = self._topic_filter(term.topic)
+            wanted.change(term, -1)
+            if term.topic and wanted.is_empty:
+                del self._topics[term.topic]
+        if len(self._topics) > self.terms_max:
+            raise WireError(f"more than {self.terms_max} filter terms", Code.LIMIT_EXCEEDED)
+
+    def _topic_filter(self, topic: str) -> TopicFilter:
+        return self._topics.setdefault(topic, TopicFilter()) if topic else self._any
+
+    def of_topic(self, topic: str) -> Sequence[TopicFilter]:
+        """The parts that may pass a message of this topic; empty = none can.
+
+        Terms for every topic do not include system topics: no MQTT client may see them.
+        """
+        own = self._topics.get(topic)
+        if self._any.is_empty or topic.startswith("%"):
+            return () if own is None else (own,)
+        return (self._any,) if own is None else (own, self._any)
+
+    def may_pass_any(self, topic: str, hashes: Hashes | None) -> bool:
+        """Whether one of these messages of a topic may pass, judged by hashes alone."""
+        for part in self.of_topic(topic):
+            if part.all or part.mqtt:
+                return True
+            if hashes is None:
+                if 0 in part.exact:
+                    return True
+            elif part.indices_by_hash(hashes, len(hashes)):
+                return True
+        return False

@@ -1,0 +1,65 @@
+"""`holdmq broker`: opens the store, listens, registers, drains."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from broker.core.topics import TopicTable
+from broker.metrics import Numbers
+from broker.registration import Registration
+from broker.server import BrokerServer
+from broker.topics import Topics
+from holdmq.config import Config
+from holdmq.process import Service
+from holdmq.telemetry import METRICS
+from holdmq.wire.headers import BrokerRegisterRequest
+from storage.log.store import open_store
+
+EXPIRE_INTERVAL_S = 60.0
+
+
+async def main(config: Config, service: Service) -> None:
+    """Run one broker until `service.stopping`; raises HoldMQError when it cannot start."""
+    loop = asyncio.get_running_loop()
+    settings = config.broker
+    table = TopicTable(settings.topics_max, settings.topic_queues_default)
+    store = open_store(config.storage, settings.name, table.key_levels, loop.call_soon_threadsafe)
+    topics = Topics(
+        Path(config.storage.data_dir) / "config" / "topic.json", table, settings.auto_create_topics
+    )
+    topics.load()
+    await loop.run_in_executor(None, store.open)
+    server = BrokerServer(settings.name, config.cluster.name, store, topics, config.storage.record_max_bytes)
+    METRICS.register(Numbers({"holdmq_broker_": server.numbers, "holdmq_store_": store.numbers}))
+    try:
+        await server.rpc.listen(settings.bind, settings.port)
+        address = settings.advertise or f"{settings.bind}:{server.rpc.port}"
+        registration = Registration(
+            config.registries(),
+            settings.name,
+            settings.register_interval_s,
+            lambda: BrokerRegisterRequest(
+                config.cluster.name, settings.name, 0, address, table.data_version, table.rows()
+            ),
+        )
+        topics.on_change = registration.changed
+        registration.start()
+        service.ready(store.state)
+        service.ready(registration.state)
+        service.log.info("broker serves", name=settings.name, address=address, data=config.storage.data_dir)
+        expiring = loop.create_task(_expire(server), name="expire")
+        await service.stopping.wait()
+        expiring.cancel()
+        await registration.close()
+        await server.drain()
+    finally:
+        topics.close()
+        await loop.run_in_executor(None, store.close)
+
+
+async def _expire(server: BrokerServer) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(EXPIRE_INTERVAL_S)
+        server.produce.sequences.expire(loop.time())

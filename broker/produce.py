@@ -1,0 +1,252 @@
+"""PRODUCE: parse and check a batch as a whole, decide run by run, append, answer on confirmation."""
+
+from __future__ import annotations
+
+import struct
+import time
+import zlib
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from broker.core.sequences import Key, SequencedBatch, Sequences
+from broker.core.topics import TopicTable
+from broker.statistics import Statistics
+from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, WireError
+from holdmq.record_batch import check_entries
+from holdmq.rpc.connection import Request
+from holdmq.topics import is_system_topic
+from holdmq.wire.header import rows
+from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, RunResult
+from storage.store import Batch, MessageStore, Run
+
+_COUNT: Final = struct.Struct(">I")
+BACKLOG_AGE_MAX_MS: Final = 200
+"""A writer this far behind answers BUSY: a device's PUBACK is late already, more would only queue."""
+BACKLOG_MAX_BYTES: Final = 128 << 20
+"""Bytes handed to the writer and not yet confirmed; past it BUSY. Two tail caches."""
+RETRY_AFTER_MS: Final = 50
+
+
+class _Pending:
+    """One PRODUCE in hand: a result per run, and how many runs still wait for the store."""
+
+    __slots__ = ("header", "positions", "request", "results", "waiting")
+
+    def __init__(self, request: Request, header: ProduceRequest, runs: int) -> None:
+        self.request = request
+        self.header = header
+        self.results: list[RunResult | None] = [None] * runs
+        self.positions: dict[int, list[int]] = {}
+        self.waiting = 0
+
+    def settle(self, index: int, code: int, base_offset: int, remark: str = "") -> None:
+        self.results[index] = RunResult(code, base_offset, remark)
+
+    def answer_if_done(self) -> None:
+        if self.waiting:
+            return
+        results = [r for r in self.results if r is not None]
+        positions = None
+        if self.header.want_positions:
+            positions = [self.positions.get(i, []) for i in range(len(results))]
+        busy = any(r.status == Code.BUSY for r in results)
+        self.request.reply(ProduceResponse(results, positions, RETRY_AFTER_MS if busy else 0))
+
+
+class _Accepted:
+    """A run that goes to the store, and where its answer belongs."""
+
+    __slots__ = ("index", "key", "run", "sequenced")
+
+    def __init__(self, index: int, run: ProduceRun, key: Key, sequenced: SequencedBatch) -> None:
+        self.index = index
+        self.run = run
+        self.key = key
+        self.sequenced = sequenced
+
+
+class Produce:
+    """Handles PRODUCE for one broker. Counters are plain numbers for the metrics."""
+
+    def __init__(
+        self, store: MessageStore, topics: TopicTable, statistics: Statistics, record_max_bytes: int
+    ) -> None:
+        self.sequences = Sequences()
+        self.batches = 0
+        self.refused_runs = 0
+        self._store = store
+        self._topics = topics
+        self._statistics = statistics
+        self._record_max_bytes = record_max_bytes
+
+    def handle(self, request: Request) -> None:
+        """Answer one PRODUCE, now or when the store has confirmed it."""
+        header = request.header(ProduceRequest)
+        runs = rows(ProduceRun, header.runs)
+        records, sizes = self._parse(request.body, header, runs)
+        self.batches += 1
+        now = time.monotonic()
+        pending = _Pending(request, header, len(runs))
+        busy = self._is_busy()
+        accepted: list[_Accepted] = []
+        for index, run in enumerate(runs):
+            taken = self._offer(pending, index, run, now, busy)
+            if taken is not None:
+                accepted.append(taken)
+        if accepted:
+            self._append(pending, accepted, runs, records, sizes)
+        pending.answer_if_done()
+
+    def _parse(
+        self, body: memoryview, header: ProduceRequest, runs: list[ProduceRun]
+    ) -> tuple[memoryview, npt.NDArray[np.int64]]:
+        if zlib.crc32(body) != header.crc:
+            raise RemoteError(Code.BODY_CRC, f"the body's CRC-32 is not {header.crc:#010x}")
+        if len(body) < 4:
+            raise WireError("a PRODUCE body without its count", Code.MALFORMED_BATCH)
+        (count,) = _COUNT.unpack_from(body)
+        if count == 0 or count != sum(r.records for r in runs) or any(r.records <= 0 for r in runs):
+            raise RemoteError(Code.MALFORMED_BATCH, f"the runs do not add up to {count} records")
+        begin = 4 + 4 * count
+        if begin > len(body):
+            raise RemoteError(Code.MALFORMED_BATCH, f"{count} sizes do not fit a body of {len(body)} bytes")
+        sizes = np.frombuffer(body[4:begin], dtype=">u4").astype(np.int64)
+        largest = int(sizes.max())
+        if largest > self._record_max_bytes:
+            raise RemoteError(
+                Code.RECORD_TOO_LARGE,
+                f"record {int(sizes.argmax())} has {largest} bytes, "
+                f"record_max_bytes is {self._record_max_bytes}",
+            )
+        records = body[begin:]
+        claimed = [(r.topic.encode(), r.queue_id, r.records) for r in runs]
+        bad = check_entries(records, sizes, claimed, self._record_max_bytes)
+        if bad is not None:
+            raise RemoteError(Code.MALFORMED_BATCH, f"record {bad.entry}: {bad.reason}")
+        return records, sizes
+
+    def _is_busy(self) -> bool:
+        size_bytes, age_ms = self._store.backlog()
+        return age_ms > BACKLOG_AGE_MAX_MS or size_bytes > BACKLOG_MAX_BYTES
+
+    def _offer(
+        self, pending: _Pending, index: int, run: ProduceRun, now: float, busy: bool
+    ) -> _Accepted | None:
+        key = (run.producer_id, run.topic, run.queue_id)
+        error = self._run_error(run)
+        if error is not None:
+            self.refused_runs += 1
+            self.sequences.consume(key, run.producer_epoch, run.first_sequence, run.records, now)
+            pending.settle(index, error.code, -1, error.remark)
+            return None
+        if busy:
+            self.refused_runs += 1
+            self.sequences.refuse(key, run.producer_epoch, run.first_sequence, now)
+            pending.settle(index, Code.BUSY, -1, "the writer is behind")
+            return None
+        verdict = self.sequences.offer(key, run.producer_epoch, run.first_sequence, run.records, now)
+        if verdict.accepted is not None:
+            return _Accepted(index, run, key, verdict.accepted)
+        repeat = verdict.repeat
+        if repeat is None:
+            self.refused_runs += 1
+            pending.settle(index, verdict.code, -1, verdict.remark)
+        elif repeat.is_confirmed:
+            pending.settle(index, Code.OK, repeat.base_offset)
+        else:
+            pending.waiting += 1
+            repeat.waiting.append((pending, index))
+        return None
+
+    def _run_error(self, run: ProduceRun) -> RemoteError | None:
+        topic = self._topics.get(run.topic)
+        if topic is None:
+            return RemoteError(Code.TOPIC_UNKNOWN, f"topic {run.topic!r} does not exist here")
+        if is_system_topic(run.topic):
+            return RemoteError(Code.TOPIC_INVALID, f"{run.topic!r} is a system topic")
+        if not topic.is_writable:
+            return RemoteError(Code.TOPIC_PERM, f"topic {run.topic!r} may not be written")
+        if not 0 <= run.queue_id < topic.write_queues:
+            return RemoteError(Code.QUEUE_UNKNOWN, f"{run.topic!r} has {topic.write_queues} queues here")
+        return None
+
+    def _append(
+        self,
+        pending: _Pending,
+        accepted: list[_Accepted],
+        runs: list[ProduceRun],
+        records: memoryview,
+        sizes: npt.NDArray[np.int64],
+    ) -> None:
+        if len(accepted) < len(runs):
+            records, sizes = _only(accepted, runs, records, sizes)
+        stored = [
+            Run(a.run.topic, a.run.queue_id, a.run.records, self._topics.key_levels(a.run.topic))
+            for a in accepted
+        ]
+        pending.waiting += len(accepted)
+
+        def done(batch: Batch, error: StorageError | None) -> None:
+            if error is None:
+                self._confirmed(pending, accepted, batch)
+            else:
+                self._refused(pending, accepted, error)
+
+        self._store.append(Batch(records, sizes, stored), done)
+
+    def _confirmed(self, pending: _Pending, accepted: list[_Accepted], batch: Batch) -> None:
+        first = 0
+        for a, run in zip(accepted, batch.runs, strict=True):
+            last = first + run.count
+            a.sequenced.is_confirmed = True
+            a.sequenced.base_offset = run.base_offset
+            if pending.header.want_positions:
+                pending.positions[a.index] = (batch.position + batch.starts[first:last]).tolist()
+            self._settle(pending, a, Code.OK, run.base_offset)
+            counts = self._statistics.of(run.topic)
+            counts.messages_in += run.count
+            counts.bytes_in += int(batch.sizes[first:last].sum())
+            first = last
+        pending.answer_if_done()
+
+    def _refused(self, pending: _Pending, accepted: list[_Accepted], error: HoldMQError) -> None:
+        now = time.monotonic()
+        self.refused_runs += len(accepted)
+        for a in accepted:
+            self.sequences.refuse(a.key, a.run.producer_epoch, a.run.first_sequence, now)
+            self._settle(pending, a, error.code, -1, str(error))
+        pending.answer_if_done()
+
+    def _settle(
+        self, pending: _Pending, a: _Accepted, code: Code, base_offset: int, remark: str = ""
+    ) -> None:
+        pending.settle(a.index, code, base_offset, remark)
+        pending.waiting -= 1
+        for other, index in a.sequenced.take_waiting():
+            other.settle(index, code, base_offset, remark)
+            other.waiting -= 1
+            other.answer_if_done()
+
+
+def _only(
+    accepted: list[_Accepted],
+    runs: list[ProduceRun],
+    records: memoryview,
+    sizes: npt.NDArray[np.int64],
+) -> tuple[memoryview, npt.NDArray[np.int64]]:
+    """The accepted runs' records and sizes, copied together: refusals are rare."""
+    ends = np.cumsum(sizes)
+    wanted = {a.index for a in accepted}
+    parts: list[memoryview] = []
+    kept: list[npt.NDArray[np.int64]] = []
+    first = 0
+    for index, run in enumerate(runs):
+        last = first + run.records
+        if index in wanted:
+            begin = int(ends[first - 1]) if first else 0
+            parts.append(records[begin : int(ends[last - 1])])
+            kept.append(sizes[first:last])
+        first = last
+    return memoryview(bytearray(b"").join(parts)), np.concatenate(kept)

@@ -1,0 +1,292 @@
+"""PULL: read many queues at once, and hold the request when there is nothing.
+
+A pull is answered at once when any queue has something to say: messages, a refusal, or a
+cursor that rejected messages moved. Otherwise it is parked (broker.core.hold) and answered by
+an arrival that its filter passes, or at its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from broker.core.filters import FilterSet
+from broker.core.hold import Hold, Parked
+from broker.core.topics import TopicTable
+from broker.statistics import Statistics
+from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.rpc.connection import Connection, Request
+from holdmq.wire.header import rows
+from holdmq.wire.headers import (
+    FilterSetRequest,
+    FilterSetResponse,
+    FilterTerm,
+    PulledQueue,
+    PullQueue,
+    PullRequest,
+    PullResponse,
+)
+from storage.store import Batch, HashFilter, MessageStore, QueueRead, ReadStatus
+
+PULL_MAX_BYTES: Final = 8 << 20
+"""Largest PULL answer (but always one record): what a reader can take in one piece."""
+PULL_MAX_RECORDS: Final = 65_536
+PULL_QUEUES_MAX: Final = 16_384
+HOLD_MAX_MS: Final = 120_000
+"""Longest hold: within the idle time that firewalls give a connection."""
+FILTERS_MAX: Final = 1_024
+"""Registered filters per connection."""
+
+_STATUS: Final = {
+    ReadStatus.FOUND: Code.OK,
+    ReadStatus.AT_END: Code.OK,
+    ReadStatus.AHEAD: Code.OFFSET_AHEAD,
+    ReadStatus.BEHIND: Code.OFFSET_BEHIND,
+    ReadStatus.CORRUPT: Code.CORRUPT,
+}
+
+Handled = tuple[Request, PullRequest, list[PullQueue]]
+
+
+class Pull:
+    """Handles PULL and FILTER_SET for one broker."""
+
+    def __init__(self, store: MessageStore, topics: TopicTable, statistics: Statistics) -> None:
+        self.hold: Hold[Handled] = Hold()
+        self.cold_reads = 0
+        self._store = store
+        self._topics = topics
+        self._statistics = statistics
+        self._filters: dict[Connection, dict[int, FilterSet]] = {}
+        self._parked: dict[Connection, dict[int, Parked[Handled]]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._cold: set[asyncio.Future[Any]] = set()
+
+    def handle(self, request: Request) -> None:
+        """Answer one PULL, now, from the reader pool, or after a hold."""
+        header = request.header(PullRequest)
+        queues = rows(PullQueue, header.queues)
+        if not 1 <= len(queues) <= PULL_QUEUES_MAX:
+            raise RemoteError(Code.LIMIT_EXCEEDED, f"a PULL names 1 to {PULL_QUEUES_MAX} queues")
+        self._filter_of(request.connection, header)
+        self._serve((request, header, queues), header.hold_ms > 0)
+
+    def set_filter(self, request: Request) -> None:
+        """FILTER_SET: register or change a filter of this connection."""
+        header = request.header(FilterSetRequest)
+        filters = self._filters.setdefault(request.connection, {})
+        if header.filter_id not in filters and len(filters) >= FILTERS_MAX:
+            raise RemoteError(Code.LIMIT_EXCEEDED, f"{FILTERS_MAX} filters on one connection")
+        wanted = filters.setdefault(header.filter_id, FilterSet())
+        wanted.change(rows(FilterTerm, header.add), rows(FilterTerm, header.remove))
+        request.reply(FilterSetResponse(self._store.confirmed_position, self._store.epoch))
+
+    def confirmed(self, batches: list[Batch]) -> None:
+        """Messages became visible: answer the parked pulls that want them."""
+        if not self.hold.size:
+            return
+        woken: list[Parked[Handled]] = []
+        for batch in batches:
+            for run in batch.runs:
+                woken += self.hold.arrived(run.topic, run.queue_id, run.hashes)
+        for parked in woken:
+            self._answer_parked(parked, True)
+
+    def forget(self, connection: Connection) -> None:
+        """The connection closed: its filters and parked pulls go."""
+        self._filters.pop(connection, None)
+        for parked in self._parked.pop(connection, {}).values():
+            self.hold.cancel(parked)
+
+    def release_all(self) -> None:
+        """Draining: answer everything that is parked with what there is."""
+        for waiting in list(self._parked.values()):
+            for parked in list(waiting.values()):
+                self.hold.cancel(parked)
+                self._answer_parked(parked, False)
+
+    # Serving
+
+    def _serve(self, handled: Handled, may_hold: bool) -> None:
+        request, header, queues = handled
+        reads = self._read(request.connection, header, queues)
+        if reads is None:
+            self._serve_cold(handled)
+        elif may_hold and all(_is_at_end(q, r) for q, r in zip(queues, reads, strict=True)):
+            self._park(handled)
+        else:
+            self._reply(handled, reads)
+
+    def _read(
+        self, connection: Connection, header: PullRequest, queues: list[PullQueue]
+    ) -> list[QueueRead | RemoteError] | None:
+        """One result per queue from memory; None when one of them needs the disk."""
+        reads: list[QueueRead | RemoteError] = []
+        left = _credit(header)
+        for queue in queues:
+            known = self._lookup(queue)
+            if known is not None:
+                reads.append(known)
+                continue
+            wanted = self._hash_filter(connection, header, queue.topic)
+            read = self._store.read_queue(
+                queue.topic, queue.queue_id, queue.offset, left, PULL_MAX_RECORDS, wanted
+            )
+            if read is None:
+                return None
+            reads.append(read)
+            left -= _size(read)
+            if left <= 0:
+                break
+        return reads
+
+    def _serve_cold(self, handled: Handled) -> None:
+        request, header, queues = handled
+        self.cold_reads += 1
+        plans = [(q, self._lookup(q), self._hash_filter(request.connection, header, q.topic)) for q in queues]
+
+        def read_all() -> list[QueueRead | RemoteError]:
+            reads: list[QueueRead | RemoteError] = []
+            left = _credit(header)
+            for queue, known, wanted in plans:
+                read = known or self._store.read_queue_cold(
+                    queue.topic, queue.queue_id, queue.offset, left, PULL_MAX_RECORDS, wanted
+                )
+                reads.append(read)
+                if isinstance(read, QueueRead):
+                    left -= _size(read)
+                if left <= 0:
+                    break
+            return reads
+
+        future = self._loop.run_in_executor(self._store.reader_pool, read_all)
+        self._cold.add(future)
+
+        def done(finished: asyncio.Future[list[QueueRead | RemoteError]]) -> None:
+            self._cold.discard(finished)
+            if finished.cancelled():
+                return
+            error = finished.exception()
+            if error is None:
+                self._reply(handled, finished.result())
+            elif isinstance(error, HoldMQError):
+                request.refuse(error)
+            else:
+                request.refuse(RemoteError(Code.SYSTEM_ERROR, f"the read failed: {error}"))
+                raise error
+
+        future.add_done_callback(done)
+
+    def _reply(self, handled: Handled, reads: list[QueueRead | RemoteError]) -> None:
+        request, _, queues = handled
+        pulled: list[PulledQueue] = []
+        parts: list[memoryview] = []
+        size = 0
+        for queue, read in zip(queues, reads, strict=False):
+            if isinstance(read, RemoteError):
+                pulled.append(PulledQueue(queue.topic, queue.queue_id, read.code, queue.offset, 0, 0, 0, 0))
+                continue
+            parts += read.parts
+            read_bytes = _size(read)
+            size += read_bytes
+            pulled.append(
+                PulledQueue(
+                    queue.topic,
+                    queue.queue_id,
+                    _STATUS[read.status],
+                    read.next_offset,
+                    read.first_offset,
+                    read.end_offset,
+                    read.count,
+                    read_bytes,
+                )
+            )
+            counts = self._statistics.of(queue.topic)
+            counts.messages_out += read.count
+            counts.bytes_out += read_bytes
+        request.reply(PullResponse(pulled, self._store.epoch), parts, size)
+
+    def _lookup(self, queue: PullQueue) -> RemoteError | None:
+        topic = self._topics.get(queue.topic)
+        if topic is None:
+            return RemoteError(Code.TOPIC_UNKNOWN, queue.topic)
+        if not 0 <= queue.queue_id < topic.read_queues:
+            return RemoteError(Code.QUEUE_UNKNOWN, f"{queue.topic}/{queue.queue_id}")
+        if not topic.is_readable:
+            return RemoteError(Code.TOPIC_PERM, queue.topic)
+        return None
+
+    # Filters
+
+    def _filter_of(self, connection: Connection, header: PullRequest) -> FilterSet | None:
+        if header.filter_id is None:
+            return None
+        wanted = self._filters.get(connection, {}).get(header.filter_id)
+        if wanted is None:
+            raise RemoteError(Code.FILTER_UNKNOWN, f"filter {header.filter_id} is not registered here")
+        return wanted
+
+    def _hash_filter(self, connection: Connection, header: PullRequest, topic: str) -> HashFilter | None:
+        wanted = self._filter_of(connection, header)
+        if wanted is None:
+            return None
+        parts = wanted.of_topic(topic)
+        if any(p.all or p.mqtt for p in parts):
+            return None  # the tag itself decides, and the reader has it
+        exact = {h for p in parts for h in p.exact}
+        prefixes = {h << 32 for p in parts for h in p.prefix}
+        return HashFilter(sorted(exact), sorted(prefixes))
+
+    # Hold
+
+    def _park(self, handled: Handled) -> None:
+        request, header, queues = handled
+        deadline = self._loop.time() + min(header.hold_ms, HOLD_MAX_MS) / 1e3
+        keys = tuple({(q.topic, q.queue_id) for q in queues})
+        parked = Parked(handled, keys, self._filter_of(request.connection, header), deadline)
+        if not self.hold.park(parked):
+            self._serve(handled, False)
+            return
+        self._parked.setdefault(request.connection, {})[id(parked)] = parked
+        if self._timer is None or deadline < self._timer_at:
+            self._set_timer(deadline)
+
+    def _answer_parked(self, parked: Parked[Handled], may_hold: bool) -> None:
+        connection = parked.owner[0].connection
+        waiting = self._parked.get(connection)
+        if waiting is not None:
+            waiting.pop(id(parked), None)
+            if not waiting:
+                del self._parked[connection]
+        if not connection.is_closed:
+            self._serve(parked.owner, may_hold)
+
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._deadline_reached)
+
+    def _deadline_reached(self) -> None:
+        self._timer = None
+        for parked in self.hold.expire(self._loop.time()):
+            self._answer_parked(parked, False)
+        deadline = self.hold.next_deadline()
+        if deadline is not None and self._timer is None:
+            self._set_timer(deadline)
+
+
+def _credit(header: PullRequest) -> int:
+    return max(1, min(header.max_bytes, PULL_MAX_BYTES))
+
+
+def _size(read: QueueRead) -> int:
+    return sum(map(len, read.parts))
+
+
+def _is_at_end(queue: PullQueue, read: QueueRead | RemoteError) -> bool:
+    return (
+        isinstance(read, QueueRead) and read.status == ReadStatus.AT_END and read.next_offset == queue.offset
+    )

@@ -1,0 +1,258 @@
+"""READ_OPEN, READ_FILTER, READ, READ_CLOSE: the shell around broker.core.readers.
+
+A reader in the tail of the log is served from memory when batches are confirmed; one that
+lies further back is served from disk by the reader pool, one read at a time, until it is
+back in the tail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+
+from broker.core.cold import batches_of
+from broker.core.readers import Picked, Reader, scan
+from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.rpc.connection import Connection, Request
+from holdmq.wire.header import rows
+from holdmq.wire.headers import (
+    Empty,
+    FilterTerm,
+    ReadCloseRequest,
+    ReadFilterRequest,
+    ReadOpenRequest,
+    ReadPosition,
+    ReadRequest,
+    ReadResponse,
+)
+from storage.store import Batch, MessageStore, ReadStatus
+
+READERS_MAX: Final = 256
+"""Readers per connection: one live, up to 64 catching up, and room."""
+READS_MAX: Final = 16
+"""Outstanding READs per reader; two or three are what a gateway sends."""
+CREDIT_MAX_BYTES: Final = 8 << 20
+HOLD_MAX_MS: Final = 120_000
+COLD_CHUNK_BYTES: Final = 1 << 20
+TAIL_SCAN_BYTES: Final = 4 << 20
+"""Log scanned for one answer from memory: bounds how long one reader keeps the loop."""
+TICK_S: Final = 0.05
+"""How exactly holds end: nobody waits for an empty answer."""
+
+log = structlog.get_logger("holdmq.broker")
+
+
+class _Open:
+    """An open reader, its connection, and its READs in hand with their deadlines."""
+
+    __slots__ = ("connection", "reader", "reads", "timer")
+
+    def __init__(self, connection: Connection, reader: Reader) -> None:
+        self.connection = connection
+        self.reader = reader
+        self.reads: deque[tuple[Request, int, float]] = deque()
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Reads:
+    """All readers of a broker."""
+
+    def __init__(self, store: MessageStore, key_levels: Callable[[str], int]) -> None:
+        self.readers = 0
+        self.cold_reads = 0
+        self.records_out = 0
+        self.bytes_out = 0
+        self._store = store
+        self._key_levels = key_levels
+        self._open: dict[Connection, dict[int, _Open]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._tick: asyncio.TimerHandle | None = None
+        self._cold: set[asyncio.Future[Any]] = set()
+
+    def open(self, request: Request) -> None:
+        """READ_OPEN: `position` None is the confirmed end; one outside the log is moved into it."""
+        header = request.header(ReadOpenRequest)
+        readers = self._open.setdefault(request.connection, {})
+        if header.reader_id not in readers and len(readers) >= READERS_MAX:
+            raise RemoteError(Code.LIMIT_EXCEEDED, f"{READERS_MAX} readers on one connection")
+        end, first = self._store.confirmed_position, self._store.first_position
+        position = end if header.position is None else header.position
+        if position > end:
+            raise RemoteError(Code.OFFSET_AHEAD, f"position {position} is past the end; continue at {end}")
+        reader = Reader(header.reader_id, max(position, first))
+        reader.filters.change(rows(FilterTerm, header.add), ())
+        replaced = readers.get(header.reader_id)
+        if replaced is not None:
+            self._end(replaced)
+        else:
+            self.readers += 1
+        readers[header.reader_id] = _Open(request.connection, reader)
+        request.reply(ReadPosition(reader.position, self._store.epoch))
+        if self._tick is None:
+            self._tick = self._loop.call_later(TICK_S, self._end_holds)
+
+    def change_filter(self, request: Request) -> None:
+        """READ_FILTER: from the position answered on, the new terms hold."""
+        header = request.header(ReadFilterRequest)
+        opened = self._get(request.connection, header.reader_id)
+        # What was confirmed and not yet scanned must not be judged by terms that come after it:
+        # added terms may only be early, removed ones only late, and the reader tests again.
+        opened.reader.filters.change(rows(FilterTerm, header.add), rows(FilterTerm, header.remove))
+        request.reply(ReadPosition(self._store.confirmed_position, self._store.epoch))
+
+    def read(self, request: Request) -> None:
+        """READ: answered when something matched, or when its hold ends."""
+        header = request.header(ReadRequest)
+        opened = self._get(request.connection, header.reader_id)
+        if len(opened.reads) >= READS_MAX:
+            raise RemoteError(Code.LIMIT_EXCEEDED, f"{READS_MAX} READs outstanding on one reader")
+        deadline = self._loop.time() + min(header.hold_ms, HOLD_MAX_MS) / 1e3
+        opened.reads.append((request, max(1, min(header.credit_bytes, CREDIT_MAX_BYTES)), deadline))
+        self._schedule(opened)
+
+    def close(self, request: Request) -> None:
+        """READ_CLOSE: forget a reader; its READs are answered empty."""
+        opened = self._open.get(request.connection, {}).pop(request.header(ReadCloseRequest).reader_id, None)
+        if opened is not None:
+            self.readers -= 1
+            self._end(opened)
+        request.reply(Empty())
+
+    def confirmed(self) -> None:
+        """Batches became visible: serve the readers that wait."""
+        for readers in self._open.values():
+            for opened in readers.values():
+                if opened.reads:
+                    self._schedule(opened)
+
+    def writable(self, connection: Connection) -> None:
+        """The connection's peer reads again."""
+        for opened in self._open.get(connection, {}).values():
+            self._schedule(opened)
+
+    def forget(self, connection: Connection) -> None:
+        """The connection closed: its readers go."""
+        for opened in self._open.pop(connection, {}).values():
+            self.readers -= 1
+            if opened.timer is not None:
+                opened.timer.cancel()
+
+    def release_all(self) -> None:
+        """Draining: answer every READ with what there is."""
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        for readers in self._open.values():
+            for opened in readers.values():
+                self._end(opened)
+
+    # Serving
+
+    def _get(self, connection: Connection, reader_id: int) -> _Open:
+        opened = self._open.get(connection, {}).get(reader_id)
+        if opened is None:
+            raise RemoteError(Code.READER_UNKNOWN, f"reader {reader_id} is not open on this connection")
+        return opened
+
+    def _schedule(self, opened: _Open) -> None:
+        if opened.timer is not None or not opened.reads or opened.reader.is_loading:
+            return
+        waiting = self._store.confirmed_position - opened.reader.position
+        if waiting <= 0:
+            return
+        now = self._loop.time()
+        due = opened.reader.due_at(waiting, now)
+        if due <= now:
+            self._serve(opened)
+        else:
+            opened.timer = self._loop.call_at(due, self._due, opened)
+
+    def _due(self, opened: _Open) -> None:
+        opened.timer = None
+        self._serve(opened)
+
+    def _serve(self, opened: _Open) -> None:
+        reader = opened.reader
+        while opened.reads and opened.connection.is_writable and not opened.connection.is_closed:
+            if reader.position >= self._store.confirmed_position:
+                return
+            batches = self._store.tail(reader.position, TAIL_SCAN_BYTES)
+            if batches is None:
+                self._load(opened)
+                return
+            picked = scan(reader.filters, batches, reader.position, opened.reads[0][1])
+            reader.position = picked.position
+            reader.served_at = self._loop.time()
+            if not picked.count:
+                return
+            self._answer(opened, picked)
+
+    def _answer(self, opened: _Open, picked: Picked) -> None:
+        request = opened.reads.popleft()[0]
+        header = ReadResponse(picked.position, self._store.epoch, picked.count)
+        self.records_out += picked.count
+        self.bytes_out += picked.size_bytes
+        request.reply(header, picked.parts, picked.size_bytes)
+
+    def _load(self, opened: _Open) -> None:
+        """Serve from disk: the reader fell out of the tail, or starts far back."""
+        reader = opened.reader
+        reader.is_loading = True
+        self.cold_reads += 1
+        future = self._loop.run_in_executor(self._store.reader_pool, self._read_cold, reader.position)
+        self._cold.add(future)
+
+        def done(finished: asyncio.Future[tuple[list[Batch], int]]) -> None:
+            self._cold.discard(finished)
+            reader.is_loading = False
+            if finished.cancelled() or opened.connection.is_closed:
+                return
+            error = finished.exception()
+            if error is not None:
+                self._cold_read_failed(opened, error)
+                return
+            batches, next_position = finished.result()
+            while opened.reads:
+                picked = scan(reader.filters, batches, reader.position, opened.reads[0][1])
+                reader.position = picked.position
+                if not picked.count:
+                    reader.position = max(reader.position, next_position)
+                    break
+                self._answer(opened, picked)
+            self._schedule(opened)
+
+        future.add_done_callback(done)
+
+    def _read_cold(self, position: int) -> tuple[list[Batch], int]:
+        """On the reader pool: a chunk of the log in runs, and where the next one begins."""
+        read = self._store.read_log(position, COLD_CHUNK_BYTES)
+        if read.status == ReadStatus.CORRUPT:
+            log.error("the log is damaged; readers go on after it", reason=read.reason)
+        return batches_of(read.parts, read.positions, self._key_levels), read.next_position
+
+    def _cold_read_failed(self, opened: _Open, error: BaseException) -> None:
+        log.error("reading the log failed", position=opened.reader.position, reason=str(error))
+        refusal = error if isinstance(error, HoldMQError) else RemoteError(Code.SYSTEM_ERROR, str(error))
+        if opened.reads:
+            opened.reads.popleft()[0].refuse(refusal)
+
+    # Holds
+
+    def _end_holds(self) -> None:
+        now = self._loop.time()
+        for readers in self._open.values():
+            for opened in readers.values():
+                while opened.reads and opened.reads[0][2] <= now and not opened.reader.is_loading:
+                    self._answer(opened, Picked(opened.reader.position))
+        self._tick = self._loop.call_later(TICK_S, self._end_holds) if self._open else None
+
+    def _end(self, opened: _Open) -> None:
+        if opened.timer is not None:
+            opened.timer.cancel()
+            opened.timer = None
+        while opened.reads:
+            self._answer(opened, Picked(opened.reader.position))

@@ -1,0 +1,98 @@
+"""Registration: tell every registry what this broker has, at intervals and on every change."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from holdmq.errors import HoldMQError
+from holdmq.rpc.client import Client
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.headers import BrokerRegisterRequest, BrokerUnregisterRequest
+
+CALL_TIMEOUT_S: Final = 3.0
+
+log = structlog.get_logger("holdmq.broker")
+
+
+class Registration:
+    """Keeps one connection per registry; `current` gives what to register now."""
+
+    def __init__(
+        self,
+        registries: list[str],
+        name: str,
+        interval_s: float,
+        current: Callable[[], BrokerRegisterRequest],
+    ) -> None:
+        self.registered: dict[str, bool] = dict.fromkeys(registries, False)
+        self._current = current
+        self._interval_s = interval_s
+        self._changed = asyncio.Event()
+        self._clients = [
+            Client(address, "broker", name, on_up=self._up, on_down=self._down) for address in registries
+        ]
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Connect and register in the background."""
+        for client in self._clients:
+            client.start()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="registration")
+
+    def state(self) -> tuple[bool, str]:
+        """Readiness: registered with at least one registry."""
+        if any(self.registered.values()):
+            return True, "registered"
+        return False, f"not registered with any of {', '.join(self.registered)}"
+
+    def changed(self) -> None:
+        """Something to register changed: do it now."""
+        self._changed.set()
+
+    async def close(self) -> None:
+        """Take this broker out of every registry that answers, then disconnect."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        now = self._current()
+        request = BrokerUnregisterRequest(now.cluster, now.broker, now.broker_id)
+        for client in self._clients:
+            if client.connection is not None:
+                try:
+                    await client.call(RequestCode.BROKER_UNREGISTER, request, CALL_TIMEOUT_S)
+                except HoldMQError as e:
+                    log.warning("not unregistered", registry=client.address, reason=str(e))
+            await client.close()
+
+    def _up(self, *_: object) -> None:
+        self._changed.set()
+
+    def _down(self, reason: HoldMQError) -> None:
+        log.warning("registry lost", reason=str(reason))
+
+    async def _run(self) -> None:
+        while True:
+            self._changed.clear()
+            await asyncio.gather(*(self._register(client) for client in self._clients))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._interval_s)
+
+    async def _register(self, client: Client) -> None:
+        if client.connection is None:
+            self.registered[client.address] = False
+            return  # `_up` comes when it is connected
+        try:
+            await client.call(RequestCode.BROKER_REGISTER, self._current(), CALL_TIMEOUT_S)
+        except HoldMQError as e:
+            self.registered[client.address] = False
+            log.warning("not registered", registry=client.address, reason=str(e))
+            return
+        if not self.registered[client.address]:
+            log.info("registered", registry=client.address)
+        self.registered[client.address] = True

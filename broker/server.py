@@ -1,0 +1,190 @@
+"""The broker's requests: which code goes to which part, and what HELLO and status answer."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from broker.produce import Produce
+from broker.pull import Pull
+from broker.reads import Reads
+from broker.statistics import Statistics, TopicCounts
+from broker.topics import Topics
+from holdmq.rpc.connection import Connection, Request
+from holdmq.rpc.server import Server
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.frame import FRAME_OVERHEAD_BYTES
+from holdmq.wire.headers import (
+    PROTOCOL_VERSION,
+    BrokerStatusResponse,
+    ConnectionListResponse,
+    ConnectionRow,
+    Empty,
+    HeartbeatRequest,
+    HelloRequest,
+    HelloResponse,
+    QueueBounds,
+    QueueBoundsRequest,
+    QueueBoundsResponse,
+    TopicListRequest,
+    TopicListResponse,
+    TopicStats,
+)
+from storage.store import Batch, MessageStore
+
+
+class BrokerServer:
+    """One broker over one store: everything that is asked of it by RPC."""
+
+    def __init__(
+        self, name: str, cluster: str, store: MessageStore, topics: Topics, record_max_bytes: int
+    ) -> None:
+        self.name = name
+        self.cluster = cluster
+        self.statistics = Statistics()
+        self.produce = Produce(store, topics.table, self.statistics, record_max_bytes)
+        self.pull = Pull(store, topics.table, self.statistics)
+        self.reads = Reads(store, topics.table.key_levels)
+        self.topics = topics
+        self._store = store
+        self._record_max_bytes = record_max_bytes
+        self._states: dict[Connection, dict[str, Any]] = {}
+        store.subscribe(self._confirmed)
+        self.rpc = Server(
+            {
+                RequestCode.HEARTBEAT: self._heartbeat,
+                RequestCode.PRODUCE: self.produce.handle,
+                RequestCode.PULL: self.pull.handle,
+                RequestCode.FILTER_SET: self.pull.set_filter,
+                RequestCode.READ_OPEN: self.reads.open,
+                RequestCode.READ_FILTER: self.reads.change_filter,
+                RequestCode.READ: self.reads.read,
+                RequestCode.READ_CLOSE: self.reads.close,
+                RequestCode.TOPIC_CREATE: topics.create,
+                RequestCode.TOPIC_LIST: self._list_topics,
+                RequestCode.QUEUE_BOUNDS: self._queue_bounds,
+                RequestCode.BROKER_STATUS: self._status,
+                RequestCode.CONNECTION_LIST: self._list_connections,
+            },
+            self._hello,
+            record_max_bytes + FRAME_OVERHEAD_BYTES,
+            on_closed=self._closed,
+            on_writable=self.reads.writable,
+        )
+
+    async def drain(self) -> None:
+        """Answer what is held, then close every connection."""
+        self.pull.release_all()
+        self.reads.release_all()
+        await self.rpc.close()
+
+    def numbers(self) -> dict[str, int]:
+        """The broker's gauges and counters by metric name (without `holdmq_broker_`)."""
+        return {
+            "connections": len(self.rpc.connections),
+            "connections_refused_total": self.rpc.refused,
+            "topics": len(self.topics.table),
+            "produce_batches_total": self.produce.batches,
+            "produce_runs_refused_total": self.produce.refused_runs,
+            "producer_windows": len(self.produce.sequences),
+            "producer_repeats_total": self.produce.sequences.repeats,
+            "producer_windows_evicted_total": self.produce.sequences.evicted,
+            "pulls_parked": self.pull.hold.size,
+            "pulls_cold_total": self.pull.cold_reads,
+            "readers": self.reads.readers,
+            "reads_cold_total": self.reads.cold_reads,
+            "read_messages_total": self.reads.records_out,
+            "read_bytes_total": self.reads.bytes_out,
+        }
+
+    def _confirmed(self, batches: list[Batch]) -> None:
+        self.pull.confirmed(batches)
+        self.reads.confirmed()
+
+    def _closed(self, connection: Connection) -> None:
+        self._states.pop(connection, None)
+        self.pull.forget(connection)
+        self.reads.forget(connection)
+
+    def _hello(self, connection: Connection, hello: HelloRequest) -> HelloResponse:
+        return HelloResponse(
+            PROTOCOL_VERSION,
+            self.name,
+            self.cluster,
+            time.time_ns() // 1_000_000,
+            self._store.store_id,
+            self._store.epoch,
+            self._record_max_bytes,
+            self._record_max_bytes + FRAME_OVERHEAD_BYTES,
+        )
+
+    def _heartbeat(self, request: Request) -> None:
+        state = request.header(HeartbeatRequest).state
+        self._states[request.connection] = {
+            k: v for k, v in state.items() if isinstance(v, (int, float, str))
+        }
+        request.reply(Empty())
+
+    def _list_topics(self, request: Request) -> None:
+        include_system = request.header(TopicListRequest).include_system
+        topics = self.topics.table.rows(include_system)
+        none = TopicCounts()
+        stats = []
+        for row in topics:
+            counts = self.statistics.topics.get(row.topic, none)
+            stored = 0
+            for queue_id in range(row.read_queues):
+                first, end = self._store.bounds(row.topic, queue_id)
+                stored += end - first
+            stats.append(
+                TopicStats(
+                    row.topic,
+                    counts.messages_in,
+                    counts.bytes_in,
+                    counts.messages_out,
+                    counts.bytes_out,
+                    stored,
+                )
+            )
+        request.reply(TopicListResponse(topics, stats))
+
+    def _queue_bounds(self, request: Request) -> None:
+        bounds = []
+        for name in request.header(QueueBoundsRequest).topics:
+            topic = self.topics.table.get(name)
+            queue_ids = range(topic.read_queues if topic is not None else 0)
+            bounds += [QueueBounds(name, q, *self._store.bounds(name, q)) for q in queue_ids]
+        request.reply(QueueBoundsResponse(bounds, self._store.epoch))
+
+    def _status(self, request: Request) -> None:
+        writable, reason = self._store.state()
+        request.reply(
+            BrokerStatusResponse(
+                self.name,
+                self.cluster,
+                self._store.store_id,
+                self._store.epoch,
+                self._store.first_position,
+                self._store.confirmed_position,
+                writable,
+                reason,
+                {**self.numbers(), **self._store.numbers()},
+            )
+        )
+
+    def _list_connections(self, request: Request) -> None:
+        rows = []
+        for connection, hello in self.rpc.connections.items():
+            if hello is not None:
+                rows.append(
+                    ConnectionRow(
+                        hello.role,
+                        hello.client_id,
+                        connection.address,
+                        connection.context or "",
+                        hello.software,
+                        connection.connected_ms,
+                        self._states.get(connection, {}),
+                    )
+                )
+        request.reply(ConnectionListResponse(rows))

@@ -1,0 +1,94 @@
+"""Filter sets: no message that matches is ever refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.core.filters import FilterSet
+from holdmq.errors import WireError
+from holdmq.mqtt.filters import matches
+from holdmq.record_tags import tag_hash
+from holdmq.topics import filter_terms, join_mqtt_topic
+from holdmq.wire.headers import FilterTerm, TermKind
+
+
+def filter_set(*terms: FilterTerm) -> FilterSet:
+    wanted = FilterSet()
+    wanted.change(terms, ())
+    return wanted
+
+
+def passes(wanted: FilterSet, topic: str, tag: str | None, key_levels: int = 1) -> bool:
+    h = tag_hash(None if tag is None else tag.encode(), key_levels)
+    hashes = None if h == 0 else np.array([h], dtype=np.uint64)
+    return any(
+        part.all or part.indices_by_hash(hashes, 1) or part.passes_tag(tag) for part in wanted.of_topic(topic)
+    )
+
+
+def test_a_topic_term_passes_everything_of_its_topic() -> None:
+    wanted = filter_set(FilterTerm(TermKind.TOPIC, "a", 0, ""))
+    assert passes(wanted, "a", "x")
+    assert passes(wanted, "a", None)
+    assert not passes(wanted, "b", "x")
+
+
+def test_terms_for_every_topic_leave_system_topics_out() -> None:
+    wanted = filter_set(FilterTerm(TermKind.TOPIC, "", 0, ""))
+    assert passes(wanted, "a", None)
+    assert not passes(wanted, "%RETAIN", "a")
+
+
+def test_a_term_added_twice_is_removed_twice() -> None:
+    term = FilterTerm(TermKind.TAG, "a", 9, "")
+    wanted = filter_set(term, term)
+    wanted.change((), [term])
+    assert wanted.may_pass_any("a", np.array([9], dtype=np.uint64))
+    wanted.change((), [term])
+    assert not wanted.may_pass_any("a", np.array([9], dtype=np.uint64))
+    assert len(wanted) == 0
+    wanted.change((), [term])
+    assert len(wanted) == 0
+
+
+def test_an_unknown_kind_is_refused_by_number() -> None:
+    with pytest.raises(WireError, match="kind 17"):
+        filter_set(FilterTerm(17, "a", 0, ""))
+
+
+def test_filters_over_the_tag_treat_dollar_as_any_character() -> None:
+    wanted = filter_set(FilterTerm(TermKind.MQTT, "a", 0, "+/x"))
+    assert passes(wanted, "a", "$sys/x")
+    assert not passes(wanted, "a", "x")
+
+
+LEVEL = st.sampled_from(["a", "b", "", "$s", "é"])
+FILTER_LEVEL = st.sampled_from(["a", "b", "", "+", "é", "$s"])
+
+
+@given(
+    st.lists(LEVEL, min_size=1, max_size=4),
+    st.lists(FILTER_LEVEL, min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_every_mqtt_filter_lets_through_what_it_matches(
+    topic_levels: list[str], filter_levels: list[str], ends_open: bool
+) -> None:
+    from holdmq.topics import split_mqtt_topic
+
+    mqtt_topic = "/".join(topic_levels)
+    mqtt_filter = "/".join([*filter_levels, "#"] if ends_open else filter_levels)
+    if not mqtt_topic or not mqtt_filter:
+        return
+    topic, tag = split_mqtt_topic(mqtt_topic)
+    assert join_mqtt_topic(topic, tag) == mqtt_topic
+    wanted = FilterSet()
+    terms = filter_terms(mqtt_filter)
+    wanted.change(terms, ())
+    if matches(mqtt_filter, mqtt_topic):
+        assert passes(wanted, topic, tag)
+    wanted.change((), terms)
+    assert len(wanted) == 0

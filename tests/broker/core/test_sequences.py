@@ -1,0 +1,151 @@
+"""Producer windows: order over refusals, repeats, epochs, bounds."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.core import sequences
+from broker.core.sequences import WINDOW_BATCHES, WINDOW_IDLE_S, Sequences
+from holdmq.errors import Code
+
+KEY = (7, "devices", 0)
+
+
+def accept(table: Sequences, first: int, records: int, epoch: int = 1, base: int | None = None) -> None:
+    verdict = table.offer(KEY, epoch, first, records, 0.0)
+    assert verdict.code == Code.OK
+    assert verdict.accepted is not None
+    verdict.accepted.base_offset = first if base is None else base
+    verdict.accepted.is_confirmed = True
+
+
+def test_the_first_batch_of_an_unknown_producer_may_start_anywhere() -> None:
+    table = Sequences()
+    accept(table, 500, 3)
+    assert table.offer(KEY, 1, 503, 1, 0.0).accepted is not None
+
+
+def test_a_gap_is_refused_until_the_missing_batch_comes() -> None:
+    table = Sequences()
+    accept(table, 0, 2)
+    assert table.offer(KEY, 1, 4, 2, 0.0).code == Code.OUT_OF_SEQUENCE
+    accept(table, 2, 2)
+    accept(table, 4, 2)
+
+
+def test_a_repeat_is_answered_with_its_first_offset() -> None:
+    table = Sequences()
+    accept(table, 0, 2, base=100)
+    accept(table, 2, 2, base=110)
+    repeat = table.offer(KEY, 1, 0, 2, 0.0).repeat
+    assert repeat is not None
+    assert repeat.is_confirmed
+    assert repeat.base_offset == 100
+    assert table.repeats == 1
+
+
+def test_a_repeat_of_an_unconfirmed_batch_waits_for_it() -> None:
+    table = Sequences()
+    first = table.offer(KEY, 1, 0, 2, 0.0).accepted
+    again = table.offer(KEY, 1, 0, 2, 0.0).repeat
+    assert again is first
+    assert again is not None
+    assert not again.is_confirmed
+    again.waiting.append("somebody")
+    assert again.take_waiting() == ["somebody"]
+    assert again.take_waiting() == []
+
+
+def test_a_repeat_cut_otherwise_than_the_first_time_is_refused() -> None:
+    table = Sequences()
+    accept(table, 0, 4)
+    assert table.offer(KEY, 1, 2, 2, 0.0).code == Code.OUT_OF_SEQUENCE
+
+
+def test_a_repeat_older_than_the_window_is_known_to_be_stored_but_not_where() -> None:
+    table = Sequences()
+    for i in range(WINDOW_BATCHES + 5):
+        accept(table, i, 1)
+    repeat = table.offer(KEY, 1, 0, 1, 0.0).repeat
+    assert repeat is not None
+    assert repeat.is_confirmed
+    assert repeat.base_offset == -1
+
+
+def test_after_a_passing_refusal_everything_waits_for_the_refused_batch() -> None:
+    table = Sequences()
+    accept(table, 0, 2)
+    assert table.offer(KEY, 1, 2, 2, 0.0).accepted is not None
+    assert table.offer(KEY, 1, 4, 2, 0.0).accepted is not None
+    table.refuse(KEY, 1, 2, 0.0)
+    table.refuse(KEY, 1, 4, 0.0)
+    assert table.offer(KEY, 1, 4, 2, 0.0).code == Code.OUT_OF_SEQUENCE
+    accept(table, 2, 2)
+    accept(table, 4, 2)
+
+
+def test_a_refusal_of_the_very_first_batch_is_remembered() -> None:
+    table = Sequences()
+    table.refuse(KEY, 1, 10, 0.0)
+    assert table.offer(KEY, 1, 12, 1, 0.0).code == Code.OUT_OF_SEQUENCE
+    accept(table, 10, 2)
+
+
+def test_a_final_refusal_consumes_its_sequences() -> None:
+    table = Sequences()
+    accept(table, 0, 2)
+    table.consume(KEY, 1, 2, 3, 0.0)
+    accept(table, 5, 1)
+
+
+def test_an_older_epoch_is_fenced_and_a_newer_one_starts_anew() -> None:
+    table = Sequences()
+    accept(table, 0, 2, epoch=2)
+    assert table.offer(KEY, 1, 2, 1, 0.0).code == Code.PRODUCER_FENCED
+    accept(table, 77, 1, epoch=3)
+    assert table.offer(KEY, 2, 2, 1, 0.0).code == Code.PRODUCER_FENCED
+
+
+def test_windows_are_bounded_and_the_longest_unused_goes() -> None:
+    table = Sequences(windows_max=2)
+    for producer in (1, 2):
+        table.offer((producer, "t", 0), 1, 0, 1, 0.0)
+    table.offer((1, "t", 0), 1, 1, 1, 1.0)
+    table.offer((3, "t", 0), 1, 0, 1, 2.0)
+    assert len(table) == 2
+    assert table.evicted == 1
+    assert table.offer((1, "t", 0), 1, 9, 1, 3.0).code == Code.OUT_OF_SEQUENCE
+
+
+def test_idle_windows_are_forgotten() -> None:
+    table = Sequences()
+    accept(table, 0, 1)
+    table.expire(WINDOW_IDLE_S - 1)
+    assert len(table) == 1
+    table.expire(WINDOW_IDLE_S + 1)
+    assert len(table) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3), st.booleans()), max_size=60))
+def test_whatever_is_resent_and_refused_the_log_gets_each_sequence_once_in_order(
+    attempts: list[tuple[int, int, bool]],
+) -> None:
+    table = Sequences()
+    accept(table, 0, 1)
+    stored = [0]
+    for first, records, fails in attempts:
+        accepted = table.offer(KEY, 1, first, records, 0.0).accepted
+        if accepted is None:
+            continue
+        if fails:
+            table.refuse(KEY, 1, first, 0.0)
+        else:
+            accepted.is_confirmed = True
+            stored += range(first, first + records)
+    assert stored == list(range(len(stored)))
+
+
+def test_the_bounds_have_the_documented_sizes() -> None:
+    assert sequences.WINDOW_BATCHES == 64
+    assert sequences.WINDOW_IDLE_S == 24 * 3600
