@@ -22,8 +22,11 @@ A server's connection, from bytes to answers::
 
     transport.write(encode(ConnAck(reason_code=0), decoder.version))
     transport.write(encode_pubacks(packet_ids))              # after confirmation, in one go
-    # then, if `broken` and decoder.version == MQTT_5, a DISCONNECT with its reason code, and close;
-    # if CONNECT itself was wrong, a CONNACK with it, unless decoder.version is 0: just close.
+    # and if `broken`: `DISCONNECT` with its reason code in MQTT 5, then close in every version.
+
+When CONNECT itself was wrong, answer it by `decoder.version`: 5: a CONNACK with the reason code; 3 or
+4: a CONNACK for 0x84 and 0x85 (return codes 1 and 2), nothing for other reasons; 0 (what came is not
+MQTT): nothing. Then close [MQTT-3.1.4-1].
 
 What the loop must know:
 

@@ -10,8 +10,9 @@ Four tables, each looked at only when it holds something:
   so what differs is never looked at. Its worst case is many filters that agree with the topic in
   all levels but their last: bound the levels of a filter, and the filters of a client.
 
-A filter's subscribers are one tuple while there is one, and a dictionary when there are more, so
-that 1,000,000 filters of a subscriber each cost their texts, a tuple and a dictionary slot each.
+A filter's subscribers are one tuple while there is one, and a dictionary when there are more; a
+node of the tree has a dictionary of children from its second child on. So a million filters with
+a subscriber each cost about 200 bytes a filter, with `+` about 100 more for each level of its own.
 """
 
 from __future__ import annotations
@@ -28,17 +29,79 @@ V = TypeVar("V")
 
 _PLUS: Final = b"+"
 _HASH: Final = b"#"
-_HERE: Final = b""
 
 
 class _Node(Generic[K, V]):
-    """One level of the tree: the levels under it, and the filters that end here (`_HERE`, `_HASH`)."""
+    """One level of the tree.
 
-    __slots__ = ("children", "entries")
+    `here` are the subscribers of the filter that ends at this level, `below` those of the filter
+    that goes on with `#`. One named child is (`level`, `child`), several are `children`.
+    """
+
+    __slots__ = ("below", "child", "children", "here", "level", "plus")
 
     def __init__(self) -> None:
-        self.children: dict[bytes, _Node[K, V]] = {}
-        self.entries: dict[bytes, tuple[K, V] | dict[K, tuple[K, V]]] = {}
+        self.here: tuple[K, V] | dict[K, tuple[K, V]] | None = None
+        self.below: tuple[K, V] | dict[K, tuple[K, V]] | None = None
+        self.plus: _Node[K, V] | None = None
+        self.level: bytes = b""
+        self.child: _Node[K, V] | None = None
+        self.children: dict[bytes, _Node[K, V]] | None = None
+
+    def get(self, level: bytes) -> _Node[K, V] | None:
+        if level == _PLUS:
+            return self.plus
+        if self.children is not None:
+            return self.children.get(level)
+        return self.child if self.level == level else None
+
+    def get_or_make(self, level: bytes) -> _Node[K, V]:
+        node = self.get(level)
+        if node is not None:
+            return node
+        node = _Node()
+        if level == _PLUS:
+            self.plus = node
+        elif self.children is not None:
+            self.children[level] = node
+        elif self.child is None:
+            self.level = level
+            self.child = node
+        else:
+            self.children = {self.level: self.child, level: node}
+            self.level = b""
+            self.child = None
+        return node
+
+    def drop(self, level: bytes) -> None:
+        if level == _PLUS:
+            self.plus = None
+        elif self.children is None:
+            self.level = b""
+            self.child = None
+        else:
+            del self.children[level]
+            if len(self.children) == 1:
+                self.level, self.child = self.children.popitem()
+                self.children = None
+
+    def named(self) -> list[tuple[bytes, _Node[K, V]]]:
+        """Return every child with its level, `+` included."""
+        found = [] if self.plus is None else [(_PLUS, self.plus)]
+        if self.child is not None:
+            found.append((self.level, self.child))
+        if self.children is not None:
+            found += self.children.items()
+        return found
+
+    def is_empty(self) -> bool:
+        return (
+            self.here is None
+            and self.below is None
+            and self.plus is None
+            and self.child is None
+            and self.children is None
+        )
 
 
 class FilterTrie(Generic[K, V]):
@@ -49,14 +112,15 @@ class FilterTrie(Generic[K, V]):
     and makes the group the key.
     """
 
-    __slots__ = ("_all", "_below", "_depths", "_exact", "_filters", "_root")
+    __slots__ = ("_all", "_below", "_depths", "_exact", "_filters", "_has_tree", "_root")
 
     def __init__(self) -> None:
         self._filters = 0
         self._exact: dict[bytes, tuple[K, V] | dict[K, tuple[K, V]]] = {}
         self._below: dict[bytes, tuple[K, V] | dict[K, tuple[K, V]]] = {}
-        self._all: dict[bytes, tuple[K, V] | dict[K, tuple[K, V]]] = {}
+        self._all: tuple[K, V] | dict[K, tuple[K, V]] | None = None
         self._root: _Node[K, V] = _Node()
+        self._has_tree = False
         # How many filters of `_below` end after one level, two levels …
         self._depths: list[int] = []
 
@@ -72,52 +136,41 @@ class FilterTrie(Generic[K, V]):
             raw = check_filter(topic_filter).encode()
         except (MqttError, UnicodeEncodeError) as error:
             raise UsageError(f"not a topic filter: {error}") from None
-        table, name = self._place(raw)
+        entry = self._get(raw)
         pair = (key, value)
-        entry = table.get(name)
-        if entry is None:
-            table[name] = pair
-            self._filters += 1
-            if table is self._below:
-                self._count_depth(name, 1)
-            return True
-        if not isinstance(entry, tuple):
-            entry[key] = pair
-        elif entry[0] == key:
-            table[name] = pair
+        if entry is None or (isinstance(entry, tuple) and entry[0] == key):
+            self._set(raw, pair)
+        elif isinstance(entry, tuple):
+            self._set(raw, {entry[0]: entry, key: pair})
         else:
-            table[name] = {entry[0]: entry, key: pair}
-        return False
+            entry[key] = pair
+        if entry is not None:
+            return False
+        self._filters += 1
+        return True
 
     def remove(self, topic_filter: str, key: K) -> bool:
         """Unsubscribe `key`. True when nobody has this filter any more; False also if it was not there."""
         raw = topic_filter.encode()
-        found = self._find(raw)
-        if found is None:
+        entry = self._get(raw)
+        if entry is None:
             return False
-        table, name = found
-        entry = table[name]
         if not isinstance(entry, tuple):
             entry.pop(key, None)
             if len(entry) == 1:
-                table[name] = next(iter(entry.values()))
+                self._set(raw, next(iter(entry.values())))
             return False
         if entry[0] != key:
             return False
-        del table[name]
+        self._drop(raw)
         self._filters -= 1
-        if table is self._below:
-            self._count_depth(name, -1)
-        elif _PLUS in raw:
-            self._prune(raw)
         return True
 
     def get(self, topic_filter: str, key: K) -> V | None:
         """Return the value with which `key` subscribed to exactly this filter, or None."""
-        found = self._find(topic_filter.encode())
-        if found is None:
+        entry = self._get(topic_filter.encode())
+        if entry is None:
             return None
-        entry = found[0][found[1]]
         if isinstance(entry, tuple):
             return entry[1] if entry[0] == key else None
         pair = entry.get(key)
@@ -133,11 +186,11 @@ class FilterTrie(Generic[K, V]):
         entry = self._exact.get(topic)
         if entry is not None:
             _collect(entry, found)
-        if self._all and topic[:1] != b"$":
-            _collect(self._all[_HASH], found)
+        if self._all is not None and topic[:1] != b"$":
+            _collect(self._all, found)
         if self._depths:
             self._match_below(topic, found)
-        if self._root.children:
+        if self._has_tree:
             self._match_tree(topic, found)
         return found
 
@@ -145,14 +198,16 @@ class FilterTrie(Generic[K, V]):
         """Iterate over the distinct filters, in no order; the trie must not change meanwhile."""
         yield from (raw.decode() for raw in self._exact)
         yield from (raw.decode() + "/#" for raw in self._below)
-        if self._all:
+        if self._all is not None:
             yield "#"
         waiting = [(b"", self._root)]
         while waiting:
             path, node = waiting.pop()
-            for name in node.entries:
-                yield (path + name if name else path[:-1]).decode()
-            waiting += ((path + level + b"/", child) for level, child in node.children.items())
+            if node.here is not None:
+                yield path[:-1].decode()
+            if node.below is not None:
+                yield path.decode() + "#"
+            waiting += [(path + level + b"/", child) for level, child in node.named()]
 
     def _match_below(self, topic: bytes, found: list[tuple[K, V]]) -> None:
         start = 0
@@ -174,68 +229,87 @@ class FilterTrie(Generic[K, V]):
             following: list[_Node[K, V]] = []
             for node in nodes:
                 children = node.children
-                if not children:
-                    continue
-                child = children.get(level)
+                if children is not None:
+                    child = children.get(level)
+                elif node.level == level:
+                    child = node.child
+                else:
+                    child = None
                 if child is not None:
                     following.append(child)
-                if plus_allowed:
-                    child = children.get(_PLUS)
-                    if child is not None:
-                        following.append(child)
+                    if child.below is not None:
+                        _collect(child.below, found)
+                child = node.plus
+                if child is not None and plus_allowed:
+                    following.append(child)
+                    if child.below is not None:
+                        _collect(child.below, found)
             if not following:
                 return
-            for node in following:
-                entry = node.entries.get(_HASH)
-                if entry is not None:
-                    _collect(entry, found)
             nodes = following
             plus_allowed = True
         for node in nodes:
-            entry = node.entries.get(_HERE)
-            if entry is not None:
-                _collect(entry, found)
+            if node.here is not None:
+                _collect(node.here, found)
 
-    def _place(self, raw: bytes) -> tuple[dict[bytes, tuple[K, V] | dict[K, tuple[K, V]]], bytes]:
-        """Return the table and the name under which the filter `raw` is, or is to be, kept."""
+    def _get(self, raw: bytes) -> tuple[K, V] | dict[K, tuple[K, V]] | None:
+        """Return the subscribers of exactly the filter `raw`, or None."""
         if _PLUS in raw:
-            node = self._root
-            levels = raw.split(b"/")
-            last = levels.pop() if levels[-1] == _HASH else _HERE
-            for level in levels:
-                child = node.children.get(level)
-                if child is None:
-                    child = node.children[level] = _Node()
-                node = child
-            return node.entries, last
+            node: _Node[K, V] | None = self._root
+            for level in raw.removesuffix(b"/#").split(b"/"):
+                node = None if node is None else node.get(level)
+            if node is None:
+                return None
+            return node.below if raw.endswith(_HASH) else node.here
         if raw == _HASH:
-            return self._all, raw
+            return self._all
         if raw.endswith(b"/#"):
-            return self._below, raw[:-2]
-        return self._exact, raw
+            return self._below.get(raw[:-2])
+        return self._exact.get(raw)
 
-    def _find(self, raw: bytes) -> tuple[dict[bytes, tuple[K, V] | dict[K, tuple[K, V]]], bytes] | None:
-        """Return where the filter `raw` is kept, or None; makes no nodes."""
+    def _set(self, raw: bytes, entry: tuple[K, V] | dict[K, tuple[K, V]]) -> None:
+        """Make `entry` the subscribers of the filter `raw`."""
         if _PLUS in raw:
             node = self._root
             for level in raw.removesuffix(b"/#").split(b"/"):
-                child = node.children.get(level)
-                if child is None:
-                    return None
-                node = child
-        table, name = self._place(raw)
-        return (table, name) if name in table else None
+                node = node.get_or_make(level)
+            if raw.endswith(_HASH):
+                node.below = entry
+            else:
+                node.here = entry
+            self._has_tree = True
+        elif raw == _HASH:
+            self._all = entry
+        elif raw.endswith(b"/#"):
+            if raw[:-2] not in self._below:
+                self._count_depth(raw[:-2], 1)
+            self._below[raw[:-2]] = entry
+        else:
+            self._exact[raw] = entry
 
-    def _prune(self, raw: bytes) -> None:
-        """Drop the nodes on the way to `raw` that lead nowhere any more."""
-        path: list[tuple[_Node[K, V], bytes]] = []
-        node = self._root
-        for level in raw.removesuffix(b"/#").split(b"/"):
-            path.append((node, level))
-            node = node.children[level]
-        while path and not node.children and not node.entries:
-            node, level = path.pop()
-            del node.children[level]
+    def _drop(self, raw: bytes) -> None:
+        """Forget the filter `raw`, and the nodes that lead nowhere then."""
+        if _PLUS in raw:
+            path: list[tuple[_Node[K, V], bytes]] = []
+            node = self._root
+            for level in raw.removesuffix(b"/#").split(b"/"):
+                path.append((node, level))
+                node = node.get_or_make(level)
+            if raw.endswith(_HASH):
+                node.below = None
+            else:
+                node.here = None
+            while path and node.is_empty():
+                node, level = path.pop()
+                node.drop(level)
+            self._has_tree = not self._root.is_empty()
+        elif raw == _HASH:
+            self._all = None
+        elif raw.endswith(b"/#"):
+            del self._below[raw[:-2]]
+            self._count_depth(raw[:-2], -1)
+        else:
+            del self._exact[raw]
 
     def _count_depth(self, prefix: bytes, change: int) -> None:
         depth = prefix.count(b"/")

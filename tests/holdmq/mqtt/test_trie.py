@@ -106,4 +106,4 @@ def test_removed_filters_leave_no_memory_behind() -> None:
     assert len(trie) == 1
     # The two dictionaries keep the slots of their largest time, about 100 bytes per filter.
     assert kept < 1_000_000
-    assert not trie._root.children
+    assert trie._root.is_empty()
