@@ -1,0 +1,107 @@
+"""topic.json: durable before it is answered, refused by name when it is damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from broker_stack import Stack
+
+from holdmq.errors import Code, RemoteError, StoreFormatError
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
+from holdmq.wire.headers import (
+    TopicCreateRequest,
+    TopicCreateResponse,
+    TopicListRequest,
+    TopicListResponse,
+    TopicRow,
+)
+
+
+async def create(broker: Stack, request: TopicCreateRequest) -> TopicRow:
+    reply = await broker.client.call(RequestCode.TOPIC_CREATE, request)
+    return rows(TopicRow, reply.header(TopicCreateResponse).topics)[0]
+
+
+async def test_a_topic_is_in_its_file_before_it_is_answered(broker: Stack, tmp_path: Path) -> None:
+    row = await create(broker, TopicCreateRequest("devices", by_use=True))
+    assert (row.write_queues, row.key_levels) == (4, 1)
+    saved = json.loads((tmp_path / "store" / "config" / "topic.json").read_text())
+    assert saved["content"]["devices"]["write_queues"] == 4
+
+
+async def test_many_creations_at_once_all_succeed_and_survive_a_restart(
+    start: Callable[..., Awaitable[Stack]],
+) -> None:
+    broker = await start()
+    requests = [TopicCreateRequest(f"t{i % 10}", by_use=True) for i in range(40)]
+    await asyncio.gather(*(create(broker, r) for r in requests))
+    broker = await start()
+    reply = await broker.client.call(RequestCode.TOPIC_LIST, TopicListRequest())
+    assert [r[0] for r in reply.header(TopicListResponse).topics] == sorted(f"t{i}" for i in range(10))
+
+
+async def test_creating_it_again_needs_the_same_settings(broker: Stack) -> None:
+    await create(broker, TopicCreateRequest("t", 2))
+    assert (await create(broker, TopicCreateRequest("t", 2))).write_queues == 2
+    assert (await create(broker, TopicCreateRequest("t", 9, by_use=True))).write_queues == 2
+    with pytest.raises(RemoteError, match="2 queues") as refused:
+        await create(broker, TopicCreateRequest("t", 3))
+    assert refused.value.code == Code.TOPIC_EXISTS
+
+
+@pytest.mark.parametrize("name", ["", "a b", "%SYS", "a/b", "x" * 128, "ü", "a#tmp"])
+async def test_names_that_no_client_may_use_are_refused(broker: Stack, name: str) -> None:
+    with pytest.raises(RemoteError) as refused:
+        await create(broker, TopicCreateRequest(name))
+    assert refused.value.code == Code.TOPIC_INVALID
+
+
+@pytest.mark.parametrize("queues", [-1, 1025])
+async def test_queue_counts_are_bounded(broker: Stack, queues: int) -> None:
+    with pytest.raises(RemoteError) as refused:
+        await create(broker, TopicCreateRequest("t", queues))
+    assert refused.value.code == Code.TOPIC_INVALID
+
+
+async def test_topics_are_bounded(start: Callable[..., Awaitable[Stack]]) -> None:
+    broker = await start(topics_max=2)
+    for name in ("a", "b"):
+        await create(broker, TopicCreateRequest(name))
+    with pytest.raises(RemoteError, match="topics_max") as refused:
+        await create(broker, TopicCreateRequest("c"))
+    assert refused.value.code == Code.TOPIC_LIMIT
+
+
+async def test_without_auto_creation_only_commands_create(start: Callable[..., Awaitable[Stack]]) -> None:
+    broker = await start(auto_create=False)
+    with pytest.raises(RemoteError) as refused:
+        await create(broker, TopicCreateRequest("t", by_use=True))
+    assert refused.value.code == Code.TOPIC_UNKNOWN
+    await create(broker, TopicCreateRequest("t"))
+    assert (await create(broker, TopicCreateRequest("t", by_use=True))).topic == "t"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"format":1', '"format":99'),
+        ('"write_queues":4', '"write_queues":5'),
+        ("{", "["),
+    ],
+)
+async def test_a_corrupt_file_is_refused_with_a_sentence(
+    start: Callable[..., Awaitable[Stack]], tmp_path: Path, old: str, new: str
+) -> None:
+    broker = await start()
+    await create(broker, TopicCreateRequest("t"))
+    path = tmp_path / "store" / "config" / "topic.json"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(StoreFormatError, match=r"topic\.json"):
+        await start()

@@ -1,0 +1,144 @@
+"""A broker in this process: the real store in a temporary directory, real RPC over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import struct
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from broker.core.topics import TopicTable
+from broker.server import BrokerServer
+from broker.topics import Topics
+from holdmq.config import StorageSection
+from holdmq.record import decode_record, encode_record
+from holdmq.record_batch import split_records
+from holdmq.record_properties import encode_properties
+from holdmq.rpc.client import Client
+from holdmq.rpc.connection import Reply
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
+from holdmq.wire.headers import (
+    ProduceRequest,
+    ProduceResponse,
+    ProduceRun,
+    PulledQueue,
+    PullQueue,
+    PullRequest,
+    PullResponse,
+    RunResult,
+    TopicCreateRequest,
+)
+from storage.log.store import LogStore, open_store
+
+
+def make_record(topic: str, queue_id: int, body: bytes, tag: str | None = None) -> bytes:
+    properties = encode_properties([("TAGS", tag)] if tag is not None else [])
+    return encode_record(topic.encode(), queue_id, body, properties, 1_700_000_000_000, bytes(8))
+
+
+def produce_body(records: Sequence[bytes]) -> bytes:
+    sizes = struct.pack(f">I{len(records)}I", len(records), *map(len, records))
+    return sizes + b"".join(records)
+
+
+class Stack:
+    """A running broker and a client of it."""
+
+    def __init__(self, server: BrokerServer, store: LogStore, client: Client) -> None:
+        self.server = server
+        self.store = store
+        self.client = client
+        self.sequences: dict[tuple[int, str, int], itertools.count[int]] = {}
+
+    async def create(self, topic: str, queues: int = 4, key_levels: int = 1) -> None:
+        await self.client.call(RequestCode.TOPIC_CREATE, TopicCreateRequest(topic, queues, key_levels))
+
+    async def produce_raw(
+        self, body: bytes, runs: list[ProduceRun], crc: int | None = None
+    ) -> ProduceResponse:
+        header = ProduceRequest(zlib.crc32(body) if crc is None else crc, runs, want_positions=True)
+        reply = await self.client.call(RequestCode.PRODUCE, header, 10.0, [body], len(body))
+        return reply.header(ProduceResponse)
+
+    async def produce(
+        self, topic: str, queue_id: int, *messages: tuple[bytes, str | None], producer_id: int = 1
+    ) -> RunResult:
+        records = [make_record(topic, queue_id, body, tag) for body, tag in messages]
+        first = self.next_sequence(topic, queue_id, len(records), producer_id)
+        run = ProduceRun(topic, queue_id, len(records), producer_id, 1, first)
+        response = await self.produce_raw(produce_body(records), [run])
+        return rows(RunResult, response.results)[0]
+
+    def next_sequence(self, topic: str, queue_id: int, count: int, producer_id: int = 1) -> int:
+        counter = self.sequences.setdefault((producer_id, topic, queue_id), itertools.count())
+        first = next(counter)
+        for _ in range(count - 1):
+            next(counter)
+        return first
+
+    async def pull(
+        self, *queues: PullQueue, hold_ms: int = 0, filter_id: int | None = None, max_bytes: int = 1 << 20
+    ) -> tuple[list[PulledQueue], list[bytes]]:
+        """The rows of the answer, and the bodies of all its records."""
+        reply = await self.client.call(
+            RequestCode.PULL, PullRequest(list(queues), max_bytes, hold_ms, filter_id), 20.0
+        )
+        return rows(PulledQueue, reply.header(PullResponse).queues), bodies(reply)
+
+
+def bodies(reply: Reply) -> list[bytes]:
+    """The bodies of the records in an answer, in order."""
+    out, pos = [], 0
+    for size in split_records(reply.body).tolist():
+        out.append(bytes(decode_record(reply.body, pos).body))
+        pos += size
+    return out
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
+    """Start a broker on the same directory each time it is called; all end with the test."""
+    stacks: list[Stack] = []
+
+    async def stop(stack: Stack) -> None:
+        await stack.client.close()
+        await stack.server.drain()
+        stack.server.topics.close()
+        await asyncio.to_thread(stack.store.close)
+        stacks.remove(stack)
+
+    async def run(**settings: object) -> Stack:
+        if stacks:
+            await stop(stacks[0])
+        loop = asyncio.get_running_loop()
+        section = StorageSection(data_dir=str(tmp_path / "store"), segment_size_bytes=16 << 20)
+        table = TopicTable(int(str(settings.get("topics_max", 100))), 4)
+        store = open_store(section, "broker-0", table.key_levels, loop.call_soon_threadsafe)
+        topics = Topics(
+            tmp_path / "store" / "config" / "topic.json", table, bool(settings.get("auto_create", True))
+        )
+        topics.load()
+        await asyncio.to_thread(store.open)
+        server = BrokerServer("broker-0", "test", store, topics, section.record_max_bytes)
+        await server.rpc.listen("127.0.0.1", 0)
+        client = Client(f"127.0.0.1:{server.rpc.port}", "client", "test")
+        stack = Stack(server, store, client)
+        stacks.append(stack)
+        return stack
+
+    yield run
+    for stack in stacks:
+        await stop(stack)
+
+
+@pytest.fixture
+async def broker(start: Callable[..., object]) -> Stack:
+    """One running broker."""
+    stack = await start()  # type: ignore[misc]
+    assert isinstance(stack, Stack)
+    return stack
