@@ -40,8 +40,10 @@ What the loop must know:
   property block has been checked; read its fields with `decode_publish_properties` when you need them.
 - Topic aliases are resolved; call `decoder.allow_topic_aliases(maximum)` before CONNACK offers them.
 - The decoder checks what a packet says by itself. What needs the session is the session's: packet ids
-  in use, receive maximum, session expiry raised from 0 in DISCONNECT, QoS and
-  retain that CONNACK did not offer, authentication method unchanged in AUTH.
+  in use, receive maximum, session expiry raised from 0 in DISCONNECT, QoS and retain that CONNACK did
+  not offer, authentication method unchanged in AUTH, levels and lengths of topics and filters.
+- `feed` takes `bytes` (compiled, it takes nothing else). A burst decodes in one go: a feed costs time
+  in proportion to its size, so read at most some 64 KiB at a time.
 
 Fan-out: the parts around the packet id are made once per (version, QoS, flags, properties)::
 

@@ -110,8 +110,8 @@ class Decoder(Generic[T]):
       calls `allow_topic_aliases` when it decides on it after CONNECT.
 
     After an MqttError `version` says how an answer is to be encoded; when it is 0 the peer does
-    not speak MQTT: close without one. A decoder that has raised refuses all
-    further bytes with the same reason.
+    not speak MQTT: close without one. A decoder that has raised refuses all further bytes with
+    the same reason.
     """
 
     __slots__ = (
@@ -122,8 +122,8 @@ class Decoder(Generic[T]):
         "_sender",
         "_topics",
         "max_packet_size",
-        "version"
-    )  # fmt: skip
+        "version",
+    )
 
     def __init__(
         self,
