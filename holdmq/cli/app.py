@@ -45,6 +45,18 @@ services.register(app)
 app.add_typer(config.app, name="config")
 
 
+@app.command(
+    "loadtest",
+    # Its own command line, help included, is loaded when it is asked for.
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def loadtest(context: typer.Context) -> None:
+    """Load an MQTT server with a fleet of devices, and report what they saw."""
+    from loadtest.cli import app as commands
+
+    commands(context.args, prog_name="holdmq loadtest")
+
+
 def main() -> NoReturn:
     """Run the command line and exit: 0, 1 failed, 2 used wrongly."""
     try:
