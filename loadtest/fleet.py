@@ -1,0 +1,270 @@
+"""A process's share of a fleet: connects along the ramp, keeps alive, publishes, counts.
+
+All devices of a process share its clock, its counters and its few tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from loadtest.device import Device, Publisher
+from loadtest.histogram import Latencies
+from loadtest.plan import FleetPlan, PublishPlan
+
+CONNECTING_MAX: Final = 1000
+"""Connections being made at a time: below a listener's usual backlog of 1024."""
+
+CONNECT_TIMEOUT_S: Final = 10.0
+"""From the first SYN to CONNACK: a device in the field gives up about then."""
+
+SETTLE_S: Final = 5.0
+"""After the run, time for what is on its way to be acknowledged."""
+
+PER_ADDRESS_MAX: Final = 20_000
+"""Connections from one loopback address: the kernel has some 28,000 ports per source and target."""
+
+TICK_S: Final = 0.002
+"""Pace of a given rate: a message is at most this late by our own doing."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a share of a fleet saw. Seconds in `*_by_second` count from its start."""
+
+    connected: int = 0
+    lost: int = 0
+    sent: int = 0
+    acknowledged: int = 0
+    skipped: int = 0
+    unanswered: int = 0
+    connect_s: float = 0.0
+    publish_s: float = 0.0
+    failures: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    connected_by_second: Counter[int] = field(default_factory=Counter)
+    done_by_second: Counter[int] = field(default_factory=Counter)
+    connect_latency: Latencies = field(default_factory=Latencies)
+    publish_latency: Latencies = field(default_factory=Latencies)
+
+    def pack(self) -> dict[str, Any]:
+        """Return plain values, for another process."""
+        return {
+            name: value.encode() if isinstance(value := getattr(self, name), Latencies) else value
+            for name in self.__slots__
+        }
+
+    def add(self, packed: dict[str, Any]) -> None:
+        """Add another share: counts and histograms add up, durations take the longer one."""
+        for name, value in packed.items():
+            own = getattr(self, name)
+            if isinstance(own, Latencies):
+                own.add(value)
+            elif isinstance(own, Counter):
+                own.update(value)
+            elif isinstance(own, float):
+                setattr(self, name, max(own, value))
+            else:
+                setattr(self, name, own + value)
+
+
+class Fleet:
+    """The devices of one process. `connect`, then `publish` or a pause, then `leave`."""
+
+    def __init__(self, plan: FleetPlan, publish: PublishPlan | None = None) -> None:
+        self.tally = Tally()
+        self.is_running = False
+        self.is_paced = publish is not None and publish.rate > 0
+        self._plan = plan
+        self._publish = publish
+        self._devices: list[Device] = []
+        self._left = 0
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._stopped = asyncio.Event()
+        self._waiting: dict[Device, asyncio.Future[None]] = {}
+
+    def stop(self) -> None:
+        """End what is going on early; what was seen is still told."""
+        self._stopped.set()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped.is_set()
+
+    # Connecting
+
+    async def connect(self) -> None:
+        """Connect every device along the ramp; failures are counted by reason."""
+        plan = self._plan
+        self._began = self._loop.time()
+        places = asyncio.Semaphore(CONNECTING_MAX)
+        async with asyncio.TaskGroup() as tasks:
+            for k in range(plan.devices):
+                wait = self._began + plan.ramp_s * k / plan.devices - self._loop.time()
+                if wait > 0:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._stopped.wait(), wait)
+                if self.is_stopped:
+                    break
+                await places.acquire()
+                tasks.create_task(self._connect_one(plan.first + k, places))
+        self.tally.connect_s = self._loop.time() - self._began
+
+    async def _connect_one(self, number: int, places: asyncio.Semaphore) -> None:
+        plan, began = self._plan, self._loop.time()
+        device: Device = (
+            Publisher(self, self._publish, number, began)
+            if self._publish is not None
+            else Device(self, plan, number, began)
+        )
+        accepted: asyncio.Future[None] = self._loop.create_future()
+        self._waiting[device] = accepted
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._loop.create_connection(
+                    lambda: device, plan.host, plan.port, local_addr=_source(plan, number)
+                )
+                await accepted
+            if device.is_connected:
+                self._devices.append(device)
+        except TimeoutError:
+            device.fail("no CONNACK in time")
+        except OSError as error:
+            self._waiting.pop(device, None)
+            self.tally.failures[_named(error)] += 1
+        finally:
+            places.release()
+
+    def device_connected(self, device: Device, took_s: float) -> None:
+        tally = self.tally
+        tally.connected += 1
+        tally.connect_latency.record(took_s)
+        tally.connected_by_second[int(self._loop.time() - self._began)] += 1
+        self._accepted(device)
+
+    def device_failed(self, device: Device, reason: str) -> None:
+        if device.is_connected:
+            self.tally.lost += 1
+        self.tally.failures[reason] += 1
+        self._accepted(device)
+
+    def _accepted(self, device: Device) -> None:
+        accepted = self._waiting.pop(device, None)
+        if accepted is not None and not accepted.done():
+            accepted.set_result(None)
+
+    # Staying
+
+    async def stay(self, seconds: float) -> None:
+        """Stay connected for so long, or until `stop`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), seconds)
+
+    async def keep_alive(self) -> None:
+        """Ping every device three times in two keep alives, a share of them each second; until cancelled."""
+        interval = max(1, int(self._plan.keep_alive_s * 2 / 3))
+        turn = 0
+        while self._plan.keep_alive_s:
+            await asyncio.sleep(1)
+            turn += 1
+            for device in self._devices[turn % interval :: interval]:
+                device.ping()
+
+    async def leave(self) -> None:
+        """Disconnect every device."""
+        for start in range(0, len(self._devices), 500):
+            for device in self._devices[start : start + 500]:
+                device.leave()
+            await asyncio.sleep(0)
+        # Closing is finished by the loop's next turns.
+        await asyncio.sleep(0.05)
+
+    # Publishing
+
+    async def publish(self) -> None:
+        """Publish as the plan says, then wait for what is on its way."""
+        plan = self._publish
+        assert plan is not None
+        self._left = plan.count or 1 << 62
+        publishers = [d for d in self._devices if isinstance(d, Publisher)]
+        self._began = self._loop.time()
+        self.is_running = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(plan.seconds):
+                await self._drive(plan, publishers)
+        self.is_running = False
+        self.tally.skipped += sum(p.owed for p in publishers)
+        deadline = self._loop.time() + SETTLE_S
+        while plan.qos and any(p.in_flight for p in publishers if p.is_connected):
+            if self._loop.time() > deadline:
+                break
+            await asyncio.sleep(0.01)
+        self.tally.publish_s = self._loop.time() - self._began
+        self.tally.unanswered = sum(p.in_flight for p in publishers) if plan.qos else 0
+
+    async def _drive(self, plan: PublishPlan, publishers: list[Publisher]) -> None:
+        began, due, turn = self._loop.time(), 0, 0
+        now = began
+        if plan.qos and not self.is_paced:
+            for publisher in publishers:
+                publisher.fill(now)
+        while publishers and not self.is_stopped and self._left > 0:
+            if self.is_paced:
+                now = self._loop.time()
+                # Each message is due at its own moment, however late this turn comes.
+                while due < min((now - began) * plan.rate, self._left + self.tally.sent):
+                    publishers[turn].due(began + due / plan.rate)
+                    turn = (turn + 1) % len(publishers)
+                    due += 1
+            elif not plan.qos:
+                for publisher in publishers:
+                    publisher.fill(self._loop.time())
+            await asyncio.sleep(TICK_S if plan.qos or self.is_paced else 0)
+
+    def claim(self, wanted: int) -> int:
+        taken = min(wanted, self._left) if self.is_running else 0
+        self._left -= taken
+        return taken
+
+    def sent(self, messages: int) -> None:
+        self.tally.sent += messages
+        if self._publish is not None and not self._publish.qos:
+            self.tally.done_by_second[int(self._loop.time() - self._began)] += messages
+
+    def settled(self, started: float, now: float, messages: int) -> None:
+        tally = self.tally
+        tally.acknowledged += messages
+        tally.publish_latency.record(now - started, messages)
+        tally.done_by_second[int(now - self._began)] += messages
+
+    def refused(self, reason: str) -> None:
+        self.tally.refusals[reason] += 1
+
+    def skipped(self, messages: int) -> None:
+        self.tally.skipped += messages
+
+
+def _source(plan: FleetPlan, number: int) -> tuple[str, int] | None:
+    """Return the local address of a device: several of 127.0.0.0/8 when one has too few ports."""
+    if max(plan.total, plan.devices) <= PER_ADDRESS_MAX:
+        return None
+    try:
+        target = ipaddress.ip_address(plan.host)
+    except ValueError:
+        return None
+    if target.version != 4 or not target.is_loopback:
+        return None
+    return f"127.0.1.{1 + number // PER_ADDRESS_MAX}", 0
+
+
+def _named(error: OSError) -> str:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "too many open files here (raise ulimit -n, or use more --processes)"
+    return os.strerror(error.errno) if error.errno else str(error)
