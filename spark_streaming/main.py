@@ -25,6 +25,8 @@ from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA, table_path
 DRAIN_WAIT_S: Final = 20.0
 """How long a stop waits for the running batch; one of the largest takes a few seconds."""
 WATCH_INTERVAL_S: Final = 5.0
+JVM_EXIT_WAIT_S: Final = 1.0
+"""How long a JVM whose connections just broke may take until its exit code is there."""
 
 BACKLOG: Final = Gauge(
     "holdmq_stats_backlog_messages", "Messages that the last batch left unread.", registry=METRICS
@@ -63,20 +65,21 @@ async def main(config: Config, service: Service) -> None:
 
 async def _run(job: TpsJob, session: Session, service: Service) -> None:
     ended = asyncio.create_task(asyncio.to_thread(job.await_end))
+    # Whoever comes first is reported below; a JVM that dies fails every one of them.
+    ended.add_done_callback(lambda task: task.cancelled() or task.exception())
     stopping = asyncio.create_task(service.stopping.wait())
     watching = asyncio.create_task(_watch(job))
     try:
         await asyncio.wait({ended, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done() and not ended.done():
             await asyncio.to_thread(job.stop, DRAIN_WAIT_S)
-            service.log.info("stopped after a whole batch")
+            service.log.info("stopped")
             return
-        if not ended.done():
-            watching.result()
-        code = session.jvm_exit_code()
+        code = await asyncio.to_thread(session.jvm_exit_code, JVM_EXIT_WAIT_S)
         if code is not None:
             raise HoldMQError(f"the JVM of Spark ended with exit code {code}; start again to go on")
-        raise HoldMQError(f"the query ended: {_cause(ended)}; start again to go on from the checkpoint")
+        failed = ended if ended.done() else watching
+        raise HoldMQError(f"the query ended: {_cause(failed)}; start again to go on from the checkpoint")
     finally:
         stopping.cancel()
         watching.cancel()

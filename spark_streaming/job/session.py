@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import IO, Any, Final
 
+import structlog
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -28,7 +31,14 @@ JVM_END_TIMEOUT_S: Final = 10.0
 """How long the JVM may take to end once its session has stopped, before it is killed."""
 
 # What a healthy JVM says at every start, and nobody needs.
-_NOISE: Final = ("WARNING: Using incubator modules:",)
+_NOISE: Final = (
+    "WARNING: Using incubator modules:",
+    "Setting default log level to",
+    "To adjust logging level use",
+)
+
+
+log = structlog.get_logger("holdmq.stats")
 
 
 class Session:
@@ -43,14 +53,20 @@ class Session:
         self.spark = spark
         self._jvm = jvm
 
-    def jvm_exit_code(self) -> int | None:
-        """Return the JVM's exit code, None while it runs."""
-        return self._jvm.poll()
+    def jvm_exit_code(self, wait_s: float = 0) -> int | None:
+        """Return the JVM's exit code, None if it still runs after `wait_s`."""
+        try:
+            return self._jvm.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return None
 
     def stop(self) -> None:
         """Stop Spark and wait for the JVM to end; blocking, at most a few seconds."""
-        if self._jvm.poll() is None:
+        try:
             self.spark.stop()
+        except (Py4JError, OSError) as error:
+            # The JVM died first, or dies with us: a signal to the whole group reaches it too.
+            log.warning("Spark was gone before it was stopped", reason=str(error))
         gateway = SparkContext._gateway
         if gateway is not None:
             gateway.shutdown()
@@ -85,12 +101,15 @@ def start_session(stats: StatsSection, say: Callable[[str], None]) -> Session:
     threading.Thread(target=_listen, args=(os.fdopen(reading, "rb"), hear), daemon=True).start()
     try:
         launch: Callable[..., Any] = launch_gateway
-        gateway = launch(conf, {"stdout": writing, "stderr": writing})
+        # A session of its own: signals of a terminal or a supervisor are for us, and we stop Spark in order.
+        gateway = launch(conf, {"stdout": writing, "stderr": writing, "start_new_session": True})
     except Exception as error:
         last = f"; its last words: {' | '.join(said)}" if said else ""
         raise StartupError(f"the JVM of Spark does not start: {error}{last}") from error
     finally:
         os.close(writing)
+    # What py4j reports there is also raised to its caller, which says it once.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     spark = SparkSession(SparkContext(conf=conf, gateway=gateway))
     spark.dataSource.register(HoldMQDataSource)
     return Session(spark, gateway.proc)

@@ -16,7 +16,10 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import structlog
 from prometheus_client import Counter, Gauge, Histogram
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
@@ -44,6 +47,8 @@ BATCH_SECONDS: Final = Histogram(
 NEWEST_SECOND: Final = Gauge(
     "holdmq_stats_newest_second_timestamp_seconds", "The newest second in the table.", registry=METRICS
 )
+
+log = structlog.get_logger("holdmq.stats")
 
 
 class TpsJob:
@@ -94,7 +99,10 @@ class TpsJob:
         with self._idle:
             self._idle.wait_for(lambda: not self._is_in_batch, wait_s)
         if self._query is not None:
-            self._query.stop()
+            try:
+                self._query.stop()
+            except (Py4JError, OSError, PySparkException) as error:
+                log.warning("a batch was cut off, the next start replays it", reason=str(error))
 
     def _write(self, batch: DataFrame, batch_id: int) -> None:
         with self._idle:

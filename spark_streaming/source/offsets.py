@@ -109,14 +109,18 @@ def cut_back(start: Offsets, bounds: Mapping[TopicQueue, Bounds]) -> list[Range]
 
 
 def ranges(start: Offsets, end: Offsets) -> list[Range]:
-    """Return the ranges between two offsets, in the order of their queues; empty ones are left out."""
+    """Return the ranges between two offsets, in the order of their queues; empty ones are left out.
+
+    A range that ends before it starts is one of a log that was cut: the broker is asked with the start
+    and its epoch, and says where what is new begins.
+    """
     found = []
     for key, last in sorted(end.items()):
         queue = parse_queue(key)
         if queue is None:
             continue
         first = start.get(key, FROM_FIRST)
-        if max(first, 0) < last:
+        if max(first, 0) != last:
             epoch = start.get(queue.broker, 0) if key in start else 0
             found.append(Range(queue, epoch, first, last))
     return found

@@ -22,7 +22,8 @@ def split(
     """
     firsts = firsts or {}
     todo = list(wanted)
-    sizes = [item.end - _begin(item, firsts) for item in todo]
+    # How much a cut log has to read again is not known here; it is little.
+    sizes = [max(1, item.end - _begin(item, firsts)) for item in todo]
     total = sum(sizes)
     if not todo:
         return []

@@ -78,7 +78,10 @@ def test_a_broker_that_does_not_answer_keeps_its_offsets_and_epoch() -> None:
 def test_a_log_that_was_cut_takes_the_offset_back() -> None:
     bounds = {queue("t"): Bounds(0, 6)}
     assert cut_back({"b/t/0": 9}, bounds) == [Range(queue("t"), 0, 6, 9)]
-    assert advance({"b/t/0": 9}, bounds, {"b": 2}, None) == {"b": 2, "b/t/0": 6}
+    end = advance({"b": 1, "b/t/0": 9}, bounds, {"b": 2}, None)
+    assert end == {"b": 2, "b/t/0": 6}
+    # Where the cut was only the broker knows: it is asked from the old offset in the old epoch.
+    assert ranges({"b": 1, "b/t/0": 9}, end) == [Range(queue("t"), 1, 9, 6)]
 
 
 def test_a_range_carries_the_epoch_in_which_its_start_was_seen() -> None:

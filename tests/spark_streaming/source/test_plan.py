@@ -23,6 +23,10 @@ def test_little_work_is_one_task_whatever_the_cores() -> None:
     assert split(wanted, 4) == [wanted]
 
 
+def test_a_range_of_a_cut_log_is_planned_too() -> None:
+    assert split([one(0, 9, 6), one(1, 0, 1)], 2) == [[one(0, 9, 6), one(1, 0, 1)]]
+
+
 def test_one_long_queue_is_shared_by_all_cores() -> None:
     end = 4 * PARTITION_RECORDS_MIN
     first, second = split([one(0, 0, end)], 2)

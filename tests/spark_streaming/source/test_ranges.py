@@ -153,6 +153,12 @@ def test_what_took_the_place_of_cut_records_is_read() -> None:
     assert pulls.asked[1] == [PullQueue("t", 0, EPOCH, 5)]
 
 
+def test_a_log_that_is_still_shorter_than_the_offset_is_read_from_its_cut() -> None:
+    pulls = Pulls(answer(Code.OFFSET_AHEAD, next_offset=5), answer(records=1))
+    assert counts(reader(pulls, one(8, 6))) == [1]
+    assert counts(reader(Pulls(answer(Code.OFFSET_AHEAD, next_offset=6)), one(8, 6))) == []
+
+
 def test_a_log_cut_below_the_planned_end_ends_the_range() -> None:
     pulls = Pulls(answer(records=2, end=10), answer(end=10))
     assert counts(reader(pulls, one(8, 12))) == [2]
