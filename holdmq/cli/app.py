@@ -9,7 +9,9 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 import holdmq
-from holdmq.cli import config, services, up
+from holdmq import telemetry
+from holdmq.cli import config, services, topic, up
+from holdmq.config import LogSection
 from holdmq.errors import ConfigError, HoldMQError, UsageError
 from holdmq.process import EXIT_FAILED, EXIT_USAGE
 
@@ -38,10 +40,13 @@ def root(
     ] = False,
 ) -> None:
     """HoldMQ: MQTT for millions of devices over one commit log."""
+    # A command says itself what failed; a service sets its own logging up.
+    telemetry.setup("cli", LogSection(level="error"))
 
 
 up.register(app)
 services.register(app)
+app.add_typer(topic.app, name="topic")
 app.add_typer(config.app, name="config")
 
 
@@ -49,6 +54,7 @@ app.add_typer(config.app, name="config")
     "loadtest",
     # Its own command line, help included, is loaded when it is asked for.
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    epilog="Example: holdmq loadtest publish --devices 200 --seconds 10",
 )
 def loadtest(context: typer.Context) -> None:
     """Load an MQTT server with a fleet of devices, and report what they saw."""

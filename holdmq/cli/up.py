@@ -65,6 +65,7 @@ def up(
         raise ConfigError(f"--without takes stats or console, not {wrong}")
     sets = [*(set_ or ()), *_data_sets(configuration(config, set_), data, set_ or ())]
     loaded = configuration(config, sets)
+    telemetry.setup("up", loaded.log)
     names = [name for name in MODULES if name not in left_out]
     root = data or Path(DATA_DIR)
     refuse_conflicts(loaded, names)

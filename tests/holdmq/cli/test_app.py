@@ -11,6 +11,7 @@ import typer.main
 
 import holdmq as package
 from holdmq.cli.app import app
+from loadtest.cli import app as loadtest
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -20,7 +21,10 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
         yield from commands(command, (*path, name))
 
 
-ALL = list(commands(typer.main.get_command(app)))
+ALL = [
+    *commands(typer.main.get_command(app)),
+    *commands(typer.main.get_command(loadtest), ("loadtest",)),
+]
 
 
 @pytest.mark.parametrize(("path", "command"), ALL, ids=[" ".join(path) or "holdmq" for path, _ in ALL])
@@ -31,7 +35,7 @@ def test_every_command_says_what_it_does_and_shows_an_example(path: tuple[str, .
 
 @pytest.mark.parametrize(
     ("path", "command"),
-    [pair for pair in ALL if not hasattr(pair[1], "commands")],
+    [pair for pair in ALL if pair[1].params and not hasattr(pair[1], "commands")],
     ids=str,
 )
 def test_every_command_can_answer_in_json(path: tuple[str, ...], command: Any) -> None:
