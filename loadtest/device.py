@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from time import perf_counter
 from typing import Final, Protocol, cast
 
 from holdmq.mqtt import (
@@ -77,7 +78,7 @@ class Device(asyncio.Protocol):
         self._transport.write(encode(connect, plan.level))
 
     def data_received(self, data: bytes) -> None:
-        now = asyncio.get_running_loop().time()
+        now = perf_counter()
         try:
             items = self._decoder.feed(data)
         except MqttError as error:
@@ -182,6 +183,11 @@ class Publisher(Device):
         """Messages that were due and wait for a place in the window."""
         return len(self._owed)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
     def due(self, now: float) -> None:
         """A message is due: send it, or remember since when it waits."""
         if len(self._owed) >= OWED_MAX:
@@ -280,4 +286,4 @@ class Publisher(Device):
 
     def resume_writing(self) -> None:
         self._is_clogged = False
-        self.answered(asyncio.get_running_loop().time())
+        self.answered(perf_counter())

@@ -1,6 +1,7 @@
 """A process's share of a fleet: connects along the ramp, keeps alive, publishes, counts.
 
-All devices of a process share its clock, its counters and its few tasks.
+All devices of a process share its counters and its few tasks. Times are `perf_counter`: uvloop's own
+clock stands still within a turn, and counts milliseconds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ipaddress
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Final
 
 from loadtest.device import Device, Publisher
@@ -86,7 +88,7 @@ class Fleet:
         self._devices: list[Device] = []
         self._left = 0
         self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
+        self._began = perf_counter()
         self._stopped = asyncio.Event()
         self._waiting: dict[Device, asyncio.Future[None]] = {}
 
@@ -103,11 +105,11 @@ class Fleet:
     async def connect(self) -> None:
         """Connect every device along the ramp; failures are counted by reason."""
         plan = self._plan
-        self._began = self._loop.time()
+        self._began = perf_counter()
         places = asyncio.Semaphore(CONNECTING_MAX)
         async with asyncio.TaskGroup() as tasks:
             for k in range(plan.devices):
-                wait = self._began + plan.ramp_s * k / plan.devices - self._loop.time()
+                wait = self._began + plan.ramp_s * k / plan.devices - perf_counter()
                 if wait > 0:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._stopped.wait(), wait)
@@ -115,10 +117,10 @@ class Fleet:
                     break
                 await places.acquire()
                 tasks.create_task(self._connect_one(plan.first + k, places))
-        self.tally.connect_s = self._loop.time() - self._began
+        self.tally.connect_s = perf_counter() - self._began
 
     async def _connect_one(self, number: int, places: asyncio.Semaphore) -> None:
-        plan, began = self._plan, self._loop.time()
+        plan, began = self._plan, perf_counter()
         device: Device = (
             Publisher(self, self._publish, number, began)
             if self._publish is not None
@@ -146,7 +148,7 @@ class Fleet:
         tally = self.tally
         tally.connected += 1
         tally.connect_latency.record(took_s)
-        tally.connected_by_second[int(self._loop.time() - self._began)] += 1
+        tally.connected_by_second[int(perf_counter() - self._began)] += 1
         self._accepted(device)
 
     def device_failed(self, device: Device, reason: str) -> None:
@@ -189,35 +191,35 @@ class Fleet:
     # Publishing
 
     async def publish(self) -> None:
-        """Publish as the plan says, then wait for what is on its way."""
+        """Publish as the plan says, then wait for what is on its way: acknowledgements, or QoS 0's bytes."""
         plan = self._publish
         assert plan is not None
         self._left = plan.count or 1 << 62
         publishers = [d for d in self._devices if isinstance(d, Publisher)]
-        self._began = self._loop.time()
+        self._began = perf_counter()
         self.is_running = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(plan.seconds):
                 await self._drive(plan, publishers)
         self.is_running = False
         self.tally.skipped += sum(p.owed for p in publishers)
-        deadline = self._loop.time() + SETTLE_S
-        while plan.qos and any(p.in_flight for p in publishers if p.is_connected):
-            if self._loop.time() > deadline:
+        deadline = perf_counter() + SETTLE_S
+        while any(p.in_flight or p.unsent_bytes for p in publishers if p.is_connected):
+            if perf_counter() > deadline:
                 break
             await asyncio.sleep(0.01)
-        self.tally.publish_s = self._loop.time() - self._began
-        self.tally.unanswered = sum(p.in_flight for p in publishers) if plan.qos else 0
+        self.tally.publish_s = perf_counter() - self._began
+        self.tally.unanswered = sum(p.in_flight for p in publishers)
 
     async def _drive(self, plan: PublishPlan, publishers: list[Publisher]) -> None:
-        began, due, turn = self._loop.time(), 0, 0
+        began, due, turn = perf_counter(), 0, 0
         now = began
         if plan.qos and not self.is_paced:
             for publisher in publishers:
                 publisher.fill(now)
         while publishers and not self.is_stopped and self._left > 0:
             if self.is_paced:
-                now = self._loop.time()
+                now = perf_counter()
                 # Each message is due at its own moment, however late this turn comes.
                 while due < min((now - began) * plan.rate, self._left + self.tally.sent):
                     publishers[turn].due(began + due / plan.rate)
@@ -225,7 +227,7 @@ class Fleet:
                     due += 1
             elif not plan.qos:
                 for publisher in publishers:
-                    publisher.fill(self._loop.time())
+                    publisher.fill(perf_counter())
             await asyncio.sleep(TICK_S if plan.qos or self.is_paced else 0)
 
     def claim(self, wanted: int) -> int:
@@ -236,7 +238,7 @@ class Fleet:
     def sent(self, messages: int) -> None:
         self.tally.sent += messages
         if self._publish is not None and not self._publish.qos:
-            self.tally.done_by_second[int(self._loop.time() - self._began)] += messages
+            self.tally.done_by_second[int(perf_counter() - self._began)] += messages
 
     def settled(self, started: float, now: float, messages: int) -> None:
         tally = self.tally

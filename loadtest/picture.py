@@ -8,6 +8,8 @@ from typing import Any, Final
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
 
 from holdmq.errors import StartupError, UsageError
 
@@ -31,7 +33,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
     what = "messages" if "messages" in report else "connections"
     data = report[what]
     with mpl.rc_context({"font.size": 10, "text.color": _INK, "svg.fonttype": "none"}):
-        figure = Figure(figsize=(11, 4.6), dpi=130, facecolor="white", layout="constrained")
+        room = ConstrainedLayoutEngine(rect=(0.012, 0.02, 0.976, 0.86), wspace=0.06)
+        figure = Figure(figsize=(11, 4.6), dpi=130, facecolor="white", layout=room)
         over_time, by_percentile = figure.subplots(1, 2)
         _throughput(over_time, data, "messages" if what == "messages" else "connections")
         _percentiles(by_percentile, data, "publish → PUBACK" if what == "messages" else "connect → CONNACK")
@@ -40,10 +43,9 @@ def draw(report: dict[str, Any], path: Path) -> None:
         if what == "messages":
             pace = f"{p['rate']:,.0f}/s asked" if p["rate"] else f"window {p['window']}"
             detail += f" · QoS {p['qos']} · {p['payload_bytes']} bytes · {pace}"
-        figure.suptitle(
-            f"{data['rate']:,.0f} {what} per second", x=0.012, ha="left", fontsize=17, fontweight="light"
-        )
-        figure.text(0.988, 0.965, detail, ha="right", va="top", color=_MUTED, fontsize=9)
+        title = f"{data['rate']:,.0f} {what} per second"
+        figure.text(0.02, 0.955, title, va="top", fontsize=17, fontweight="light")
+        figure.text(0.98, 0.94, detail, ha="right", va="top", color=_MUTED, fontsize=9)
         try:
             figure.savefig(path)
         except OSError as error:
@@ -52,13 +54,15 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 def _throughput(axes: Axes, data: dict[str, Any], unit: str) -> None:
     counts = data["per_second"]
-    # The last second is cut off by the end: drawn as it is it would look like a collapse.
-    whole = counts[:-1] if len(counts) > 2 else counts
+    # A second that the end cut off would look like a collapse.
+    whole = counts[: max(1, int(data["seconds"] + 0.05))]
     seconds = [s + 0.5 for s in range(len(whole))]
     axes.plot(seconds, whole, color=_ACCENT, linewidth=1.8, marker="o" if len(whole) < 3 else "")
     axes.fill_between(seconds, whole, color=_ACCENT, alpha=0.1, linewidth=0)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0, right=max(1, len(whole)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     _dress(axes, f"{unit} per second", "seconds")
 
 
@@ -70,13 +74,13 @@ def _percentiles(axes: Axes, data: dict[str, Any], what: str) -> None:
             [1 / max(1e-9, 1 - p / 100) for p, _ in curve], [us / 1000 for _, us in curve], color=_ACCENT
         )
         axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set_ylim(bottom=0)
         ticks = [(1, "0"), (2, "50"), (10, "90"), (100, "99"), (1e3, "99.9"), (1e4, "99.99"), (1e5, "99.999")]
         right = 1 / max(1e-9, 1 - curve[-1][0] / 100)
         shown = [(at, text) for at, text in ticks if at <= right * 1.01]
         axes.set_xticks([at for at, _ in shown], [text for _, text in shown])
         axes.minorticks_off()
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_major_formatter("{x:,g}")
     else:
         axes.text(
             0.5, 0.5, "no acknowledgements, no latency", ha="center", color=_MUTED, transform=axes.transAxes

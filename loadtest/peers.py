@@ -1,0 +1,129 @@
+"""Servers to compare: starts them on free loopback ports in a directory of their own, and ends them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+from holdmq.errors import StartupError
+from holdmq.process import ENV_PARENT_PID
+
+START_S: Final = 30.0
+STOP_S: Final = 20.0
+
+MOSQUITTO: Final = """\
+listener {port} 127.0.0.1
+allow_anonymous true
+persistence false
+# Without it PUBACKs wait for the client's delayed acknowledgements: half the rate at window 10.
+set_tcp_nodelay true
+"""
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def mosquitto(directory: Path) -> Iterator[str]:
+    """Run Mosquitto with TCP_NODELAY and without persistence; yields ``127.0.0.1:PORT``.
+
+    Raises StartupError when it is not installed or does not come up.
+    """
+    program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if program is None:
+        raise StartupError("mosquitto is not installed; on Debian: apt-get install mosquitto")
+    port = free_port()
+    config = directory / "mosquitto.conf"
+    config.write_text(MOSQUITTO.format(port=port))
+    with _process([program, "-c", str(config)], directory / "mosquitto.log") as child:
+        _wait_for(port, [child])
+        yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def holdmq_stack(directory: Path, *, flush: str, workers: int = 0) -> Iterator[str]:
+    """Run registry, broker and gateway as they are started by hand; yields the gateway's ``127.0.0.1:PORT``.
+
+    `flush` is storage.flush (async or sync), `workers` gateway.workers. Raises StartupError when one of
+    them does not come up; its log is in `directory`.
+    """
+    ports = {name: free_port() for name in ("registry", "broker", "gateway")}
+    sets = [f"{name}.port={port}" for name, port in ports.items()]
+    sets += [f"{name}.admin_port=0" for name in ports]
+    sets += [
+        f"storage.data_dir={directory / 'store'}",
+        f"storage.flush={flush}",
+        f"gateway.workers={workers}",
+    ]
+    flags = [part for setting in sets for part in ("--set", setting)]
+    with ExitStack() as stack:
+        children = []
+        for name, port in ports.items():
+            command = [sys.executable, "-m", "holdmq.cli", name, *flags]
+            children.append(stack.enter_context(_process(command, directory / f"{name}.log")))
+            _wait_for(port, children)
+        # The gateway listens before it knows its brokers: a first message says that the whole way is open.
+        yield f"127.0.0.1:{ports['gateway']}"
+
+
+class _Child:
+    __slots__ = ("log", "name", "process")
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.process = process
+        self.log = log
+
+
+@contextmanager
+def _process(command: list[str], log: Path) -> Iterator[_Child]:
+    environment = {**os.environ, ENV_PARENT_PID: str(os.getpid())}
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+        try:
+            yield _Child(log.stem, process, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_for(port: int, children: list[_Child]) -> None:
+    deadline = time.monotonic() + START_S
+    while True:
+        for child in children:
+            if child.process.poll() is not None:
+                raise StartupError(
+                    f"{child.name} ended with exit code {child.process.returncode}: {_last_line(child.log)}"
+                )
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise StartupError(
+                    f"{children[-1].name} does not listen on port {port} after {START_S:.0f} s: "
+                    f"{_last_line(children[-1].log)}"
+                ) from error
+            time.sleep(0.05)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
