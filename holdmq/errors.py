@@ -17,8 +17,10 @@
     │   └── CorruptRecordError  damage below the checkpoint
     ├── TransportError          no connection, or it was lost (retriable)
     │   └── RequestTimeout      no answer within the deadline (retriable)
-    └── RemoteError             a peer answered with an error code
-        └── BusyError           BUSY: back off `retry_after_ms`, then try again
+    ├── RemoteError             a peer answered with an error code
+    │   └── BusyError           BUSY: back off `retry_after_ms`, then try again
+    ├── OffsetError             a consumer's position has nothing to read; says where to continue
+    └── BatchError              some messages of a batch were not stored: a result or error for each
 
 `code` is what the wire carries for an error, `retriable` tells a client whether the same
 request may succeed later without anybody's help.
@@ -192,9 +194,10 @@ class StoreFormatError(StorageError):
 
 
 class CorruptRecordError(StorageError):
-    """Damage below the checkpoint: it is reported, never cut; reading goes on after it."""
+    """Damage below the checkpoint: it is reported, never cut; reading goes on at `resume_at`."""
 
     code = Code.CORRUPT
+    resume_at: int = -1
 
 
 class TransportError(HoldMQError):
@@ -222,3 +225,29 @@ class BusyError(RemoteError):
     def __init__(self, remark: str, retry_after_ms: int) -> None:
         super().__init__(Code.BUSY, remark)
         self.retry_after_ms = retry_after_ms
+
+
+class OffsetError(HoldMQError):
+    """A queue cannot be read at a consumer's position; seek, to `next_offset` or elsewhere.
+
+    `code` is OFFSET_AHEAD, OFFSET_BEHIND or CORRUPT; `queue` names the queue.
+    """
+
+    def __init__(self, code: Code, queue: str, offset: int, next_offset: int) -> None:
+        super().__init__(
+            f"{code.name}: {queue} at offset {offset}: {CODES[code].meaning}; continue at {next_offset}"
+        )
+        self.code = code
+        self.queue = queue
+        self.offset = offset
+        self.next_offset = next_offset
+
+
+class BatchError(HoldMQError):
+    """Some messages of a batch were not stored; `results` has, per message, its result or its error."""
+
+    def __init__(self, results: list[object]) -> None:
+        errors = [result for result in results if isinstance(result, HoldMQError)]
+        super().__init__(f"{len(errors)} of {len(results)} messages were not stored; the first: {errors[0]}")
+        self.code = errors[0].code
+        self.results = results

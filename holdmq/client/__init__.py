@@ -1,0 +1,73 @@
+"""The SDK: Producer, PullConsumer and Admin on asyncio; SyncProducer and its kin without.
+
+Names load on first use, so that importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdmq.client.admin import Admin, ClusterView, TopicView
+    from holdmq.client.bounds import Bounds
+    from holdmq.client.cursors import Position, Pulled
+    from holdmq.client.lanes import SendResult
+    from holdmq.client.producer import Producer
+    from holdmq.client.pull_consumer import PullConsumer
+    from holdmq.client.route import Link, RouteTable, TopicRoute
+    from holdmq.client.sync import SyncAdmin, SyncProducer, SyncPullConsumer
+    from holdmq.message import Message, MessageId, TopicQueue
+
+__all__ = [
+    "Admin",
+    "Bounds",
+    "ClusterView",
+    "Link",
+    "Message",
+    "MessageId",
+    "Position",
+    "Producer",
+    "PullConsumer",
+    "Pulled",
+    "RouteTable",
+    "SendResult",
+    "SyncAdmin",
+    "SyncProducer",
+    "SyncPullConsumer",
+    "TopicQueue",
+    "TopicRoute",
+    "TopicView",
+]
+
+_MODULES = {
+    "Admin": "holdmq.client.admin",
+    "Bounds": "holdmq.client.bounds",
+    "ClusterView": "holdmq.client.admin",
+    "Link": "holdmq.client.route",
+    "Message": "holdmq.message",
+    "MessageId": "holdmq.message",
+    "Position": "holdmq.client.cursors",
+    "Producer": "holdmq.client.producer",
+    "PullConsumer": "holdmq.client.pull_consumer",
+    "Pulled": "holdmq.client.cursors",
+    "RouteTable": "holdmq.client.route",
+    "SendResult": "holdmq.client.lanes",
+    "SyncAdmin": "holdmq.client.sync",
+    "SyncProducer": "holdmq.client.sync",
+    "SyncPullConsumer": "holdmq.client.sync",
+    "TopicQueue": "holdmq.message",
+    "TopicRoute": "holdmq.client.route",
+    "TopicView": "holdmq.client.admin",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,450 @@
+"""The pull consumer: queues of topics, at offsets that the caller keeps.
+
+Each broker has at most one PULL of this consumer in hand, for all its queues, held there until
+something arrives. Nothing is stored about a position anywhere but in the caller's hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, Literal, NamedTuple, Self
+
+from holdmq.client.bounds import queue_bounds
+from holdmq.client.cursors import Asked, Cursor, Position, Pulled, ask, take_answer, wire_queues
+from holdmq.client.route import Link, RouteTable
+from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
+from holdmq.message import Message, TopicQueue
+from holdmq.mqtt.filters import check_filter
+from holdmq.mqtt.reasons import MqttError
+from holdmq.record import decode_record, tag_of_record
+from holdmq.rpc.connection import Connection, Reply
+from holdmq.topics import tag_fault, tag_filter_term, tag_matches, tag_term
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
+from holdmq.wire.headers import (
+    FilterSetRequest,
+    FilterTerm,
+    HelloResponse,
+    PulledQueue,
+    PullRequest,
+    PullResponse,
+)
+
+POLL_MAX_BYTES: Final = 1 << 20
+"""Records of one answer by default: one chunk of a broker's reads."""
+POLL_HOLD_MS: Final = 1_000
+GRACE_S: Final = 5.0
+"""How much later than its hold a broker may answer before a poll returns without it."""
+PULL_TIMEOUT_S: Final = 15.0
+"""How much later than its hold an answer counts as lost: cold reads come from a disk."""
+REST_S: Final = 0.2
+"""Pause after a broker or queue failed before it is asked again."""
+UNREACHABLE_S: Final = 30.0
+"""How long a broker may be away before polls that find nothing say so: it restarts in less."""
+ASSIGN_TIMEOUT_S: Final = 10.0
+
+Start = Literal["earliest", "latest"] | int
+
+
+class _Filter(NamedTuple):
+    """The filter as registered on one connection."""
+
+    connection: Connection
+    filter_id: int
+    terms: set[FilterTerm]
+
+
+class _Answer(NamedTuple):
+    broker: str
+    asked: list[Asked]
+    reply: Reply | HoldMQError
+
+
+class PullConsumer:
+    """Reads queues. Use it as `async with PullConsumer(["host:9876"]) as consumer`, on one event loop.
+
+    `tags`: only messages with one of these tags; `tag_filter`: only messages whose tag an MQTT
+    filter matches (`42/#`; without a tag only `#` matches). Not both. `routes`: share this
+    RouteTable, which the caller starts and closes, in place of `registries`.
+    """
+
+    def __init__(
+        self,
+        registries: Sequence[str] = (),
+        *,
+        client_id: str = "",
+        routes: RouteTable | None = None,
+        tags: Collection[str] | None = None,
+        tag_filter: str | None = None,
+    ) -> None:
+        self.client_id = client_id or f"consumer-{secrets.token_hex(8)}"
+        self._tags = _checked_tags(tags, tag_filter)
+        self._tag_filter = tag_filter
+        self.routes = routes if routes is not None else RouteTable(registries, self.client_id)
+        self._owns_routes = routes is None
+        self._cursors: dict[TopicQueue, Cursor] = {}
+        self._topics: set[str] = set()
+        self._filters: dict[str, _Filter] = {}
+        self._pulling: dict[str, int] = {}
+        self._rest: dict[str, float] = {}
+        self._answers: deque[_Answer] = deque()
+        self._errors: deque[HoldMQError] = deque()
+        self._arrived = asyncio.Event()
+        self._polls = 0
+        self._is_polling = False
+        self._is_started = False
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        self._start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop reading and disconnect. Closing again changes nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._is_started:
+            self.routes.on_up.remove(self._link_up)
+            self.routes.on_routes.remove(self._routes_changed)
+        if self._owns_routes:
+            await self.routes.close()
+
+    # Assignment and positions
+
+    async def assign(
+        self,
+        topics: Iterable[str | TopicQueue],
+        start: Start = "latest",
+        timeout_s: float = ASSIGN_TIMEOUT_S,
+    ) -> None:
+        """Read these queues, in place of what was assigned before, from `start` on.
+
+        A topic's name stands for all its queues: those that appear later are read from their
+        beginning, and so is a topic that does not exist yet. `start`: earliest, latest, or an
+        offset. Raises TransportError when a broker does not answer within `timeout_s`.
+        """
+        self._start()
+        wanted = list(topics)
+        names = {topic for topic in wanted if isinstance(topic, str)}
+        queues = [queue for queue in wanted if isinstance(queue, TopicQueue)]
+        self.routes.follow(names | {queue.topic for queue in queues})
+        await self.routes.refresh(timeout_s)
+        for name in names:
+            route = self.routes.get(name)
+            queues += route.read_queues if route is not None else ()
+        cursors = await self._cursors_at(dict.fromkeys(queues), start, timeout_s)
+        self._forget()
+        self._topics = names
+        self._cursors = cursors
+        self._routes_changed(frozenset(names))
+
+    async def seek(
+        self, queue: TopicQueue, start: Start, log_epoch: int = 0, timeout_s: float = ASSIGN_TIMEOUT_S
+    ) -> None:
+        """Read an assigned queue from `start` on; `log_epoch` is that of a saved offset (0 = no claim)."""
+        cursor = self._cursors.get(queue)
+        if cursor is None:
+            raise UsageError(f"queue {queue} is not assigned to this consumer")
+        if isinstance(start, int):
+            cursor.seek(start, log_epoch)
+            return
+        found = (await self._cursors_at([queue], start, timeout_s))[queue]
+        cursor.seek(found.offset, found.log_epoch)
+
+    def positions(self) -> dict[TopicQueue, Position]:
+        """The next offset of every assigned queue, with its log epoch: what to save."""
+        return {queue: Position(cursor.log_epoch, cursor.offset) for queue, cursor in self._cursors.items()}
+
+    def lag(self) -> dict[TopicQueue, int]:
+        """Messages between position and end of the queues that were read, as of their last answer."""
+        return {
+            queue: max(0, cursor.end_offset - cursor.offset)
+            for queue, cursor in self._cursors.items()
+            if cursor.end_offset >= 0
+        }
+
+    async def _cursors_at(
+        self, queues: Iterable[TopicQueue], start: Start, timeout_s: float
+    ) -> dict[TopicQueue, Cursor]:
+        if isinstance(start, int):
+            if start < 0:
+                raise UsageError(f"offset {start} is below 0")
+            return {queue: Cursor(start) for queue in queues}
+        if start not in ("earliest", "latest"):
+            raise UsageError(f"start {start!r} is not earliest, latest or an offset")
+        wanted = list(queues)
+        bounds = await queue_bounds(self.routes, wanted, timeout_s)
+        cursors: dict[TopicQueue, Cursor] = {}
+        for queue in wanted:
+            known = bounds.get(queue)
+            if known is None:
+                cursors[queue] = Cursor(0, is_fresh=True)
+            else:
+                offset = known.first_offset if start == "earliest" else known.end_offset
+                cursors[queue] = Cursor(offset, known.log_epoch, is_fresh=start == "earliest")
+        return cursors
+
+    # Polling
+
+    async def poll(self, max_bytes: int = POLL_MAX_BYTES, hold_ms: int = POLL_HOLD_MS) -> list[Message]:
+        """Return the next messages, in order within each queue; [] if none came within `hold_ms`.
+
+        `max_bytes` bounds the records of one broker's answer (but one record always comes). Raises
+        OffsetError for a queue that cannot be read at its position, which stays: `seek` to go on;
+        TransportError when nothing came and a broker has been away for UNREACHABLE_S; RemoteError
+        when a broker refuses for good.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + hold_ms / 1000
+        while True:
+            self._raise_fault()
+            left_ms = max(0, round((deadline - loop.time()) * 1000))
+            parts = await self.poll_raw(max_bytes, left_ms)
+            messages = [message for part in parts for message in self._decode(part)]
+            if messages:
+                return messages
+            if loop.time() >= deadline:
+                self._raise_fault()
+                return []
+
+    def _raise_fault(self) -> None:
+        for cursor in self._cursors.values():
+            if cursor.fault is not None:
+                raise cursor.fault
+
+    async def poll_raw(self, max_bytes: int = POLL_MAX_BYTES, hold_ms: int = POLL_HOLD_MS) -> list[Pulled]:
+        """Return the next records as they lie in the log, by queue; see `poll`.
+
+        Records may be among them that the consumer's filter rejects: test their tags. Queues that
+        cannot be read at their position are parts with that status; they are returned once, and
+        not read until `seek`.
+        """
+        self._start()
+        if self._is_polling:
+            raise UsageError("a consumer is polled by one task at a time")
+        self._is_polling = True
+        try:
+            return await self._poll(max_bytes, hold_ms)
+        finally:
+            self._is_polling = False
+
+    async def _poll(self, max_bytes: int, hold_ms: int) -> list[Pulled]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + hold_ms / 1000
+        self._polls += 1
+        is_asked = False
+        while True:
+            parts = self._take_answers()
+            if parts:
+                return parts
+            if self._errors:
+                raise self._errors.popleft()
+            self._arrived.clear()
+            now = loop.time()
+            retry_at = float("inf")
+            if now < deadline or not is_asked:
+                retry_at = self._pull_all(max_bytes, max(0, round((deadline - now) * 1000)), now)
+                is_asked = True
+            until = deadline
+            if self._polls in self._pulling.values():
+                until = deadline + GRACE_S
+            if now >= until:
+                self._raise_if_unreachable(now)
+                return []
+            try:
+                async with asyncio.timeout_at(min(until, retry_at)):
+                    await self._arrived.wait()
+            except TimeoutError:
+                continue
+
+    def _pull_all(self, max_bytes: int, hold_ms: int, now: float) -> float:
+        """Ask every broker that is not asked; return the loop time at which one can be asked again."""
+        retry_at = float("inf")
+        by_broker: dict[str, list[tuple[TopicQueue, Cursor]]] = {}
+        for queue, cursor in self._cursors.items():
+            by_broker.setdefault(queue.broker, []).append((queue, cursor))
+            if cursor.rest_until > now:
+                retry_at = min(retry_at, cursor.rest_until)
+        for broker, cursors in by_broker.items():
+            if broker in self._pulling:
+                continue
+            rest_until = self._rest.get(broker, 0.0)
+            if rest_until > now:
+                retry_at = min(retry_at, rest_until)
+                continue
+            asked = ask(cursors, now)
+            if asked:
+                # A large answer may cover only the first queues: each gets its turn to be first.
+                start = self._polls % len(asked)
+                self._pull(broker, asked[start:] + asked[:start], max_bytes, hold_ms)
+        return retry_at
+
+    def _pull(self, broker: str, asked: list[Asked], max_bytes: int, hold_ms: int) -> None:
+        try:
+            link = self.routes.link(broker)
+        except TransportError:
+            return
+        connection = link.client.connection
+        if connection is None:
+            return  # on_up wakes the poll
+        filter_id = self._filter_on(link, connection)
+        poll = self._pulling[broker] = self._polls
+
+        def on_reply(reply: Reply | HoldMQError) -> None:
+            if self._pulling.get(broker) == poll:
+                del self._pulling[broker]
+            self._answers.append(_Answer(broker, asked, reply))
+            self._arrived.set()
+
+        request = PullRequest(wire_queues(asked), max_bytes, hold_ms, filter_id)
+        connection.request(RequestCode.PULL, request, on_reply, hold_ms / 1000 + PULL_TIMEOUT_S)
+
+    def _take_answers(self) -> list[Pulled]:
+        parts: list[Pulled] = []
+        rest_until = asyncio.get_running_loop().time() + REST_S
+        while self._answers:
+            answer = self._answers.popleft()
+            try:
+                if isinstance(answer.reply, HoldMQError):
+                    raise answer.reply
+                header = answer.reply.header(PullResponse)
+                outcome = take_answer(
+                    answer.asked,
+                    rows(PulledQueue, header.queues),
+                    header.log_epoch,
+                    answer.reply.body,
+                    rest_until,
+                )
+            except HoldMQError as error:
+                self._rest[answer.broker] = rest_until
+                if isinstance(error, RemoteError) and error.code == Code.FILTER_UNKNOWN:
+                    self._filters.pop(answer.broker, None)
+                elif not error.retriable:
+                    self._errors.append(error)
+                continue
+            parts += outcome.parts
+            if outcome.is_route_wrong:
+                self.routes.refresh_soon()
+            if outcome.error is not None:
+                self._errors.append(outcome.error)
+        return parts
+
+    def _raise_if_unreachable(self, now: float) -> None:
+        for broker in {queue.broker for queue in self._cursors}:
+            try:
+                link = self.routes.link(broker)
+            except TransportError:
+                continue  # the route table drops its queues
+            if link.down_since is not None and now - link.down_since >= UNREACHABLE_S:
+                raise TransportError(f"broker {broker!r} is unreachable: {link.client.last_error}")
+
+    # Filters
+
+    def _decode(self, part: Pulled) -> list[Message]:
+        messages: list[Message] = []
+        records = part.records
+        at = 0
+        is_filtered = self._tags is not None or self._tag_filter is not None
+        while at < len(records):
+            if not is_filtered or self._passes(tag_of_record(records, at)):
+                record = decode_record(records, at)
+                messages.append(record.to_message(part.queue.broker))
+            at += int.from_bytes(records[at : at + 4], "big")
+        return messages
+
+    def _passes(self, tag: str | None) -> bool:
+        if self._tags is not None:
+            return tag in self._tags
+        return self._tag_filter is None or tag_matches(self._tag_filter, tag)
+
+    def _terms(self, topic: str) -> list[FilterTerm]:
+        route = self.routes.get(topic)
+        key_levels = 1 if route is None else route.key_levels
+        if self._tags is not None:
+            return [tag_term(topic, tag, key_levels) for tag in sorted(self._tags)]
+        assert self._tag_filter is not None
+        return [tag_filter_term(topic, self._tag_filter, key_levels)]
+
+    def _filter_on(self, link: Link, connection: Connection) -> int | None:
+        """Bring the filter on this connection up to date, and return its id; None = no filter."""
+        if self._tags is None and self._tag_filter is None:
+            return None
+        topics = {queue.topic for queue in self._cursors if queue.broker == link.name}
+        terms = {term for topic in topics for term in self._terms(topic)}
+        known = self._filters.get(link.name)
+        if known is None or known.connection is not connection:
+            known = self._filters[link.name] = _Filter(connection, next(link.filter_ids), set())
+        if terms == known.terms:
+            return known.filter_id
+        add, remove = sorted(terms - known.terms), sorted(known.terms - terms)
+
+        def on_reply(reply: Reply | HoldMQError) -> None:
+            if isinstance(reply, HoldMQError):
+                self._answers.append(_Answer(link.name, [], reply))
+                self._filters.pop(link.name, None)
+                self._arrived.set()
+
+        request = FilterSetRequest(known.filter_id, add, remove)
+        connection.request(RequestCode.FILTER_SET, request, on_reply, PULL_TIMEOUT_S)
+        self._filters[link.name] = known._replace(terms=terms)
+        return known.filter_id
+
+    # Inside
+
+    def _start(self) -> None:
+        if self._is_closed:
+            raise UsageError("the consumer is closed")
+        if not self._is_started:
+            self._is_started = True
+            self.routes.start()
+            self.routes.on_up.append(self._link_up)
+            self.routes.on_routes.append(self._routes_changed)
+
+    def _forget(self) -> None:
+        """Void the questions that are out."""
+        for cursor in self._cursors.values():
+            cursor.turn += 1
+        self._pulling.clear()
+        self._errors.clear()
+
+    def _link_up(self, _link: Link, _connection: Connection, _hello: HelloResponse) -> None:
+        self._arrived.set()
+
+    def _routes_changed(self, changed: frozenset[str]) -> None:
+        """Take up queues that appeared in assigned topics, let go of those that are gone."""
+        for topic in changed & self._topics:
+            route = self.routes.get(topic)
+            there = set(route.read_queues) if route is not None else set()
+            for queue in [q for q in self._cursors if q.topic == topic and q not in there]:
+                self._cursors.pop(queue).turn += 1
+            for queue in sorted(there):
+                self._cursors.setdefault(queue, Cursor(0, is_fresh=True))
+        self._arrived.set()
+
+
+def _checked_tags(tags: Collection[str] | None, tag_filter: str | None) -> frozenset[str] | None:
+    if tag_filter is not None:
+        if tags is not None:
+            raise UsageError("give tags or tag_filter, not both")
+        try:
+            if tag_filter:
+                check_filter(tag_filter)
+        except MqttError as error:
+            raise UsageError(str(error)) from error
+        return None
+    if tags is None:
+        return None
+    if isinstance(tags, str):
+        raise UsageError("tags must be a list of tags; a text alone is tag_filter")
+    for tag in tags:
+        fault = tag_fault(tag)
+        if fault is not None:
+            raise UsageError(fault)
+    return frozenset(tags)

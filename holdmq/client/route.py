@@ -1,0 +1,435 @@
+"""The route table: which queues a topic has, at which brokers, and a connection to each broker.
+
+Routes come from any one registry, are cached, and are asked for again every 30 s or when an
+answer says that they are wrong. Without any registry the table lives on with what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+
+import holdmq
+from holdmq.client.registries import Registries
+from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
+from holdmq.message import TopicQueue
+from holdmq.rpc.client import Client
+from holdmq.rpc.connection import Connection, Reply
+from holdmq.topics import topic_fault
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
+from holdmq.wire.headers import (
+    BrokerRow,
+    ClusterGetResponse,
+    Empty,
+    HelloResponse,
+    RouteGetRequest,
+    RouteGetResponse,
+    RouteRow,
+    TopicCreateRequest,
+    TopicCreateResponse,
+    TopicRow,
+)
+
+REFRESH_S: Final = 30.0
+"""How often routes are asked for: as often as brokers register."""
+REFRESH_MIN_S: Final = 0.2
+"""Least time between refreshes on demand: one wrong route makes many wrong answers."""
+REROUTE_S: Final = 10.0
+"""How long the queues of an absent broker keep their keys: a broker restarts in less."""
+TOLD_S: Final = 60.0
+"""How long a broker's own word on a new topic goes before a registry that lacks it: two registrations."""
+TOPIC_TIMEOUT_S: Final = 10.0
+SOFTWARE: Final = f"holdmq-python/{holdmq.__version__}"
+
+_PERM_WRITE: Final = 2
+_PERM_READ: Final = 4
+
+log = structlog.get_logger("holdmq.client")
+
+
+class TopicRoute(NamedTuple):
+    """A topic's queues at all its brokers, by broker name and id; absent brokers' for `REROUTE_S`."""
+
+    topic: str
+    kind: str
+    key_levels: int
+    write_queues: tuple[TopicQueue, ...]
+    read_queues: tuple[TopicQueue, ...]
+
+
+class Link:
+    """One broker by name, and the connection to it; its address may change."""
+
+    __slots__ = ("client", "down_since", "filter_ids", "name")
+
+    def __init__(self, name: str, client: Client) -> None:
+        self.name = name
+        self.client = client
+        self.down_since: float | None = None
+        """Loop time since when there is no connection; None while there is one, or nobody asked for one."""
+        self.filter_ids = itertools.count(1)
+        """Ids of filters on this connection, for all who share it."""
+
+    @property
+    def is_up(self) -> bool:
+        return self.client.connection is not None
+
+    def start(self) -> None:
+        """Connect, and keep connected, in the background."""
+        if self.down_since is None and not self.is_up:
+            self.down_since = asyncio.get_running_loop().time()
+        self.client.start()
+
+
+class RouteTable:
+    """Routes and links. Make it and call `start` on a running loop; `close` it at the end.
+
+    `registries` are host:port. `follow_all`: keep the routes of all topics, not only of those
+    that `topic`, `follow` or `ensure_topic` named. Callbacks (lists to append to; called on the
+    loop, must not raise): `on_routes(topics)` after routes of these topics changed, `on_brokers()`
+    after brokers came, went or moved, `on_up(link, connection, hello)` and `on_down(link, reason)`.
+    """
+
+    def __init__(
+        self,
+        registries: Sequence[str],
+        client_id: str,
+        *,
+        role: str = "client",
+        follow_all: bool = False,
+        refresh_s: float = REFRESH_S,
+        reroute_s: float = REROUTE_S,
+    ) -> None:
+        if isinstance(registries, str) or not registries:
+            raise UsageError("registries must be a list of at least one host:port")
+        self.client_id = client_id
+        self.reroute_s = reroute_s
+        self.version = -1
+        """`version` of the last answer of a registry; -1 before the first."""
+        self.refreshed_at = 0.0
+        """Loop time at which the last successful refresh began."""
+        self.on_routes: list[Callable[[frozenset[str]], None]] = []
+        self.on_brokers: list[Callable[[], None]] = []
+        self.on_up: list[Callable[[Link, Connection, HelloResponse], None]] = []
+        self.on_down: list[Callable[[Link, HoldMQError], None]] = []
+        self._role = role
+        self._registries = Registries(registries, role, client_id, SOFTWARE)
+        self._follow_all = follow_all
+        self._refresh_s = refresh_s
+        self._followed: dict[str, None] = {}
+        self._rows: dict[str, dict[str, RouteRow]] = {}
+        self._routes: dict[str, TopicRoute] = {}
+        self._links: dict[str, Link] = {}
+        self._live: dict[str, str] = {}
+        self._absent: dict[str, float] = {}
+        self._told: dict[tuple[str, str], tuple[RouteRow, float]] = {}
+        self._creating: dict[str, asyncio.Task[TopicRoute]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._refreshing: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+        self._last_failure = ""
+
+    # Life
+
+    def start(self) -> None:
+        """Begin to keep the table fresh; calling it again changes nothing."""
+        if self._keeper is None:
+            self._keeper = asyncio.get_running_loop().create_task(self._keep_fresh(), name="routes")
+
+    async def close(self) -> None:
+        """Close every connection."""
+        tasks = [t for t in (self._keeper, self._refreshing, *self._creating.values()) if t is not None]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError, HoldMQError):
+                await task
+        await self._registries.close()
+        for link in self._links.values():
+            await link.client.close()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    # Questions
+
+    def get(self, topic: str) -> TopicRoute | None:
+        """The cached route; None if it is not known (see `topic`)."""
+        return self._routes.get(topic)
+
+    def all(self) -> list[TopicRoute]:
+        """All cached routes."""
+        return list(self._routes.values())
+
+    def brokers(self) -> dict[str, str]:
+        """Names and addresses of the brokers that a registry called live last."""
+        return dict(self._live)
+
+    def link(self, broker: str) -> Link:
+        """The link to a broker, connecting if it was not; TransportError for a name never heard of."""
+        link = self._links.get(broker)
+        if link is None:
+            raise TransportError(f"broker {broker!r} is not known to any registry")
+        link.start()
+        return link
+
+    def is_resting(self, broker: str, now: float) -> bool:
+        """Whether a broker has been unreachable for `reroute_s`: keys go to the next in rank."""
+        link = self._links.get(broker)
+        return link is None or (link.down_since is not None and now - link.down_since >= self.reroute_s)
+
+    def is_available(self, broker: str) -> bool:
+        """Whether a broker is connected, or was not tried yet."""
+        link = self._links.get(broker)
+        return link is not None and link.down_since is None
+
+    async def topic(self, topic: str, timeout_s: float = TOPIC_TIMEOUT_S) -> TopicRoute | None:
+        """The route of a topic, asked for if need be; None if no broker has the topic.
+
+        Follows the topic from now on. TransportError if no registry answers.
+        """
+        route = self._routes.get(topic)
+        if route is None:
+            self.follow([topic])
+            await self.refresh(timeout_s)
+            route = self._routes.get(topic)
+        return route
+
+    def follow(self, topics: Iterable[str]) -> None:
+        """Keep the routes of these topics, which need not exist, from the next refresh on."""
+        self._followed.update(dict.fromkeys(topics))
+
+    async def ensure_topic(
+        self, topic: str, key_levels: int = 1, timeout_s: float = TOPIC_TIMEOUT_S
+    ) -> TopicRoute:
+        """The route of a topic, which is created on every live broker if none has it.
+
+        Raises UsageError for a name that clients may not use, RemoteError if the brokers refuse
+        (TOPIC_UNKNOWN: auto_create_topics is off; TOPIC_LIMIT), TransportError if none answers.
+        """
+        fault = topic_fault(topic)
+        if fault is not None:
+            raise UsageError(fault)
+        route = await self.topic(topic, timeout_s)
+        if route is not None and route.write_queues:
+            return route
+        task = self._creating.get(topic)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._create(topic, key_levels, timeout_s))
+            self._creating[topic] = task
+            task.add_done_callback(lambda _: self._creating.pop(topic, None))
+        return await asyncio.shield(task)
+
+    async def cluster(self) -> ClusterGetResponse:
+        """What a registry knows of the cluster; TransportError if none answers."""
+        return (await self._registries.call(RequestCode.CLUSTER_GET, Empty())).header(ClusterGetResponse)
+
+    # Refreshing
+
+    def refresh_soon(self) -> None:
+        """A route proved wrong: ask again now (at most every REFRESH_MIN_S)."""
+        self._wanted.set()
+
+    async def refresh(self, timeout_s: float = TOPIC_TIMEOUT_S) -> None:
+        """Ask a registry now; TransportError if none answers within `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                if self._refreshing is not None:
+                    # It may have been sent before the caller's topic was followed.
+                    with contextlib.suppress(HoldMQError):
+                        await asyncio.shield(self._refreshing)
+                await asyncio.shield(self._begin_refresh())
+        except TimeoutError:
+            raise TransportError(f"no registry answered within {timeout_s} s") from None
+
+    def _begin_refresh(self) -> asyncio.Task[None]:
+        if self._refreshing is None:
+            self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
+            self._refreshing.add_done_callback(self._refreshed)
+        return self._refreshing
+
+    def _refreshed(self, task: asyncio.Task[None]) -> None:
+        self._refreshing = None
+        if not task.cancelled():
+            task.exception()  # whoever waits for it gets it; nobody may
+
+    async def _refresh(self) -> None:
+        began = asyncio.get_running_loop().time()
+        request = RouteGetRequest(None if self._follow_all else list(self._followed))
+        reply = await self._registries.call(RequestCode.ROUTE_GET, request)
+        answer = reply.header(RouteGetResponse)
+        self.refreshed_at = began
+        self._apply(rows(RouteRow, answer.routes), rows(BrokerRow, answer.brokers), answer.version)
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            try:
+                await self.refresh()
+                self._last_failure = ""
+            except HoldMQError as error:
+                if str(error) != self._last_failure:
+                    log.warning("routes are not refreshed; the known ones stay", reason=str(error))
+                self._last_failure = str(error)
+            await asyncio.sleep(REFRESH_MIN_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), self._refresh_s * random.uniform(0.9, 1.1))
+            self._wanted.clear()
+
+    def _apply(self, routes: list[RouteRow], brokers: list[BrokerRow], version: int) -> None:
+        now = asyncio.get_running_loop().time()
+        self.version = version
+        live: dict[str, str] = {}
+        for broker in sorted(brokers, key=lambda row: row.broker_id):
+            live.setdefault(broker.broker, broker.address)
+        self._set_brokers(live, now)
+        new: dict[str, dict[str, RouteRow]] = {}
+        for row in routes:
+            new.setdefault(row.topic, {})[row.broker] = row
+            self._told.pop((row.topic, row.broker), None)
+        for (topic, name), (row, until) in list(self._told.items()):
+            if now < until:
+                new.setdefault(topic, {})[name] = row
+            else:
+                del self._told[(topic, name)]
+        for topic, by_broker in self._rows.items():
+            for name, row in by_broker.items():
+                if name in self._absent:
+                    new.setdefault(topic, {}).setdefault(name, row)
+        self._set_rows(new)
+
+    def _set_brokers(self, live: dict[str, str], now: float) -> None:
+        changed = live != self._live
+        self._live = live
+        for name, address in live.items():
+            self._absent.pop(name, None)
+            link = self._links.get(name)
+            if link is None:
+                self._links[name] = self._make_link(name, address)
+            else:
+                link.client.set_address(address)
+        for name in self._links:
+            if name not in live and name not in self._absent:
+                self._absent[name] = now
+                asyncio.get_running_loop().call_later(self.reroute_s, self._forget_absent)
+        if changed:
+            for callback in self.on_brokers:
+                callback()
+
+    def _forget_absent(self) -> None:
+        """Drop the queues of brokers that neither a registry nor a connection has shown for `reroute_s`."""
+        now = asyncio.get_running_loop().time()
+        gone: set[str] = set()
+        for name, since in list(self._absent.items()):
+            if now - since < self.reroute_s:
+                continue
+            link = self._links[name]
+            if link.is_up:
+                # Only the registries lost it: it serves, and is asked about again at its end.
+                self._absent[name] = now
+                asyncio.get_running_loop().call_later(self.reroute_s, self._forget_absent)
+                continue
+            gone.add(name)
+            del self._absent[name]
+            del self._links[name]
+            closing = asyncio.get_running_loop().create_task(link.client.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        if gone:
+            self._set_rows(
+                {t: {n: row for n, row in by.items() if n not in gone} for t, by in self._rows.items()}
+            )
+
+    def _set_rows(self, new: dict[str, dict[str, RouteRow]]) -> None:
+        new = {topic: by_broker for topic, by_broker in new.items() if by_broker}
+        changed = frozenset(t for t in new.keys() | self._rows.keys() if new.get(t) != self._rows.get(t))
+        self._rows = new
+        for topic in changed:
+            by_broker = new.get(topic)
+            if by_broker is None:
+                del self._routes[topic]
+            else:
+                self._routes[topic] = _route(topic, by_broker)
+        if changed:
+            for callback in self.on_routes:
+                callback(changed)
+
+    def _make_link(self, name: str, address: str) -> Link:
+        def up(connection: Connection, hello: HelloResponse) -> None:
+            link.down_since = None
+            for callback in self.on_up:
+                callback(link, connection, hello)
+
+        def down(reason: HoldMQError) -> None:
+            link.down_since = asyncio.get_running_loop().time()
+            for callback in self.on_down:
+                callback(link, reason)
+            self.refresh_soon()
+
+        client = Client(address, self._role, self.client_id, software=SOFTWARE, on_up=up, on_down=down)
+        link = Link(name, client)
+        return link
+
+    # Creating topics
+
+    async def _create(self, topic: str, key_levels: int, timeout_s: float) -> TopicRoute:
+        if not self._live:
+            await self.refresh(timeout_s)
+        names = list(self._live)
+        if not names:
+            raise TransportError("no broker is registered; start one, then try again")
+        request = TopicCreateRequest(topic, key_levels=key_levels, by_use=True)
+        calls = [self.link(name).client.call(RequestCode.TOPIC_CREATE, request, timeout_s) for name in names]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        errors: list[HoldMQError] = []
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, Reply):
+                self._tell(name, answer)
+            elif isinstance(answer, HoldMQError):
+                errors.append(answer)
+            else:
+                raise answer
+        route = self._routes.get(topic)
+        if route is not None:
+            return route
+        if errors:
+            raise errors[0]
+        raise RemoteError(Code.TOPIC_UNKNOWN, f"topic {topic!r} was created and is not there")
+
+    def _tell(self, broker: str, answer: Reply) -> None:
+        """Take a broker's own word: its registration may be a moment behind it."""
+        until = asyncio.get_running_loop().time() + TOLD_S
+        new = {topic: dict(by_broker) for topic, by_broker in self._rows.items()}
+        for t in rows(TopicRow, answer.header(TopicCreateResponse).topics):
+            row = RouteRow(t.topic, broker, t.read_queues, t.write_queues, t.perm, t.kind, t.key_levels)
+            self._told[(t.topic, broker)] = (row, until)
+            new.setdefault(t.topic, {})[broker] = row
+        self._set_rows(new)
+
+
+def _route(topic: str, by_broker: dict[str, RouteRow]) -> TopicRoute:
+    ordered = sorted(by_broker.items())
+    first = ordered[0][1]
+    return TopicRoute(
+        topic,
+        first.kind,
+        first.key_levels,
+        tuple(
+            TopicQueue(topic, name, i)
+            for name, row in ordered
+            if row.perm & _PERM_WRITE
+            for i in range(row.write_queues)
+        ),
+        tuple(
+            TopicQueue(topic, name, i)
+            for name, row in ordered
+            if row.perm & _PERM_READ
+            for i in range(row.read_queues)
+        ),
+    )

@@ -1,0 +1,248 @@
+"""The SDK without async: blocking calls over one event loop on a background thread per process.
+
+Objects connect on first use, and belong to the process that used them first:
+
+- Pickled (to a Spark executor), they carry their settings alone; the copy connects by itself,
+  and a consumer's copy starts without an assignment.
+- After a fork, make new ones: using one that was used before the fork raises UsageError, as its
+  sockets and its event loop stayed in the parent.
+
+Calls may come from any thread, but from none that runs an event loop's callbacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import uvloop
+
+from holdmq.client.admin import Admin, ClusterView, TopicView
+from holdmq.client.bounds import Bounds
+from holdmq.client.cursors import Position, Pulled
+from holdmq.client.lanes import SendResult
+from holdmq.client.producer import Producer
+from holdmq.client.pull_consumer import (
+    ASSIGN_TIMEOUT_S,
+    POLL_HOLD_MS,
+    POLL_MAX_BYTES,
+    PullConsumer,
+    Start,
+)
+from holdmq.errors import HoldMQError, UsageError
+from holdmq.message import Message, TopicQueue
+from holdmq.wire.headers import BrokerStatusResponse, ConnectionRow
+
+T = TypeVar("T")
+
+
+class _Closing(Protocol):
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closing)
+
+
+class _LoopThread:
+    """An event loop on a daemon thread of this process."""
+
+    __slots__ = ("loop", "pid")
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = uvloop.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, name="holdmq client", daemon=True).start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+
+_thread: _LoopThread | None = None
+_thread_lock = threading.Lock()
+
+
+def _loop_thread() -> _LoopThread:
+    global _thread
+    with _thread_lock:
+        if _thread is None or _thread.pid != os.getpid():
+            _thread = _LoopThread()
+        return _thread
+
+
+def _renew_lock() -> None:
+    # The parent's other threads do not exist in the child: a lock that one of them held stays locked.
+    global _thread_lock
+    _thread_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+class _Blocking(Generic[C]):
+    """What the blocking classes share: settings, and the asyncio object once it was used."""
+
+    def __init__(self, make: Callable[..., C], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._make = make
+        self._args = args
+        self._kwargs = kwargs
+        self._inner: C | None = None
+        self._thread: _LoopThread | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"make": self._make, "args": self._args, "kwargs": self._kwargs}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        _Blocking.__init__(self, state["make"], state["args"], state["kwargs"])
+
+    def close(self) -> None:
+        """Finish what is in hand and disconnect; the next call connects again."""
+        with self._lock:
+            inner, self._inner = self._inner, None
+            thread = self._thread
+        if inner is not None and thread is not None and thread.pid == os.getpid():
+            thread.run(inner.close())
+
+    def _run(self, work: Callable[[C], Coroutine[Any, Any, T]]) -> T:
+        with self._lock:
+            if self._inner is None:
+                self._thread = _loop_thread()
+                self._inner = self._thread.run(self._made())
+            inner, thread = self._inner, self._thread
+        assert thread is not None
+        if thread.pid != os.getpid():
+            raise UsageError("this object was used before the process forked; make a new one in the child")
+        return thread.run(work(inner))
+
+    async def _made(self) -> C:
+        return self._make(*self._args, **self._kwargs)
+
+
+class SyncProducer(_Blocking[Producer]):
+    """A blocking `Producer`; takes the same settings."""
+
+    def __init__(self, registries: Sequence[str], **settings: Any) -> None:
+        super().__init__(Producer, (list(registries),), settings)
+
+    def send(
+        self,
+        message: Message,
+        *,
+        key: bytes | str | None = None,
+        queue: TopicQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Store a message; see `Producer.send`. For many messages `send_batch` is much faster."""
+        return self._run(lambda p: p.send(message, key=key, queue=queue, timeout_s=timeout_s))
+
+    def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        key: bytes | str | None = None,
+        queue: TopicQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> list[SendResult]:
+        """Store many messages; see `Producer.send_batch`."""
+        return self._run(lambda p: p.send_batch(messages, key=key, queue=queue, timeout_s=timeout_s))
+
+
+class SyncPullConsumer(_Blocking[PullConsumer]):
+    """A blocking `PullConsumer`; takes the same settings."""
+
+    def __init__(
+        self,
+        registries: Sequence[str],
+        *,
+        client_id: str = "",
+        tags: Collection[str] | None = None,
+        tag_filter: str | None = None,
+    ) -> None:
+        settings = {"client_id": client_id, "tags": tags, "tag_filter": tag_filter}
+        super().__init__(PullConsumer, (list(registries),), settings)
+
+    def assign(
+        self,
+        topics: Iterable[str | TopicQueue],
+        start: Start = "latest",
+        timeout_s: float = ASSIGN_TIMEOUT_S,
+    ) -> None:
+        """Choose what to read; see `PullConsumer.assign`."""
+        wanted = list(topics)
+        self._run(lambda c: c.assign(wanted, start, timeout_s))
+
+    def seek(
+        self, queue: TopicQueue, start: Start, log_epoch: int = 0, timeout_s: float = ASSIGN_TIMEOUT_S
+    ) -> None:
+        """Move in one queue; see `PullConsumer.seek`."""
+        self._run(lambda c: c.seek(queue, start, log_epoch, timeout_s))
+
+    def poll(self, max_bytes: int = POLL_MAX_BYTES, hold_ms: int = POLL_HOLD_MS) -> list[Message]:
+        """Return the next messages; see `PullConsumer.poll`."""
+        return self._run(lambda c: c.poll(max_bytes, hold_ms))
+
+    def poll_raw(self, max_bytes: int = POLL_MAX_BYTES, hold_ms: int = POLL_HOLD_MS) -> list[Pulled]:
+        """Return the next records as bytes; see `PullConsumer.poll_raw`."""
+        return self._run(lambda c: c.poll_raw(max_bytes, hold_ms))
+
+    def positions(self) -> dict[TopicQueue, Position]:
+        """Where each queue is read next; see `PullConsumer.positions`."""
+        return self._run(_positions)
+
+    def lag(self) -> dict[TopicQueue, int]:
+        """Messages ahead of each position; see `PullConsumer.lag`."""
+        return self._run(_lag)
+
+
+async def _positions(consumer: PullConsumer) -> dict[TopicQueue, Position]:
+    return consumer.positions()
+
+
+async def _lag(consumer: PullConsumer) -> dict[TopicQueue, int]:
+    return consumer.lag()
+
+
+class SyncAdmin(_Blocking[Admin]):
+    """A blocking `Admin`; takes the same settings."""
+
+    def __init__(self, registries: Sequence[str], *, client_id: str = "", role: str = "console") -> None:
+        super().__init__(Admin, (list(registries),), {"client_id": client_id, "role": role})
+
+    def cluster(self) -> ClusterView:
+        """See `Admin.cluster`."""
+        return self._run(lambda a: a.cluster())
+
+    def topics(self, include_system: bool = False) -> list[TopicView]:
+        """See `Admin.topics`."""
+        return self._run(lambda a: a.topics(include_system))
+
+    def create_topic(self, topic: str, queues: int = 0, key_levels: int = 1) -> None:
+        """See `Admin.create_topic`."""
+        self._run(lambda a: a.create_topic(topic, queues, key_levels))
+
+    def queue_bounds(self, topics: Iterable[str]) -> dict[TopicQueue, Bounds]:
+        """See `Admin.queue_bounds`."""
+        wanted = list(topics)
+        return self._run(lambda a: a.queue_bounds(wanted))
+
+    def broker_status(self) -> dict[str, BrokerStatusResponse | HoldMQError]:
+        """See `Admin.broker_status`."""
+        return self._run(lambda a: a.broker_status())
+
+    def connections(self) -> dict[str, list[ConnectionRow] | HoldMQError]:
+        """See `Admin.connections`."""
+        return self._run(lambda a: a.connections())
