@@ -1,0 +1,141 @@
+"""Small files that are replaced as a whole: configuration, checkpoint, epochs.
+
+A file is JSON: `format`, `dataVersion`, `crc32` (of the content's canonical JSON) and
+`content`. It is written beside its place, fsynced and renamed over; what was there before
+stays as `.bak`. Source: storage.md, Files.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+from holdmq.errors import StorageError, StoreFormatError, StoreFullError
+from storage.log.disk import Disk, RealDisk
+from storage.log.failures import FULL_ERRORS
+
+FORMAT: Final = 1
+SIZE_MAX: Final = 256 * 1024 * 1024
+"""No such file is near this; one that is was never written by us."""
+
+
+class Loaded(NamedTuple):
+    """What a file held; `from_backup` when the file itself was missing or damaged."""
+
+    content: dict[str, Any]
+    data_version: int
+    from_backup: bool
+
+
+class AtomicFile:
+    """One file and its backup. All methods block; one thread at a time may save.
+
+    `file_format` is the newest format of this file that this HoldMQ knows, and the one it writes.
+    """
+
+    def __init__(self, path: Path, disk: Disk | None = None, file_format: int = FORMAT) -> None:
+        self.path = path
+        self._format = file_format
+        self.backup_path = path.with_name(path.name + ".bak")
+        self._disk: Disk = disk or RealDisk()
+
+    def load(self, accept_backup: bool = False) -> Loaded | None:
+        """Read the file; None when neither it nor a backup exists.
+
+        Raises StoreFormatError when the file is damaged or of a newer format, or missing while a
+        backup exists; with `accept_backup` the backup is read instead (not for a newer format).
+        """
+        problem = "it is missing, but its backup is there"
+        raw = self._read(self.path)
+        if raw is not None:
+            parsed = self._parse(raw, self.path)
+            if isinstance(parsed, Loaded):
+                return parsed
+            problem = parsed
+        backup = self._read(self.backup_path)
+        if raw is None and backup is None:
+            return None
+        if accept_backup and backup is not None:
+            parsed = self._parse(backup, self.backup_path)
+            if isinstance(parsed, Loaded):
+                return parsed._replace(from_backup=True)
+            problem = f"{problem}; its backup too: {parsed}"
+        hint = "restore it"
+        if backup is not None:
+            hint += ", or start with --accept-backup to go on with the older " + self.backup_path.name
+        raise StoreFormatError(problem, operation="open", path=str(self.path), hint=hint)
+
+    def save(self, content: dict[str, Any], data_version: int) -> None:
+        """Replace the file durably; the one before becomes the backup. Raises StorageError."""
+        body = _canonical(content)
+        head = f'{{"format":{self._format},"dataVersion":{data_version},"crc32":{crc32(body)},"content":'
+        raw = b"".join((head.encode(), body, b"}\n"))
+        directory = self.path.parent
+        temporary = self.path.with_name(self.path.name + ".tmp")
+        disk = self._disk
+        try:
+            disk.make_directory(directory)
+            self._write(temporary, raw)
+            before = self._read(self.path)
+            if before is not None and isinstance(self._parse(before, self.path), Loaded):
+                # Written anew and not linked, so that at every moment both names are whole files.
+                aside = self.path.with_name(self.path.name + ".bak.tmp")
+                self._write(aside, before)
+                disk.rename(aside, self.backup_path)
+            disk.rename(temporary, self.path)
+            disk.sync_directory(directory)
+        except OSError as error:
+            kind = StoreFullError if error.errno in FULL_ERRORS else StorageError
+            raise kind(error.strerror or str(error), operation="write", path=str(self.path)) from error
+
+    def _write(self, path: Path, raw: bytes) -> None:
+        file = self._disk.open(path, create=True)
+        try:
+            file.truncate(0)
+            file.write([raw], 0)
+            file.sync()
+        finally:
+            file.close()
+
+    def _read(self, path: Path) -> bytes | None:
+        try:
+            file = self._disk.open_to_read(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(error.strerror or str(error), operation="open", path=str(path)) from error
+        try:
+            return bytes(file.read(0, min(file.size(), SIZE_MAX)))
+        except OSError as error:
+            raise StorageError(error.strerror or str(error), operation="read", path=str(path)) from error
+        finally:
+            file.close()
+
+    def _parse(self, raw: bytes, path: Path) -> Loaded | str:
+        try:
+            value = json.loads(raw)
+        except ValueError as error:
+            return f"it is damaged: no JSON ({error})"
+        if not isinstance(value, dict):
+            return "it is damaged: no JSON object"
+        version = value.get("format")
+        if isinstance(version, int) and version > self._format:
+            raise StoreFormatError(
+                f"its format is {version}, this HoldMQ knows formats up to {self._format}",
+                operation="open",
+                path=str(path),
+                hint="start the newer HoldMQ that wrote it",
+            )
+        content = value.get("content")
+        data_version = value.get("dataVersion")
+        if not isinstance(version, int) or not isinstance(content, dict) or not isinstance(data_version, int):
+            return "it is damaged: format, dataVersion or content is missing"
+        if crc32(_canonical(content)) != value.get("crc32"):
+            return "it is damaged: its checksum does not match"
+        return Loaded(content, data_version, False)
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()

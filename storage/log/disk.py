@@ -1,0 +1,199 @@
+"""Every byte that the log engine reads or writes goes through these two Protocols.
+
+`RealDisk` is the operating system; tests put a disk in its place that fails, tears or
+forgets. Errors are OSError everywhere: callers say what they mean for the store.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+IOV_MAX: Final = 1024
+"""Buffers of one pwritev: Linux' UIO_MAXIOV."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+class File(Protocol):
+    """One open file; every method blocks. Offsets and sizes are bytes."""
+
+    def write(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """Write all buffers, one after the other, from `offset` on."""
+
+    def read(self, offset: int, size: int) -> bytearray:
+        """Up to `size` bytes from `offset` on; shorter only at the file's end."""
+
+    def sync(self) -> None:
+        """Make what was written, and the size that is needed to read it, durable (fdatasync)."""
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend (by zeros, without blocks) to `size`."""
+
+    def preallocate(self, size: int) -> None:
+        """Reserve blocks up to `size`; what was not written reads as zeros."""
+
+    def size(self) -> int:
+        """The file's size."""
+
+    def data_after(self, offset: int) -> int:
+        """The first offset ≥ `offset` that may hold something written; the size if none does."""
+
+    def try_lock(self) -> bool:
+        """Take the exclusive lock of this file until it is closed; False = someone else has it."""
+
+    def close(self) -> None:
+        """Close; nothing is made durable by it."""
+
+
+class Disk(Protocol):
+    """A file system; every method blocks."""
+
+    def open(self, path: Path, create: bool = False) -> File:
+        """Open for reading and writing; `create` it if it is missing."""
+
+    def open_to_read(self, path: Path) -> File:
+        """Open for reading only."""
+
+    def list(self, directory: Path) -> list[str]:
+        """Names in a directory; empty if it is missing."""
+
+    def make_directory(self, directory: Path, durable: bool = True) -> None:
+        """Make it and its parents, durably or not, unless it is there."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Replace `target` atomically."""
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file; a missing one is no error."""
+
+    def sync_directory(self, directory: Path) -> None:
+        """Make names created, renamed or removed in it durable."""
+
+    def sync_all(self, directory: Path) -> None:
+        """Make everything written to the directory's file system durable."""
+
+
+class RealFile:
+    """A file of the operating system."""
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self.fd = fd
+        self.path = path
+
+    def write(self, buffers: Sequence[Buffer], offset: int) -> None:
+        for first in range(0, len(buffers), IOV_MAX):
+            group = buffers[first : first + IOV_MAX]
+            wanted = sum(map(len, group))
+            written = os.pwritev(self.fd, group, offset)
+            if written < wanted:
+                self._write_rest(b"".join(group), written, offset)
+            offset += wanted
+
+    def _write_rest(self, data: bytes, done: int, offset: int) -> None:
+        # A short write is how a filling disk begins; the next one says why.
+        view = memoryview(data)
+        while done < len(data):
+            written = os.pwrite(self.fd, view[done:], offset + done)
+            if not written:
+                raise OSError(errno.EIO, "pwrite wrote nothing", str(self.path))
+            done += written
+
+    def read(self, offset: int, size: int) -> bytearray:
+        buffer = bytearray(size)
+        view = memoryview(buffer)
+        done = 0
+        while done < size:
+            got = os.preadv(self.fd, [view[done:]], offset + done)
+            if not got:
+                break
+            done += got
+        view.release()
+        if done < size:
+            del buffer[done:]
+        return buffer
+
+    def sync(self) -> None:
+        os.fdatasync(self.fd)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self.fd, size)
+
+    def preallocate(self, size: int) -> None:
+        os.posix_fallocate(self.fd, 0, size)
+
+    def size(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def data_after(self, offset: int) -> int:
+        try:
+            return os.lseek(self.fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return self.size()
+            raise
+
+    def try_lock(self) -> bool:
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class RealDisk:
+    """The operating system's file systems."""
+
+    def open(self, path: Path, create: bool = False) -> File:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return RealFile(os.open(path, flags, 0o640), path)
+
+    def open_to_read(self, path: Path) -> File:
+        return RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
+
+    def list(self, directory: Path) -> list[str]:
+        try:
+            return os.listdir(directory)
+        except FileNotFoundError:
+            return []
+
+    def make_directory(self, directory: Path, durable: bool = True) -> None:
+        if directory.is_dir():
+            return
+        self.make_directory(directory.parent, durable)
+        directory.mkdir(exist_ok=True)
+        if durable:
+            self.sync_directory(directory.parent)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def sync_directory(self, directory: Path) -> None:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def sync_all(self, directory: Path) -> None:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # syncfs reports write-back errors of the whole file system (Linux ≥ 5.8); os has no name for it.
+            if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code), str(directory))
+        finally:
+            os.close(fd)

@@ -1,0 +1,31 @@
+"""What an OSError means for the store."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from holdmq.errors import StorageError, StoreFullError, StoreReadOnlyError
+
+FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+FULL_HINT: Final = "free space on this file system; service resumes by itself"
+READ_ONLY_HINT: Final = "check the disk, then restart the broker"
+
+
+def write_failure(error: OSError, operation: str, path: str, offset: int | None) -> StorageError:
+    """The refusal for a failed write: full recovers by itself, everything else is final until restart."""
+    reason = error.strerror or str(error)
+    if error.errno in FULL_ERRORS:
+        return StoreFullError(reason, operation=operation, path=path, offset=offset, hint=FULL_HINT)
+    return StoreReadOnlyError(reason, operation=operation, path=path, offset=offset, hint=READ_ONLY_HINT)
+
+
+def sync_failure(error: OSError, path: str, synced: int) -> StoreReadOnlyError:
+    """The refusal after a failed fsync: never retried, as the kernel may have dropped the pages."""
+    return StoreReadOnlyError(
+        f"{error.strerror or error}; what was acknowledged from offset {synced} on is in doubt",
+        operation="fsync",
+        path=path,
+        offset=synced,
+        hint=READ_ONLY_HINT,
+    )

@@ -1,0 +1,248 @@
+"""The second thread: index files, checkpoints, segments ahead of need, and fsync in async flush.
+
+Nothing here is in the way of confirmation. Batches are indexed in log order; what a checkpoint
+says is durable before it is written. Source: storage.md, Append and Recovery.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Event, Thread
+from time import monotonic
+from typing import Any, Final
+
+import numpy as np
+
+from holdmq.errors import StorageError
+from storage.atomic_file import AtomicFile
+from storage.log.consume_queue import ConsumeQueues, Key
+from storage.log.core.entries import Entries, entries_of
+from storage.log.core.queues import Queue
+from storage.log.failures import sync_failure, write_failure
+from storage.log.writer import Writer
+from storage.store import Batch
+
+CHECKPOINT_INTERVAL_S: Final = 10.0
+"""How old a checkpoint gets while records come: what a restart scans at most at low rates."""
+CHECKPOINT_BYTES: Final = 32 << 20
+"""How far the log may grow past it: half of the 64 MiB that a restart may have to scan."""
+GROUP_BATCHES_MAX: Final = 4096
+"""Batches indexed in one go: the arrays of a group stay in a few MB."""
+
+
+class Checkpoint:
+    """checkpoint.json: a record boundary below which log and indexes are durable.
+
+    `queues` has first and next offset of every queue at that position.
+    """
+
+    def __init__(self, file: AtomicFile) -> None:
+        self.position = 0
+        self.store_ms = 0
+        self.queues: dict[Key, tuple[int, int]] = {}
+        self._file = file
+        self._version = 0
+
+    def load(self, accept_backup: bool) -> bool:
+        """Read the file; False = there is none. Raises StorageError when it is damaged."""
+        loaded = self._file.load(accept_backup)
+        if loaded is None:
+            return False
+        content = loaded.content
+        self._version = loaded.data_version
+        self.position = content["position"]
+        self.store_ms = content["storeMs"]
+        self.queues = {
+            (topic, int(queue_id)): (bounds[0], bounds[1])
+            for topic, queues in content["queues"].items()
+            for queue_id, bounds in queues.items()
+        }
+        return True
+
+    def save(self, position: int, store_ms: int, queues: dict[Key, tuple[int, int]]) -> None:
+        """Replace the file durably."""
+        by_topic: dict[str, Any] = {}
+        for (topic, queue_id), bounds in queues.items():
+            by_topic.setdefault(topic, {})[str(queue_id)] = bounds
+        self._version += 1
+        content = {"position": position, "storeMs": store_ms, "queues": by_topic}
+        self._file.save(content, self._version)
+        self.position, self.store_ms = position, store_ms
+
+
+class Flusher:
+    """Indexes what was confirmed. `indexed` and `synced` may be read from any thread."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        queues: ConsumeQueues,
+        checkpoint: Checkpoint,
+        is_sync: bool,
+        interval_s: float,
+        failed: Callable[[StorageError], None],
+    ) -> None:
+        self.indexed = 0
+        self.fsyncs = 0
+        self.checkpoints = 0
+        self.index_failures = 0
+        self.confirmed: deque[tuple[Batch, list[Queue]]] = deque()
+        self.wake = Event()
+        self.prepare_at = -1
+        self._writer = writer
+        self._queues = queues
+        self._checkpoint = checkpoint
+        self._is_sync = is_sync
+        self._interval_s = interval_s
+        self._failed = failed
+        self._ends: dict[Key, tuple[int, int]] = {}
+        self._store_ms = 0
+        self._unwritten: dict[Key, tuple[Queue, int, Entries]] = {}
+        self._unwritten_end = 0
+        self._stopping = False
+        self._checkpointed_at = 0.0
+        self._thread = Thread(target=self._run, name="log-flusher", daemon=True)
+
+    def start(self, end: int, store_ms: int, ends: dict[Key, tuple[int, int]]) -> None:
+        """Begin at the log's end; `ends` are first and next offset of every queue there."""
+        self.indexed = self._unwritten_end = end
+        self._store_ms = store_ms
+        self._ends = ends
+        self._checkpointed_at = monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Do everything once more, then end. Blocking; the writer has ended."""
+        self._stopping = True
+        self.wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            # Short of sleep only when asked to be: a segment to make, much to index, the end.
+            self.wake.wait(self._interval_s)
+            self.wake.clear()
+            stopping = self._stopping
+            self._prepare_segment()
+            # Indexing what is not yet fsynced is fine: after a crash entries past the checkpoint go.
+            if not self._is_sync and not self._sync_log():
+                return
+            if not self._index():
+                return
+            if self._is_checkpoint_due(stopping) and not self._save_checkpoint():
+                return
+            if stopping:
+                return
+
+    def _prepare_segment(self) -> None:
+        start, self.prepare_at = self.prepare_at, -1
+        if start < 0:
+            return
+        try:
+            self._writer.segments.prepare(start)
+        except OSError:
+            # The writer makes it itself when it gets there, and says what is wrong then.
+            self.index_failures += 1
+
+    def _sync_log(self) -> bool:
+        """fsync what was written; False = it failed, for good."""
+        written = self._writer.written
+        if written == self._writer.synced:
+            return True
+        if self._writer.fatal is not None:
+            return False
+        try:
+            self._writer.segments.sync()
+        except OSError as error:
+            self._fail(sync_failure(error, str(self._writer.segments.directory), self._writer.synced))
+            return False
+        self.fsyncs += 1
+        self._writer.synced = written
+        return True
+
+    def _index(self) -> bool:
+        """Write the entries of what was confirmed; False = the disk failed, for good."""
+        while True:
+            self._collect()
+            if not self._unwritten:
+                return True
+            try:
+                for key, (queue, first, entries) in list(self._unwritten.items()):
+                    self._queues.write(key, first, entries)
+                    queue.indexed = first + len(entries)
+                    self._ends[key] = (queue.first_offset, queue.indexed)
+                    del self._unwritten[key]
+            except OSError as error:
+                self.index_failures += 1
+                failure = write_failure(error, "write", str(self._queues.directory), None)
+                if not failure.retriable:
+                    self._fail(failure)
+                    return False
+                return True  # no space: again after the next interval
+            self.indexed = self._unwritten_end
+
+    def _collect(self) -> None:
+        """Take confirmed batches and sort their entries by queue."""
+        if self._unwritten:
+            return
+        batches: list[Batch] = []
+        queues: list[Queue] = []
+        while self.confirmed and len(batches) < GROUP_BATCHES_MAX:
+            batch, of_batch = self.confirmed.popleft()
+            batches.append(batch)
+            queues.extend(of_batch)
+        if not batches:
+            return
+        entries = entries_of(batches)
+        by_queue: dict[Key, tuple[Queue, int, list[Entries]]] = {}
+        at = 0
+        runs = (run for batch in batches for run in batch.runs)
+        for run, queue in zip(runs, queues, strict=True):
+            part = entries[at : at + run.count]
+            at += run.count
+            known = by_queue.get((run.topic, run.queue_id))
+            if known is None:
+                by_queue[run.topic, run.queue_id] = (queue, run.base_offset, [part])
+            else:
+                known[2].append(part)
+        for key, (queue, first, parts) in by_queue.items():
+            self._unwritten[key] = (queue, first, parts[0] if len(parts) == 1 else np.concatenate(parts))
+        self._unwritten_end = batches[-1].end
+        self._store_ms = batches[-1].store_ms
+
+    def _is_checkpoint_due(self, stopping: bool) -> bool:
+        grown = self.indexed - self._checkpoint.position
+        if grown <= 0 or self._unwritten:
+            return False
+        return (
+            stopping
+            or grown >= CHECKPOINT_BYTES
+            or monotonic() - self._checkpointed_at >= CHECKPOINT_INTERVAL_S
+        )
+
+    def _save_checkpoint(self) -> bool:
+        """Make log and index durable, then say so; False = the disk failed, for good."""
+        position, store_ms, ends = self.indexed, self._store_ms, dict(self._ends)
+        if self._writer.synced < position and not self._sync_log():
+            return False
+        try:
+            self._queues.sync()
+        except OSError as error:
+            self._fail(sync_failure(error, str(self._queues.directory), self._writer.synced))
+            return False
+        try:
+            self._checkpoint.save(position, store_ms, ends)
+        except StorageError as error:
+            self.index_failures += 1
+            if not error.retriable:
+                self._fail(error)
+                return False
+            return True
+        self.checkpoints += 1
+        self._checkpointed_at = monotonic()
+        return True
+
+    def _fail(self, error: StorageError) -> None:
+        self._writer.fatal = error
+        self._failed(error)

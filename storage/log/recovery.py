@@ -1,0 +1,252 @@
+"""What a start does before the first append: find the log's end, cut what is torn, complete the indexes.
+
+Records are checked from the checkpoint on; the first bad one ends the log. What lies behind is
+kept under cut/, reported and removed; what is kept is fsynced. Below the checkpoint nothing is
+ever cut. Source: storage.md, Recovery.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import structlog
+
+from holdmq.errors import CorruptRecordError, StorageError
+from holdmq.record import BLANK_SIZE_MIN, RECORD_BYTES_LIMIT
+from storage.log.consume_queue import ConsumeQueues, Key
+from storage.log.core.entries import entries_of
+from storage.log.core.names import blank_size_at, name_of
+from storage.log.core.scan import KeyLevels, batch_of, in_sequence, whole_records
+from storage.log.disk import Disk, File
+from storage.log.flusher import Checkpoint
+from storage.log.home import Home
+from storage.log.reader import ColdReader
+from storage.log.segments import Segment, Segments
+from storage.store import Batch
+
+SCAN_BYTES: Final = 4 << 20
+"""One read of the scan: the disk's full speed in little memory."""
+
+log = structlog.get_logger("holdmq.storage")
+
+
+class Recovered(NamedTuple):
+    """The log as it is after recovery: `queues` has first and next offset of every queue."""
+
+    end: int
+    store_ms: int
+    queues: dict[Key, tuple[int, int]]
+    cut_bytes: int
+
+
+class Recovery:
+    """One start's recovery. Every method blocks; errors of the disk are OSError."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        home: Home,
+        segments: Segments,
+        queues: ConsumeQueues,
+        checkpoint: Checkpoint,
+        key_levels: KeyLevels,
+    ) -> None:
+        self._disk = disk
+        self._home = home
+        self._segments = segments
+        self._queues = queues
+        self._checkpoint = checkpoint
+        self._key_levels = key_levels
+        self._ends = {key: bounds[1] for key, bounds in checkpoint.queues.items()}
+        self._firsts = {key: bounds[0] for key, bounds in checkpoint.queues.items()}
+        self._store_ms = checkpoint.store_ms
+        self._why = ""
+
+    def run(self, clean_end: int | None) -> Recovered:
+        """Recover; `clean_end` is the end that a clean close wrote (None = it was none)."""
+        start = self._checkpoint.position
+        self._check_checkpoint(start)
+        self._rebuild_missing(start)
+        if clean_end != start:
+            self._cut_indexes()
+        end = self._scan(start)
+        cut_bytes = 0
+        if clean_end != end:
+            cut_bytes = self._keep_cut(end)
+            self._sync_kept(start, end)
+        self._segments.cut(end)
+        self._queues.sync()
+        bounds = {key: (self._firsts.get(key, 0), following) for key, following in self._ends.items()}
+        self._checkpoint.save(end, self._store_ms, bounds)
+        return Recovered(end, self._store_ms, bounds, cut_bytes)
+
+    def _check_checkpoint(self, start: int) -> None:
+        table = self._segments.table
+        inside = table and table[0].start <= start <= table[-1].end
+        if not inside and (table or start):
+            raise StorageError(
+                f"the checkpoint is at {start}, but no segment holds it",
+                operation="open",
+                path=str(self._segments.directory),
+                offset=start,
+                hint="segments are missing: restore them",
+            )
+
+    # Indexes
+
+    def _rebuild_missing(self, end: int) -> None:
+        """Write consume queues that are not complete up to the checkpoint again, from the log."""
+        missing = {
+            key
+            for key, (first, following) in self._checkpoint.queues.items()
+            if not self._queues.is_complete(key, first, following)
+        }
+        if not missing:
+            return
+        log.warning("consume queues are built again from the log", queues=len(missing), up_to=end)
+        for key in missing:
+            self._queues.cut(key, 0)
+        reader = ColdReader(self._disk, self._segments, self._queues, self._key_levels)
+        position = self._segments.first_position
+        while position < end:
+            try:
+                batches = reader.read_log(position, SCAN_BYTES, end)
+            except CorruptRecordError as error:
+                log.error("the log is damaged", reason=str(error), continues_at=error.resume_at)
+                position = error.resume_at
+                continue
+            if not batches:
+                return
+            for batch in batches:
+                self._index(batch, missing)
+            position = batches[-1].end
+
+    def _index(self, batch: Batch, only: set[Key] | None = None) -> None:
+        entries = entries_of([batch])
+        at = 0
+        for run in batch.runs:
+            key = (run.topic, run.queue_id)
+            if only is None or key in only:
+                self._queues.write(key, run.base_offset, entries[at : at + run.count])
+            at += run.count
+
+    def _cut_indexes(self) -> None:
+        """Remove entries past the checkpoint: the scan writes those again that still have a record."""
+        for key in self._queues.on_disk():
+            self._queues.cut(key, self._ends.get(key, 0))
+
+    # The log's end
+
+    def _scan(self, position: int) -> int:
+        """Check records from `position` on and index them; the log's end."""
+        while True:
+            segment = self._segments.locate(position)
+            if segment is None:
+                return position
+            file = self._disk.open_to_read(segment.path)
+            try:
+                position, goes_on = self._scan_segment(file, segment, position)
+            finally:
+                file.close()
+            if not goes_on:
+                return position
+
+    def _scan_segment(self, file: File, segment: Segment, position: int) -> tuple[int, bool]:
+        size = SCAN_BYTES
+        while position < segment.end:
+            view = memoryview(file.read(position - segment.start, min(size, segment.end - position)))
+            whole = whole_records(view, position)
+            if not len(whole.sizes):
+                blank = blank_size_at(view, 0)
+                if blank:
+                    return self._end_of_blank(file, segment, position, blank)
+                if not whole.reason and size < RECORD_BYTES_LIMIT and len(view) == size:
+                    size = RECORD_BYTES_LIMIT
+                    continue
+                self._why = whole.reason or "it is longer than its segment"
+                return position, False
+            size = SCAN_BYTES
+            batch = batch_of(view, whole.sizes, position, self._key_levels)
+            sequence = in_sequence(batch, self._ends, self._store_ms)
+            if sequence.records < len(batch.sizes):
+                self._why = sequence.reason
+                if not sequence.records:
+                    return position, False
+                batch = batch_of(view, whole.sizes[: sequence.records], position, self._key_levels)
+            for run in batch.runs:
+                self._firsts.setdefault((run.topic, run.queue_id), run.base_offset)
+            self._index(batch)
+            self._store_ms = batch.store_ms
+            position = batch.end
+            if sequence.records < len(whole.sizes):
+                return position, False
+        return position, True
+
+    def _end_of_blank(self, file: File, segment: Segment, position: int, blank: int) -> tuple[int, bool]:
+        tail = bytes(file.read(segment.end - 4 - segment.start, 4))
+        if position + blank == segment.end and blank >= BLANK_SIZE_MIN and tail == blank.to_bytes(4, "big"):
+            return segment.end, True
+        self._why = "the blank at its end is torn"
+        return position, False
+
+    # What is behind it
+
+    def _keep_cut(self, end: int) -> int:
+        """Copy what was written at and behind the log's end to cut/; how many bytes that was."""
+        kept = 0
+        for segment in self._segments.table:
+            if segment.end <= end:
+                continue
+            begin = max(end, segment.start)
+            file = self._disk.open_to_read(segment.path)
+            try:
+                written = self._last_written(file, begin - segment.start) + segment.start
+                if written > begin:
+                    self._copy(file, begin - segment.start, written - segment.start, begin)
+                    kept += written - begin
+            finally:
+                file.close()
+        if kept:
+            log.warning(
+                "the log was cut",
+                at=end,
+                why=self._why,
+                cut_bytes=kept,
+                kept_in=str(self._home.cut / name_of(end)),
+            )
+        return kept
+
+    def _last_written(self, file: File, begin: int) -> int:
+        """The offset in the file behind the last byte that is not zero; `begin` if all are."""
+        last = begin
+        size = file.size()
+        at = file.data_after(begin)
+        while at < size:
+            block = bytes(file.read(at, SCAN_BYTES))
+            used = len(block.rstrip(b"\0"))
+            if used:
+                last = at + used
+            at = file.data_after(at + len(block)) if at + len(block) < size else size
+        return last
+
+    def _copy(self, file: File, begin: int, end: int, offset: int) -> None:
+        self._disk.make_directory(self._home.cut)
+        copy = self._disk.open(self._home.cut / name_of(offset), create=True)
+        try:
+            copy.truncate(0)
+            for at in range(begin, end, SCAN_BYTES):
+                copy.write([file.read(at, min(SCAN_BYTES, end - at))], at - begin)
+            copy.sync()
+        finally:
+            copy.close()
+        self._disk.sync_directory(self._home.cut)
+
+    def _sync_kept(self, start: int, end: int) -> None:
+        """fsync the segments that the scan read: what was in the page cache only must not go later."""
+        for segment in self._segments.table:
+            if segment.end > start and segment.start < end:
+                file = self._disk.open(segment.path)
+                try:
+                    file.sync()
+                finally:
+                    file.close()

@@ -1,0 +1,144 @@
+"""The segments of the commit log on disk: made ahead of need, found by bisecting their names.
+
+A segment is New (preallocated, empty), Ongoing (the log's end lies in it) or Completed. The
+writer thread moves on from one to the next; the flushing thread makes New ones and fsyncs;
+readers see an immutable table.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from storage.log.core.names import holding, name_of, offsets_of
+from storage.log.disk import Disk, File
+
+
+class Segment(NamedTuple):
+    """One segment: log offsets of its first byte and of the one behind its last."""
+
+    start: int
+    end: int
+    path: Path
+
+
+class Segments:
+    """All segments of a log. Every method blocks, but for `locate` and `table`."""
+
+    def __init__(self, disk: Disk, directory: Path, segment_size: int) -> None:
+        self.directory = directory
+        self.segment_size = segment_size
+        self.table: list[Segment] = []
+        self.current: File | None = None
+        self._disk = disk
+        self._lock = Lock()
+        # Held while files are fsynced or cut: neither may see the other's files half done.
+        self._sync_lock = Lock()
+        self._unsynced: list[File] = []
+
+    def load(self) -> None:
+        """Read the directory; each segment ends where the next begins, the last with its file."""
+        self._disk.make_directory(self.directory)
+        starts = offsets_of(self._disk.list(self.directory))
+        table = []
+        for start, following in zip(starts, [*starts[1:], -1], strict=False):
+            path = self.directory / name_of(start)
+            end = following
+            if following < 0:
+                file = self._disk.open_to_read(path)
+                end = start + file.size()
+                file.close()
+            table.append(Segment(start, end, path))
+        self.table = table
+
+    @property
+    def first_position(self) -> int:
+        return self.table[0].start if self.table else 0
+
+    def locate(self, position: int) -> Segment | None:
+        """The segment that holds a log offset; None = no segment does."""
+        table = self.table
+        index = holding([segment.start for segment in table], position)
+        return table[index] if index >= 0 and position < table[index].end else None
+
+    def prepare(self, start: int) -> Segment:
+        """Make the New segment that begins at `start`, durably, unless it is there."""
+        with self._lock:
+            for segment in reversed(self.table):
+                if segment.start == start:
+                    return segment
+            path = self.directory / name_of(start)
+            file = self._disk.open(path, create=True)
+            try:
+                file.truncate(0)
+                file.preallocate(self.segment_size)
+                file.sync()
+            except OSError:
+                # Half a segment must not be taken for a whole one at the next start.
+                file.close()
+                self._disk.unlink(path)
+                raise
+            file.close()
+            self._disk.sync_directory(self.directory)
+            segment = Segment(start, start + self.segment_size, path)
+            self.table = [*self.table, segment]
+            return segment
+
+    def enter(self, start: int) -> File:
+        """Open the segment that begins at `start` for writing; what was current waits for its fsync."""
+        segment = self.prepare(start)
+        file = self._disk.open(segment.path)
+        with self._lock:
+            self.current = file
+            self._unsynced.append(file)
+        return file
+
+    def sync(self) -> None:
+        """fdatasync everything written so far, oldest segment first; OSError as the disk says."""
+        with self._sync_lock:
+            with self._lock:
+                files = list(self._unsynced)
+            for file in files:
+                file.sync()
+            with self._lock:
+                for file in files:
+                    if file is not self.current:
+                        self._unsynced.remove(file)
+                        file.close()
+
+    def cut(self, end: int) -> File:
+        """Remove everything at and behind `end`, durably, and go on in the segment that holds it.
+
+        The segment is preallocated again, so that what follows the log's end reads as zeros.
+        """
+        with self._sync_lock:
+            with self._lock:
+                for file in self._unsynced:
+                    file.close()
+                self._unsynced.clear()
+                self.current = None
+                keep = [segment for segment in self.table if segment.start < end]
+                for segment in self.table[len(keep) :]:
+                    self._disk.unlink(segment.path)
+                self.table = keep
+                self._disk.sync_directory(self.directory)
+            if not keep or keep[-1].end <= end:
+                return self.enter(end)
+            last = keep[-1]
+            file = self._disk.open(last.path)
+            with self._lock:
+                self.current = file
+                self._unsynced.append(file)
+            file.truncate(end - last.start)
+            file.preallocate(last.end - last.start)
+            file.sync()
+            return file
+
+    def close(self) -> None:
+        """Close all files; the caller has synced."""
+        with self._lock:
+            for file in self._unsynced:
+                file.close()
+            self._unsynced.clear()
+            self.current = None

@@ -1,0 +1,485 @@
+"""The log engine behind the store's Protocol: stamps on the loop, everything else on its threads.
+
+Threads: the event loop (this module), `log-writer` (writer.py), `log-flusher` (flusher.py) and
+the reader pool (reader.py). They meet in plain integers, one deque and callbacks through `post`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from time import monotonic, time_ns
+from typing import Final
+
+import numpy as np
+import structlog
+
+from holdmq.config import StorageSection
+from holdmq.errors import StorageError, StoreFullError
+from holdmq.record import BLANK_SIZE_MIN
+from holdmq.record_batch import stamp, tag_hashes
+from storage.log.consume_queue import ConsumeQueues
+from storage.log.core.epochs import Epochs
+from storage.log.core.names import place
+from storage.log.core.queues import Chunk, Queue, outside, read_memory
+from storage.log.core.scan import KeyLevels
+from storage.log.core.tail import Tail
+from storage.log.disk import Disk, RealDisk
+from storage.log.failures import FULL_HINT, write_failure
+from storage.log.flusher import Checkpoint, Flusher
+from storage.log.home import Home
+from storage.log.reader import ColdReader
+from storage.log.recovery import Recovery
+from storage.log.segments import Segments
+from storage.log.writer import Pending, Writer
+from storage.store import (
+    TAIL_READ_BYTES,
+    Appended,
+    Backlog,
+    Batch,
+    Confirmed,
+    HashFilter,
+    QueueRead,
+    ReadStatus,
+    StoreState,
+)
+
+Post = Callable[[Callable[[], object]], object]
+
+INDEX_WAKE_BYTES: Final = 8 << 20
+"""Confirmed bytes whose entries are not yet in files: past it the flusher does not wait its interval."""
+INDEX_LAG_MAX_BYTES: Final = 256 << 20
+"""Memory past the tail's bound that batches without index files may take before appends are refused."""
+PREPARE_PART: Final = 4
+"""The next segment is made when a quarter of the ongoing one is left."""
+
+log = structlog.get_logger("holdmq.storage")
+
+
+def now_ms() -> int:
+    """The wall clock, in ms since the epoch."""
+    return time_ns() // 1_000_000
+
+
+def open_store(
+    settings: StorageSection,
+    broker_name: str,
+    key_levels: KeyLevels,
+    post: Post,
+    *,
+    accept_backup: bool = False,
+    disk: Disk | None = None,
+    clock_ms: Callable[[], int] = now_ms,
+) -> LogStore:
+    """The store of a configuration; the caller calls `open` (blocking) before anything else.
+
+    `key_levels` says a topic's; `post` runs a callable on the event loop and may be called from
+    any thread (`loop.call_soon_threadsafe`).
+    """
+    return LogStore(settings, broker_name, key_levels, post, accept_backup, disk or RealDisk(), clock_ms)
+
+
+class LogStore:
+    """`storage.store.MessageStore` on a local disk."""
+
+    def __init__(
+        self,
+        settings: StorageSection,
+        broker_name: str,
+        key_levels: KeyLevels,
+        post: Post,
+        accept_backup: bool,
+        disk: Disk,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        directory = Path(settings.data_dir)
+        is_sync = settings.flush == "sync"
+        self._settings = settings
+        self._broker_name = broker_name
+        self._key_levels = key_levels
+        self._post = post
+        self._accept_backup = accept_backup
+        self._disk = disk
+        self._clock_ms = clock_ms
+        self._home = Home(disk, directory)
+        self._segments = Segments(disk, self._home.commitlog, settings.segment_size_bytes)
+        self._files = ConsumeQueues(disk, self._home.consumequeue, settings.consume_queue_file_bytes)
+        self._checkpoint = Checkpoint(self._home.checkpoint_file)
+        self._writer = Writer(self._segments, is_sync, self._written, self._writing_failed)
+        interval_s = settings.flush_interval_ms / 1e3
+        self._flusher = Flusher(
+            self._writer, self._files, self._checkpoint, is_sync, interval_s, self._flushing_failed
+        )
+        self._reader = ColdReader(disk, self._segments, self._files, key_levels)
+        self._epochs = Epochs([])
+        self.reader_pool = ThreadPoolExecutor(settings.read_threads, "log-reader")
+        self.confirmed_position = 0
+        self.cut_bytes = 0
+        self._tail = Tail(0, settings.tail_cache_bytes)
+        self._queues: dict[tuple[str, int], Queue] = {}
+        self._subscribers: list[Confirmed] = []
+        self._pending: deque[Pending] = deque()
+        self._pending_bytes = 0
+        self._generation = 0
+        self._end = 0
+        self._segment_end = 0
+        self._confirmed_segment_end = 0
+        self._prepared = 0
+        self._store_ms = 0
+        self._refusal: StorageError | None = StorageError("the store is not open", operation="append")
+        self._full: StorageError | None = None
+        self._is_open = False
+        self._appends = self._records = self._bytes = self._refused = self._rollbacks = 0
+        self._memory_reads = self._cold_reads = self._tail_reads = self._tail_misses = 0
+
+    # Opening and closing
+
+    def open(self) -> None:
+        """Lock, recover, start the threads. Blocking. Raises StorageError when it must not be opened."""
+        try:
+            self._open()
+        except OSError as error:
+            self._home.close()
+            raise StorageError(
+                error.strerror or str(error),
+                operation="open",
+                path=error.filename or str(self._home.directory),
+            ) from error
+        except StorageError:
+            self._home.close()
+            raise
+
+    def _open(self) -> None:
+        self._home.open(self._broker_name, self._accept_backup)
+        self._epochs = self._home.load_epochs(self._accept_backup)
+        self._segments.load()
+        known = self._checkpoint.load(self._accept_backup)
+        if not known and self._segments.first_position + len(self._segments.table) > 1:
+            raise StorageError(
+                "checkpoint.json is missing, but there is a log",
+                operation="open",
+                path=str(self._home.directory),
+                hint="restore it from a backup",
+            )
+        clean_end = 0 if self._home.is_new else self._home.clean_end()
+        recovery = Recovery(
+            self._disk, self._home, self._segments, self._files, self._checkpoint, self._key_levels
+        )
+        recovered = recovery.run(clean_end)
+        if clean_end != recovered.end:
+            # Also when nothing had to be cut: pages that power loss took leave only zeros behind.
+            self._epochs.rise(recovered.end)
+        self._home.save_epochs(self._epochs)
+        self._home.mark_open()
+        for (topic, queue_id), (first, following) in recovered.queues.items():
+            self._queues[topic, queue_id] = Queue(topic, queue_id, first, following)
+        self.cut_bytes = recovered.cut_bytes
+        self.confirmed_position = self._end = recovered.end
+        self._store_ms = recovered.store_ms
+        self._tail = Tail(recovered.end, self._settings.tail_cache_bytes)
+        self._segment_end = self._confirmed_segment_end = self._segments.table[-1].end
+        self._writer.start(recovered.end)
+        self._flusher.start(recovered.end, recovered.store_ms, recovered.queues)
+        self._refusal = None
+        self._is_open = True
+
+    def close(self) -> None:
+        """Write and index what is queued, leave the clean mark, unlock. Blocking; not on the loop."""
+        self._refusal = self._refusal or StorageError("the store is closed", operation="append")
+        self.reader_pool.shutdown(wait=True)
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._writer.stop()
+        self._flusher.stop()
+        try:
+            if self._writer.fatal is None and self._writer.synced == self._writer.written:
+                self._home.mark_clean(self._writer.written)
+        except OSError as error:
+            log.error("the mark of a clean close could not be written", reason=str(error))
+        finally:
+            self._segments.close()
+            self._files.close()
+            self._home.close()
+
+    # Identity and state
+
+    @property
+    def store_id(self) -> bytes:
+        return self._home.store_id
+
+    @property
+    def epoch(self) -> int:
+        return self._epochs.current
+
+    @property
+    def first_position(self) -> int:
+        return self._segments.first_position
+
+    @property
+    def synced_position(self) -> int:
+        """Everything below is on disk: saved positions never exceed it."""
+        return self._writer.synced
+
+    def state(self) -> StoreState:
+        problem = self._refusal or self._full
+        return StoreState(problem is None, "" if problem is None else str(problem))
+
+    def backlog(self) -> Backlog:
+        if not self._pending:
+            return Backlog(0, 0.0)
+        return Backlog(self._pending_bytes, (monotonic() - self._pending[0].queued_at) * 1e3)
+
+    def numbers(self) -> dict[str, float]:
+        """Counters (names in _total) and gauges for metrics."""
+        writer, flusher = self._writer, self._flusher
+        return {
+            "appends_total": self._appends,
+            "records_total": self._records,
+            "bytes_total": self._bytes,
+            "refused_batches_total": self._refused,
+            "rollbacks_total": self._rollbacks,
+            "write_groups_total": writer.groups,
+            "fsyncs_total": writer.fsyncs + flusher.fsyncs,
+            "blanks_total": writer.blanks,
+            "index_writes_total": self._files.writes,
+            "index_failures_total": flusher.index_failures,
+            "checkpoints_total": flusher.checkpoints,
+            "memory_reads_total": self._memory_reads,
+            "tail_hits_total": self._tail_reads,
+            "tail_misses_total": self._tail_misses,
+            "cold_reads_total": self._cold_reads,
+            "disk_reads_total": self._reader.reads,
+            "corrupt_reads_total": self._reader.corrupt,
+            "recovery_cut_bytes": self.cut_bytes,
+            "pending_batches": len(self._pending),
+            "pending_bytes": self._pending_bytes,
+            "tail_bytes": self._tail.size_bytes,
+            "tail_batches": len(self._tail),
+            "queues": len(self._queues),
+            "segments": len(self._segments.table),
+            "confirmed_position": self.confirmed_position,
+            "synced_position": writer.synced,
+            "indexed_position": flusher.indexed,
+            "epoch": self.epoch,
+            "writable": float(self.state().ok),
+        }
+
+    # Append
+
+    def append(self, batch: Batch, done: Appended) -> None:
+        refusal = self._refusal or self._lagging()
+        size = len(batch.records)
+        if refusal is None and size + BLANK_SIZE_MIN > self._settings.segment_size_bytes:
+            refusal = StorageError(
+                f"a batch of {size} bytes does not fit a segment",
+                operation="append",
+                hint="raise storage.segment_size_bytes",
+            )
+        if refusal is not None:
+            self._refused += 1
+            self._post(partial(done, batch, refusal))
+            return
+        position, blank_size = place(self._end, self._segment_end, size)
+        if position != self._end or blank_size:
+            self._segment_end = position + self._settings.segment_size_bytes
+        store_ms = max(self._store_ms, self._clock_ms())
+        self._store_ms = store_ms
+        queues = self._stamp(batch, position, store_ms)
+        self._end = position + size
+        pending = Pending(batch, done, queues, blank_size, self._segment_end, self._generation, monotonic())
+        self._pending.append(pending)
+        self._pending_bytes += size
+        self._writer.put(pending)
+
+    def _stamp(self, batch: Batch, position: int, store_ms: int) -> list[Queue]:
+        """Give every record its offsets, provisionally, and every run its hashes."""
+        starts, sizes, runs = batch.starts, batch.sizes, batch.runs
+        batch.position = position
+        batch.store_ms = store_ms
+        queues: list[Queue] = []
+        first = 0
+        offsets = np.arange(len(sizes), dtype=np.int64)
+        for run in runs:
+            key = (run.topic, run.queue_id)
+            queue = self._queues.get(key)
+            if queue is None:
+                queue = self._queues[key] = Queue(run.topic, run.queue_id)
+            queues.append(queue)
+            run.base_offset = queue.stamped
+            last = first + run.count
+            queue.stamped += run.count
+            if len(runs) == 1:
+                offsets += run.base_offset
+                run.hashes = tag_hashes(batch.records, starts, sizes, run.key_levels)
+            else:
+                offsets[first:last] += run.base_offset - first
+                run.hashes = tag_hashes(batch.records, starts[first:last], sizes[first:last], run.key_levels)
+            first = last
+        stamp(batch.records, starts, sizes, offsets, position, store_ms, self._home.store_id)
+        return queues
+
+    def _lagging(self) -> StorageError | None:
+        """The refusal when index files cannot be written and memory has no more room for it."""
+        if self._tail.size_bytes <= self._tail.max_bytes + INDEX_LAG_MAX_BYTES:
+            return None
+        self._flusher.wake.set()
+        return StoreFullError(
+            "consume queues cannot be written as fast as records come",
+            operation="append",
+            path=str(self._home.consumequeue),
+            hint=FULL_HINT,
+        )
+
+    def subscribe(self, confirmed: Confirmed) -> None:
+        self._subscribers.append(confirmed)
+
+    # Called on the writer's and the flusher's thread
+
+    def _written(self, group: list[Pending]) -> None:
+        self._post(partial(self._confirm, group))
+
+    def _writing_failed(self, error: StorageError, generation: int) -> None:
+        self._post(partial(self._take_back, error, generation))
+
+    def _flushing_failed(self, error: StorageError) -> None:
+        self._post(partial(self._fail, error))
+
+    # Called on the loop
+
+    def _confirm(self, group: list[Pending]) -> None:
+        """Make a written group visible, then tell its appenders."""
+        if group[0].generation != self._generation:
+            return  # refused meanwhile: the store has become read-only
+        self._full = None
+        batches: list[Batch] = []
+        index = self._flusher.confirmed
+        for item in group:
+            self._pending.popleft()
+            batch = item.batch
+            first = 0
+            for run, queue in zip(batch.runs, item.queues, strict=True):
+                queue.confirm(Chunk(run.base_offset, run.count, first, batch, run.hashes))
+                first += run.count
+            self._pending_bytes -= len(batch.records)
+            self._records += first
+            self._bytes += len(batch.records)
+            self._tail.add(batch)
+            index.append((batch, item.queues))
+            batches.append(batch)
+        self._appends += len(group)
+        self.confirmed_position = batches[-1].end
+        self._confirmed_segment_end = group[-1].segment_end
+        self._evict()
+        self._prepare_segment()
+        for confirmed in self._subscribers:
+            confirmed(batches)
+        for item in group:
+            item.done(item.batch, None)
+
+    def _evict(self) -> None:
+        indexed = self._flusher.indexed
+        if self.confirmed_position - indexed > INDEX_WAKE_BYTES:
+            self._flusher.wake.set()
+        for batch in self._tail.evict(indexed):
+            for run in batch.runs:
+                self._queues[run.topic, run.queue_id].drop_oldest()
+
+    def _prepare_segment(self) -> None:
+        following = self._confirmed_segment_end
+        left = following - self.confirmed_position
+        if following != self._prepared and left * PREPARE_PART < self._settings.segment_size_bytes:
+            self._prepared = following
+            self._flusher.prepare_at = following
+            self._flusher.wake.set()
+
+    def _take_back(self, error: StorageError, generation: int) -> None:
+        """Refuse everything pending; offsets go back to what is confirmed."""
+        if generation != self._generation:
+            return
+        self._generation += 1
+        self._rollbacks += 1
+        refused = list(self._pending)
+        self._pending.clear()
+        self._pending_bytes = 0
+        for item in refused:
+            for queue in item.queues:
+                queue.stamped = queue.confirmed
+        self._end = self.confirmed_position
+        self._segment_end = self._confirmed_segment_end
+        if error.retriable:
+            self._full = error
+            log.warning("the store is full", reason=str(error), refused_batches=len(refused))
+        elif self._refusal is None:
+            self._refusal = error
+            log.error("the store is read-only", reason=str(error), refused_batches=len(refused))
+        self._refused += len(refused)
+        for item in refused:
+            item.done(item.batch, error)
+
+    def _fail(self, error: StorageError) -> None:
+        """The disk failed outside of a write: nothing more is acknowledged."""
+        self._take_back(error, self._generation)
+
+    # Reads
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        queue = self._queues.get((topic, queue_id))
+        return (0, 0) if queue is None else (queue.first_offset, queue.confirmed)
+
+    def read_queue(
+        self,
+        topic: str,
+        queue_id: int,
+        epoch: int,
+        offset: int,
+        max_bytes: int,
+        max_count: int,
+        wanted: HashFilter | None = None,
+    ) -> QueueRead | None:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return outside(Queue(topic, queue_id), offset)
+        if 0 < epoch < self._epochs.current and offset > queue.first_offset:
+            return None
+        self._memory_reads += 1
+        return read_memory(queue, offset, max_bytes, max_count, wanted)
+
+    def read_queue_cold(
+        self,
+        topic: str,
+        queue_id: int,
+        epoch: int,
+        offset: int,
+        max_bytes: int,
+        max_count: int,
+        wanted: HashFilter | None = None,
+    ) -> QueueRead:
+        self._cold_reads += 1
+        queue = self._queues.get((topic, queue_id)) or Queue(topic, queue_id)
+        limit = self._epochs.limit_of(epoch) if epoch > 0 else None
+        if limit is not None and offset > queue.first_offset:
+            try:
+                survived = self._files.first_at_or_after(
+                    (topic, queue_id), queue.first_offset, queue.indexed, limit
+                )
+            except OSError as error:
+                raise write_failure(error, "read", str(self._files.directory), None) from error
+            if offset > survived:
+                return QueueRead(ReadStatus.AHEAD, survived, queue.first_offset, queue.confirmed)
+        return self._reader.read_queue(queue, offset, max_bytes, max_count, wanted)
+
+    def tail(self, position: int, max_bytes: int = TAIL_READ_BYTES) -> Sequence[Batch] | None:
+        found = self._tail.since(position, max_bytes)
+        if found is None:
+            self._tail_misses += 1
+        else:
+            self._tail_reads += 1
+        return found
+
+    def read_log(self, position: int, max_bytes: int) -> list[Batch]:
+        self._cold_reads += 1
+        return self._reader.read_log(position, max_bytes, self.confirmed_position)

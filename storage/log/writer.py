@@ -1,0 +1,181 @@
+"""The writer thread: one pwritev per group of batches, and in sync flush one fdatasync.
+
+A group is whatever queued while the last one was on its way. Batches arrive stamped, in log
+order; the thread tells the loop once per group. After a failure everything queued is refused
+until the loop has taken its stamps back: batches carry the generation of their stamps.
+Source: storage.md, Append.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Final
+
+from holdmq.errors import StorageError
+from storage.log.core.names import blank_parts
+from storage.log.core.queues import Queue
+from storage.log.failures import sync_failure, write_failure
+from storage.log.segments import Segments
+from storage.store import Appended, Batch
+
+GROUP_BATCHES_MAX: Final = 1024
+"""Linux takes at most 1,024 buffers in one pwritev."""
+GROUP_BYTES_MAX: Final = 8 << 20
+"""More in one write would only make those who came first wait for those who came last."""
+
+_NEW_SEGMENT: Final = "new segment"
+
+
+class Pending:
+    """A stamped batch on its way: `segment_end` is of its segment, `blank_size` lies before it."""
+
+    __slots__ = ("batch", "blank_size", "done", "generation", "queued_at", "queues", "segment_end")
+
+    def __init__(
+        self,
+        batch: Batch,
+        done: Appended,
+        queues: list[Queue],
+        blank_size: int,
+        segment_end: int,
+        generation: int,
+        queued_at: float,
+    ) -> None:
+        self.batch = batch
+        self.done = done
+        self.queues = queues
+        self.blank_size = blank_size
+        self.segment_end = segment_end
+        self.generation = generation
+        self.queued_at = queued_at
+
+
+class Writer:
+    """Owns the end of the log on disk. `written` and `fatal` may be read from any thread."""
+
+    def __init__(
+        self,
+        segments: Segments,
+        is_sync: bool,
+        confirmed: Callable[[list[Pending]], None],
+        failed: Callable[[StorageError, int], None],
+    ) -> None:
+        self.segments = segments
+        self.written = 0
+        self.synced = 0
+        self.fatal: StorageError | None = None
+        self.groups = 0
+        self.fsyncs = 0
+        self.blanks = 0
+        self._is_sync = is_sync
+        self._confirmed = confirmed
+        self._failed = failed
+        self._refused_generation = -1
+        self._must_cut = False
+        self._queue: SimpleQueue[Pending | None] = SimpleQueue()
+        self.put: Callable[[Pending], None] = self._queue.put
+        self._thread = Thread(target=self._run, name="log-writer", daemon=True)
+
+    def start(self, end: int) -> None:
+        """Begin to write at `end`; everything before it is durable."""
+        self.written = self.synced = end
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what is queued, then end. Blocking."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        get_now = self._queue.get_nowait
+        held: Pending | None = None
+        while True:
+            first = held or self._queue.get()
+            held = None
+            if first is None:
+                return
+            group = [first]
+            size = len(first.batch.records)
+            stopping = False
+            while len(group) < GROUP_BATCHES_MAX and size < GROUP_BYTES_MAX:
+                try:
+                    item = get_now()
+                except Empty:
+                    break
+                if item is None:
+                    stopping = True
+                    break
+                if item.blank_size or item.generation != first.generation:
+                    held = item
+                    break
+                group.append(item)
+                size += len(item.batch.records)
+            self._write(group)
+            if stopping:
+                return
+
+    def _write(self, group: list[Pending]) -> None:
+        first = group[0]
+        if first.generation == self._refused_generation:
+            return  # the loop refuses it together with the batch that failed
+        if self.fatal is not None:
+            self._refuse(first.generation, self.fatal)
+            return
+        position = first.batch.position
+        operation = "write"
+        try:
+            if self._must_cut:
+                operation = "cut"
+                self.segments.cut(self.written)
+                self._must_cut = False
+            if first.blank_size:
+                # The next segment comes first: a full disk then leaves no half-closed one behind.
+                operation = _NEW_SEGMENT
+                self.segments.prepare(position)
+                operation = "write"
+                self._roll(first)
+            operation = "write"
+            file = self.segments.current
+            assert file is not None
+            table = self.segments.table
+            start = next(s.start for s in reversed(table) if s.start <= position)
+            file.write([item.batch.records for item in group], position - start)
+        except OSError as error:
+            failure = write_failure(error, operation, str(self.segments.directory), position)
+            if failure.retriable:
+                self._must_cut = self._must_cut or operation != _NEW_SEGMENT
+            else:
+                self.fatal = failure
+            self._refuse(first.generation, failure)
+            return
+        if self._is_sync:
+            try:
+                self.segments.sync()
+            except OSError as error:
+                self.fatal = sync_failure(error, str(self.segments.directory), self.synced)
+                self._refuse(first.generation, self.fatal)
+                return
+            self.fsyncs += 1
+        self.written = group[-1].batch.end
+        if self._is_sync:
+            self.synced = self.written
+        self.groups += 1
+        self._confirmed(group)
+
+    def _roll(self, first: Pending) -> None:
+        """Close the ongoing segment with a blank and enter the next one."""
+        start = first.batch.position
+        file = self.segments.current
+        assert file is not None
+        ongoing = next(s for s in reversed(self.segments.table) if s.start < start)
+        head, tail = blank_parts(first.blank_size)
+        file.write([head], start - first.blank_size - ongoing.start)
+        file.write([tail], start - len(tail) - ongoing.start)
+        self.blanks += 1
+        self.segments.enter(start)
+
+    def _refuse(self, generation: int, error: StorageError) -> None:
+        self._refused_generation = generation
+        self._failed(error, generation)

@@ -1,0 +1,236 @@
+"""The message store that the broker sees: one Protocol, and what travels through it.
+
+Threads: every method whose docstring does not say "blocking" is called on the event loop and
+never waits for a disk; every callback runs on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from holdmq.errors import StorageError
+from holdmq.record_batch import Hashes, Ints, starts_of
+
+TAIL_READ_BYTES: Final = 8 << 20
+"""What one `tail` call gives at most: more than any answer carries."""
+
+
+@dataclass(slots=True)
+class Run:
+    """The records of one queue inside a batch, in its order.
+
+    `base_offset` (the first queue offset) and `hashes` (tag hashes, None = no record has a tag)
+    are filled by `MessageStore.append`.
+    """
+
+    topic: str
+    queue_id: int
+    count: int
+    key_levels: int = 1
+    base_offset: int = -1
+    hashes: Hashes | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """Contiguous records, as they lie (or will lie) in the log; it never straddles two segments.
+
+    `records` must be writable until the batch is stamped, and belongs to the store from `append`
+    on. `sizes` is int64, one per record. `position` is the log offset of the first byte and
+    `store_ms` the store time of every record, once stamped.
+    """
+
+    records: memoryview
+    sizes: Ints
+    runs: list[Run]
+    position: int = -1
+    store_ms: int = 0
+    starts: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.starts = starts_of(self.sizes)
+
+    @property
+    def end(self) -> int:
+        """The log offset behind the last byte."""
+        return self.position + len(self.records)
+
+
+class ReadStatus(IntEnum):
+    """How a read ended."""
+
+    FOUND = 0
+    """Records, or at least progress past entries that the filter rejected."""
+    AT_END = 1
+    """Nothing yet: the offset is exactly the end."""
+    AHEAD = 2
+    """The offset is past the end; `next_offset` is where to continue."""
+    BEHIND = 3
+    """Retention passed the offset; `next_offset` is where to continue."""
+    CORRUPT = 4
+    """The record at the offset is damaged (`reason`: path and offset); `next_offset` is behind it."""
+
+
+class HashFilter:
+    """Tag hashes that a reader wants: whole ones, and high halves for prefix filters.
+
+    `exact` are 64-bit hashes (0 = messages without a tag), `prefixes` high halves (32 bits each).
+    What passes may still not match: readers test again.
+    """
+
+    __slots__ = ("_exact", "_prefixes", "passes_untagged")
+
+    def __init__(self, exact: Collection[int] = (), prefixes: Collection[int] = ()) -> None:
+        self._exact: Hashes = np.unique(np.array(list(exact), np.uint64))
+        self._prefixes: Hashes = np.unique(np.array(list(prefixes), np.uint64))
+        self.passes_untagged = 0 in exact or 0 in prefixes
+
+    def mask(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """True for every hash that may match."""
+        passed: npt.NDArray[np.bool_] = _contains(self._exact, hashes)
+        if len(self._prefixes):
+            passed |= _contains(self._prefixes, hashes >> np.uint64(32))
+        return passed
+
+
+def _contains(wanted: Hashes, hashes: Hashes) -> npt.NDArray[np.bool_]:
+    if not len(wanted):
+        return np.zeros(len(hashes), np.bool_)
+    if len(wanted) == 1:
+        same: npt.NDArray[np.bool_] = hashes == wanted[0]
+        return same
+    at = np.searchsorted(wanted, hashes)
+    at[at == len(wanted)] = 0
+    found: npt.NDArray[np.bool_] = np.equal(wanted[at], hashes)
+    return found
+
+
+@dataclass(slots=True)
+class QueueRead:
+    """Records of one queue: `parts` are views of one or several whole records, in order.
+
+    `next_offset` is where the reader continues: past what the filter rejected, too. FOUND with
+    no records is such progress, and not yet the end. `first_offset` and `end_offset` are the
+    queue's bounds at that moment.
+    """
+
+    status: ReadStatus
+    next_offset: int
+    first_offset: int
+    end_offset: int
+    parts: list[memoryview] = field(default_factory=list)
+    count: int = 0
+    size_bytes: int = 0
+    reason: str = ""
+
+
+class Backlog(NamedTuple):
+    """What waits for the writer: bytes, and the age of the oldest in ms (0 = nothing waits)."""
+
+    size_bytes: int
+    oldest_ms: float
+
+
+class StoreState(NamedTuple):
+    """Whether the store takes records; if not, why and what to do."""
+
+    ok: bool
+    reason: str
+
+
+Appended = Callable[[Batch, StorageError | None], None]
+Confirmed = Callable[[list[Batch]], None]
+
+
+class MessageStore(Protocol):
+    """One broker's messages: an append-only log and the queues in it.
+
+    Positions are log offsets; (`epoch`, position) stays meaningful across restarts. Records are
+    visible from confirmation on: written under async flush, on disk under sync flush.
+    """
+
+    @property
+    def store_id(self) -> bytes:
+        """8 bytes, for ever the same: StoreHost of every record and half of every MessageId."""
+
+    @property
+    def epoch(self) -> int:
+        """The log epoch: rises when a start may have taken back what readers saw."""
+
+    @property
+    def first_position(self) -> int:
+        """The log offset of the oldest record that is kept."""
+
+    @property
+    def confirmed_position(self) -> int:
+        """The log offset up to which records are visible."""
+
+    def append(self, batch: Batch, done: Appended) -> None:
+        """Stamp a batch, in the order of calls, and queue it for the writer.
+
+        The records must have passed `holdmq.record_batch.check_entries`. `done` is called once,
+        later: with None when the batch is confirmed, else with the error and nothing of it
+        stored. Batches are confirmed and refused in order; after a refusal offsets go on from
+        the last confirmed one.
+        """
+
+    def subscribe(self, confirmed: Confirmed) -> None:
+        """Call `confirmed` with every group of batches that became visible, before their `done`s."""
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """First offset and next confirmed offset of a queue; (0, 0) if it was never written."""
+
+    def read_queue(
+        self,
+        topic: str,
+        queue_id: int,
+        epoch: int,
+        offset: int,
+        max_bytes: int,
+        max_count: int,
+        wanted: HashFilter | None = None,
+    ) -> QueueRead | None:
+        """Read a queue from memory; None = it is not in memory: call `read_queue_cold`.
+
+        `epoch` is the log epoch in which `offset` was learnt; 0 = no claim. At least one record is
+        given, whatever its size; no filter = everything.
+        """
+
+    def read_queue_cold(
+        self,
+        topic: str,
+        queue_id: int,
+        epoch: int,
+        offset: int,
+        max_bytes: int,
+        max_count: int,
+        wanted: HashFilter | None = None,
+    ) -> QueueRead:
+        """Blocking: read a queue from disk; call it on a reader pool. Otherwise as `read_queue`."""
+
+    def tail(self, position: int, max_bytes: int = TAIL_READ_BYTES) -> Sequence[Batch] | None:
+        """Visible batches from `position` on, until `max_bytes` is reached; None = not in memory.
+
+        `position` is a batch's or a record's start, or the confirmed position (then empty). The
+        first batch may begin before it.
+        """
+
+    def read_log(self, position: int, max_bytes: int) -> list[Batch]:
+        """Blocking: read whole records from `position` on as batches; call it on a reader pool.
+
+        At least one record, unless `position` is the confirmed one (then empty). The batches are as
+        they were stamped, but for their bounds. Raises CorruptRecordError when nothing can be read
+        at the position; its `resume_at` is the next record that is whole.
+        """
+
+    def backlog(self) -> Backlog:
+        """What waits for the writer thread; the caller answers BUSY by it."""
+
+    def state(self) -> StoreState:
+        """Whether records are taken, for /readyz."""
