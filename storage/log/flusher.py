@@ -17,7 +17,7 @@ import numpy as np
 from holdmq.errors import StorageError
 from storage.atomic_file import AtomicFile
 from storage.log.consume_queue import ConsumeQueues, Key
-from storage.log.core.entries import Entries, entries_of
+from storage.log.core.entries import ENTRY, Entries, entries_of
 from storage.log.core.queues import Queue
 from storage.log.failures import sync_failure, write_failure
 from storage.log.writer import Writer
@@ -207,7 +207,9 @@ class Flusher:
             else:
                 known[2].append(part)
         for key, (queue, first, parts) in by_queue.items():
-            self._unwritten[key] = (queue, first, parts[0] if len(parts) == 1 else np.concatenate(parts))
+            # Joined as bytes: numpy would give joined arrays the machine's byte order.
+            joined = np.frombuffer(b"".join([part.tobytes() for part in parts]), ENTRY)
+            self._unwritten[key] = (queue, first, joined)
         self._unwritten_end = batches[-1].end
         self._store_ms = batches[-1].store_ms
 
