@@ -10,7 +10,7 @@ import typer
 
 import holdmq
 from holdmq import telemetry
-from holdmq.cli import config, services, topic, up
+from holdmq.cli import config, pub, services, sub, topic, up
 from holdmq.config import LogSection
 from holdmq.errors import ConfigError, HoldMQError, UsageError
 from holdmq.process import EXIT_FAILED, EXIT_USAGE
@@ -46,6 +46,8 @@ def root(
 
 up.register(app)
 services.register(app)
+pub.register(app)
+sub.register(app)
 app.add_typer(topic.app, name="topic")
 app.add_typer(config.app, name="config")
 

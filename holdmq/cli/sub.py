@@ -1,0 +1,156 @@
+"""``holdmq sub``: print messages as they come, straight from the brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+
+from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.config import Config
+from holdmq.errors import HoldMQError, UsageError
+
+if TYPE_CHECKING:
+    from holdmq.client.route import RouteTable
+    from holdmq.message import Message
+
+Start = Literal["earliest", "latest"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("sub", epilog="Example: holdmq sub 'devices/#' --from earliest")(sub)
+
+
+def sub(
+    mqtt_filter: Annotated[str, typer.Argument(metavar="FILTER", help="MQTT topic filter.")],
+    start: Annotated[Start, typer.Option("--from", help="Where to begin.")] = "latest",
+    count: Annotated[int, typer.Option("--count", min=0, help="End after so many messages; 0 = never.")] = 0,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Print every message that the filter matches, until Ctrl-C: its MQTT topic, then its body."""
+    from holdmq.mqtt.filters import check_filter
+    from holdmq.mqtt.reasons import MqttError
+
+    try:
+        check_filter(mqtt_filter)
+    except MqttError as error:
+        raise UsageError(str(error)) from error
+    asyncio.run(_Subscription(mqtt_filter, start, count, as_json).run(configuration(config, set_)))
+
+
+class _Subscription:
+    """A consumer per topic that can match, all printing to one output."""
+
+    def __init__(self, mqtt_filter: str, start: Start, count: int, as_json: bool) -> None:
+        self._filter = mqtt_filter
+        self._start: Start = start
+        self._left = count or -1
+        self._as_json = as_json
+        self._done = asyncio.Event()
+        self._readers: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self, config: Config) -> None:
+        """Read until enough was printed or a signal came. Raises HoldMQError."""
+        from holdmq.client.route import RouteTable
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._done.set)
+        reads_all = self._filter.partition("/")[0] in ("+", "#")
+        routes = RouteTable(config.registries(), f"holdmq-sub-{os.getpid()}", follow_all=reads_all)
+        routes.start()
+        try:
+            await routes.refresh()
+            async with asyncio.TaskGroup() as tasks:
+                self._begin(tasks, routes, reads_all)
+                await self._done.wait()
+                for reader in self._readers.values():
+                    reader.cancel()
+        except* HoldMQError as group:
+            raise _first(group) from None
+        finally:
+            await routes.close()
+
+    def _begin(self, tasks: asyncio.TaskGroup, routes: RouteTable, reads_all: bool) -> None:
+        from holdmq.topics import OTHER_TOPIC, join_mqtt_topic, topic_of_filter
+
+        def read(topic: str, start: Start) -> None:
+            visible = join_mqtt_topic(topic, "") is not None or topic == OTHER_TOPIC
+            if visible and topic not in self._readers and not self._done.is_set():
+                self._readers[topic] = tasks.create_task(self._read(routes, topic, start))
+
+        def appeared(topics: frozenset[str]) -> None:
+            for topic in topics:
+                # A topic that appears later is new to us from its first message on.
+                read(topic, "earliest")
+
+        read(OTHER_TOPIC, self._start)
+        named = topic_of_filter(self._filter)
+        if named is not None:
+            read(named, self._start)
+        if reads_all:
+            for route in routes.all():
+                read(route.topic, self._start)
+            routes.on_routes.append(appeared)
+
+    async def _read(self, routes: RouteTable, topic: str, start: Start) -> None:
+        from holdmq.client.pull_consumer import PullConsumer
+        from holdmq.topics import OTHER_TOPIC
+
+        tag_filter = self._filter if topic == OTHER_TOPIC else self._filter.partition("/")[2]
+        # Without a second level in the filter the tag must be absent, which no tag filter says.
+        async with PullConsumer(routes=routes, tag_filter=tag_filter or None) as consumer:
+            await consumer.assign([topic], start)
+            while not self._done.is_set():
+                for message in await consumer.poll():
+                    self._take(message)
+
+    def _take(self, message: Message) -> None:
+        """Print `message` if the filter matches its MQTT topic and more are wanted."""
+        from holdmq.mqtt.filters import matches
+        from holdmq.topics import join_mqtt_topic
+
+        mqtt_topic = join_mqtt_topic(message.topic, message.tag)
+        if mqtt_topic is None or not matches(self._filter, mqtt_topic) or self._left == 0:
+            return
+        if self._as_json:
+            print_json(_fields(message, mqtt_topic))
+        else:
+            sys.stdout.buffer.write(mqtt_topic.encode() + b" " + bytes(message.body) + b"\n")
+            sys.stdout.buffer.flush()
+        self._left -= 1
+        if self._left == 0:
+            self._done.set()
+
+
+def _fields(message: Message, mqtt_topic: str) -> dict[str, Any]:
+    """Return what a program wants to know; `body` is text, or `body_base64` what is no UTF-8."""
+    body = bytes(message.body)
+    try:
+        content = {"body": body.decode()}
+    except UnicodeDecodeError:
+        content = {"body_base64": base64.b64encode(body).decode()}
+    return {
+        "mqtt_topic": mqtt_topic,
+        **content,
+        "broker": message.broker,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "store_ms": message.store_ms,
+        "message_id": None if message.message_id is None else str(message.message_id),
+    }
+
+
+def _first(group: BaseExceptionGroup[HoldMQError]) -> HoldMQError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return cast(HoldMQError, error)
