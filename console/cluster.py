@@ -1,7 +1,7 @@
 """What the registry and the brokers say of themselves, as the API's rows.
 
-All of it is asked over the internal RPC: brokers from a registry, the rest from each broker, at most once
-per `FRESH_S` however many ask. A broker that does not answer is a row that says so, never an error.
+The admin SDK asks a registry for the brokers, and each broker for the rest, at most once per `FRESH_S`
+however many ask. A broker that does not answer is a row that says so, never an error.
 """
 
 from __future__ import annotations
@@ -10,31 +10,16 @@ import asyncio
 import os
 import socket
 import time
+from collections import Counter
 from typing import Any, Final
 
 from console.answers import second_text
-from holdmq.errors import HoldMQError, TransportError
-from holdmq.rpc.client import Client
-from holdmq.wire.codes import RequestCode
-from holdmq.wire.header import Header, rows
-from holdmq.wire.headers import (
-    BrokerRow,
-    BrokerStatusResponse,
-    ClusterGetResponse,
-    ConnectionListResponse,
-    ConnectionRow,
-    Empty,
-    TopicListRequest,
-    TopicListResponse,
-    TopicRow,
-    TopicStats,
-)
+from holdmq.client.admin import Admin, ClusterView, TopicView
+from holdmq.errors import HoldMQError
+from holdmq.wire.headers import BrokerRow, BrokerStatusResponse, ConnectionRow
 
 FRESH_S: Final = 0.9
 """An answer may be this old: less than the second between two events of a stream."""
-
-ASK_S: Final = 2.0
-"""Time for one answer: a broker that is up answers in milliseconds."""
 
 OVERVIEW_TOPICS_MAX: Final = 200
 """Topics of an event, those with most messages: a page of more rows is no overview. The API has all."""
@@ -43,40 +28,28 @@ OVERVIEW_CONNECTIONS_MAX: Final = 200
 """Connections of an event; the API has all."""
 
 
-class _Broker:
-    """One broker's answers of one round."""
+NAMES: Final = ("topics", "brokers", "gateways", "connections")
 
-    __slots__ = ("connections", "error", "row", "stats", "status", "topics")
-
-    def __init__(self, row: BrokerRow) -> None:
-        self.row = row
-        self.error: HoldMQError | None = None
-        self.status: BrokerStatusResponse | None = None
-        self.topics: list[TopicRow] = []
-        self.stats: list[TopicStats] = []
-        self.connections: list[ConnectionRow] = []
+Rows = dict[str, list[dict[str, Any]]]
 
 
 class Cluster:
     """Asks the cluster whose registries are `registries` (host:port each). Call `open` before use."""
 
     def __init__(self, registries: list[str]) -> None:
-        self._client_id = f"console-{socket.gethostname()}-{os.getpid()}"
-        self._registries = [self._client(address) for address in registries]
-        self._brokers: dict[str, Client] = {}
+        self._admin = Admin(registries, client_id=f"console-{socket.gethostname()}-{os.getpid()}")
         self._turn = asyncio.Lock()
         self._asked_at = -FRESH_S
-        self._view: dict[str, list[dict[str, Any]]] = {}
+        self._view: Rows = {name: [] for name in NAMES}
         self._error: HoldMQError | None = None
 
     async def open(self) -> None:
         """Begin connecting; returns at once."""
-        for registry in self._registries:
-            registry.start()
+        await self._admin.__aenter__()
 
     async def close(self) -> None:
         """Close every connection."""
-        await asyncio.gather(*(c.close() for c in [*self._registries, *self._brokers.values()]))
+        await self._admin.close()
 
     async def listing(self, name: str) -> dict[str, Any]:
         """Return ``{name: rows}`` for topics, brokers, gateways or connections, with a `notice` if need be.
@@ -94,11 +67,7 @@ class Cluster:
         When no registry answers the lists are empty and `notice` says why.
         """
         await self._refresh()
-        view: dict[str, list[dict[str, Any]]] = (
-            self._view
-            if self._error is None
-            else {name: [] for name in ("topics", "brokers", "gateways", "connections")}
-        )
+        view: Rows = self._view if self._error is None else {name: [] for name in NAMES}
         busiest = sorted(view["topics"], key=lambda t: -int(t["messages_in"]))
         answer: dict[str, Any] = {
             "topics": busiest[:OVERVIEW_TOPICS_MAX],
@@ -125,112 +94,84 @@ class Cluster:
             if time.monotonic() - self._asked_at < FRESH_S:
                 return
             try:
-                known = await self._live_brokers()
-                await self._follow(known)
-                asked = await asyncio.gather(*(self._ask_broker(row) for row in known))
-                self._view = _rows_of(list(asked))
+                self._view = await self._ask()
                 self._error = None
             except HoldMQError as error:
                 self._error = error
             self._asked_at = time.monotonic()
 
-    async def _live_brokers(self) -> list[BrokerRow]:
-        last: HoldMQError = TransportError("no registry is configured")
-        # A connected one first: the others would each cost the whole wait.
-        for registry in sorted(self._registries, key=lambda r: r.connection is None):
-            try:
-                answer = (await registry.call(RequestCode.CLUSTER_GET, Empty(), ASK_S)).header(
-                    ClusterGetResponse
-                )
-                return rows(BrokerRow, answer.brokers)
-            except HoldMQError as error:
-                last = error
-        raise last
+    async def _ask(self) -> Rows:
+        cluster = await self._admin.cluster()
+        if not cluster.brokers:
+            return {name: [] for name in NAMES}
+        states, listed, topics = await asyncio.gather(
+            self._admin.broker_status(), self._admin.connections(), self._topics()
+        )
+        connections = [
+            _connection_row(broker, row)
+            for broker, found in listed.items()
+            if not isinstance(found, HoldMQError)
+            for row in found
+        ]
+        return {
+            "topics": [_topic_row(topic) for topic in topics],
+            "brokers": _broker_rows(cluster, states, connections),
+            "gateways": _gateway_rows(connections),
+            "connections": sorted(connections, key=lambda c: (c["role"], c["client_id"], c["broker"])),
+        }
 
-    async def _follow(self, known: list[BrokerRow]) -> None:
-        """Have one connection to each of these brokers, and to no other."""
-        names = {row.broker for row in known}
-        for gone in [name for name in self._brokers if name not in names]:
-            await self._brokers.pop(gone).close()
-        for row in known:
-            client = self._brokers.get(row.broker)
-            if client is None:
-                self._brokers[row.broker] = self._client(row.address)
-            else:
-                client.set_address(row.address)
-
-    async def _ask_broker(self, row: BrokerRow) -> _Broker:
-        found = _Broker(row)
-        client = self._brokers[row.broker]
-
-        async def ask(code: RequestCode, request: Header) -> Any:
-            return await client.call(code, request, ASK_S)
-
+    async def _topics(self) -> list[TopicView]:
         try:
-            status, listed, connected = await asyncio.gather(
-                ask(RequestCode.BROKER_STATUS, Empty()),
-                ask(RequestCode.TOPIC_LIST, TopicListRequest()),
-                ask(RequestCode.CONNECTION_LIST, Empty()),
-            )
-            found.status = status.header(BrokerStatusResponse)
-            topics = listed.header(TopicListResponse)
-            found.topics = rows(TopicRow, topics.topics)
-            found.stats = rows(TopicStats, topics.stats)
-            found.connections = rows(ConnectionRow, connected.header(ConnectionListResponse).connections)
-        except HoldMQError as error:
-            found.error = error
-        return found
-
-    def _client(self, address: str) -> Client:
-        return Client(address, "console", self._client_id, software="holdmq console")
+            return await self._admin.topics()
+        except HoldMQError:
+            # No broker answered; their rows say so, each with its reason.
+            return []
 
 
-def _rows_of(brokers: list[_Broker]) -> dict[str, list[dict[str, Any]]]:
-    connections = [_connection_row(b.row.broker, connection) for b in brokers for connection in b.connections]
+def _topic_row(topic: TopicView) -> dict[str, Any]:
+    settings = list(topic.rows.values())
     return {
-        "topics": _topic_rows(brokers),
-        "brokers": [_broker_row(b) for b in sorted(brokers, key=lambda b: b.row.broker)],
-        "gateways": _gateway_rows(connections),
-        "connections": sorted(connections, key=lambda c: (c["role"], c["client_id"], c["broker"])),
+        "topic": topic.topic,
+        "kind": settings[0].kind,
+        "read_queues": topic.queues,
+        "write_queues": sum(row.write_queues for row in settings),
+        "brokers": sorted(topic.rows),
+        "messages_in": topic.messages_in,
+        "bytes_in": topic.bytes_in,
+        "messages_out": topic.messages_out,
+        "bytes_out": topic.bytes_out,
+        "messages_stored": topic.messages_stored,
     }
 
 
-def _topic_rows(brokers: list[_Broker]) -> list[dict[str, Any]]:
-    topics: dict[str, dict[str, Any]] = {}
-    for broker in brokers:
-        for row, stats in zip(broker.topics, broker.stats, strict=True):
-            topic = topics.setdefault(
-                row.topic,
-                {
-                    "topic": row.topic,
-                    "kind": row.kind,
-                    "read_queues": 0,
-                    "write_queues": 0,
-                    "brokers": [],
-                    **dict.fromkeys(TopicStats._fields[1:], 0),
-                },
-            )
-            topic["read_queues"] += row.read_queues
-            topic["write_queues"] += row.write_queues
-            topic["brokers"].append(broker.row.broker)
-            for name in TopicStats._fields[1:]:
-                topic[name] += getattr(stats, name)
-    return [topics[name] for name in sorted(topics)]
+def _broker_rows(
+    cluster: ClusterView,
+    states: dict[str, BrokerStatusResponse | HoldMQError],
+    connections: list[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    connected = Counter(row["broker"] for row in connections)
+    return [
+        _broker_row(row, states.get(row.broker), connected[row.broker])
+        for row in sorted(cluster.brokers, key=lambda row: row.broker)
+    ]
 
 
-def _broker_row(broker: _Broker) -> dict[str, Any]:
-    status = broker.status if broker.error is None else None
+def _broker_row(
+    row: BrokerRow, state: BrokerStatusResponse | HoldMQError | None, connections: int
+) -> dict[str, Any]:
+    known = {"broker": row.broker, "cluster": row.cluster, "address": row.address, "connections": connections}
+    if not isinstance(state, BrokerStatusResponse):
+        away: dict[str, Any] = {"reachable": False, "writable": False, "log_bytes": 0}
+        reason = "registered a moment ago" if state is None else str(state)
+        return {**known, **away, "reason": reason, "confirmed_position": 0, "numbers": {}}
     return {
-        "broker": broker.row.broker,
-        "cluster": broker.row.cluster,
-        "address": broker.row.address,
-        "reachable": status is not None,
-        "writable": status is not None and status.writable,
-        "reason": str(broker.error or "") if status is None else status.reason if not status.writable else "",
-        "log_bytes": 0 if status is None else status.confirmed_position - status.first_position,
-        "confirmed_position": 0 if status is None else status.confirmed_position,
-        "connections": len(broker.connections),
-        "numbers": {} if status is None else status.numbers,
+        **known,
+        "reachable": True,
+        "writable": state.writable,
+        "reason": "" if state.writable else state.reason,
+        "log_bytes": state.confirmed_position - state.first_position,
+        "confirmed_position": state.confirmed_position,
+        "numbers": state.numbers,
     }
 
 

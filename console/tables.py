@@ -66,7 +66,8 @@ class TpsTable:
         self.notice: str | None = None
         """Why the window is empty or may be behind, as a sentence; None when there is nothing to say."""
         self._table: DeltaTable | None = None
-        self._log_identity: tuple[int, int] | None = None
+        self._table_id = ""
+        self._mark: tuple[int, int] | None = None
         self._version = -1
         self._read_at = 0.0
 
@@ -101,23 +102,28 @@ class TpsTable:
 
     def _advance(self) -> DeltaTable:
         """Return the table at its newest version, opened anew where going on is impossible."""
-        log = self.path / "_delta_log"
-        try:
-            stat = log.stat()
-        except FileNotFoundError:
-            raise TableNotFoundError(str(self.path)) from None
-        # Another directory in the same place (a data directory that was wiped) starts at version 0 again.
-        identity = (stat.st_dev, stat.st_ino)
         table = self._table
-        if identity != self._log_identity:
-            self._forget()
-            table = None
-        if table is None or time.monotonic() - self._read_at > REOPEN_AFTER_S:
-            table = DeltaTable(str(self.path))
-        else:
+        fresh = time.monotonic() - self._read_at <= REOPEN_AFTER_S
+        # Another table in the same place (a data directory that was wiped) has other commits, and going on
+        # from the old one's would find nothing, forever.
+        if table is not None and fresh and self._commit_mark(table.version()) == self._mark:
             table.update_incremental()
-        self._table, self._log_identity = table, identity
+        else:
+            table = DeltaTable(str(self.path))
+            if (table_id := str(table.metadata().id)) != self._table_id:
+                self._forget()
+                self._table_id = table_id
+        self._table = table
+        self._mark = self._commit_mark(table.version())
         return table
+
+    def _commit_mark(self, version: int) -> tuple[int, int] | None:
+        """Return what tells the commit of this version from another of the same number; None: it is gone."""
+        try:
+            stat = (self.path / "_delta_log" / f"{version:020d}.json").stat()
+        except FileNotFoundError:
+            return None
+        return stat.st_ino, stat.st_mtime_ns
 
     def _take(self, table: DeltaTable) -> None:
         files = {file.path: file for file in _files(table)}
@@ -135,7 +141,7 @@ class TpsTable:
         for file in self.window.files:
             self.window.remove(file)
         self._table = None
-        self._log_identity = None
+        self._table_id = ""
         self._version = -1
 
     def _notice(self, now: float) -> str | None:

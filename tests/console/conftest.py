@@ -1,0 +1,120 @@
+"""A table as the statistics job writes it, and the console as it is served."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+import structlog
+from deltalake import write_deltalake
+
+from console.main import main
+from holdmq.config import Config
+from holdmq.process import Service
+
+SCHEMA = pa.schema(
+    [
+        ("second", pa.timestamp("us", "UTC")),
+        ("topic", pa.string()),
+        ("messages", pa.int64()),
+        ("bytes", pa.int64()),
+        ("latency_max_ms", pa.int64()),
+        ("batch_id", pa.int64()),
+    ]
+)
+
+Append = Callable[..., None]
+
+
+def append(path: Path, rows: list[tuple[int, str, int, int]], batch_id: int = 0) -> None:
+    """Append (second, topic, messages, bytes) as one micro-batch."""
+    table = pa.Table.from_pylist(
+        [
+            {
+                "second": datetime.fromtimestamp(second, UTC),
+                "topic": topic,
+                "messages": messages,
+                "bytes": size,
+                "latency_max_ms": 1,
+                "batch_id": batch_id,
+            }
+            for second, topic, messages, size in rows
+        ],
+        schema=SCHEMA,
+    )
+    write_deltalake(str(path), table, mode="append")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Where the console looks for the table when stats.data_dir is `tmp_path`."""
+    path = tmp_path / "tables" / "tps_1s"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+@asynccontextmanager
+async def _serve(tmp_path: Path, **console: Any) -> AsyncIterator[httpx.AsyncClient]:
+    registry = console.pop("registry", "127.0.0.1:1")
+    port = _free_port()
+    config = Config.model_validate(
+        {
+            "console": {"port": port, **console},
+            "stats": {"data_dir": str(tmp_path)},
+            "client": {"registries": [registry]},
+        }
+    )
+    stopping = asyncio.Event()
+    service = Service("console", config, structlog.get_logger(), stopping)
+    serving = asyncio.create_task(main(config, service))
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            deadline = time.monotonic() + 20
+            while not service.readiness()[0] and not serving.done() and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            if serving.done():
+                await serving
+            yield client
+    finally:
+        stopping.set()
+        await serving
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+Serve = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Serve:
+    """Serve the console over `tmp_path` with these keys of its section; `registry` is where it asks."""
+
+    def start(**console: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
+        return _serve(tmp_path, **console)
+
+    return start
+
+
+@pytest.fixture
+def append_rows(table: Path) -> Append:
+    """Append rows to the table: (second, topic, messages, bytes)."""
+
+    def write(rows: list[tuple[int, str, int, int]], batch_id: int = 0) -> None:
+        append(table, rows, batch_id)
+
+    return write
