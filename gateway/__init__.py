@@ -1,0 +1,1 @@
+"""The MQTT front end: sockets to log records, log records to sockets."""

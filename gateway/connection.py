@@ -1,0 +1,198 @@
+"""The shell of one MQTT connection: owns the socket, feeds its session, does what the events say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+from gateway.limits import SOCKET_HIGH_BYTES
+from gateway.session.events import Closed, Connected, Event, Subscribing, Unsubscribing
+from gateway.session.session import CLOSED, Session
+from holdmq.errors import RecordError
+from holdmq.mqtt import MQTT_5, PublishRun, ReasonCode
+from holdmq.record import NO_HOST, encode_host
+
+if TYPE_CHECKING:
+    from gateway.worker import Worker
+
+# Why a socket is not read; it is read again when no reason is left.
+WINDOW: Final = 1
+BROKER: Final = 2
+TOPIC: Final = 4
+WRITING: Final = 8
+DRAINING: Final = 16
+
+
+class Shell(asyncio.Protocol):
+    """One connection. `waiting` holds the events behind a publish whose topic is being created."""
+
+    __slots__ = ("_paused_for", "_worker", "session", "transport", "waiting")
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._paused_for = 0
+        self.transport: asyncio.Transport | None = None
+        self.session: Session = None  # type: ignore[assignment]  # made with the connection
+        self.waiting: list[Event] | None = None
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        worker = self._worker
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=SOCKET_HIGH_BYTES)
+        self.session = Session(worker.context, worker.now(), born_host(transport.get_extra_info("peername")))
+        self.session.shell = self
+        worker.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        worker = self._worker
+        worker.counters.bytes_in_total += len(data)
+        session = self.session
+        events = session.receive_data(data, worker.now())
+        if events:
+            self.handle(events)
+        if worker.context.dirty:
+            worker.settle()
+        if session.is_saturated and session.version != MQTT_5:
+            self.pause(WINDOW)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        events = self.session.connection_lost()
+        self.transport = None
+        if self.waiting is None:
+            self.handle(events)
+        else:
+            # What was published before the end still goes to its topic when that is there.
+            self.waiting += events
+        self._worker.lost(self)
+
+    def pause_writing(self) -> None:
+        # Who does not take what is sent is not read either: acknowledgements would pile up.
+        self.pause(WRITING)
+        if self.session.outbound is not None:
+            self.session.outbound.is_socket_full = True
+
+    def resume_writing(self) -> None:
+        self.resume(WRITING)
+        if self.session.outbound is not None:
+            self.session.outbound.is_socket_full = False
+            self._worker.catchup.ready(self.session)
+
+    # Events
+
+    def handle(self, events: Sequence[Event]) -> None:
+        """Do what the session's events say, in order."""
+        worker = self._worker
+        session = self.session
+        for at, event in enumerate(events):
+            if isinstance(event, Closed):
+                self.waiting = None
+                worker.session_closed(self, event)
+                return
+            if self.waiting is not None:
+                self.waiting += events[at:]
+                return
+            if isinstance(event, PublishRun):
+                missing = worker.ingress.publish(session, event)
+                if missing is not None:
+                    self.waiting = list(events[at:])
+                    self.pause(TOPIC)
+                    worker.topics.create(missing, self.topic_known, self.topic_failed)
+                    return
+                self._hold_if_needed()
+            elif isinstance(event, Subscribing):
+                worker.subscriptions.subscribe(session, event)
+            elif isinstance(event, Unsubscribing):
+                worker.subscriptions.unsubscribe(session, event)
+            elif isinstance(event, Connected):
+                worker.connected(self)
+            else:
+                worker.catchup.ready(session)
+
+    def topic_known(self) -> None:
+        """The topic that a publish waited for is there, or its messages go elsewhere: go on."""
+        events, self.waiting = self.waiting, None
+        if events is None:
+            return
+        self.handle(events)
+        if self.waiting is None:
+            self.resume(TOPIC)
+
+    def topic_failed(self) -> None:
+        """Nobody could say what is to become of the topic: the client must try again."""
+        events, self.waiting = self.waiting, None
+        ending = [event for event in events or () if isinstance(event, Closed)]
+        if ending:
+            self.handle(ending)
+            return
+        self.close(ReasonCode.SERVER_UNAVAILABLE, "topic_unavailable", "no broker answered for this topic")
+
+    # Reading and not reading
+
+    def _hold_if_needed(self) -> None:
+        inbound = self.session.inbound
+        if inbound is None:
+            return
+        for target in inbound.targets.values():
+            link = target.producer.shell
+            if link.must_hold:
+                link.hold(self)
+                self.pause(BROKER)
+                return
+
+    def broker_is_back(self) -> None:
+        """The broker that this socket waited for takes more."""
+        self.resume(BROKER)
+
+    def window_opened(self) -> None:
+        """Enough was acknowledged to an MQTT 3 client for its socket to be read again."""
+        if self._paused_for & WINDOW and not self.session.is_saturated:
+            self.resume(WINDOW)
+
+    def pause(self, reason: int) -> None:
+        """Stop reading the socket."""
+        if not self._paused_for and self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self.session.is_held = True
+            self._worker.counters.sockets_paused_total += 1
+        self._paused_for |= reason
+
+    def resume(self, reason: int) -> None:
+        """Read the socket again, if nothing else is in the way."""
+        if not self._paused_for & reason:
+            return
+        self._paused_for &= ~reason
+        if not self._paused_for and self.transport is not None and not self.transport.is_closing():
+            self.session.is_held = False
+            self.session.heard_at = self._worker.now()
+            self.transport.resume_reading()
+
+    # Writing and closing
+
+    def write(self) -> None:
+        """Write what the session has to send, with one call."""
+        data = self.session.data_to_send()
+        transport = self.transport
+        if data and transport is not None and not transport.is_closing():
+            self._worker.counters.bytes_out_total += len(data)
+            transport.write(data)
+        if self._paused_for & WINDOW:
+            self.window_opened()
+
+    def close(self, reason_code: int, reason: str, sentence: str) -> None:
+        """Close from this side."""
+        if self.session.state != CLOSED:
+            self.handle(self.session.close(reason_code, reason, sentence))
+            self._worker.settle()
+
+
+def born_host(peer: object) -> bytes:
+    """BornHost of a peer as `get_extra_info("peername")` gives it."""
+    if isinstance(peer, tuple) and len(peer) >= 2:
+        try:
+            return encode_host(str(peer[0]).partition("%")[0], int(peer[1]))
+        except RecordError:
+            return NO_HOST
+    return NO_HOST

@@ -1,0 +1,109 @@
+"""What a worker counts, as plain integers: the hot path adds to attributes, the parent exports them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+HELP: Final = {
+    "connections": "Connections open now.",
+    "connections_max": "connections_max of all workers.",
+    "sessions": "Clients connected (CONNECT accepted) now.",
+    "connects_total": "CONNECT packets accepted.",
+    "takeovers_total": "Connections closed because their client id connected again.",
+    "messages_in_qos0_total": "Publishes received with QoS 0.",
+    "messages_in_qos1_total": "Publishes received with QoS 1.",
+    "messages_in_qos2_total": "Publishes received with QoS 2, repeats not counted.",
+    "messages_repeated_total": "QoS 2 publishes received again before their release.",
+    "messages_out_qos0_total": "Messages sent with QoS 0.",
+    "messages_out_qos1_total": "Messages sent with QoS 1.",
+    "messages_dropped_slow_total": "QoS 0 messages not sent because the subscriber's socket was full.",
+    "messages_dropped_size_total": "Messages larger than the subscriber's maximum packet size.",
+    "messages_expired_total": "Messages whose expiry interval ended before delivery.",
+    "messages_malformed_total": "Records that no MQTT packet can carry.",
+    "bytes_in_total": "Bytes received from clients.",
+    "bytes_out_total": "Bytes sent to clients.",
+    "wills_total": "Wills published.",
+    "subscriptions": "Subscriptions now.",
+    "filters": "Distinct topic filters now.",
+    "suback_late_total": "SUBACKs sent before every broker had confirmed the filter.",
+    "produce_batches_total": "PRODUCE batches sent.",
+    "produce_records_total": "Records that brokers confirmed.",
+    "produce_refused_records_total": "Records refused for good or given up.",
+    "produce_resent_batches_total": "Batches sent again.",
+    "produce_pending_bytes": "Bytes handed to brokers and not confirmed.",
+    "sockets_paused_total": "Times that a socket was not read because of its broker or its window.",
+    "topics_waiting": "Connections that wait for a topic to be created.",
+    "lagging_sessions": "Subscribers that left the live feed and catch up from the log.",
+    "lag_total": "Times that a subscriber left the live feed.",
+    "catchup_readers": "Catch-up readers open now.",
+    "catchup_records_total": "Records that catch-up readers were given.",
+    "reads_total": "READ answers from brokers.",
+    "records_read_total": "Records that live readers were given.",
+    "offset_ahead_total": "Times that a broker's log had been cut below a reader's position.",
+    "loop_lag_ms_max": "Longest delay of the event loop in the last second, in milliseconds.",
+    "draining": "1 while the gateway drains.",
+    "brokers_up": "Brokers connected now.",
+    "brokers_known": "Brokers in the route.",
+}
+"""Name → help of every number a worker exports; a Counter by the reason is added as `refused`."""
+
+GAUGES: Final = frozenset(name for name in HELP if not name.endswith("_total"))
+
+SLOTS: Final = tuple(HELP)
+
+
+class Counters:
+    """The numbers of one worker; `refused` counts by reason, a bounded set of names in the code."""
+
+    __slots__ = (*SLOTS, "refused")
+
+    connections: int
+    connections_max: int
+    sessions: int
+    connects_total: int
+    takeovers_total: int
+    messages_in_qos0_total: int
+    messages_in_qos1_total: int
+    messages_in_qos2_total: int
+    messages_repeated_total: int
+    messages_out_qos0_total: int
+    messages_out_qos1_total: int
+    messages_dropped_slow_total: int
+    messages_dropped_size_total: int
+    messages_expired_total: int
+    messages_malformed_total: int
+    bytes_in_total: int
+    bytes_out_total: int
+    wills_total: int
+    subscriptions: int
+    filters: int
+    suback_late_total: int
+    produce_batches_total: int
+    produce_records_total: int
+    produce_refused_records_total: int
+    produce_resent_batches_total: int
+    produce_pending_bytes: int
+    sockets_paused_total: int
+    topics_waiting: int
+    lagging_sessions: int
+    lag_total: int
+    catchup_readers: int
+    catchup_records_total: int
+    reads_total: int
+    records_read_total: int
+    offset_ahead_total: int
+    loop_lag_ms_max: int
+    draining: int
+    brokers_up: int
+    brokers_known: int
+    refused: Counter[str]
+
+    def __init__(self) -> None:
+        for name in SLOTS:
+            setattr(self, name, 0)
+        self.refused = Counter()
+
+    def snapshot(self) -> dict[str, int]:
+        """All numbers by name."""
+        return {name: getattr(self, name) for name in SLOTS}

@@ -1,0 +1,42 @@
+"""Where a subscriber stands that is not fed live: a position per broker, never a copy of a message."""
+
+from __future__ import annotations
+
+
+class Lag:
+    """`positions`: per broker, the first record that was not delivered; the session reads on from there.
+    `floors`: per broker that is live again, the position up to which catching up delivered."""
+
+    __slots__ = ("floors", "is_queued", "positions")
+
+    def __init__(self) -> None:
+        self.positions: dict[str, int] = {}
+        self.floors: dict[str, int] = {}
+        self.is_queued = False
+
+    def wants_live(self, broker: str, position: int) -> bool:
+        """Whether the live feed is to deliver the record at `position`; else catching up does or did."""
+        if broker in self.positions:
+            return False
+        floor = self.floors.get(broker)
+        if floor is None:
+            return True
+        if position < floor:
+            return False
+        del self.floors[broker]
+        return True
+
+    def fall_behind(self, broker: str, position: int) -> None:
+        """The record at `position` could not be delivered."""
+        floor = self.floors.pop(broker, 0)
+        self.positions.setdefault(broker, max(position, floor))
+
+    def caught_up(self, broker: str, position: int) -> None:
+        """Everything below `position` was delivered, and the live feed goes on from there or below."""
+        self.positions.pop(broker, None)
+        self.floors[broker] = position
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session is fed live by every broker, with nothing to leave out."""
+        return not self.positions and not self.floors

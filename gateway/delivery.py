@@ -1,0 +1,284 @@
+"""Records to packets: one match per record, one encoding per kind of receiver, one copy per session."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from gateway.core.counters import Counters
+from gateway.core.lag import Lag
+from gateway.session.outbound import Granted
+from gateway.session.session import CLOSED, Session
+from holdmq import telemetry
+from holdmq.errors import RecordError
+from holdmq.mqtt import (
+    MQTT_5,
+    FilterTrie,
+    decode_publish_properties,
+    delivery_properties,
+    encode_publish,
+    matches,
+)
+from holdmq.record import (
+    RECORD_BYTES_LIMIT,
+    SYS_COMPRESSED,
+    SYS_QOS,
+    SYS_QOS_SHIFT,
+    SYS_RETAIN,
+    Record,
+    decode_properties,
+    decode_record,
+)
+from holdmq.topics import OTHER_TOPIC, level_of_topic
+
+if TYPE_CHECKING:
+    from gateway.link import BrokerLink
+
+LEVELS_CACHED_MAX: Final = 10_000
+"""Log topics whose MQTT level is remembered: a broker's topics_max."""
+TRIE_FROM_FILTERS: Final = 16
+"""From so many filters on a lagging session is matched through the trie instead of one by one."""
+
+log = telemetry.get_logger()
+
+
+class Outgoing:
+    """One record on its way out: what its receivers share, made when first needed."""
+
+    __slots__ = (
+        "block",
+        "expiry_left_s",
+        "mqtt_topic",
+        "payload",
+        "publisher",
+        "qos",
+        "record",
+        "retain",
+        "variants",
+    )
+
+    def __init__(self, record: Record, mqtt_topic: bytes, broker_now_ms: int) -> None:
+        self.record = record
+        self.mqtt_topic = mqtt_topic
+        self.qos = (record.sys_flag & SYS_QOS) >> SYS_QOS_SHIFT
+        self.retain = bool(record.sys_flag & SYS_RETAIN)
+        self.payload = record.body
+        self.variants: dict[tuple[bool, int, tuple[int, ...]], tuple[bytes, bytes, int]] = {}
+        self.publisher: str | None = None
+        self.expiry_left_s: int | None = None
+        raw = record.properties
+        at = raw.find(b"\0")
+        self.block = b"" if at < 0 else raw[at + 1 :]
+        if self.block:
+            expiry_s = decode_publish_properties(self.block).message_expiry_interval
+            if expiry_s is not None:
+                # [MQTT-3.3.2-5], -6: from the moment that the log took it, on the broker's clock.
+                waited_s = max(0, broker_now_ms - record.store_ms) // 1000
+                self.expiry_left_s = expiry_s - waited_s
+        if record.sys_flag & SYS_COMPRESSED:
+            self.payload = _decompress(record.body)
+
+    @property
+    def is_expired(self) -> bool:
+        return self.expiry_left_s is not None and self.expiry_left_s <= 0
+
+    def is_from(self, client_id: str) -> bool:
+        """Whether this client published it (no local)."""
+        if self.publisher is None:
+            self.publisher = decode_properties(self.record.properties).first("CLIENT_ID") or ""
+        return self.publisher == client_id
+
+    def variant(self, is_v5: bool, flags: int, identifiers: tuple[int, ...]) -> tuple[bytes, bytes, int]:
+        """Head, tail and packet size for receivers that differ in their packet id only."""
+        key = (is_v5, flags, identifiers)
+        found = self.variants.get(key)
+        if found is None:
+            block = delivery_properties(self.block, self.expiry_left_s, identifiers) if is_v5 else b""
+            version = MQTT_5 if is_v5 else 4
+            head, tail = encode_publish(version, self.mqtt_topic, self.payload, flags, block)
+            found = self.variants[key] = head, tail, len(head) + len(tail) + 2
+        return found
+
+
+class Delivery:
+    """Delivers records of brokers to the sessions of this worker.
+
+    `fall_behind(session)` is called when a session leaves the live feed; `wall_ms` is the wall clock.
+    """
+
+    def __init__(
+        self,
+        trie: FilterTrie[Session, Granted],
+        counters: Counters,
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self._trie = trie
+        self._counters = counters
+        self._wall_ms = wall_ms
+        self._levels: dict[bytes, bytes | None] = {}
+
+    def records(self, link: BrokerLink, body: memoryview) -> list[Outgoing]:
+        """The records of a READ answer that MQTT may see and that have not expired, in log order."""
+        data = bytes(body)
+        now_ms = self._wall_ms() + link.clock_ahead_ms
+        found: list[Outgoing] = []
+        pos = 0
+        while pos < len(data):
+            try:
+                record = decode_record(data, pos)
+                pos += record.total_size
+                topic = self._mqtt_topic(record)
+                if topic is None:
+                    continue
+                outgoing = Outgoing(record, topic, now_ms)
+            except (RecordError, zlib.error) as error:
+                self._counters.messages_malformed_total += 1
+                log.error("a record cannot be delivered", broker=link.name, reason=str(error))
+                size = int.from_bytes(data[pos : pos + 4], "big") if pos + 4 <= len(data) else 0
+                if isinstance(error, RecordError) and size < 99:
+                    break  # without a size nothing behind it can be found
+                continue
+            if outgoing.is_expired:
+                self._counters.messages_expired_total += 1
+                continue
+            found.append(outgoing)
+        return found
+
+    def _mqtt_topic(self, record: Record) -> bytes | None:
+        """The MQTT topic; None for what MQTT cannot see."""
+        topic = record.topic
+        tag = record.tag
+        if topic in self._levels:
+            level = self._levels[topic]
+        else:
+            name = topic.decode()
+            text = "" if name == OTHER_TOPIC else level_of_topic(name)
+            level = None if text is None else text.encode()
+            if len(self._levels) >= LEVELS_CACHED_MAX:
+                self._levels.clear()
+            self._levels[topic] = level
+        if level is None:
+            return None
+        if topic == b"mqtt-other":
+            return tag or None
+        if tag is None:
+            return level or None
+        return b"%b/%b" % (level, tag)
+
+    def live(self, link: BrokerLink, body: memoryview) -> None:
+        """Deliver what the live reader got."""
+        match = self._trie.match
+        for outgoing in self.records(link, body):
+            pairs = match(outgoing.mqtt_topic)
+            if not pairs:
+                continue
+            if len(pairs) == 1:
+                session, granted = pairs[0]
+                self._live_one(link, outgoing, session, [granted])
+                continue
+            merged: dict[Session, list[Granted]] = {}
+            for session, granted in pairs:
+                merged.setdefault(session, []).append(granted)
+            for session, several in merged.items():
+                self._live_one(link, outgoing, session, several)
+
+    def _live_one(
+        self, link: BrokerLink, outgoing: Outgoing, session: Session, several: list[Granted]
+    ) -> None:
+        outbound = session.outbound
+        if outbound is None or session.state == CLOSED:
+            return
+        chosen = self._choose(outgoing, session, several)
+        if chosen is None:
+            return
+        flags, identifiers = chosen
+        head, tail, size = outgoing.variant(session.version == MQTT_5, flags, identifiers)
+        if session.packet_max and size > session.packet_max:  # [MQTT-3.1.2-25]
+            self._counters.messages_dropped_size_total += 1
+            return
+        if not flags & 6:
+            if outbound.is_socket_full:
+                self._counters.messages_dropped_slow_total += 1
+            else:
+                session.send(head)
+                self._counters.messages_out_qos0_total += 1
+            return
+        position = outgoing.record.physical_offset
+        lag = outbound.lag
+        if lag is not None:
+            if not lag.wants_live(link.name, position):
+                return
+            if lag.is_over:
+                outbound.lag = lag = None
+                self._counters.lagging_sessions -= 1
+        if not outbound.is_socket_full and session.push(head, tail, size):
+            self._counters.messages_out_qos1_total += 1
+            return
+        if lag is None:
+            lag = outbound.lag = Lag()
+            self._counters.lagging_sessions += 1
+            self._counters.lag_total += 1
+        lag.fall_behind(link.name, position)
+
+    def again(self, link: BrokerLink, outgoing: Outgoing, session: Session) -> bool:
+        """Deliver a record of a catch-up reader to its session; False when its window or socket is full.
+
+        QoS 0 is not replayed to sessions that lag (mqtt.md, Rules of delivery): the live feed had it.
+        """
+        outbound = session.outbound
+        if outbound is None or session.state == CLOSED:
+            return True
+        position = outgoing.record.physical_offset
+        several = [
+            granted
+            for granted in self._matching(outgoing.mqtt_topic, session)
+            if granted.starts is None or position >= granted.starts.get(link.name, 0)
+        ]
+        if not several:
+            return True
+        chosen = self._choose(outgoing, session, several)
+        if chosen is None or not chosen[0] & 6:
+            return True
+        head, tail, size = outgoing.variant(session.version == MQTT_5, *chosen)
+        if session.packet_max and size > session.packet_max:
+            self._counters.messages_dropped_size_total += 1
+            return True
+        if outbound.is_socket_full or not session.push(head, tail, size):
+            return False
+        self._counters.messages_out_qos1_total += 1
+        return True
+
+    def _matching(self, mqtt_topic: bytes, session: Session) -> list[Granted]:
+        outbound = session.outbound
+        assert outbound is not None
+        subscriptions = outbound.subscriptions
+        if len(subscriptions) >= TRIE_FROM_FILTERS:
+            return [granted for other, granted in self._trie.match(mqtt_topic) if other is session]
+        text = mqtt_topic.decode()
+        return [granted for topic_filter, granted in subscriptions.items() if matches(topic_filter, text)]
+
+    def _choose(
+        self, outgoing: Outgoing, session: Session, several: list[Granted]
+    ) -> tuple[int, tuple[int, ...]] | None:
+        """The flags and subscription ids of the one copy; None when only no-local filters match."""
+        qos = -1
+        retain = False
+        identifiers: tuple[int, ...] = ()
+        for granted in several:
+            if granted.no_local and outgoing.is_from(session.client_id):  # [MQTT-3.8.3-3]
+                continue
+            qos = max(qos, min(outgoing.qos, granted.qos))  # [MQTT-3.3.4-2] [MQTT-3.8.4-8]
+            retain = retain or (outgoing.retain and granted.retain_as_published)  # [MQTT-3.3.1-12], -13
+            if granted.identifier is not None:  # [MQTT-3.3.4-3], -4
+                identifiers += (granted.identifier,)
+        return None if qos < 0 else (qos << 1 | retain, identifiers)
+
+
+def _decompress(body: bytes) -> bytes:
+    """The body of a compressed record; zlib.error when it is damaged or larger than a record may be."""
+    stream = zlib.decompressobj()
+    data = stream.decompress(body, RECORD_BYTES_LIMIT)
+    if stream.unconsumed_tail:
+        raise zlib.error(f"a body of more than {RECORD_BYTES_LIMIT} bytes")
+    return data

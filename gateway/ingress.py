@@ -1,0 +1,184 @@
+"""Publishes to records: the loop that every inbound message runs through."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from gateway.core.entries import TopicEntry, record_properties
+from gateway.core.plans import Plan
+from gateway.core.producer import BATCH_MAX_BYTES, Producer, Target
+from gateway.core.receipts import Receipt
+from gateway.limits import PLANS_MAX
+from gateway.session.inbound import Inbound
+from gateway.session.session import Session
+from holdmq.errors import RecordError
+from holdmq.mqtt import PUBACK, PUBLISH, PUBREC, RETAIN, PublishRun, ReasonCode, Will, encode_block
+from holdmq.record import SYS_QOS_SHIFT, SYS_RETAIN, RecordTemplate
+from holdmq.topics import OTHER_TOPIC
+
+_ANSWERS: Final = (0, PUBACK, PUBREC)
+Refusal = int
+MissingTopic = str
+
+Locate = Callable[[str, str], "Target | Refusal | None"]
+"""(log topic, client id) → the queue of this client, a reason code, or None when the topic is not known."""
+
+
+class Ingress:
+    """Turns publishes into records of the brokers' open batches.
+
+    `locate` finds a queue; `uses_other(topic)` says that a topic does not exist and may not be
+    created, so that the shared one is used; `now` is the loop's clock.
+    """
+
+    __slots__ = ("_locate", "_now", "_uses_other", "messages_refused")
+
+    def __init__(self, locate: Locate, uses_other: Callable[[str], bool], now: Callable[[], float]) -> None:
+        self._locate = locate
+        self._uses_other = uses_other
+        self._now = now
+        self.messages_refused = 0
+
+    def publish(self, session: Session, run: PublishRun[TopicEntry]) -> MissingTopic | None:
+        """Add the run's messages, in order, to the batches of their brokers.
+
+        Returns None when all are added or refused; else the log topic that must be created first,
+        and `run.messages` are then those that wait for it.
+        """
+        inbound = session.inbound
+        assert inbound is not None
+        buffer = run.buffer
+        born_ms = time.time_ns() // 1_000_000
+        last_entry: TopicEntry | None = None
+        last_kind = -1
+        size = 0
+        record_max = 0
+        producer: Producer | None = None
+        packet_ids: list[int] = []
+        for at, (entry, flags, packet_id, start, end, properties) in enumerate(run.messages):
+            kind = flags & 7
+            if entry is not last_entry or kind != last_kind or properties:
+                if size and producer is not None:
+                    producer.shell.added(size)
+                    size = 0
+                plan = None if properties else inbound.plans.get((entry, kind))
+                if plan is None:
+                    found = self._plan(session, inbound, entry, kind, properties)
+                    if isinstance(found, MissingTopic):
+                        run.messages = run.messages[at:]
+                        return found
+                    if isinstance(found, Refusal):
+                        last_entry = None
+                        self._refuse(session, kind, packet_id, found)
+                        continue
+                    plan = found
+                encode = plan.encode
+                target = plan.target
+                producer = target.producer
+                record_max = producer.record_max_bytes or BATCH_MAX_BYTES
+                batch_run = producer.open_run(target, self._now())
+                append = batch_run.records.append
+                if plan.packet_type:
+                    receipt = Receipt(session, plan.packet_type)
+                    packet_ids = receipt.packet_ids
+                    batch_run.receipts.append(receipt)
+                    inbound.expect(receipt)
+                last_entry = None if properties else entry
+                last_kind = kind
+            record = encode(buffer[start:end], born_ms)
+            length = len(record)
+            if length > record_max:
+                last_entry = None
+                self._refuse(session, kind, packet_id, ReasonCode.QUOTA_EXCEEDED)
+                continue
+            append(record)
+            if kind & 6:
+                packet_ids.append(packet_id)
+            size += length
+            if size >= BATCH_MAX_BYTES:
+                assert producer is not None
+                producer.shell.added(size)
+                size = 0
+                last_entry = None
+        if size and producer is not None:
+            producer.shell.added(size)
+        return None
+
+    def publish_will(self, session: Session, will: Will) -> MissingTopic | None:
+        """Add a will, after all that its session published; returns the topic to create first, if any."""
+        if session.inbound is None:
+            session.inbound = Inbound()
+        # The will delay is the will's own and no property of its PUBLISH (3.1.3.2.2).
+        block = will_block(will)
+        # Nobody is left to acknowledge to: QoS goes into the record, the packet type stays 0.
+        entry = TopicEntry(will.topic)
+        kind = will.qos << 1 | (RETAIN if will.retain else 0)
+        found = self._plan(session, session.inbound, entry, kind, block, answered=False)
+        if isinstance(found, MissingTopic):
+            return found
+        if isinstance(found, Refusal):
+            self.messages_refused += 1
+            return None
+        producer = found.target.producer
+        record = found.encode(will.payload, time.time_ns() // 1_000_000)
+        producer.open_run(found.target, self._now()).records.append(record)
+        producer.shell.added(len(record))
+        return None
+
+    def _plan(
+        self,
+        session: Session,
+        inbound: Inbound,
+        entry: TopicEntry,
+        kind: int,
+        properties: bytes,
+        *,
+        answered: bool = True,
+    ) -> Plan | Refusal | MissingTopic:
+        if entry.refusal:
+            return entry.refusal
+        topic, tag = entry.own
+        if topic != OTHER_TOPIC and topic not in inbound.targets and self._uses_other(topic):
+            topic, tag = entry.other
+        target = inbound.targets.get(topic)
+        if target is None:
+            located = self._locate(topic, session.client_id)
+            if located is None:
+                return topic
+            if isinstance(located, Refusal):
+                return located
+            target = inbound.targets[topic] = located
+        qos = kind >> 1
+        try:
+            template = RecordTemplate(
+                topic.encode(),
+                target.queue_id,
+                record_properties(tag, session.client_id, properties),
+                session.born_host,
+                qos << SYS_QOS_SHIFT | (SYS_RETAIN if kind & RETAIN else 0),
+            )
+        except RecordError:
+            return ReasonCode.QUOTA_EXCEEDED  # tag and properties are over 32 KiB (storage.md, The record)
+        plan = Plan(template.encode, target, _ANSWERS[qos] if answered else 0)
+        if not properties:
+            if len(inbound.plans) >= PLANS_MAX:
+                inbound.plans.clear()
+            inbound.plans[entry, kind] = plan
+        return plan
+
+    def _refuse(self, session: Session, kind: int, packet_id: int, reason_code: int) -> None:
+        self.messages_refused += 1
+        session.context.counters.refused[f"publish_{ReasonCode(reason_code).name.lower()}"] += 1
+        if kind & 6:
+            receipt = Receipt(session, _ANSWERS[kind >> 1])
+            receipt.packet_ids.append(packet_id)
+            session.expect(receipt)
+            receipt.settle(reason_code)
+
+
+def will_block(will: Will) -> bytes:
+    """The property block with which a will is published."""
+    return encode_block(replace(will.properties, will_delay_interval=None), PUBLISH)

@@ -1,0 +1,55 @@
+"""The named limits of a worker: configuration, and the constants that need no key."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdmq.config import GatewaySection
+
+TOPIC_ALIAS_MAX: Final = 16
+"""Topic aliases that one client may set: a device has few topics, and each costs a dictionary entry."""
+PLANS_MAX: Final = 8
+"""Record templates kept per connection: topics that a device repeats; one more costs 3 µs, not memory."""
+REROUTE_S: Final = 10.0
+"""How long a connection waits for its broker before it is closed (mqtt.md, Topics)."""
+SUBACK_WAIT_S: Final = 2.0
+"""How long a SUBACK waits for a silent broker (mqtt.md, Sessions)."""
+TOPIC_WAIT_S: Final = 5.0
+"""How long a connection waits for its topic to be created."""
+TOPIC_WAITERS_MAX: Final = 10_000
+"""Connections that wait for topics to be created; past it publishes to new topics are refused."""
+SOCKET_HIGH_BYTES: Final = 64 << 10
+"""Unsent bytes at which a subscriber counts as slow: a round trip's worth of a fast link."""
+CONNECTIONS_OVER: Final = 1000
+"""Connections beyond connections_max that still get a CONNACK with the reason; more are just closed."""
+LISTEN_BACKLOG: Final = 4096
+"""Connections that the kernel holds for a worker: a reconnect storm's first second."""
+
+
+class Limits:
+    """What sessions check, as plain attributes."""
+
+    __slots__ = (
+        "allow_anonymous",
+        "client_id_max_bytes",
+        "filters_max",
+        "inflight_max",
+        "keepalive_max_s",
+        "packet_max_bytes",
+        "receive_max",
+        "topic_levels_max",
+        "topic_max_bytes",
+        "unauthenticated_s",
+    )
+
+    def __init__(self, section: GatewaySection, allow_anonymous: bool) -> None:
+        self.allow_anonymous = allow_anonymous
+        self.client_id_max_bytes = section.client_id_max_bytes
+        self.filters_max = section.filters_per_client_max
+        self.inflight_max = section.inflight_max
+        self.keepalive_max_s = section.keepalive_max_s
+        self.packet_max_bytes = section.packet_max_bytes
+        self.receive_max = section.receive_max
+        self.topic_levels_max = section.topic_levels_max
+        self.topic_max_bytes = section.topic_max_bytes
+        self.unauthenticated_s = section.unauthenticated_s

@@ -1,0 +1,157 @@
+"""One broker as a worker sees it: its producer, its live reader, and the connection under both."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Final
+
+from gateway.core.producer import Batch, Producer
+from gateway.reader import LiveReader
+from holdmq import telemetry
+from holdmq.errors import BusyError, HoldMQError, RequestTimeout, TransportError
+from holdmq.rpc.connection import Connection, Reply
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
+from holdmq.wire.headers import HeartbeatRequest, HelloResponse, ProduceRequest, ProduceResponse, RunResult
+
+if TYPE_CHECKING:
+    from gateway.connection import Shell
+    from gateway.worker import Worker
+
+PRODUCE_TIMEOUT_S: Final = 30.0
+"""A broker that takes longer is taken for gone: the connection is closed, and the batch sent again."""
+
+log = telemetry.get_logger()
+
+
+class BrokerLink:
+    """Sends what the producer has at the end of each turn, and holds back sockets that it cannot serve."""
+
+    __slots__ = (
+        "_flush_due",
+        "_loop",
+        "_retry",
+        "_worker",
+        "clock_ahead_ms",
+        "connection",
+        "held",
+        "name",
+        "producer",
+        "reader",
+    )
+
+    def __init__(self, worker: Worker, name: str, producer_id: int) -> None:
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._flush_due = False
+        self._retry: asyncio.TimerHandle | None = None
+        self.name = name
+        self.connection: Connection | None = None
+        self.clock_ahead_ms = 0
+        """The broker's clock minus ours: message expiry counts on the broker's."""
+        self.producer = Producer(producer_id, self._loop.time(), self)
+        self.reader = LiveReader(worker, self)
+        self.held: dict[Shell, None] = {}
+        """Shells whose sockets are not read until this broker takes more."""
+
+    # Connection
+
+    def up(self, connection: Connection, hello: HelloResponse) -> None:
+        """A connection is there: resend, read on."""
+        self.connection = connection
+        self.clock_ahead_ms = hello.now_ms - self._worker.wall_ms()
+        self.producer.record_max_bytes = hello.record_max_bytes
+        self.producer.connected()
+        self.reader.connected(connection)
+        self.flush()
+        self.release()
+
+    def down(self) -> None:
+        """The connection is gone."""
+        self.connection = None
+        self.producer.disconnected()
+        self.reader.disconnected()
+
+    def heartbeat(self, state: dict[str, object]) -> None:
+        """Tell the broker what this worker does (shown by CONNECTION_LIST)."""
+        if self.connection is not None:
+            self.connection.send_one_way(RequestCode.HEARTBEAT, HeartbeatRequest(state))
+
+    # Producing
+
+    def added(self, size_bytes: int) -> None:
+        """Ingress added records: they leave when this turn of the loop ends."""
+        self.producer.added(size_bytes)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self.flush)
+
+    @property
+    def must_hold(self) -> bool:
+        """Whether sockets that publish to this broker must not be read now."""
+        return not self.producer.is_connected or self.producer.is_full
+
+    def flush(self) -> None:
+        """Send what may be sent."""
+        self._flush_due = False
+        now = self._loop.time()
+        producer = self.producer
+        connection = self.connection
+        if connection is None:
+            return
+        while (batch := producer.next_batch(now)) is not None:
+            sizes, records, crc = batch.encode()
+            header = ProduceRequest(crc, batch.produce_runs(producer.producer_id, producer.epoch))
+            connection.request(
+                RequestCode.PRODUCE,
+                header,
+                functools.partial(self._produced, batch),
+                PRODUCE_TIMEOUT_S,
+                (sizes, records),
+                len(sizes) + len(records),
+            )
+        if producer.retry_at > now and self._retry is None:
+            self._retry = self._loop.call_at(producer.retry_at, self._retry_now)
+
+    def _retry_now(self) -> None:
+        self._retry = None
+        self.flush()
+
+    def _produced(self, batch: Batch, result: Reply | HoldMQError) -> None:
+        producer = self.producer
+        now = self._loop.time()
+        if isinstance(result, Reply):
+            answer = result.header(ProduceResponse)
+            producer.answered(batch, rows(RunResult, answer.results), answer.retry_after_ms, now)
+            if producer.must_reroute:
+                producer.must_reroute = False
+                self._worker.route_is_stale()
+        elif isinstance(result, RequestTimeout):
+            log.warning("a broker does not answer; connecting again", broker=self.name)
+            if self.connection is not None:
+                self.connection.close(result)
+            return
+        elif isinstance(result, TransportError):
+            return  # `down` follows and keeps the batch
+        else:
+            retry_after_ms = result.retry_after_ms if isinstance(result, BusyError) else 0
+            log.warning("a produce batch was refused", broker=self.name, reason=str(result))
+            producer.refused(batch, result.code, retry_after_ms, now)
+        self._worker.settle()
+        self.flush()
+        if self.held and not producer.is_full:
+            self.release()
+
+    # Holding sockets
+
+    def hold(self, shell: Shell) -> None:
+        """Do not read this socket until the broker takes more."""
+        self.held[shell] = None
+
+    def release(self) -> None:
+        """Read the held sockets again, if the broker has room."""
+        if self.producer.is_connected and self.producer.pending_bytes <= self._worker.resume_below_bytes:
+            held, self.held = self.held, {}
+            for shell in held:
+                shell.broker_is_back()

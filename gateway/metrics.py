@@ -1,0 +1,97 @@
+"""The numbers of all workers as one Prometheus text, and whether the gateway is ready."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.core.counters import GAUGES, HELP
+from holdmq.telemetry import METRICS
+
+_MAXIMA = frozenset(("loop_lag_ms_max", "brokers_known", "brokers_up", "draining"))
+"""What is the same thing seen by each worker: the largest is told, not the sum."""
+
+
+class Reports:
+    """The newest report of each worker, and what ended workers had counted.
+
+    Totals of a worker that crashed stay in the sums: a counter must not fall.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.restarts = 0
+        self.is_draining = False
+        self._live: dict[int, dict[str, Any]] = {}
+        self._ended: Counter[str] = Counter()
+        self._ended_refused: Counter[str] = Counter()
+
+    def received(self, index: int, report: dict[str, Any]) -> None:
+        """A worker's report came."""
+        self._live[index] = report
+
+    def ended(self, index: int) -> None:
+        """A worker is gone."""
+        report = self._live.pop(index, None)
+        if report is not None:
+            totals = {k: v for k, v in report["numbers"].items() if k not in GAUGES}
+            self._ended.update(totals)
+            self._ended_refused.update(report["refused"])
+
+    def readiness(self) -> tuple[bool, str]:
+        """Return whether clients can be served, and why not."""
+        if self.is_draining:
+            return False, "draining"
+        reports = list(self._live.values())
+        if not reports:
+            return False, "starting"
+        if not any(report["ready"] for report in reports):
+            return False, "no worker is connected to every broker of the route"
+        return True, "ready"
+
+    def text(self) -> bytes:
+        """All metrics of the gateway."""
+        return generate_latest(METRICS)
+
+    def families(self) -> Iterator[Metric]:
+        """The gateway's metric families."""
+        reports = list(self._live.values())
+        for name, help_text in HELP.items():
+            values = [report["numbers"].get(name, 0) for report in reports]
+            value = max(values, default=0) if name in _MAXIMA else sum(values)
+            if name in GAUGES:
+                yield GaugeMetricFamily(f"holdmq_gateway_{name}", help_text, value=value)
+            else:
+                family = f"holdmq_gateway_{name.removesuffix('_total')}"
+                yield CounterMetricFamily(family, help_text, value=value + self._ended[name])
+        refused = Counter(self._ended_refused)
+        for report in reports:
+            refused.update(report["refused"])
+        by_reason = CounterMetricFamily(
+            "holdmq_gateway_refused",
+            "Connections, publishes and filters refused, by reason.",
+            labels=["reason"],
+        )
+        for reason, count in sorted(refused.items()):
+            by_reason.add_metric([reason], count)
+        yield by_reason
+        yield GaugeMetricFamily("holdmq_gateway_workers", "Worker processes that report.", value=len(reports))
+        yield CounterMetricFamily(
+            "holdmq_gateway_worker_restarts", "Workers that ended by themselves.", value=self.restarts
+        )
+
+
+class GatewayCollector(Collector):
+    """Puts the workers' numbers into the process's registry."""
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, as prometheus-client asks for them."""
+        return self._reports.families()

@@ -1,0 +1,228 @@
+"""The live reader: what a worker's subscribers may want, in log order, from one broker."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from holdmq import telemetry
+from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.rpc.connection import Connection, Reply
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.headers import (
+    FilterTerm,
+    ReadFilterRequest,
+    ReadOpenRequest,
+    ReadPosition,
+    ReadRequest,
+    ReadResponse,
+)
+
+if TYPE_CHECKING:
+    from gateway.link import BrokerLink
+    from gateway.worker import Worker
+
+LIVE_READER_ID: Final = 0
+READS_OUTSTANDING: Final = 2
+"""One is being answered while the other travels (wire.md, Readers)."""
+READ_CREDIT_BYTES: Final = 256 << 10
+"""Bytes of one answer: matched in a few milliseconds, so that the loop turns."""
+READ_HOLD_MS: Final = 20_000
+CALL_TIMEOUT_S: Final = 10.0
+REOPEN_S: Final = 0.2
+
+log = telemetry.get_logger()
+
+
+class LiveReader:
+    """The reader of one broker and its filter set.
+
+    Terms are counted, as filters share them; changes of one loop turn travel together. `position`
+    is how far the log has been scanned for this worker, None before the reader was ever open.
+    """
+
+    __slots__ = (
+        "_add",
+        "_change_due",
+        "_connection",
+        "_is_open",
+        "_link",
+        "_loop",
+        "_remove",
+        "_terms",
+        "_unanswered",
+        "_waiting",
+        "_worker",
+        "log_epoch",
+        "position",
+    )
+
+    def __init__(self, worker: Worker, link: BrokerLink) -> None:
+        self._worker = worker
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._terms: Counter[FilterTerm] = Counter()
+        self._add: list[FilterTerm] = []
+        self._remove: list[FilterTerm] = []
+        self._waiting: list[Callable[[], None]] = []
+        self._change_due = False
+        self._unanswered = 0
+        self._is_open = False
+        self._connection: Connection | None = None
+        self.position: int | None = None
+        self.log_epoch = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the broker feeds this worker."""
+        return self._is_open
+
+    # Filters
+
+    def add(self, terms: Iterable[FilterTerm]) -> None:
+        """Want these terms, once more each."""
+        for term in terms:
+            self._terms[term] += 1
+            if self._terms[term] == 1:
+                self._add.append(term)
+                self._change_soon()
+
+    def when_in_effect(self, on_effect: Callable[[], None]) -> bool:
+        """Call `on_effect` when the broker has every term added so far; False if it has them already."""
+        if self._is_open and not self._unanswered and not self._add:
+            return False
+        self._waiting.append(on_effect)
+        self._change_soon()
+        return True
+
+    def remove(self, terms: Iterable[FilterTerm]) -> None:
+        """These terms are wanted once less."""
+        for term in terms:
+            self._terms[term] -= 1
+            if self._terms[term] <= 0:
+                del self._terms[term]
+                self._remove.append(term)
+                self._change_soon()
+
+    def _change_soon(self) -> None:
+        if not self._change_due:
+            self._change_due = True
+            self._loop.call_soon(self._send_change)
+
+    def _send_change(self) -> None:
+        self._change_due = False
+        if not self._is_open or self._connection is None:
+            return  # opening sends them all
+        add, self._add = self._add, []
+        remove, self._remove = self._remove, []
+        waiting, self._waiting = self._waiting, []
+        self._unanswered += 1
+        self._connection.request(
+            RequestCode.READ_FILTER,
+            ReadFilterRequest(LIVE_READER_ID, add, remove),
+            functools.partial(self._changed, waiting),
+            CALL_TIMEOUT_S,
+        )
+
+    def _changed(self, waiting: list[Callable[[], None]], result: Reply | HoldMQError) -> None:
+        self._unanswered -= 1
+        if isinstance(result, HoldMQError):
+            # Opening again sends every term, and calls those who wait.
+            self._waiting += waiting
+            self._failed("READ_FILTER", result)
+            return
+        for on_effect in waiting:
+            on_effect()
+        self._worker.settle()
+
+    # Life
+
+    def connected(self, connection: Connection) -> None:
+        """Open the reader on a new connection, where the last one ended."""
+        self._connection = connection
+        self._open()
+
+    def disconnected(self) -> None:
+        """The connection is gone; the position stays."""
+        self._connection = None
+        self._is_open = False
+
+    def _open(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        self._add.clear()
+        self._remove.clear()
+        waiting, self._waiting = self._waiting, []
+        connection.request(
+            RequestCode.READ_OPEN,
+            ReadOpenRequest(LIVE_READER_ID, self.log_epoch, self.position, list(self._terms)),
+            functools.partial(self._opened, connection, waiting),
+            CALL_TIMEOUT_S,
+        )
+
+    def _opened(
+        self, connection: Connection, waiting: list[Callable[[], None]], result: Reply | HoldMQError
+    ) -> None:
+        if connection is not self._connection:
+            self._waiting += waiting
+            return
+        if isinstance(result, HoldMQError):
+            if isinstance(result, RemoteError) and result.code == Code.OFFSET_AHEAD:
+                # The log was cut: what was delivered from beyond the cut is gone there, and new
+                # messages come from its end on.
+                log.warning(
+                    "the broker's log ends before our position", broker=self._link.name, reason=str(result)
+                )
+                self._worker.counters.offset_ahead_total += 1
+                self.position = None
+            self._waiting += waiting
+            self._failed("READ_OPEN", result)
+            return
+        answer = result.header(ReadPosition)
+        self._is_open = True
+        self.log_epoch = answer.log_epoch
+        if self.position is None or answer.position > self.position:
+            self.position = answer.position
+        for on_effect in waiting:
+            on_effect()
+        for _ in range(READS_OUTSTANDING):
+            self._read(connection)
+        if self._add or self._remove or self._waiting:
+            self._change_soon()
+        self._worker.reader_opened()
+        self._worker.settle()
+
+    def _read(self, connection: Connection) -> None:
+        connection.request(
+            RequestCode.READ,
+            ReadRequest(LIVE_READER_ID, READ_CREDIT_BYTES, READ_HOLD_MS),
+            functools.partial(self._received, connection),
+            READ_HOLD_MS / 1000 + CALL_TIMEOUT_S,
+        )
+
+    def _received(self, connection: Connection, result: Reply | HoldMQError) -> None:
+        if connection is not self._connection:
+            return
+        if isinstance(result, HoldMQError):
+            self._failed("READ", result)
+            return
+        answer = result.header(ReadResponse)
+        # Asked for before the answer is handled, so that the broker fills it meanwhile.
+        self._read(connection)
+        self.log_epoch = answer.log_epoch
+        self._worker.live(self._link, result.body, answer.position, answer.records)
+
+    def _failed(self, what: str, error: HoldMQError) -> None:
+        """A lost connection opens the reader by itself; after any other failure open it again soon."""
+        if self._connection is None or self._connection.is_closed:
+            return
+        log.warning(
+            "a reader failed; opening it again", request=what, broker=self._link.name, reason=str(error)
+        )
+        if self._is_open or what == "READ_OPEN":
+            self._is_open = False
+            self._loop.call_later(REOPEN_S, self._open)

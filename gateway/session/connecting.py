@@ -1,0 +1,69 @@
+"""CONNECT decided: accepted with what, or refused with which reason code (3.1, 3.2)."""
+
+from __future__ import annotations
+
+from gateway.limits import TOPIC_ALIAS_MAX, Limits
+from holdmq.mqtt import MQTT_5, Connect, MqttError, Properties, ReasonCode
+
+
+def check_connect(connect: Connect, limits: Limits) -> None:
+    """Raise MqttError with the CONNACK's reason code when this client cannot be admitted."""
+    if connect.properties.authentication_method is not None:  # [MQTT-4.12.0-1]
+        raise MqttError(
+            ReasonCode.BAD_AUTHENTICATION_METHOD, "enhanced authentication is not offered by this server"
+        )
+    if not limits.allow_anonymous:
+        # No authentication is configured, so no credentials can be right.
+        code = (
+            ReasonCode.BAD_USER_NAME_OR_PASSWORD if connect.version == MQTT_5 else ReasonCode.NOT_AUTHORIZED
+        )
+        raise MqttError(code, "anonymous access is off and no credentials are known here")
+    if len(connect.client_id.encode()) > limits.client_id_max_bytes:  # [MQTT-3.1.3-8]
+        raise MqttError(
+            ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+            f"a client identifier of more than gateway.client_id_max_bytes ({limits.client_id_max_bytes})",
+        )
+    if connect.will is not None:
+        check_will(connect, limits)
+
+
+def check_will(connect: Connect, limits: Limits) -> None:
+    """Refuse a will that could never be published."""
+    will = connect.will
+    assert will is not None
+    topic = will.topic.encode()
+    if (
+        topic[:1] == b"$"
+        or len(topic) > limits.topic_max_bytes
+        or topic.count(b"/") >= limits.topic_levels_max
+    ):
+        raise MqttError(
+            ReasonCode.TOPIC_NAME_INVALID, f"the will topic {will.topic[:64]!r} cannot be published"
+        )
+    if will.retain and connect.version == MQTT_5:  # [MQTT-3.2.2-13]
+        raise MqttError(ReasonCode.RETAIN_NOT_SUPPORTED, "this server keeps no retained messages")
+
+
+def keep_alive_of(connect: Connect, limits: Limits) -> int:
+    """The keep alive in force, seconds; 0 = none. Only MQTT 5 lets a server shorten it (3.2.2.3.14)."""
+    if connect.version != MQTT_5:
+        return connect.keep_alive
+    if not connect.keep_alive or connect.keep_alive > limits.keepalive_max_s:
+        return limits.keepalive_max_s
+    return connect.keep_alive
+
+
+def connack_properties(connect: Connect, limits: Limits, assigned_id: str | None) -> Properties:
+    """What CONNACK tells an MQTT 5 client; whatever is not offered is said."""
+    keep_alive = keep_alive_of(connect, limits)
+    return Properties(
+        # Sessions end with their connection: whoever asked for more is told.
+        session_expiry_interval=0 if connect.properties.session_expiry_interval else None,
+        receive_maximum=limits.receive_max if limits.receive_max < 65_535 else None,
+        retain_available=0,
+        maximum_packet_size=limits.packet_max_bytes,
+        assigned_client_identifier=assigned_id,  # [MQTT-3.1.3-7]
+        topic_alias_maximum=TOPIC_ALIAS_MAX,
+        shared_subscription_available=0,
+        server_keep_alive=keep_alive if keep_alive != connect.keep_alive else None,  # [MQTT-3.2.2-21]
+    )

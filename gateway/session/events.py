@@ -1,0 +1,64 @@
+"""What a session tells its shell; a `PublishRun` of the decoder is an event as it is."""
+
+from __future__ import annotations
+
+from gateway.core.entries import TopicEntry
+from holdmq.mqtt import PublishRun, Subscription, Will
+
+
+class Connected:
+    """CONNECT was accepted: another connection of the same client id must now be closed."""
+
+    __slots__ = ()
+
+
+class Subscribing:
+    """Filters to add; answer with `Session.subscribed` when they are in effect.
+
+    `granted` has for each filter of the packet the reason code and, when it is granted, the filter.
+    """
+
+    __slots__ = ("granted", "identifier", "packet_id")
+
+    def __init__(
+        self, packet_id: int, granted: list[tuple[int, Subscription | None]], identifier: int | None
+    ) -> None:
+        self.packet_id = packet_id
+        self.granted = granted
+        self.identifier = identifier
+
+
+class Unsubscribing:
+    """Filters to take away; answer with `Session.unsubscribed`."""
+
+    __slots__ = ("packet_id", "topic_filters")
+
+    def __init__(self, packet_id: int, topic_filters: list[str]) -> None:
+        self.packet_id = packet_id
+        self.topic_filters = topic_filters
+
+
+class WindowOpened:
+    """The client acknowledged enough for sending to go on."""
+
+    __slots__ = ()
+
+
+class Closed:
+    """The session is over: write what is left, then close the socket.
+
+    `reason` is the metric's name, `sentence` for people; `will` is to be published now, if any.
+    """
+
+    __slots__ = ("reason", "sentence", "will")
+
+    def __init__(self, reason: str, sentence: str, will: Will | None) -> None:
+        self.reason = reason
+        self.sentence = sentence
+        self.will = will
+
+
+Event = PublishRun[TopicEntry] | Connected | Subscribing | Unsubscribing | WindowOpened | Closed
+
+CONNECTED = Connected()
+WINDOW_OPENED = WindowOpened()

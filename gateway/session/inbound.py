@@ -1,0 +1,81 @@
+"""The receiving half of a session: receipts in order, QoS 2 exactly once. Made at the first publish."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.core.receipts import Receipt
+from holdmq.mqtt import PUBREC
+
+if TYPE_CHECKING:
+    from gateway.core.plans import Plan
+    from gateway.core.producer import Target
+
+RECORDED = True
+PENDING = False
+
+
+class Inbound:
+    """What a publishing session needs.
+
+    `count` is how many QoS 1 and 2 publishes are not acknowledged to the end (receive maximum).
+    `unreleased` holds QoS 2 packet ids until PUBREL: RECORDED once the log has the message.
+    `targets` is the queue chosen for each log topic, kept for the connection's life; `plans` are
+    the templates of the topics that repeat.
+    """
+
+    __slots__ = ("count", "head", "plans", "tail", "targets", "unreleased")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.head: Receipt | None = None
+        self.tail: Receipt | None = None
+        self.unreleased: dict[int, bool] | None = None
+        self.targets: dict[str, Target] = {}
+        self.plans: dict[tuple[object, int], Plan] = {}
+
+    def expect(self, receipt: Receipt) -> None:
+        """Append a receipt: it is answered after all before it."""
+        if self.tail is None:
+            self.head = receipt
+        else:
+            self.tail.next = receipt
+        self.tail = receipt
+
+    def take_settled(self) -> list[Receipt]:
+        """Take the settled receipts off the head, in order."""
+        settled: list[Receipt] = []
+        receipt = self.head
+        while receipt is not None and receipt.outcome is not None:
+            settled.append(receipt)
+            receipt = receipt.next
+        self.head = receipt
+        if receipt is None:
+            self.tail = None
+        return settled
+
+    def is_repeat(self, packet_id: int) -> bool:
+        """Whether this QoS 2 packet id is unreleased; one that is not becomes so (4.3.3)."""
+        if self.unreleased is None:
+            self.unreleased = {}
+        if packet_id in self.unreleased:
+            return True
+        self.unreleased[packet_id] = PENDING
+        return False
+
+    def recorded(self, receipt: Receipt) -> None:
+        """The log has the QoS 2 messages of this receipt, or refused them (then their ids are free)."""
+        assert receipt.packet_type == PUBREC
+        if self.unreleased is not None:
+            for packet_id in receipt.packet_ids:
+                if receipt.outcome == 0:
+                    self.unreleased[packet_id] = RECORDED
+                else:
+                    self.unreleased.pop(packet_id, None)
+
+    def release(self, packet_id: int) -> bool:
+        """PUBREL: forget the id; False when it is not known."""
+        if self.unreleased is None or self.unreleased.pop(packet_id, None) is None:
+            return False
+        self.count -= 1
+        return True

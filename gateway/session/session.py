@@ -1,0 +1,475 @@
+"""One client's session, sans-IO: MQTT 3.1, 3.1.1 and 5.0.
+
+::
+
+    CONNECTING ──CONNECT accepted──► CONNECTED ──DISCONNECT, error, deadline, close()──► CLOSED
+        └────────refused, deadline, connection lost────────────────────────────────────────▲
+
+Sessions live as long as their connection. The shell feeds `receive_data`, handles the events in
+order, and writes `data_to_send()`; bytes also appear when receipts settle or messages are pushed,
+and the session then puts itself on `context.dirty`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway.core.counters import Counters
+from gateway.core.entries import TopicEntry
+from gateway.core.receipts import CLOSE, Receipt
+from gateway.core.wheel import NOWHERE
+from gateway.limits import TOPIC_ALIAS_MAX, Limits
+from gateway.session.connecting import check_connect, connack_properties, keep_alive_of
+from gateway.session.events import CONNECTED, WINDOW_OPENED, Closed, Event, Subscribing, Unsubscribing
+from gateway.session.inbound import RECORDED, Inbound
+from gateway.session.outbound import Outbound
+from holdmq.mqtt import (
+    MQTT_3_1,
+    MQTT_5,
+    PUBACK,
+    PUBREC,
+    PUBREL,
+    RETAIN,
+    AckRun,
+    ConnAck,
+    Connect,
+    Decoder,
+    Disconnect,
+    MqttError,
+    Packet,
+    PingReq,
+    PingResp,
+    Properties,
+    PubAck,
+    PubComp,
+    PublishRun,
+    PubRec,
+    PubRel,
+    ReasonCode,
+    SubAck,
+    Subscribe,
+    Subscription,
+    TopicTable,
+    UnsubAck,
+    Unsubscribe,
+    Will,
+    encode,
+    encode_acks,
+    encode_pubcomps,
+    encode_pubrecs,
+)
+from holdmq.mqtt.properties import NO_PROPERTIES
+
+CONNECTING: Final = 0
+CONNECTED_STATE: Final = 1
+CLOSED: Final = 2
+
+_CONNACK_ANSWERS_V3: Final = frozenset((0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x97))
+"""Refusals that a 3.x client is told; for malformed packets 3.1.1 asks to close without an answer."""
+
+
+class Context:
+    """What all sessions of a worker share.
+
+    `dirty` lists sessions that have bytes to send, `doomed` those that the worker must close because
+    their broker did not take what they sent.
+    """
+
+    __slots__ = ("counters", "dirty", "doomed", "limits", "new_client_id", "topics")
+
+    def __init__(
+        self,
+        topics: TopicTable[TopicEntry],
+        limits: Limits,
+        counters: Counters,
+        new_client_id: Callable[[], str],
+    ) -> None:
+        self.topics = topics
+        self.limits = limits
+        self.counters = counters
+        self.new_client_id = new_client_id
+        self.dirty: list[Session] = []
+        self.doomed: list[Session] = []
+
+
+class Session:
+    """The state machine of one connection. `born_host` is the peer's address as records carry it."""
+
+    __slots__ = (
+        "_decoder",
+        "_expiry",
+        "_out",
+        "_problems",
+        "_window",
+        "born_host",
+        "client_id",
+        "context",
+        "heard_at",
+        "inbound",
+        "is_held",
+        "keep_alive_s",
+        "outbound",
+        "packet_max",
+        "refuse_with",
+        "shell",
+        "state",
+        "version",
+        "wheel_slot",
+        "will",
+    )  # fmt: skip
+
+    def __init__(self, context: Context, now: float, born_host: bytes) -> None:
+        self.context = context
+        self.state = CONNECTING
+        self.version = 0
+        self.client_id = ""
+        self.born_host = born_host
+        self.heard_at = now
+        self.keep_alive_s = 0.0
+        self.is_held = False
+        self.refuse_with = 0
+        self.will: Will | None = None
+        self.packet_max = 0
+        self.inbound: Inbound | None = None
+        self.outbound: Outbound | None = None
+        self.shell: object = None
+        self.wheel_slot = NOWHERE
+        self._decoder = Decoder(context.topics, context.limits.packet_max_bytes)
+        self._expiry = 0
+        self._out: list[bytes] = []
+        self._problems = True
+        self._window = 0
+
+    # In
+
+    def receive_data(self, data: bytes, now: float) -> list[Event]:
+        """Take bytes from the client; return what happened, in order. Nothing more after Closed."""
+        if self.state == CLOSED:
+            return []
+        broken: MqttError | None = None
+        try:
+            items = self._decoder.feed(data)
+        except MqttError as error:
+            items, broken = error.decoded, error  # type: ignore[assignment]
+        events: list[Event] = []
+        try:
+            for item in items:
+                if type(item) is PublishRun:
+                    self._publishes(item, events)
+                elif type(item) is AckRun:
+                    self._acks(item.packet_type, item.packet_ids, events)
+                else:
+                    self._packet(item, events)  # type: ignore[arg-type]
+                if self.state == CLOSED:
+                    return events
+            if broken is not None:
+                raise broken
+            if self.state == CONNECTED_STATE:
+                self.heard_at = now  # until CONNECT the deadline counts from the beginning
+        except MqttError as error:
+            self._fail(error, events)
+        return events
+
+    def data_to_send(self) -> bytes:
+        """Take the bytes to write."""
+        out = self._out
+        if not out:
+            return b""
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return data
+
+    # Time
+
+    def next_deadline(self) -> float | None:
+        """When `handle_deadline` is due; None = never."""
+        if self.state == CONNECTING:
+            return self.heard_at + self.context.limits.unauthenticated_s
+        if self.state == CONNECTED_STATE and self.keep_alive_s:
+            return self.heard_at + 1.5 * self.keep_alive_s  # [MQTT-3.1.2-22] (3.1.1: -24)
+        return None
+
+    def handle_deadline(self, now: float) -> list[Event]:
+        """Close if the deadline has come: half a CONNECT, or silence for 1.5 times the keep alive."""
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline:
+            return []
+        if self.is_held:
+            self.heard_at = now  # what the client sent waits in its socket, unread on our account
+            return []
+        if self.state == CONNECTING:
+            return self._end(
+                "unauthenticated", f"no complete CONNECT within {self.context.limits.unauthenticated_s:g} s"
+            )
+        return self.close(
+            ReasonCode.KEEP_ALIVE_TIMEOUT, "keep_alive", f"nothing heard for {now - self.heard_at:.1f} s"
+        )
+
+    # Closing
+
+    def close(self, reason_code: int, reason: str, sentence: str, *, with_will: bool = True) -> list[Event]:
+        """End the connection from this side: DISCONNECT to an MQTT 5 client, then Closed."""
+        if self.state == CLOSED:
+            return []
+        if self.state == CONNECTED_STATE and self.version == MQTT_5:
+            properties = self._explained(sentence)
+            self.send(encode(Disconnect(reason_code, properties), MQTT_5))
+        return self._end(reason, sentence, with_will=with_will)
+
+    def connection_lost(self) -> list[Event]:
+        """The socket is gone without a DISCONNECT: the will is due [MQTT-3.1.2-8]."""
+        return [] if self.state == CLOSED else self._end("", "connection lost")
+
+    def _end(self, reason: str, sentence: str, *, with_will: bool = True) -> list[Event]:
+        will = self.will if with_will and self.state == CONNECTED_STATE else None
+        self.will = None  # [MQTT-3.1.2-10]
+        self.state = CLOSED
+        if reason:
+            self.context.counters.refused[reason] += 1
+        return [Closed(reason, sentence, will)]
+
+    def _fail(self, error: MqttError, events: list[Event]) -> None:
+        code = error.reason_code
+        reason = code.name.lower()
+        if self.state == CONNECTED_STATE:
+            events += self.close(code, reason, str(error))
+            return
+        version = self._decoder.version
+        if version == MQTT_5:  # [MQTT-3.1.4-2]
+            self.version = version
+            self.send(encode(ConnAck(False, code, self._explained(str(error))), version))
+        elif version and code in _CONNACK_ANSWERS_V3:
+            self.send(encode(ConnAck(False, code), version))
+        events += self._end(reason, str(error))
+
+    def _explained(self, sentence: str) -> Properties:
+        # [MQTT-3.1.2-29] allows a reason string here in any case; one that is too long is left out
+        # [MQTT-3.2.2-19] [MQTT-3.14.2-3].
+        if self.packet_max and len(sentence) + 32 > self.packet_max:
+            return NO_PROPERTIES
+        return Properties(reason_string=sentence[:256])
+
+    # Packets
+
+    def _packet(self, packet: Packet, events: list[Event]) -> None:
+        if isinstance(packet, PingReq):
+            self.send(encode(PingResp(), self.version))  # [MQTT-3.12.4-1]
+        elif isinstance(packet, Subscribe):
+            self._subscribe(packet, events)
+        elif isinstance(packet, Unsubscribe):
+            events.append(Unsubscribing(packet.packet_id, packet.topic_filters))
+        elif isinstance(packet, Connect):
+            self._connect(packet, events)
+        elif isinstance(packet, Disconnect):
+            self._disconnect(packet, events)
+        elif isinstance(packet, PubAck | PubRec | PubRel | PubComp):
+            self._acks(packet.packet_type, [packet.packet_id], events)
+        else:
+            raise MqttError(ReasonCode.PROTOCOL_ERROR, "AUTH without an authentication method in CONNECT")
+
+    def _connect(self, connect: Connect, events: list[Event]) -> None:
+        limits = self.context.limits
+        check_connect(connect, limits)
+        if self.refuse_with:
+            raise MqttError(self.refuse_with, "this gateway worker has as many connections as it may have")
+        assigned = None if connect.client_id else self.context.new_client_id()
+        self.client_id = connect.client_id or assigned or ""
+        self.version = connect.version
+        self.keep_alive_s = float(keep_alive_of(connect, limits))
+        properties = connect.properties
+        self._window = min(properties.receive_maximum or limits.inflight_max, limits.inflight_max)
+        self._expiry = properties.session_expiry_interval or 0
+        self._problems = properties.request_problem_information != 0
+        self.packet_max = properties.maximum_packet_size or 0
+        self.will = connect.will
+        self.state = CONNECTED_STATE
+        answer = NO_PROPERTIES
+        if connect.version == MQTT_5:
+            answer = connack_properties(connect, limits, assigned)
+            self._decoder.allow_topic_aliases(TOPIC_ALIAS_MAX)
+        self.context.counters.connects_total += 1
+        events.append(CONNECTED)
+        self.send(encode(ConnAck(False, 0, answer), connect.version))
+
+    def _disconnect(self, packet: Disconnect, events: list[Event]) -> None:
+        if packet.properties.session_expiry_interval and not self._expiry:  # [MQTT-3.14.2-2], 3.14.2.2.2
+            raise MqttError(ReasonCode.PROTOCOL_ERROR, "DISCONNECT raises the session expiry from 0")
+        with_will = packet.reason_code != 0
+        events += self._end("", "client disconnected", with_will=with_will)  # [MQTT-3.14.4-3]
+
+    def _subscribe(self, packet: Subscribe, events: list[Event]) -> None:
+        limits = self.context.limits
+        if self.outbound is None:
+            self.outbound = Outbound(self._window)
+        known = self.outbound.subscriptions
+        fresh: set[str] = set()
+        granted: list[tuple[int, Subscription | None]] = []
+        for wanted in packet.subscriptions:
+            topic_filter = wanted.topic_filter
+            code = min(wanted.qos, 1)  # [MQTT-3.8.4-7], -8: the QoS granted may be lower
+            if topic_filter == "$share" or topic_filter.startswith("$share/"):
+                code = ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+            elif (
+                len(topic_filter.encode()) > limits.topic_max_bytes
+                or topic_filter.count("/") >= limits.topic_levels_max
+            ):
+                code = ReasonCode.TOPIC_FILTER_INVALID
+            elif topic_filter not in known and topic_filter not in fresh:
+                if len(known) + len(fresh) >= limits.filters_max:
+                    code = ReasonCode.QUOTA_EXCEEDED
+                else:
+                    fresh.add(topic_filter)
+            if code >= 0x80:
+                self.context.counters.refused[f"subscribe_{ReasonCode(code).name.lower()}"] += 1
+            granted.append((code, wanted if code < 0x80 else None))
+        identifiers = packet.properties.subscription_identifiers
+        events.append(Subscribing(packet.packet_id, granted, identifiers[0] if identifiers else None))
+
+    def subscribed(self, packet_id: int, codes: list[int]) -> None:
+        """The filters are in effect: SUBACK [MQTT-3.8.4-1] [MQTT-3.8.4-6]."""
+        if self.state == CONNECTED_STATE:
+            self.send(encode(SubAck(packet_id, codes), self.version))
+
+    def unsubscribed(self, packet_id: int, codes: list[int]) -> None:
+        """The filters are gone: UNSUBACK [MQTT-3.10.4-4] [MQTT-3.11.3-1]."""
+        if self.state == CONNECTED_STATE:
+            self.send(encode(UnsubAck(packet_id, codes), self.version))
+
+    # Publishes in
+
+    def _publishes(self, run: PublishRun[TopicEntry], events: list[Event]) -> None:
+        counters = self.context.counters
+        flags = [message[1] for message in run.messages]
+        ordinary = flags.count(2)
+        if ordinary == len(flags):
+            counters.messages_in_qos1_total += ordinary
+            owed = ordinary
+        else:
+            if self.version == MQTT_5 and any(flag & RETAIN for flag in flags):  # [MQTT-3.2.2-14]
+                raise MqttError(ReasonCode.RETAIN_NOT_SUPPORTED, "this server keeps no retained messages")
+            owed = self._count(run, flags)
+        if owed:
+            inbound = self.inbound
+            if inbound is None:
+                inbound = self.inbound = Inbound()
+            inbound.count += owed
+            if inbound.count > self.context.limits.receive_max and self.version == MQTT_5:
+                raise MqttError(  # 3.3.4, [MQTT-4.9.0-1]
+                    ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
+                    f"{inbound.count} publishes are unacknowledged, past the receive maximum",
+                )
+        elif self.inbound is None:
+            self.inbound = Inbound()
+        if run.messages:
+            events.append(run)
+
+    def _count(self, run: PublishRun[TopicEntry], flags: list[int]) -> int:
+        """Count publishes of mixed QoS and take repeats of unreleased QoS 2 out of the run."""
+        counters = self.context.counters
+        qos0 = sum(not flag & 6 for flag in flags)
+        counters.messages_in_qos0_total += qos0
+        qos2 = [message for message in run.messages if message[1] & 6 == 4]
+        counters.messages_in_qos1_total += len(flags) - qos0 - len(qos2)
+        if not qos2:
+            return len(flags) - qos0
+        inbound = self.inbound
+        if inbound is None:
+            inbound = self.inbound = Inbound()
+        repeats = [message for message in qos2 if inbound.is_repeat(message[2])]
+        if repeats:
+            counters.messages_repeated_total += len(repeats)
+            run.messages = [message for message in run.messages if message not in repeats]
+            unreleased = inbound.unreleased or {}
+            # [MQTT-4.3.3-9], -10: answered again without a second append; one that the log does not
+            # have yet is answered when it has.
+            self.send(encode_pubrecs([m[2] for m in repeats if unreleased.get(m[2]) == RECORDED]))
+        counters.messages_in_qos2_total += len(qos2) - len(repeats)
+        return len(flags) - qos0 - len(repeats)
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether the client has so much unacknowledged that its socket should not be read (MQTT 3)."""
+        return self.inbound is not None and self.inbound.count >= self.context.limits.receive_max
+
+    def expect(self, receipt: Receipt) -> None:
+        """A receipt for publishes of this session begins; it is answered in the order of these calls."""
+        assert self.inbound is not None
+        self.inbound.expect(receipt)
+
+    def receipt_settled(self, receipt: Receipt) -> None:
+        """Answer what is settled at the head of the chain (gateway.core.receipts)."""
+        inbound = self.inbound
+        if inbound is None or self.state == CLOSED:
+            return
+        if inbound.head is not receipt:
+            return
+        for settled in inbound.take_settled():
+            outcome = settled.outcome or 0
+            if outcome & CLOSE:
+                self.context.doomed.append(self)  # nothing later may be answered
+                return
+            if settled.packet_type == PUBREC:
+                inbound.recorded(settled)
+                if outcome:
+                    inbound.count -= len(settled.packet_ids)
+            else:
+                inbound.count -= len(settled.packet_ids)
+            if outcome and self.version == MQTT_5:
+                kind = PubAck if settled.packet_type == PUBACK else PubRec
+                for packet_id in settled.packet_ids:
+                    self.send(encode(kind(packet_id, outcome), MQTT_5))
+            else:
+                # 3.x has no way to refuse: acknowledged, dropped and counted (mqtt.md, Security).
+                self.send(encode_acks(settled.packet_type, settled.packet_ids))
+
+    # Acknowledgements in
+
+    def _acks(self, packet_type: int, packet_ids: list[int], events: list[Event]) -> None:
+        if packet_type == PUBACK:
+            outbound = self.outbound
+            if outbound is not None:
+                outbound.inflight.difference_update(packet_ids)
+                if outbound.lag is not None and outbound.is_half_open:
+                    events.append(WINDOW_OPENED)
+        elif packet_type == PUBREL:
+            self._release(packet_ids)
+        elif packet_type == PUBREC:
+            # Nothing is sent with QoS 2, so the id is unknown (4.3.3, 3.6.2.1).
+            for packet_id in packet_ids:
+                code = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+                self.send(encode(PubRel(packet_id, code), self.version))
+
+    def _release(self, packet_ids: list[int]) -> None:
+        inbound = self.inbound
+        known = [i for i in packet_ids if inbound is not None and inbound.release(i)]
+        if len(known) == len(packet_ids):
+            self.send(encode_pubcomps(packet_ids))  # [MQTT-4.3.3-11]
+            return
+        for packet_id in packet_ids:
+            code = 0 if packet_id in known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+            self.send(encode(PubComp(packet_id, code), self.version))
+
+    # Out
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes for the client."""
+        if data:
+            if not self._out:
+                self.context.dirty.append(self)
+            self._out.append(data)
+
+    def push(self, head: bytes, tail: bytes, size_bytes: int) -> bool:
+        """Queue a QoS 1 message, its packet id between `head` and `tail`; False when the window is full."""
+        outbound = self.outbound
+        assert outbound is not None
+        packet_id = outbound.take_id()
+        if not packet_id:
+            return False
+        if not self._out:
+            self.context.dirty.append(self)
+        self._out += (head, packet_id.to_bytes(2, "big"), tail)
+        return True
+
+
+__all__ = ["CLOSED", "CONNECTED_STATE", "CONNECTING", "MQTT_3_1", "Context", "Session"]

@@ -1,0 +1,239 @@
+"""The parent of the workers: forks them, keeps them, passes SIGTERM on, and adds up their numbers."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.limits import LISTEN_BACKLOG
+from gateway.metrics import GatewayCollector, Reports
+from gateway.worker import serve
+from holdmq import telemetry
+from holdmq.admin import AdminServer
+from holdmq.config import Config
+from holdmq.errors import StartupError
+from holdmq.process import die_with_parent, listen_error, run_until_stopped, start_admin
+
+REPORT_MAX_BYTES: Final = 64 << 10
+RESTART_PAUSE_S: Final = 1.0
+"""A worker that ends at once is not started in a tight circle."""
+KILL_AFTER_S: Final = 5.0
+"""How much longer than drain_s a worker may take before it is killed."""
+
+log = telemetry.get_logger()
+
+
+@dataclass(slots=True)
+class _Child:
+    index: int
+    pid: int
+    report: socket.socket
+    started_at: float
+
+
+class Supervisor:
+    """Runs the workers until SIGTERM or SIGINT."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._section = config.gateway
+        self._reports = Reports(self._section.worker_count())
+        self._listeners: list[socket.socket] = []
+        self._children: dict[int, _Child] = {}
+        self._restarts: list[tuple[float, int]] = []
+        self._selector = selectors.DefaultSelector()
+        self._is_stopping = False
+        self._kill_at = 0.0
+        self._admin: AdminServer | None = None
+        self._beat = 0.0
+        self.port = 0
+
+    def run(self) -> None:
+        """Serve until the signal; raises StartupError when the port is busy."""
+        self._listen()
+        wake_read, wake_write = socket.socketpair()
+        wake_read.setblocking(False)
+        wake_write.setblocking(False)
+        signal.set_wakeup_fd(wake_write.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        self._selector.register(wake_read, selectors.EVENT_READ, None)
+        collector = GatewayCollector(self._reports)
+        telemetry.METRICS.register(collector)
+        # What was imported lies in pages that workers share; a collection would copy them.
+        gc.collect()
+        gc.freeze()
+        try:
+            for index in range(self._reports.workers):
+                self._fork(index)
+            self._admin = start_admin("gateway", self._config, self._reports.readiness, self._liveness)
+            log.info(
+                "gateway serves", port=self.port, workers=self._reports.workers, admin_port=self._admin.port
+            )
+            while self._children or self._restarts:
+                self._turn(wake_read)
+        finally:
+            if self._admin is not None:
+                self._admin.close()
+            telemetry.METRICS.unregister(collector)
+            signal.set_wakeup_fd(-1)
+            for listener in self._listeners:
+                listener.close()
+            wake_read.close()
+            wake_write.close()
+            self._selector.close()
+
+    # Listening
+
+    def _listen(self) -> None:
+        """One listening socket per worker on one port: the kernel spreads connections over them, and what
+        it holds for a worker that crashed waits for its successor."""
+        bind, port = self._section.bind, self._section.port
+        try:
+            family, kind, proto, _, address = socket.getaddrinfo(
+                bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+        except OSError as error:
+            raise StartupError(f"{bind} (gateway.bind) is no address: {error}") from error
+        try:
+            if port:
+                # With SO_REUSEPORT a second gateway would silently share the port.
+                with socket.socket(family, kind, proto) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(address)
+            for _ in range(self._reports.workers):
+                listener = socket.socket(family, kind, proto)
+                self._listeners.append(listener)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                listener.bind(address)
+                # With port 0 the first one chooses for all.
+                address = listener.getsockname()
+                listener.listen(LISTEN_BACKLOG)
+        except OSError as error:
+            raise listen_error(error, "gateway.port", bind, port) from error
+        self.port = self._listeners[0].getsockname()[1]
+
+    # Workers
+
+    def _fork(self, index: int) -> None:
+        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            parent_end.close()
+            os._exit(self._be_worker(index, child_end, parent_pid))
+        child_end.close()
+        parent_end.setblocking(False)
+        child = self._children[pid] = _Child(index, pid, parent_end, time.monotonic())
+        self._selector.register(parent_end, selectors.EVENT_READ, child)
+
+    def _be_worker(self, index: int, report: socket.socket, parent_pid: int) -> int:
+        """In the child: give up what is the parent's, and serve; the exit code."""
+        try:
+            signal.set_wakeup_fd(-1)
+            die_with_parent(parent_pid)
+            self._selector.close()
+            for child in self._children.values():
+                child.report.close()
+            for other, listener in enumerate(self._listeners):
+                if other != index:
+                    listener.close()
+            report.setblocking(False)
+            config, listener = self._config, self._listeners[index]
+            run_until_stopped(lambda stopping: serve(config, index, listener, report, stopping))
+        except BaseException:
+            # The child must never return into the parent's code.
+            log.critical("a gateway worker failed", worker=index, exc_info=True)
+            return 1
+        finally:
+            sys.stderr.flush()
+        return 0
+
+    def _turn(self, wake: socket.socket) -> None:
+        self._beat = time.monotonic()
+        for key, _ in self._selector.select(1.0):
+            if key.data is None:
+                wake.recv(4096)
+            else:
+                self._read_report(key.data)
+        now = time.monotonic()
+        due = [index for at, index in self._restarts if at <= now]
+        if due:
+            self._restarts = [entry for entry in self._restarts if entry[0] > now]
+            if not self._is_stopping:
+                self._restart(due)
+        if self._is_stopping:
+            self._restarts.clear()
+            if now > self._kill_at:
+                for child in self._children.values():
+                    log.error(
+                        "a worker did not drain in time and is killed", worker=child.index, pid=child.pid
+                    )
+                    os.kill(child.pid, signal.SIGKILL)
+                self._kill_at = now + KILL_AFTER_S
+
+    def _read_report(self, child: _Child) -> None:
+        try:
+            data = child.report.recv(REPORT_MAX_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if data:
+            self._reports.received(child.index, json.loads(data))
+            return
+        self._selector.unregister(child.report)
+        child.report.close()
+        _, status = os.waitpid(child.pid, 0)
+        del self._children[child.pid]
+        self._reports.ended(child.index)
+        code = os.waitstatus_to_exitcode(status)
+        if self._is_stopping:
+            if code:
+                log.error("a worker ended badly while draining", worker=child.index, exit_code=code)
+            return
+        self._reports.restarts += 1
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        log.error("a gateway worker ended; starting it again", worker=child.index, pid=child.pid, how=how)
+        self._restarts.append((max(time.monotonic(), child.started_at + RESTART_PAUSE_S), child.index))
+
+    def _restart(self, indices: list[int]) -> None:
+        """Fork again without the admin threads: a lock that one holds would stay locked in the child."""
+        admin = self._admin
+        port = 0
+        if admin is not None:
+            port = admin.port
+            admin.close()
+        for index in indices:
+            self._fork(index)
+        if admin is not None:
+            self._admin = AdminServer(
+                self._section.admin_bind, port, ready=self._reports.readiness, alive=self._liveness
+            )
+
+    # Signals and health
+
+    def _stop(self, number: int, _frame: object) -> None:
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        self._reports.is_draining = True
+        self._kill_at = time.monotonic() + self._section.drain_s + KILL_AFTER_S
+        for listener in self._listeners:
+            listener.close()  # or the kernel would go on accepting for nobody
+        for child in self._children.values():
+            os.kill(child.pid, signal.SIGTERM)
+        log.info("draining", signal=signal.Signals(number).name)
+
+    def _liveness(self) -> tuple[bool, str]:
+        late = time.monotonic() - self._beat
+        return (True, "ok") if late < 30 else (False, f"the supervisor has not turned for {late:.0f} s")

@@ -1,0 +1,138 @@
+"""Log topics as the gateway's clients need them: where a client's messages go, and creating by use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from gateway.core.counters import Counters
+from gateway.core.producer import Target
+from gateway.limits import TOPIC_WAIT_S, TOPIC_WAITERS_MAX
+from holdmq import telemetry
+from holdmq.client.route import RouteTable
+from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.mqtt import ReasonCode
+from holdmq.topics import OTHER_KEY_LEVELS, OTHER_TOPIC, is_system_topic, rank_queues
+
+if TYPE_CHECKING:
+    from gateway.link import BrokerLink
+
+REFUSED_S: Final = 30.0
+"""How long a topic that brokers refused is not asked for again: as long as routes live."""
+REFUSED_MAX: Final = 10_000
+"""Refused topics remembered; past it all are forgotten, which costs a question each."""
+
+log = telemetry.get_logger()
+
+
+class Topics:
+    """Queues of topics for clients, and the topics that are being created."""
+
+    def __init__(
+        self,
+        routes: RouteTable,
+        links: Mapping[str, BrokerLink],
+        counters: Counters,
+        mqtt_topics_max: int,
+    ) -> None:
+        self._routes = routes
+        self._links = links
+        self._counters = counters
+        self._mqtt_topics_max = mqtt_topics_max
+        self._loop = asyncio.get_running_loop()
+        self._known = 0
+        self._waiting: dict[str, list[tuple[Callable[[], None], Callable[[], None]]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refused: dict[str, tuple[int, float]] = {}
+        self._full: dict[str, float] = {}
+        """Topics that got TOPIC_LIMIT: their messages go to the shared topic."""
+
+    def routes_changed(self) -> None:
+        """Count again what mqtt_topics_max bounds."""
+        self._known = sum(
+            not is_system_topic(route.topic) and route.topic != OTHER_TOPIC for route in self._routes.all()
+        )
+
+    def key_levels(self, topic: str) -> int:
+        """`key_levels` of a log topic, 1 while it is not known."""
+        route = self._routes.get(topic)
+        return 1 if route is None else route.key_levels
+
+    def uses_other(self, topic: str) -> bool:
+        """Whether messages of this topic go to the shared one: it does not exist and may not be created."""
+        if self._routes.get(topic) is not None:
+            return False
+        return self._known >= self._mqtt_topics_max or self._full.get(topic, 0.0) > self._loop.time()
+
+    def locate(self, topic: str, client_id: str) -> Target | int | None:
+        """The queue of a client: the first in rank whose broker is not resting.
+
+        None = the topic must be created first; a reason code = it was refused.
+        """
+        refused = self._refused.get(topic)
+        if refused is not None and refused[1] > self._loop.time():
+            return refused[0]
+        route = self._routes.get(topic)
+        if route is None or not route.write_queues:
+            if len(self._waiting) >= TOPIC_WAITERS_MAX:
+                return ReasonCode.QUOTA_EXCEEDED
+            return None
+        queues = [(queue.broker, queue.queue_id) for queue in route.write_queues]
+        ranked = rank_queues(client_id, queues)
+        now = self._loop.time()
+        for broker, queue_id in ranked:
+            link = self._links.get(broker)
+            if link is not None and not self._routes.is_resting(broker, now):
+                return link.producer.target(topic, queue_id)
+        for broker, queue_id in ranked:
+            link = self._links.get(broker)
+            if link is not None:
+                return link.producer.target(topic, queue_id)
+        return ReasonCode.QUOTA_EXCEEDED
+
+    def create(self, topic: str, on_known: Callable[[], None], on_failed: Callable[[], None]) -> None:
+        """Have a topic created; one of the callbacks runs later, once."""
+        self._counters.topics_waiting += 1
+        waiting = self._waiting.get(topic)
+        if waiting is not None:
+            waiting.append((on_known, on_failed))
+            return
+        self._waiting[topic] = [(on_known, on_failed)]
+        task = self._loop.create_task(self._create(topic), name=f"topic {topic}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Give up what is being created."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _create(self, topic: str) -> None:
+        failed = False
+        levels = OTHER_KEY_LEVELS if topic == OTHER_TOPIC else 1
+        try:
+            await self._routes.ensure_topic(topic, levels, TOPIC_WAIT_S)
+        except RemoteError as error:
+            self._refuse(topic, error)
+        except HoldMQError as error:
+            log.warning("a topic could not be created", topic=topic, reason=str(error))
+            failed = True
+        finally:
+            waiting = self._waiting.pop(topic)
+            self._counters.topics_waiting -= len(waiting)
+        for on_known, on_failed in waiting:
+            (on_failed if failed else on_known)()
+
+    def _refuse(self, topic: str, error: RemoteError) -> None:
+        log.warning("a topic may not be created", topic=topic, reason=str(error))
+        until = self._loop.time() + REFUSED_S
+        if error.code == Code.TOPIC_LIMIT and topic != OTHER_TOPIC:
+            if len(self._full) >= REFUSED_MAX:
+                self._full.clear()
+            self._full[topic] = until
+            return
+        if len(self._refused) >= REFUSED_MAX:
+            self._refused.clear()
+        self._refused[topic] = (ReasonCode.NOT_AUTHORIZED, until)

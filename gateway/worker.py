@@ -1,0 +1,407 @@
+"""One worker process: a listening socket, a link to each broker, and the clocks of its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import socket
+import time
+from typing import TYPE_CHECKING, Final
+
+from gateway.catchup import CatchUp
+from gateway.connection import DRAINING, Shell
+from gateway.core.counters import Counters
+from gateway.core.entries import TopicEntry, make_entry
+from gateway.core.producer import PENDING_MAX_BYTES
+from gateway.core.wheel import TICK_S, Wheel
+from gateway.delivery import Delivery
+from gateway.ingress import Ingress
+from gateway.limits import CONNECTIONS_OVER, LISTEN_BACKLOG, REROUTE_S, Limits
+from gateway.link import BrokerLink
+from gateway.session.events import Closed
+from gateway.session.session import CLOSED, CONNECTED_STATE, Context, Session
+from gateway.subscriptions import Subscriptions
+from gateway.topics import Topics
+from holdmq import telemetry
+from holdmq.client.route import Link, RouteTable
+from holdmq.config import Config
+from holdmq.errors import HoldMQError
+from holdmq.mqtt import ReasonCode, TopicTable, Will
+from holdmq.rpc.connection import Connection
+from holdmq.wire.headers import FilterTerm, HelloResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HEARTBEAT_S: Final = 5.0
+REPORT_S: Final = 1.0
+"""How often the parent gets this worker's numbers."""
+LINGER_S: Final = 5.0
+"""How long a closed connection may take to read its last bytes."""
+DRAIN_RATE_MIN: Final = 1000
+"""Connections closed per second while draining, at least: fewer than what a peer takes in a storm."""
+DRAIN_STEP_S: Final = 0.05
+START_ROUTES_S: Final = 5.0
+"""How long a starting worker waits for its brokers before it accepts clients without them."""
+REFUSALS_LOGGED_PER_S: Final = 20
+"""Refused connections that are logged each second: a scan must not fill a disk."""
+
+log = telemetry.get_logger()
+
+
+class Worker:
+    """Everything that the connections of one process share."""
+
+    def __init__(self, config: Config, index: int, report: socket.socket | None) -> None:
+        section = config.gateway
+        self._loop = asyncio.get_running_loop()
+        self.now: Callable[[], float] = self._loop.time
+        self.index = index
+        self.counters = Counters()
+        self.counters.connections_max = section.connections_max
+        limits = Limits(section, section.anonymous_allowed())
+
+        def entry(raw: bytes) -> TopicEntry:
+            return make_entry(raw, limits.topic_max_bytes, limits.topic_levels_max)
+
+        self.context = Context(
+            TopicTable(entry), limits, self.counters, lambda: f"auto-{secrets.token_hex(12)}"
+        )
+        self.routes = RouteTable(
+            config.registries(), f"gateway-{socket.gethostname()}-{index}", role="gateway", follow_all=True
+        )
+        self.links: dict[str, BrokerLink] = {}
+        self.topics = Topics(self.routes, self.links, self.counters, section.mqtt_topics_max)
+        self.subscriptions = Subscriptions(self.links, self.counters, self.topics.key_levels, self.now)
+        self.delivery = Delivery(self.subscriptions.trie, self.counters, self.wall_ms)
+        self.catchup = CatchUp(self, self.delivery)
+        self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
+        self.resume_below_bytes = PENDING_MAX_BYTES // 2
+        self._drain_s = section.drain_s
+        self._producer_id = secrets.randbits(62)
+        self._wheel: Wheel[Session] = Wheel(self.now())
+        self._shells: set[Shell] = set()
+        self._sessions: dict[str, Session] = {}
+        self._lingering: dict[Shell, float] = {}
+        self._report = report
+        self._is_draining = False
+        self._is_settling = False
+        self._next_second = 0.0
+        self._next_heartbeat = 0.0
+        self._lag_max_s = 0.0
+        self._logged = 0
+
+    # Life
+
+    async def run(self, listener: socket.socket, stopping: asyncio.Event) -> None:
+        """Serve `listener` until `stopping`, then drain."""
+        self.routes.on_brokers.append(self._brokers_changed)
+        self.routes.on_routes.append(self._routes_changed)
+        self.routes.on_up.append(self._link_up)
+        self.routes.on_down.append(self._link_down)
+        self.routes.start()
+        tick = self._loop.call_later(TICK_S, self._tick, self.now() + TICK_S)
+        try:
+            await self._wait_for_brokers(stopping)
+            server = await self._loop.create_server(
+                lambda: Shell(self), sock=listener, backlog=LISTEN_BACKLOG, start_serving=True
+            )
+            log.info("gateway worker serves", worker=self.index, brokers=sorted(self.links))
+            await stopping.wait()
+            server.close()
+            await self._drain()
+        finally:
+            tick.cancel()
+            self._is_draining = True
+            await self.topics.close()
+            await self.routes.close()
+
+    async def _wait_for_brokers(self, stopping: asyncio.Event) -> None:
+        deadline = self.now() + START_ROUTES_S
+        while not stopping.is_set() and self.now() < deadline:
+            if self.links and all(link.reader.is_open for link in self.links.values()):
+                return
+            await asyncio.sleep(0.02)
+
+    async def _drain(self) -> None:
+        """Disconnect the clients at a steady rate, after their acknowledgements, and flush."""
+        self.counters.draining = 1
+        self._is_draining = True
+        deadline = self.now() + self._drain_s
+        for shell in list(self._shells):
+            shell.pause(DRAINING)
+        rate = max(DRAIN_RATE_MIN, int(len(self._shells) / max(0.1, self._drain_s / 2)))
+        while self._shells and self.now() < deadline:
+            closing = 0
+            for shell in list(self._shells):
+                inbound = shell.session.inbound
+                if inbound is not None and inbound.head is not None and self.now() < deadline - 1:
+                    continue  # its last publishes are still on their way into the log
+                shell.close(ReasonCode.SERVER_SHUTTING_DOWN, "draining", "this gateway shuts down")
+                closing += 1
+                if closing >= rate * DRAIN_STEP_S:
+                    break
+            await asyncio.sleep(DRAIN_STEP_S)
+        for shell in list(self._shells):
+            shell.close(ReasonCode.SERVER_SHUTTING_DOWN, "draining", "this gateway shuts down")
+        for _ in range(max(0, int((deadline - self.now()) / DRAIN_STEP_S))):
+            if all(link.producer.is_idle for link in self.links.values()):
+                break
+            await asyncio.sleep(DRAIN_STEP_S)
+        unsent = sum(link.producer.pending_bytes for link in self.links.values())
+        if unsent:
+            log.warning("drained with unconfirmed bytes left", worker=self.index, unsent_bytes=unsent)
+        self._send_report()
+
+    # Brokers
+
+    def _brokers_changed(self) -> None:
+        for name in self.routes.brokers():
+            if name not in self.links:
+                link = BrokerLink(self, name, self._producer_id)
+                link.reader.add(self.subscriptions.all_terms())
+                self.links[name] = link
+                route_link = self.routes.link(name)
+                if route_link.client.connection is not None and route_link.client.hello is not None:
+                    link.up(route_link.client.connection, route_link.client.hello)
+        self.counters.brokers_known = len(self.links)
+
+    def _routes_changed(self, topics: frozenset[str]) -> None:
+        self.topics.routes_changed()
+        self.subscriptions.routes_changed(topics)
+
+    def _link_up(self, link: Link, connection: Connection, hello: HelloResponse) -> None:
+        own = self.links.get(link.name)
+        if own is not None:
+            own.up(connection, hello)
+            log.info("broker connected", broker=link.name, worker=self.index)
+
+    def _link_down(self, link: Link, reason: HoldMQError) -> None:
+        own = self.links.get(link.name)
+        if own is not None:
+            own.down()
+            if not self._is_draining:
+                log.warning("broker lost", broker=link.name, worker=self.index, reason=str(reason))
+
+    def route_is_stale(self) -> None:
+        """A broker said that it does not have a queue."""
+        self.routes.refresh_soon()
+
+    def reader_opened(self) -> None:
+        """A live reader is open (again): sessions that lag may go on."""
+        for session in self._sessions.values():
+            if session.outbound is not None and session.outbound.lag is not None:
+                self.catchup.ready(session)
+
+    def live(self, link: BrokerLink, body: memoryview, position: int, records: int) -> None:
+        """A live reader got records up to `position`."""
+        self.counters.reads_total += 1
+        self.counters.records_read_total += records
+        self.delivery.live(link, body)
+        link.reader.position = position
+        self.settle()
+
+    def terms_of(self, session: Session) -> list[FilterTerm]:
+        """The filter terms of one session."""
+        return self.subscriptions.terms_of(session)
+
+    @staticmethod
+    def wall_ms() -> int:
+        """The wall clock."""
+        return time.time_ns() // 1_000_000
+
+    # Connections
+
+    def opened(self, shell: Shell) -> None:
+        """A connection was accepted."""
+        self._shells.add(shell)
+        counters = self.counters
+        counters.connections = len(self._shells)
+        over = counters.connections - counters.connections_max
+        if over > 0 or self._is_draining:
+            # The reason is told when CONNECT comes; far beyond the bound even that costs too much.
+            shell.session.refuse_with = ReasonCode.SERVER_BUSY
+            if over > CONNECTIONS_OVER and shell.transport is not None:
+                counters.refused["connections_max"] += 1
+                shell.transport.abort()
+        self._wheel.put(shell.session)
+
+    def connected(self, shell: Shell) -> None:
+        """CONNECT was accepted: the older connection of this client id ends [MQTT-3.1.4-3]."""
+        session = shell.session
+        older = self._sessions.get(session.client_id)
+        self._sessions[session.client_id] = session
+        self._wheel.put(session)
+        if older is not None and isinstance(older.shell, Shell):
+            self.counters.takeovers_total += 1
+            older.shell.close(ReasonCode.SESSION_TAKEN_OVER, "taken_over", "this client id connected again")
+            self._sessions[session.client_id] = session
+        self.counters.sessions = len(self._sessions)
+
+    def session_closed(self, shell: Shell, event: Closed) -> None:
+        """A session ended: its filters go, its will is published, its socket closes."""
+        session = shell.session
+        self._wheel.remove(session)
+        self.subscriptions.forget(session)
+        if session.outbound is not None and session.outbound.lag is not None:
+            session.outbound.lag = None
+            self.counters.lagging_sessions -= 1
+        if self._sessions.get(session.client_id) is session:
+            del self._sessions[session.client_id]
+        self.counters.sessions = len(self._sessions)
+        if event.will is not None:
+            self._publish_will(session, event.will)
+        if event.reason and self._logged < REFUSALS_LOGGED_PER_S and event.reason != "draining":
+            self._logged += 1
+            log.info(
+                "connection closed by the gateway",
+                reason=event.reason,
+                why=event.sentence,
+                client=session.client_id,
+                peer=str(self._peer(shell)),
+            )
+        transport = shell.transport
+        if transport is not None:
+            shell.write()
+            # Nothing more is read: what the peer still sends must not keep the socket busy.
+            transport.close()
+            if transport.get_write_buffer_size():
+                self._lingering[shell] = self.now() + LINGER_S
+
+    def lost(self, shell: Shell) -> None:
+        """The socket is gone."""
+        self._shells.discard(shell)
+        self._lingering.pop(shell, None)
+        for link in self.links.values():
+            link.held.pop(shell, None)
+        self._wheel.remove(shell.session)
+        self.counters.connections = len(self._shells)
+
+    @staticmethod
+    def _peer(shell: Shell) -> object:
+        return None if shell.transport is None else shell.transport.get_extra_info("peername")
+
+    def _publish_will(self, session: Session, will: Will) -> None:
+        def again() -> None:
+            self._publish_will(session, will)
+
+        def dropped() -> None:
+            self.counters.refused["will_topic_unavailable"] += 1
+
+        missing = self.ingress.publish_will(session, will)
+        if missing is not None:
+            self.topics.create(missing, again, dropped)
+        else:
+            self.counters.wills_total += 1
+
+    def settle(self) -> None:
+        """Write what sessions have to send, and close those whose broker did not take their messages."""
+        if self._is_settling:
+            return
+        self._is_settling = True
+        context = self.context
+        try:
+            while context.dirty or context.doomed:
+                dirty = context.dirty
+                context.dirty = []
+                for session in dirty:
+                    shell = session.shell
+                    if isinstance(shell, Shell):
+                        shell.write()
+                doomed = context.doomed
+                context.doomed = []
+                for session in doomed:
+                    if session.state != CLOSED and isinstance(session.shell, Shell):
+                        session.shell.close(
+                            ReasonCode.SERVER_UNAVAILABLE,
+                            "broker_unavailable",
+                            "a broker did not take a message",
+                        )
+        finally:
+            self._is_settling = False
+
+    # Clocks
+
+    def _tick(self, due: float) -> None:
+        now = self.now()
+        self._lag_max_s = max(self._lag_max_s, now - due)
+        for session in self._wheel.advance(now):
+            if isinstance(session.shell, Shell):
+                session.shell.handle(session.handle_deadline(now))
+            if session.state != CLOSED:
+                self._wheel.put(session)
+        self.subscriptions.expire(now)
+        if now >= self._next_second:
+            self._next_second = now + REPORT_S
+            self._each_second(now)
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT_S
+            self._send_heartbeats()
+        self.settle()
+        self._loop.call_later(TICK_S, self._tick, now + TICK_S)
+
+    def _each_second(self, now: float) -> None:
+        self._logged = 0
+        for shell, deadline in list(self._lingering.items()):
+            if deadline <= now and shell.transport is not None:
+                self.counters.refused["does_not_read"] += 1
+                shell.transport.abort()
+                del self._lingering[shell]
+        for name, link in list(self.links.items()):
+            if link.producer.stuck_s(now) > REROUTE_S:
+                log.warning("a broker takes nothing; its connections are closed", broker=name)
+                link.producer.abandon()
+                link.flush()
+            if link.connection is None and self.routes.is_resting(name, now):
+                for shell in list(link.held):
+                    shell.close(ReasonCode.SERVER_UNAVAILABLE, "broker_unavailable", f"broker {name} is away")
+                link.held.clear()
+                if name not in self.routes.brokers():
+                    del self.links[name]
+        self.counters.brokers_known = len(self.links)
+        self._send_report()
+
+    def _send_heartbeats(self) -> None:
+        counters = self.counters
+        state: dict[str, object] = {
+            "connections": counters.connections,
+            "messages_in": counters.messages_in_qos0_total
+            + counters.messages_in_qos1_total
+            + counters.messages_in_qos2_total,
+            "messages_out": counters.messages_out_qos0_total + counters.messages_out_qos1_total,
+            "worker": self.index,
+        }
+        for link in self.links.values():
+            link.heartbeat(state)
+
+    def _send_report(self) -> None:
+        """Give the parent the numbers; one that does not read in time gets the next ones."""
+        if self._report is None:
+            return
+        counters = self.counters
+        producers = [link.producer for link in self.links.values()]
+        counters.brokers_up = sum(p.is_connected for p in producers)
+        counters.produce_batches_total = sum(p.batches for p in producers)
+        counters.produce_records_total = sum(p.records for p in producers)
+        counters.produce_refused_records_total = sum(p.refused_records for p in producers)
+        counters.produce_resent_batches_total = sum(p.resent_batches for p in producers)
+        counters.produce_pending_bytes = sum(p.pending_bytes for p in producers)
+        counters.catchup_readers = self.catchup.readers
+        counters.loop_lag_ms_max = int(self._lag_max_s * 1000)
+        self._lag_max_s = 0.0
+        ready = bool(self.links) and all(link.reader.is_open for link in self.links.values())
+        report = {"ready": ready, "numbers": counters.snapshot(), "refused": counters.refused}
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            self._report.send(json.dumps(report).encode())
+
+
+async def serve(
+    config: Config, index: int, listener: socket.socket, report: socket.socket, stopping: asyncio.Event
+) -> None:
+    """Run one worker until it has drained."""
+    await Worker(config, index, report).run(listener, stopping)
+
+
+__all__ = ["CONNECTED_STATE", "Worker", "serve"]

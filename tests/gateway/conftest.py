@@ -1,0 +1,263 @@
+"""A broker and registry in memory, over the real RPC, whose refusals tests choose."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from gateway.worker import Worker
+from holdmq.config import ClientSection, Config, GatewaySection
+from holdmq.errors import Code, RemoteError
+from holdmq.record import decode_record
+from holdmq.rpc.connection import Connection, Request
+from holdmq.rpc.server import Server
+from holdmq.topics import filter_terms  # noqa: F401 - the terms' meaning is tested in tests/holdmq
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
+from holdmq.wire.headers import (
+    BrokerRow,
+    Empty,
+    FilterTerm,
+    HelloRequest,
+    HelloResponse,
+    ProduceRequest,
+    ProduceResponse,
+    ProduceRun,
+    ReadCloseRequest,
+    ReadFilterRequest,
+    ReadOpenRequest,
+    ReadPosition,
+    ReadRequest,
+    ReadResponse,
+    RouteGetResponse,
+    RouteRow,
+    RunResult,
+    TopicCreateRequest,
+    TopicCreateResponse,
+    TopicRow,
+)
+
+
+class _Reader:
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.terms: list[FilterTerm] = []
+        self.reads: list[Request] = []
+
+
+class MemoryBroker:
+    """One broker, its log a list; also the registry that routes to it.
+
+    `verdicts` are taken first: each a list of codes for the runs of one PRODUCE, or an exception
+    for the whole. `held` keeps PRODUCE requests unanswered while `hold` is set.
+    """
+
+    def __init__(self) -> None:
+        self.log: list[bytes] = []
+        self.starts: list[int] = [0]
+        self.produced: list[list[ProduceRun]] = []
+        self.verdicts: list[list[int] | Exception] = []
+        self.held: list[Callable[[], None]] = []
+        self.hold = False
+        self.topics: dict[str, TopicRow] = {}
+        self.create_error: RemoteError | None = None
+        self.silent_filters = False
+        self.opened: list[ReadOpenRequest] = []
+        self.heartbeats: list[dict[str, Any]] = []
+        self.next: dict[tuple[int, str, int], tuple[int, int]] = {}
+        self.seen: set[tuple[int, str, int, int, int]] = set()
+        self._readers: dict[tuple[int, int], _Reader] = {}
+        self.server = Server(
+            {
+                RequestCode.PRODUCE: self._produce,
+                RequestCode.READ_OPEN: self._open,
+                RequestCode.READ_FILTER: self._filter,
+                RequestCode.READ: self._read,
+                RequestCode.READ_CLOSE: self._close,
+                RequestCode.TOPIC_CREATE: self._create,
+                RequestCode.ROUTE_GET: self._route,
+                RequestCode.HEARTBEAT: lambda r: self.heartbeats.append(r.command.ext_fields["state"]),
+            },
+            self._hello,
+            16 << 20,
+            on_closed=self._gone,
+        )
+
+    @property
+    def end(self) -> int:
+        return self.starts[-1]
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [decode_record(r).body for r in self.log]
+
+    async def listen(self, port: int = 0) -> None:
+        await self.server.listen("127.0.0.1", port)
+
+    def append(self, record: bytes) -> None:
+        stamped = bytearray(record)
+        struct.pack_into(">qq", stamped, 20, len(self.log), self.end)
+        self.log.append(bytes(stamped))
+        self.starts.append(self.end + len(record))
+
+    def serve(self) -> None:
+        for reader in self._readers.values():
+            if reader.reads and reader.position < self.end:
+                index = self.starts.index(reader.position)
+                credit = reader.reads[0].header(ReadRequest).credit_bytes
+                taken: list[bytes] = []
+                for record in self.log[index:]:
+                    if taken and sum(map(len, taken)) + len(record) > credit:
+                        break
+                    taken.append(record)
+                reader.position = self.starts[index + len(taken)]
+                body = b"".join(taken)
+                reader.reads.pop(0).reply(ReadResponse(reader.position, 1, len(taken)), [body], len(body))
+
+    def _hello(self, _connection: Connection, _hello: HelloRequest) -> HelloResponse:
+        return HelloResponse(1, "b0", "test", Worker.wall_ms(), b"12345678", 1, 4 << 20, 16 << 20)
+
+    def _gone(self, connection: Connection) -> None:
+        self._readers = {k: v for k, v in self._readers.items() if k[0] != id(connection)}
+
+    def _produce(self, request: Request) -> None:
+        if self.hold:
+            self.held.append(lambda: self._produce_now(request))
+        else:
+            self._produce_now(request)
+
+    def release(self) -> None:
+        self.hold = False
+        held, self.held = self.held, []
+        for answer in held:
+            answer()
+
+    def _produce_now(self, request: Request) -> None:
+        header = request.header(ProduceRequest)
+        runs = rows(ProduceRun, header.runs)
+        self.produced.append(runs)
+        verdict = self.verdicts.pop(0) if self.verdicts else [self._verdict(run) for run in runs]
+        if isinstance(verdict, Exception):
+            assert isinstance(verdict, RemoteError)
+            request.refuse(verdict)
+            return
+        count = int.from_bytes(request.body[:4], "big")
+        sizes = struct.unpack_from(f">{count}I", request.body, 4)
+        pos, at = 4 + 4 * count, 0
+        for run, code in zip(runs, verdict, strict=True):
+            key = (run.producer_id, run.topic, run.queue_id, run.producer_epoch, run.first_sequence)
+            for size in sizes[at : at + run.records]:
+                if code == 0 and key not in self.seen:
+                    self.append(bytes(request.body[pos : pos + size]))
+                pos += size
+            at += run.records
+            if code in (0, 16):
+                self.next[key[:3]] = (run.producer_epoch, run.first_sequence + run.records)
+            if code == 0:
+                self.seen.add(key)
+        request.reply(ProduceResponse([RunResult(code, 0 if not code else -1, "") for code in verdict]))
+        self.serve()
+
+    def _verdict(self, run: ProduceRun) -> int:
+        epoch, expected = self.next.get((run.producer_id, run.topic, run.queue_id), (0, 0))
+        if run.producer_epoch < epoch:
+            return Code.PRODUCER_FENCED
+        return Code.OUT_OF_SEQUENCE if run.producer_epoch == epoch and run.first_sequence > expected else 0
+
+    def _open(self, request: Request) -> None:
+        header = request.header(ReadOpenRequest)
+        self.opened.append(header)
+        position = self.end if header.position is None else header.position
+        if position > self.end:
+            raise RemoteError(Code.OFFSET_AHEAD, f"continue at {self.end}")
+        reader = self._readers[id(request.connection), header.reader_id] = _Reader(position)
+        reader.terms += rows(FilterTerm, header.add)
+        request.reply(ReadPosition(position, 1))
+
+    def _filter(self, request: Request) -> None:
+        header = request.header(ReadFilterRequest)
+        reader = self._readers[id(request.connection), header.reader_id]
+        reader.terms += rows(FilterTerm, header.add)
+        for term in rows(FilterTerm, header.remove):
+            reader.terms.remove(term)
+        if not self.silent_filters:
+            request.reply(ReadPosition(self.end, 1))
+
+    def live_terms(self) -> list[FilterTerm]:
+        return [t for (_, reader_id), r in self._readers.items() if reader_id == 0 for t in r.terms]
+
+    def _read(self, request: Request) -> None:
+        header = request.header(ReadRequest)
+        reader = self._readers.get((id(request.connection), header.reader_id))
+        if reader is None:
+            raise RemoteError(Code.READER_UNKNOWN, "open it again")
+        if header.hold_ms == 0 and reader.position >= self.end:
+            request.reply(ReadResponse(reader.position, 1, 0))
+            return
+        reader.reads.append(request)
+        self.serve()
+
+    def _close(self, request: Request) -> None:
+        self._readers.pop((id(request.connection), request.header(ReadCloseRequest).reader_id), None)
+        request.reply(Empty())
+
+    def _create(self, request: Request) -> None:
+        header = request.header(TopicCreateRequest)
+        if self.create_error is not None:
+            raise self.create_error
+        row = self.topics.setdefault(header.topic, TopicRow(header.topic, 4, 4, 6, "log", header.key_levels, False))
+        request.reply(TopicCreateResponse([row]))
+
+    def _route(self, request: Request) -> None:
+        routes = [RouteRow(t.topic, "b0", 4, 4, 6, "log", t.key_levels) for t in self.topics.values()]
+        brokers = [BrokerRow("test", "b0", 0, f"127.0.0.1:{self.server.port}")]
+        request.reply(RouteGetResponse(routes, brokers, 1))
+
+
+class RunningWorker:
+    """A real worker in this process, its port and its broker."""
+
+    def __init__(self, worker: Worker, port: int, broker: MemoryBroker) -> None:
+        self.worker = worker
+        self.port = port
+        self.broker = broker
+
+
+@pytest.fixture
+async def memory_broker() -> AsyncIterator[MemoryBroker]:
+    broker = MemoryBroker()
+    await broker.listen()
+    yield broker
+    await broker.server.close()
+
+
+@pytest.fixture
+async def start_worker(memory_broker: MemoryBroker) -> AsyncIterator[Callable[..., Any]]:
+    import socket
+
+    running: list[tuple[asyncio.Task[None], asyncio.Event]] = []
+
+    async def start(**settings: Any) -> RunningWorker:
+        config = Config(
+            gateway=GatewaySection(**{"drain_s": 1.0, **settings}),
+            client=ClientSection(registries=[f"127.0.0.1:{memory_broker.server.port}"]),
+        )
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        worker = Worker(config, 0, None)
+        stopping = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(worker.run(listener, stopping))
+        running.append((task, stopping))
+        while not worker.links or not all(link.reader.is_open for link in worker.links.values()):
+            await asyncio.sleep(0.01)
+            assert not task.done()
+        return RunningWorker(worker, port, memory_broker)
+
+    yield start
+    for task, stopping in running:
+        stopping.set()
+        await task
