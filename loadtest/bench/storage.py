@@ -1,0 +1,146 @@
+"""Append, queue reads and log reads of the log engine, in one process and without a network.
+
+    python -m loadtest.bench.storage --records 400000 --batches 1,8,64,512
+
+Prints its parameters and a row per batch size. The appender keeps at most `--window` batches
+unconfirmed; encoding is done before the clock starts, as producers encode elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import queue
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from holdmq.config import StorageSection
+from holdmq.errors import StorageError
+from holdmq.record_batch import Ints, encode_batch
+from storage.log.store import LogStore, open_store
+from storage.store import Batch, Run
+
+TOPIC = "bench"
+
+
+class Bench:
+    """A store whose callbacks run here, as they would on the event loop."""
+
+    def __init__(self, directory: str, flush: str, segment_mib: int) -> None:
+        self.posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        settings = StorageSection.model_validate(
+            {"data_dir": directory, "flush": flush, "segment_size_bytes": segment_mib << 20}
+        )
+        self.store: LogStore = open_store(settings, "bench", lambda _: 1, self.posted.put)
+        self.store.open()
+        self.done = 0
+
+    def confirmed(self, _batch: Batch, error: StorageError | None) -> None:
+        if error is not None:
+            raise error
+        self.done += 1
+
+    def append(self, made: list[tuple[bytearray, Ints]], queues: int, window: int) -> tuple[float, float]:
+        """Append prepared batches; seconds in all, and seconds spent in append and callbacks."""
+        self.done = 0
+        busy = 0.0
+        clock = time.perf_counter
+        begin = clock()
+        for index, (records, sizes) in enumerate(made):
+            started = clock()
+            run = Run(TOPIC, index % queues, len(sizes))
+            self.store.append(Batch(memoryview(records), sizes, [run]), self.confirmed)
+            busy += clock() - started
+            while index - self.done >= window or not self.posted.empty():
+                callback = self.posted.get()
+                started = clock()
+                callback()
+                busy += clock() - started
+        while self.done < len(made):
+            callback = self.posted.get()
+            started = clock()
+            callback()
+            busy += clock() - started
+        return clock() - begin, busy
+
+    def read_queue(self) -> tuple[int, float]:
+        """Read queue 0 from its start, cold; records and seconds."""
+        offset, count = self.store.bounds(TOPIC, 0)[0], 0
+        begin = time.perf_counter()
+        while offset < self.store.bounds(TOPIC, 0)[1]:
+            read = self.store.read_queue_cold(TOPIC, 0, 0, offset, 8 << 20, 1 << 20)
+            if read.next_offset == offset:
+                break
+            offset, count = read.next_offset, count + read.count
+        return count, time.perf_counter() - begin
+
+    def read_log(self) -> tuple[int, float]:
+        """Read the log from its start, cold; records and seconds."""
+        position, count = self.store.first_position, 0
+        begin = time.perf_counter()
+        while position < self.store.confirmed_position:
+            for batch in self.store.read_log(position, 1 << 20):
+                count += len(batch.sizes)
+                position = batch.end
+        return count, time.perf_counter() - begin
+
+
+def prepare(records: int, batch_records: int, body_bytes: int, queues: int) -> list[tuple[bytearray, Ints]]:
+    """Encoded batches, a queue each in turn; every record has a tag, 1,000 different ones in all."""
+    body = os.urandom(body_bytes)
+    made = []
+    for index in range(records // batch_records):
+        first = index * batch_records
+        properties = [
+            b"TAGS\x01%d/temp\x02CLIENT_ID\x01d%d\x02" % (i % 1000, i % 1000)
+            for i in range(first, first + batch_records)
+        ]
+        raw, sizes = encode_batch(TOPIC.encode(), index % queues, [body] * batch_records, properties, 1)
+        made.append((bytearray(raw), sizes))
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark and print its table."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.storage", description=__doc__)
+    parser.add_argument("--records", type=int, default=400_000, help="records per row, at most")
+    parser.add_argument("--batches", default="1,8,64,512", help="records per batch, one row each")
+    parser.add_argument("--body-bytes", type=int, default=100)
+    parser.add_argument("--queues", type=int, default=4)
+    parser.add_argument("--window", type=int, default=256, help="unconfirmed batches")
+    parser.add_argument("--flush", choices=("async", "sync"), default="async")
+    parser.add_argument("--segment-mib", type=int, default=256)
+    parser.add_argument("--data", default=None, help="directory to work in (default: a temporary one)")
+    options = parser.parse_args(arguments)
+    out = sys.stdout.write
+    shown = ", ".join(f"{k}={v}" for k, v in sorted(vars(options).items()))
+    out(f"storage bench: {shown}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
+    out(f"{'batch':>6} {'records':>8} {'append/s':>10} {'loop µs/batch':>14} {'groups':>7} ")
+    out(f"{'queue read/s':>13} {'log read/s':>11}\n")
+    for batch_records in map(int, options.batches.split(",")):
+        directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
+        bench = Bench(directory, options.flush, options.segment_mib)
+        try:
+            # Small batches cost so much more each that the same number of records would take minutes.
+            records = min(options.records, batch_records * 20_000)
+            made = prepare(records, batch_records, options.body_bytes, options.queues)
+            elapsed, busy = bench.append(made, options.queues, options.window)
+            time.sleep(1.2)  # until the index files have everything
+            queue_count, queue_s = bench.read_queue()
+            log_count, log_s = bench.read_log()
+            groups = bench.store.numbers()["write_groups_total"]
+            rate, per_batch = len(made) * batch_records / elapsed, busy / len(made) * 1e6
+            out(f"{batch_records:>6} {len(made) * batch_records:>8} {rate:>10,.0f} {per_batch:>14.1f} ")
+            out(f"{groups:>7.0f} {queue_count / queue_s:>13,.0f} {log_count / log_s:>11,.0f}\n")
+        finally:
+            bench.store.close()
+            shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
