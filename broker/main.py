@@ -11,6 +11,7 @@ from broker.registration import Registration
 from broker.server import BrokerServer
 from broker.topics import Topics
 from holdmq.config import Config
+from holdmq.errors import StoreFormatError
 from holdmq.process import Service
 from holdmq.telemetry import METRICS
 from holdmq.wire.headers import BrokerRegisterRequest
@@ -24,12 +25,26 @@ async def main(config: Config, service: Service) -> None:
     loop = asyncio.get_running_loop()
     settings = config.broker
     table = TopicTable(settings.topics_max, settings.topic_queues_default)
-    store = open_store(config.storage, settings.name, table.key_levels, loop.call_soon_threadsafe)
-    topics = Topics(
-        Path(config.storage.data_dir) / "config" / "topic.json", table, settings.auto_create_topics
+    accept_backup = config.storage.accept_backup
+    store = open_store(
+        config.storage,
+        settings.name,
+        table.key_levels,
+        loop.call_soon_threadsafe,
+        accept_backup=accept_backup,
     )
-    topics.load()
+    path = Path(config.storage.data_dir) / "config" / "topic.json"
+    topics = Topics(path, table, settings.auto_create_topics)
+    topics.load(accept_backup)
     await loop.run_in_executor(None, store.open)
+    if not len(table) and store.confirmed_position > 0:
+        await loop.run_in_executor(None, store.close)
+        raise StoreFormatError(
+            "it is missing, but the log has records",
+            operation="open",
+            path=str(path),
+            hint="restore it from a backup: without it no queue can be named",
+        )
     server = BrokerServer(settings.name, config.cluster.name, store, topics, config.storage.record_max_bytes)
     METRICS.register(Numbers({"holdmq_broker_": server.numbers, "holdmq_store_": store.numbers}))
     try:

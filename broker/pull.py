@@ -132,12 +132,12 @@ class Pull:
                 continue
             wanted = self._hash_filter(connection, header, queue.topic)
             read = self._store.read_queue(
-                queue.topic, queue.queue_id, queue.offset, left, PULL_MAX_RECORDS, wanted
+                queue.topic, queue.queue_id, queue.log_epoch, queue.offset, left, PULL_MAX_RECORDS, wanted
             )
             if read is None:
                 return None
             reads.append(read)
-            left -= _size(read)
+            left -= read.size_bytes
             if left <= 0:
                 break
         return reads
@@ -152,11 +152,11 @@ class Pull:
             left = _credit(header)
             for queue, known, wanted in plans:
                 read = known or self._store.read_queue_cold(
-                    queue.topic, queue.queue_id, queue.offset, left, PULL_MAX_RECORDS, wanted
+                    queue.topic, queue.queue_id, queue.log_epoch, queue.offset, left, PULL_MAX_RECORDS, wanted
                 )
                 reads.append(read)
                 if isinstance(read, QueueRead):
-                    left -= _size(read)
+                    left -= read.size_bytes
                 if left <= 0:
                     break
             return reads
@@ -189,8 +189,7 @@ class Pull:
                 pulled.append(PulledQueue(queue.topic, queue.queue_id, read.code, queue.offset, 0, 0, 0, 0))
                 continue
             parts += read.parts
-            read_bytes = _size(read)
-            size += read_bytes
+            size += read.size_bytes
             pulled.append(
                 PulledQueue(
                     queue.topic,
@@ -200,12 +199,12 @@ class Pull:
                     read.first_offset,
                     read.end_offset,
                     read.count,
-                    read_bytes,
+                    read.size_bytes,
                 )
             )
             counts = self._statistics.of(queue.topic)
             counts.messages_out += read.count
-            counts.bytes_out += read_bytes
+            counts.bytes_out += read.size_bytes
         request.reply(PullResponse(pulled, self._store.epoch), parts, size)
 
     def _lookup(self, queue: PullQueue) -> RemoteError | None:
@@ -236,7 +235,7 @@ class Pull:
         if any(p.all or p.mqtt for p in parts):
             return None  # the tag itself decides, and the reader has it
         exact = {h for p in parts for h in p.exact}
-        prefixes = {h << 32 for p in parts for h in p.prefix}
+        prefixes = {h for p in parts for h in p.prefix}
         return HashFilter(sorted(exact), sorted(prefixes))
 
     # Hold
@@ -280,10 +279,6 @@ class Pull:
 
 def _credit(header: PullRequest) -> int:
     return max(1, min(header.max_bytes, PULL_MAX_BYTES))
-
-
-def _size(read: QueueRead) -> int:
-    return sum(map(len, read.parts))
 
 
 def _is_at_end(queue: PullQueue, read: QueueRead | RemoteError) -> bool:

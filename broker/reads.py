@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
 
-from broker.core.cold import batches_of
 from broker.core.readers import Picked, Reader, scan
-from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.errors import Code, CorruptRecordError, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
@@ -29,7 +27,7 @@ from holdmq.wire.headers import (
     ReadRequest,
     ReadResponse,
 )
-from storage.store import Batch, MessageStore, ReadStatus
+from storage.store import Batch, MessageStore
 
 READERS_MAX: Final = 256
 """Readers per connection: one live, up to 64 catching up, and room."""
@@ -61,13 +59,12 @@ class _Open:
 class Reads:
     """All readers of a broker."""
 
-    def __init__(self, store: MessageStore, key_levels: Callable[[str], int]) -> None:
+    def __init__(self, store: MessageStore) -> None:
         self.readers = 0
         self.cold_reads = 0
         self.records_out = 0
         self.bytes_out = 0
         self._store = store
-        self._key_levels = key_levels
         self._open: dict[Connection, dict[int, _Open]] = {}
         self._loop = asyncio.get_running_loop()
         self._tick: asyncio.TimerHandle | None = None
@@ -228,11 +225,13 @@ class Reads:
         future.add_done_callback(done)
 
     def _read_cold(self, position: int) -> tuple[list[Batch], int]:
-        """On the reader pool: a chunk of the log in runs, and where the next one begins."""
-        read = self._store.read_log(position, COLD_CHUNK_BYTES)
-        if read.status == ReadStatus.CORRUPT:
-            log.error("the log is damaged; readers go on after it", reason=read.reason)
-        return batches_of(read.parts, read.positions, self._key_levels), read.next_position
+        """On the reader pool: a chunk of the log, and where the next one begins."""
+        try:
+            batches = self._store.read_log(position, COLD_CHUNK_BYTES)
+        except CorruptRecordError as e:
+            log.error("the log is damaged; readers go on after it", reason=str(e))
+            return [], e.resume_at
+        return batches, batches[-1].end if batches else position
 
     def _cold_read_failed(self, opened: _Open, error: BaseException) -> None:
         log.error("reading the log failed", position=opened.reader.position, reason=str(error))

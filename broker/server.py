@@ -44,7 +44,7 @@ class BrokerServer:
         self.statistics = Statistics()
         self.produce = Produce(store, topics.table, self.statistics, record_max_bytes)
         self.pull = Pull(store, topics.table, self.statistics)
-        self.reads = Reads(store, topics.table.key_levels)
+        self.reads = Reads(store)
         self.topics = topics
         self._store = store
         self._record_max_bytes = record_max_bytes

@@ -134,6 +134,10 @@ class StorageSection(Section):
         le=64 * _GIB,
         description="Newest bytes of the log kept in memory for live readers.",
     )
+    accept_backup: bool = Field(
+        False,
+        description="Start with the .bak of a damaged or missing configuration file: for one start, by hand.",
+    )
     read_threads: int = Field(
         2, ge=1, le=64, description="Threads for cold reads: a disk answers a few requests at once well."
     )

@@ -6,7 +6,8 @@ never waits for a disk; every callback runs on the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
@@ -156,6 +157,10 @@ class MessageStore(Protocol):
     """
 
     @property
+    def reader_pool(self) -> Executor:
+        """Where blocking reads belong."""
+
+    @property
     def store_id(self) -> bytes:
         """8 bytes, for ever the same: StoreHost of every record and half of every MessageId."""
 
@@ -234,3 +239,6 @@ class MessageStore(Protocol):
 
     def state(self) -> StoreState:
         """Whether records are taken, for /readyz."""
+
+    def numbers(self) -> Mapping[str, float]:
+        """Counters (names end in _total) and gauges; called on any thread."""

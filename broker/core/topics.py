@@ -142,7 +142,14 @@ class TopicTable:
 
 
 def _check_types(topic: Topic) -> None:
-    for number in (topic.read_queues, topic.write_queues, topic.perm, topic.key_levels, topic.sys_flag):
+    numbers: tuple[object, ...] = (
+        topic.read_queues,
+        topic.write_queues,
+        topic.perm,
+        topic.key_levels,
+        topic.sys_flag,
+    )
+    for number in numbers:
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise TypeError(f"{number!r} is no count")
     if not (1 <= topic.write_queues <= QUEUES_MAX and 1 <= topic.read_queues <= QUEUES_MAX):

@@ -25,8 +25,8 @@ async def test_a_batch_gets_dense_offsets_and_its_positions(broker: Stack) -> No
     assert [(r.status, r.base_offset) for r in results] == [(Code.OK, 0), (Code.OK, 0)]
     assert response.positions is not None
     (at, *_), _ = response.positions
-    read = await asyncio.to_thread(broker.store.read_log, at, 1 << 20)
-    assert bytes(decode_record(read.parts[0]).body) == b"0"
+    batches = await asyncio.to_thread(broker.store.read_log, at, 1 << 20)
+    assert bytes(decode_record(batches[0].records).body) == b"0"
     assert (await broker.produce("t", 2, (b"y", None), producer_id=2)).base_offset == 1
 
 
