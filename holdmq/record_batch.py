@@ -50,6 +50,9 @@ ClaimedRun = tuple[bytes, int, int]
 """What a run of a batch claims of its records: topic, queue id, count."""
 
 _SIZE: Final = Struct(">I")
+_LENGTH: Final = Struct(">H")
+_OFFSETS: Final = Struct(">qq")
+_STORED: Final = Struct(">QQ")
 _U16: Final = np.dtype(">u2")
 _U32: Final = np.dtype(">u4")
 _U64: Final = np.dtype(">u8")
@@ -59,6 +62,9 @@ _WORD: Final = np.dtype("V4")
 
 _HALF: Final = np.uint64(32)
 _TAGS: Final = int.from_bytes(b"TAGS", "big")
+
+FEW: Final = 8
+"""Up to this many records a loop in Python is cheaper than numpy's fixed cost per call (measured)."""
 
 
 class BadEntry(NamedTuple):
@@ -181,8 +187,13 @@ def stamp(
     `position` is the log offset of the buffer's first byte, `store_host` the 8-byte store id.
     The records must have passed `check_entries`.
     """
-    raw = _bytes_of(records)
     count = len(starts)
+    if count <= FEW:
+        host = int.from_bytes(store_host, "big")
+        for start, size, offset in zip(starts.tolist(), sizes.tolist(), queue_offsets.tolist(), strict=True):
+            _stamp_one(records, start, size, offset, position + start, store_ms, host)
+        return
+    raw = _bytes_of(records)
     offsets = np.empty((count, 2), _I64)
     offsets[:, 0] = queue_offsets
     physical = starts + position
@@ -192,6 +203,23 @@ def stamp(
     _scatter(raw, _PAIR, starts + STORE_MS_AT + _ipv6_extra(raw, starts), pair)
     checks = stamp_checks(queue_offsets, physical, store_ms, int.from_bytes(store_host, "big"))
     _scatter(raw, _WORD, starts + sizes - 8, checks.astype(_U32).view(_WORD))
+
+
+def _stamp_one(
+    records: memoryview | bytearray,
+    start: int,
+    size: int,
+    offset: int,
+    physical: int,
+    store_ms: int,
+    host: int,
+) -> None:
+    store_at = start + STORE_MS_AT
+    if records[start + SYS_FLAG_AT + 3] & SYS_BORN_IPV6:
+        store_at += IPV6_EXTRA
+    _OFFSETS.pack_into(records, start + QUEUE_OFFSET_AT, offset, physical)
+    _STORED.pack_into(records, store_at, store_ms, host)
+    _SIZE.pack_into(records, start + size - 8, stamp_check(offset, physical, store_ms, host))
 
 
 def verify_stamps(records: Buffer | Bytes, starts: Ints, sizes: Ints) -> int:
@@ -402,13 +430,15 @@ _CACHES: Final[dict[int, TagCache]] = {}
 
 def tag_hashes(records: Buffer, starts: Ints, sizes: Ints, key_levels: int = 1) -> Hashes | None:
     """The tag hash of every record of a run; None = no record has a tag (all would be 0)."""
+    cache = _CACHES.get(key_levels)
+    if cache is None:
+        cache = _CACHES[key_levels] = TagCache(key_levels)
+    if len(starts) <= FEW:
+        return _few_tag_hashes(records, starts, cache)
     raw = _bytes_of(records)
     begins, ends = properties_bounds(raw, starts, sizes)
     if not (ends > begins).any():
         return None
-    cache = _CACHES.get(key_levels)
-    if cache is None:
-        cache = _CACHES[key_levels] = TagCache(key_levels)
     low, high = int(starts[0]), int(ends[-1])
     data = bytes(memoryview(records)[low:high])
     find = data.find
@@ -428,18 +458,20 @@ def tag_hashes(records: Buffer, starts: Ints, sizes: Ints, key_levels: int = 1) 
     return np.array(hashes, np.uint64)
 
 
-def stamp_one(
-    records: memoryview | bytearray,
-    start: int,
-    size: int,
-    queue_offset: int,
-    physical: int,
-    store_ms: int,
-    store_host: bytes,
-) -> None:
-    """`stamp` of one record: cheaper than arrays for a batch of a few."""
-    store_at = start + (STORE_MS_AT + IPV6_EXTRA if records[start + 39] & SYS_BORN_IPV6 else STORE_MS_AT)
-    records[start + 20 : start + 36] = queue_offset.to_bytes(8, "big") + physical.to_bytes(8, "big")
-    records[store_at : store_at + 16] = store_ms.to_bytes(8, "big") + store_host
-    check = stamp_check(queue_offset, physical, store_ms, int.from_bytes(store_host, "big"))
-    records[start + size - 8 : start + size - 4] = check.to_bytes(4, "big")
+def _few_tag_hashes(records: Buffer, starts: Ints, cache: TagCache) -> Hashes | None:
+    hashes: list[int] = []
+    any_tag = False
+    for start in starts.tolist():
+        body_at = start + BODY_LENGTH_AT
+        if records[start + SYS_FLAG_AT + 3] & SYS_BORN_IPV6:
+            body_at += IPV6_EXTRA
+        topic_at: int = body_at + 4 + _SIZE.unpack_from(records, body_at)[0]
+        at: int = topic_at + 3 + records[topic_at]
+        length: int = _LENGTH.unpack_from(records, at - 2)[0]
+        tag = escaped_tag_of(bytes(records[at : at + length])) if length else None
+        if tag is None:
+            hashes.append(0)
+        else:
+            any_tag = True
+            hashes.append(cache.hash(tag))
+    return np.array(hashes, np.uint64) if any_tag else None

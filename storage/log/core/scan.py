@@ -123,21 +123,19 @@ def batch_of(view: memoryview, sizes: Ints, position: int, key_levels: KeyLevels
     columns = decode_columns(batch.records, starts, sizes)
     batch.store_ms = int(columns.store_ms[-1])
     bounds = _run_bounds(batch.records, starts, columns.topic_start, columns.topic_size)
+    # Most topics have one key level: their hashes are made for the whole batch at once.
+    hashes = tag_hashes(batch.records, starts, sizes, 1)
+    base_offsets = columns.queue_offset.tolist()
     for first, last in zip(bounds, [*bounds[1:], len(sizes)], strict=True):
         begin = int(columns.topic_start[first])
         topic = bytes(view[begin : begin + int(columns.topic_size[first])]).decode("utf-8", "surrogateescape")
         at = int(starts[first]) + QUEUE_ID_AT
         levels = key_levels(topic)
-        batch.runs.append(
-            Run(
-                topic,
-                int.from_bytes(view[at : at + 4], "big"),
-                last - first,
-                levels,
-                int(columns.queue_offset[first]),
-                tag_hashes(batch.records, starts[first:last], sizes[first:last], levels),
-            )
-        )
+        own = None if hashes is None else hashes[first:last]
+        if own is not None and levels != 1:
+            own = tag_hashes(batch.records, starts[first:last], sizes[first:last], levels)
+        queue_id = int.from_bytes(view[at : at + 4], "big")
+        batch.runs.append(Run(topic, queue_id, last - first, levels, base_offsets[first], own))
     return batch
 
 
