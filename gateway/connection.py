@@ -127,7 +127,7 @@ class Shell(asyncio.Protocol):
         if ending:
             self.handle(ending)
             return
-        self.close(ReasonCode.SERVER_UNAVAILABLE, "topic_unavailable", "no broker answered for this topic")
+        self.close(ReasonCode.SERVER_BUSY, "topic_unavailable", "no broker answered for this topic")
 
     # Reading and not reading
 

@@ -315,7 +315,7 @@ class Worker:
                 for session in doomed:
                     if session.state != CLOSED and isinstance(session.shell, Shell):
                         session.shell.close(
-                            ReasonCode.SERVER_UNAVAILABLE,
+                            ReasonCode.SERVER_BUSY,
                             "broker_unavailable",
                             "a broker did not take a message",
                         )
@@ -356,7 +356,7 @@ class Worker:
                 link.flush()
             if link.connection is None and self.routes.is_resting(name, now):
                 for shell in list(link.held):
-                    shell.close(ReasonCode.SERVER_UNAVAILABLE, "broker_unavailable", f"broker {name} is away")
+                    shell.close(ReasonCode.SERVER_BUSY, "broker_unavailable", f"broker {name} is away")
                 link.held.clear()
                 if name not in self.routes.brokers():
                     del self.links[name]

@@ -236,11 +236,11 @@ class Producer:
             code = _code(result.status)
             if code in _REROUTE:
                 self.must_reroute = True
-                self._give_up(run, CLOSE | ReasonCode.SERVER_UNAVAILABLE)
+                self._give_up(run, CLOSE | ReasonCode.SERVER_BUSY)
             elif CODES[code].retriable:
                 again.append(run)
             else:
-                self._give_up(run, REFUSALS.get(code, CLOSE | ReasonCode.SERVER_UNAVAILABLE))
+                self._give_up(run, REFUSALS.get(code, CLOSE | ReasonCode.SERVER_BUSY))
         if again:
             batch.runs = again
             self._keep(batch, retry_after_ms, now)
@@ -257,7 +257,7 @@ class Producer:
             self._keep(batch, retry_after_ms, now)
             return
         for run in batch.runs:
-            self._give_up(run, CLOSE | ReasonCode.SERVER_UNAVAILABLE)
+            self._give_up(run, CLOSE | ReasonCode.SERVER_BUSY)
         self.pending_bytes -= batch.size_bytes
         self.epoch = min(self.epoch + 1, EPOCH_MAX)
 
@@ -282,7 +282,7 @@ class Producer:
             self._waiting.append(self._seal())
         for batch in (*self.in_flight.values(), *self._refused, *self._waiting):
             for run in batch.runs:
-                self._give_up(run, CLOSE | ReasonCode.SERVER_UNAVAILABLE)
+                self._give_up(run, CLOSE | ReasonCode.SERVER_BUSY)
                 self.abandoned_records += len(run.records)
         self.in_flight.clear()
         self._refused.clear()

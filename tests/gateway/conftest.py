@@ -209,7 +209,9 @@ class MemoryBroker:
         header = request.header(TopicCreateRequest)
         if self.create_error is not None:
             raise self.create_error
-        row = self.topics.setdefault(header.topic, TopicRow(header.topic, 4, 4, 6, "log", header.key_levels, False))
+        row = self.topics.setdefault(
+            header.topic, TopicRow(header.topic, 4, 4, 6, "log", header.key_levels, False)
+        )
         request.reply(TopicCreateResponse([row]))
 
     def _route(self, request: Request) -> None:

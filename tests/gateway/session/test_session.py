@@ -1,0 +1,562 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core.counters import Counters
+from gateway.core.entries import make_entry
+from gateway.core.receipts import CLOSE, Receipt
+from gateway.limits import Limits
+from gateway.session.events import Closed, Connected, Subscribing, Unsubscribing, WindowOpened
+from gateway.session.session import Context, Session
+from holdmq.config import GatewaySection
+from holdmq.mqtt import (
+    MQTT_3_1,
+    MQTT_3_1_1,
+    MQTT_5,
+    PUBACK,
+    PUBREC,
+    SERVER,
+    AckRun,
+    Auth,
+    ConnAck,
+    Connect,
+    Decoder,
+    Disconnect,
+    Packet,
+    PingReq,
+    PingResp,
+    Properties,
+    PubAck,
+    PubComp,
+    Publish,
+    PublishRun,
+    PubRec,
+    PubRel,
+    ReasonCode,
+    SubAck,
+    Subscribe,
+    Subscription,
+    TopicTable,
+    UnsubAck,
+    Unsubscribe,
+    Will,
+    encode,
+    publishes,
+)
+from holdmq.record import NO_HOST
+
+VERSIONS = [MQTT_3_1, MQTT_3_1_1, MQTT_5]
+
+
+class Bench:
+    """A session with a clock of its own, fed with packets, its answers decoded."""
+
+    def __init__(self, version: int = MQTT_5, anonymous: bool = True, **section: Any) -> None:
+        self.version = version
+        self.now = 1000.0
+        self.counters = Counters()
+        ids = itertools.count(1)
+        limits = Limits(GatewaySection(**section), anonymous)
+        self.context = Context(
+            TopicTable(lambda raw: make_entry(raw, limits.topic_max_bytes, limits.topic_levels_max)),
+            limits,
+            self.counters,
+            lambda: f"auto-{next(ids)}",
+        )
+        self.session = Session(self.context, self.now, NO_HOST)
+        self.decoder: Decoder[bytes] = Decoder(TopicTable(bytes), 1 << 24, sender=SERVER, version=version)
+
+    def feed(self, *packets: Packet | bytes) -> list[Any]:
+        data = b"".join(p if isinstance(p, bytes) else encode(p, self.version) for p in packets)
+        return self.session.receive_data(data, self.now)
+
+    def sent(self) -> list[Any]:
+        items: list[Any] = []
+        for item in self.decoder.feed(self.session.data_to_send()):
+            items += publishes(item) if isinstance(item, PublishRun) else [item]
+        return items
+
+    def connect(self, **fields: Any) -> ConnAck:
+        fields.setdefault("client_id", "device")
+        events = self.feed(Connect(version=self.version, **fields))
+        assert isinstance(events[0], Connected), events
+        answer = self.sent()[0]
+        assert isinstance(answer, ConnAck)
+        return answer
+
+    def settle(self, packet_ids: list[int], packet_type: int = PUBACK, outcome: int = 0) -> None:
+        receipt = Receipt(self.session, packet_type)
+        receipt.packet_ids += packet_ids
+        self.session.expect(receipt)
+        receipt.settle(outcome)
+
+
+def reasons(events: list[Any]) -> list[str]:
+    return [event.reason for event in events if isinstance(event, Closed)]
+
+
+def ids(items: list[Any]) -> list[int]:
+    found: list[int] = []
+    for item in items:
+        found += item.packet_ids if isinstance(item, AckRun) else [item.packet_id]
+    return found
+
+
+# CONNECT
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_client_of_each_version_is_admitted_without_a_session_present(version: int) -> None:
+    answer = Bench(version).connect(clean_start=False)
+    assert answer.reason_code == 0
+    assert answer.session_present is False  # [MQTT-3.2.2-2], sessions end with their connection
+
+
+def test_connack_says_what_is_not_offered() -> None:
+    answer = Bench().connect(properties=Properties(session_expiry_interval=600))
+    said = answer.properties
+    assert said.session_expiry_interval == 0
+    assert said.retain_available == 0
+    assert said.shared_subscription_available == 0
+    assert said.maximum_qos is None
+    assert said.receive_maximum == 1024
+    assert said.topic_alias_maximum == 16
+
+
+def test_an_empty_client_id_gets_one_assigned() -> None:  # [MQTT-3.1.3-6], -7
+    answer = Bench().connect(client_id="")
+    assert answer.properties.assigned_client_identifier == "auto-1"
+
+
+@pytest.mark.parametrize("asked", [0, 7200])
+def test_a_keep_alive_beyond_the_maximum_is_answered_with_the_servers(asked: int) -> None:  # [MQTT-3.2.2-21]
+    assert Bench().connect(keep_alive=asked).properties.server_keep_alive == 3600
+
+
+@pytest.mark.parametrize(("version", "code"), [(MQTT_5, 0x86), (MQTT_3_1_1, 0x87), (MQTT_3_1, 0x87)])
+def test_without_anonymous_access_everybody_is_refused(version: int, code: int) -> None:
+    bench = Bench(version, anonymous=False)
+    events = bench.feed(Connect(client_id="c", version=version, username="u", password=b"p"))
+    assert [event for event in events if isinstance(event, Connected)] == []
+    assert bench.sent()[0].reason_code == code
+    assert reasons(events) == [ReasonCode(code).name.lower()]
+
+
+def test_a_client_id_over_the_limit_is_refused() -> None:  # [MQTT-3.1.3-8]
+    bench = Bench(client_id_max_bytes=23)
+    events = bench.feed(Connect(client_id="x" * 24, version=MQTT_5))
+    assert bench.sent()[0].reason_code == 0x85
+    assert reasons(events) == ["client_identifier_not_valid"]
+
+
+def test_enhanced_authentication_is_refused() -> None:  # [MQTT-4.12.0-1]
+    bench = Bench()
+    bench.feed(Connect(client_id="c", version=MQTT_5, properties=Properties(authentication_method="SCRAM")))
+    assert bench.sent()[0].reason_code == 0x8C
+
+
+def test_a_retained_will_is_refused_as_retained_messages_are_not_offered() -> None:  # [MQTT-3.2.2-13]
+    bench = Bench()
+    bench.feed(Connect(client_id="c", version=MQTT_5, will=Will("a", b"", retain=True)))
+    assert bench.sent()[0].reason_code == 0x9A
+
+
+def test_beyond_the_connections_a_client_is_told_that_the_server_is_busy() -> None:
+    bench = Bench()
+    bench.session.refuse_with = ReasonCode.SERVER_BUSY
+    bench.feed(Connect(client_id="c", version=MQTT_5))
+    assert bench.sent()[0].reason_code == 0x89
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"\x00" * 64]
+)
+def test_a_port_scanners_bytes_close_the_connection_without_an_answer(
+    garbage: bytes,
+) -> None:  # [MQTT-3.1.0-1]
+    bench = Bench()
+    events = bench.feed(garbage)
+    assert len(reasons(events)) == 1
+    assert bench.session.data_to_send() == b""
+    assert sum(bench.counters.refused.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [(b"\x30\xff\xff\xff\x7f", "packet_too_large"), (b"\x30\x80\x86\x86\x8f\x01", "malformed_packet")],
+)
+def test_a_huge_remaining_length_is_refused_before_anything_is_kept(header: bytes, reason: str) -> None:
+    """256 MB is the most that can be said; 300 MB takes a fifth byte."""
+    bench = Bench()
+    bench.connect()
+    assert reasons(bench.feed(header)) == [reason]
+    assert bench.sent()[0].reason_code == {"packet_too_large": 0x95, "malformed_packet": 0x81}[reason]
+
+
+def test_a_second_connect_is_a_protocol_error() -> None:  # [MQTT-3.1.0-2]
+    bench = Bench()
+    bench.connect()
+    assert reasons(bench.feed(Connect(client_id="c", version=MQTT_5))) == ["protocol_error"]
+    assert bench.sent()[0].reason_code == 0x82
+
+
+# Time
+
+
+def test_half_a_connect_and_silence_are_closed_at_the_unauthenticated_deadline() -> None:
+    bench = Bench(unauthenticated_s=10)
+    bench.feed(encode(Connect(client_id="c", version=MQTT_5), MQTT_5)[:9])
+    bench.now += 5
+    bench.feed(b"")  # trickling bytes do not move the deadline
+    assert bench.session.next_deadline() == 1010.0
+    assert bench.session.handle_deadline(1009.9) == []
+    assert reasons(bench.session.handle_deadline(1010.0)) == ["unauthenticated"]
+
+
+def test_silence_of_one_and_a_half_keep_alives_ends_the_connection() -> None:  # [MQTT-3.1.2-22]
+    bench = Bench()
+    bench.connect(keep_alive=10, will=Will("w", b"gone"))
+    bench.now += 14
+    bench.feed(PingReq())
+    assert isinstance(bench.sent()[0], PingResp)  # [MQTT-3.12.4-1]
+    assert bench.session.handle_deadline(1015.1) == []
+    events = bench.session.handle_deadline(1029.0)
+    assert reasons(events) == ["keep_alive"]
+    assert events[0].will is not None
+    assert bench.sent()[0].reason_code == 0x8D
+
+
+def test_a_socket_that_we_do_not_read_does_not_count_as_silent() -> None:
+    bench = Bench(MQTT_3_1_1)
+    bench.connect(keep_alive=1)
+    bench.session.is_held = True
+    assert bench.session.handle_deadline(1100.0) == []
+    assert bench.session.next_deadline() == 1101.5
+
+
+def test_a_keep_alive_of_0_has_no_deadline_in_mqtt_3() -> None:
+    bench = Bench(MQTT_3_1_1)
+    bench.connect(keep_alive=0)
+    assert bench.session.next_deadline() is None
+
+
+# Wills
+
+
+@pytest.mark.parametrize(("code", "published"), [(0x00, False), (0x04, True)])
+def test_disconnect_drops_the_will_unless_it_asks_for_it(
+    code: int, published: bool
+) -> None:  # [MQTT-3.1.2-10]
+    bench = Bench()
+    bench.connect(will=Will("w", b"gone"))
+    events = bench.feed(Disconnect(code))
+    assert (events[-1].will is not None) is published
+    assert reasons(events) == [""]
+
+
+def test_a_lost_connection_makes_the_will_due_at_once() -> None:  # [MQTT-3.1.2-8], sessions end here
+    bench = Bench()
+    bench.connect(will=Will("w", b"gone", properties=Properties(will_delay_interval=60)))
+    assert bench.session.connection_lost()[0].will is not None
+    assert bench.session.connection_lost() == []
+
+
+def test_a_connection_that_never_connected_has_no_will() -> None:
+    assert Bench().session.connection_lost()[0].will is None
+
+
+# Publishes in
+
+
+def test_publishes_come_as_runs_and_are_acknowledged_when_they_settle() -> None:
+    bench = Bench()
+    bench.connect()
+    events = bench.feed(*[Publish("a/b", b"x", 1, packet_id=n) for n in (1, 2, 3)])
+    assert len(events[0].messages) == 3
+    assert bench.sent() == []
+    bench.settle([1, 2, 3])
+    assert ids(bench.sent()) == [1, 2, 3]
+    assert bench.session.inbound is not None
+    assert bench.session.inbound.count == 0
+
+
+def test_acknowledgements_leave_in_the_order_of_the_publishes() -> None:  # [MQTT-4.6.0-2]
+    bench = Bench()
+    bench.connect()
+    bench.feed(*[Publish("a/b", b"x", 1, packet_id=n) for n in (1, 2, 3)])
+    receipts = []
+    for packet_id in (1, 2, 3):
+        receipt = Receipt(bench.session, PUBACK)
+        receipt.packet_ids.append(packet_id)
+        bench.session.expect(receipt)
+        receipts.append(receipt)
+    receipts[2].settle(0)
+    receipts[1].settle(0x97)
+    assert bench.sent() == []
+    receipts[0].settle(0)
+    answers = bench.sent()
+    assert ids(answers) == [1, 2, 3]
+    assert isinstance(answers[1], PubAck)
+    assert answers[1].reason_code == 0x97
+
+
+def test_a_refusal_is_acknowledged_in_mqtt_3() -> None:
+    bench = Bench(MQTT_3_1_1)
+    bench.connect()
+    bench.feed(Publish("a", b"", 1, packet_id=5))
+    bench.settle([5], outcome=0x97)
+    assert ids(bench.sent()) == [5]
+
+
+def test_what_the_log_may_not_have_is_never_acknowledged_and_dooms_the_connection() -> None:
+    bench = Bench(MQTT_3_1_1)
+    bench.connect()
+    bench.feed(Publish("a", b"", 1, packet_id=5), Publish("a", b"", 1, packet_id=6))
+    bench.settle([5], outcome=CLOSE | 0x89)
+    bench.settle([6])
+    assert bench.context.doomed == [bench.session]
+
+
+def test_more_unacknowledged_publishes_than_the_receive_maximum_end_the_connection() -> None:  # 3.3.4
+    bench = Bench(receive_max=2)
+    bench.connect()
+    assert reasons(bench.feed(*[Publish("a", b"", 1, packet_id=n) for n in (1, 2, 3)])) == [
+        "receive_maximum_exceeded"
+    ]
+    assert bench.sent()[0].reason_code == 0x93
+
+
+def test_mqtt_3_has_no_receive_maximum_but_its_socket_is_to_be_held() -> None:
+    bench = Bench(MQTT_3_1_1, receive_max=2)
+    bench.connect()
+    assert reasons(bench.feed(*[Publish("a", b"", 1, packet_id=n) for n in (1, 2, 3)])) == []
+    assert bench.session.is_saturated
+    bench.settle([1, 2])
+    assert not bench.session.is_saturated
+
+
+def test_a_retained_publish_is_refused_in_mqtt_5_and_taken_in_mqtt_3() -> None:  # [MQTT-3.2.2-14]
+    bench = Bench()
+    bench.connect()
+    assert reasons(bench.feed(Publish("a", b"", 0, retain=True))) == ["retain_not_supported"]
+    older = Bench(MQTT_3_1_1)
+    older.connect()
+    assert len(older.feed(Publish("a", b"", 0, retain=True))[0].messages) == 1
+
+
+def test_topic_aliases_up_to_the_maximum_are_resolved() -> None:
+    bench = Bench()
+    bench.connect()
+    alias = Properties(topic_alias=16)
+    events = bench.feed(Publish("a/b", b"1", properties=alias), Publish("", b"2", properties=alias))
+    assert [m[0].mqtt_topic for e in events for m in e.messages] == ["a/b", "a/b"]
+    assert reasons(bench.feed(Publish("c", b"", properties=Properties(topic_alias=17)))) == [
+        "topic_alias_invalid"
+    ]
+
+
+# QoS 2 in
+
+
+def test_qos_2_is_handed_on_once_until_it_is_released() -> None:  # [MQTT-4.3.3-9] … -12
+    bench = Bench()
+    bench.connect()
+    message = Publish("a", b"once", 2, packet_id=9)
+    assert len(bench.feed(message)[0].messages) == 1
+    assert bench.feed(message) == []
+    assert bench.sent() == [], "the log does not have it yet"
+    bench.settle([9], PUBREC)
+    assert ids(bench.sent()) == [9]
+    again = Publish("a", b"once", 2, dup=True, packet_id=9)
+    assert bench.feed(again) == []
+    assert ids(bench.sent()) == [9]
+    bench.feed(PubRel(9))
+    assert [type(item) for item in bench.sent()] == [AckRun]
+    assert len(bench.feed(message)[0].messages) == 1, "the id is free again"
+
+
+def test_a_repeat_in_the_same_read_is_handed_on_once() -> None:
+    bench = Bench(MQTT_3_1_1)
+    bench.connect()
+    message = Publish("a", b"once", 2, packet_id=9)
+    assert len(bench.feed(message, message, Publish("a", b"", 1, packet_id=1))[0].messages) == 2
+
+
+def test_a_refused_qos_2_publish_frees_its_id() -> None:  # 3.5.2.1
+    bench = Bench()
+    bench.connect()
+    bench.feed(Publish("a", b"", 2, packet_id=9))
+    bench.settle([9], PUBREC, outcome=0x97)
+    answer = bench.sent()[0]
+    assert isinstance(answer, PubRec)
+    assert answer.reason_code == 0x97
+    assert bench.session.inbound is not None
+    assert bench.session.inbound.count == 0
+    assert len(bench.feed(Publish("a", b"", 2, packet_id=9))[0].messages) == 1
+
+
+def test_pubrel_of_an_unknown_id_is_answered_so() -> None:  # 3.7.2.1
+    bench = Bench()
+    bench.connect()
+    bench.feed(PubRel(77))
+    answer = bench.sent()[0]
+    assert isinstance(answer, PubComp)
+    assert answer.reason_code == 0x92
+
+
+# Subscriptions
+
+
+def subscribe(*filters: tuple[str, int], **options: Any) -> Subscribe:
+    return Subscribe(3, [Subscription(f, qos, **options) for f, qos in filters])
+
+
+def test_subscriptions_are_granted_at_most_qos_1_and_answered_when_in_effect() -> None:  # [MQTT-3.8.4-6], -7
+    bench = Bench()
+    bench.connect()
+    event = bench.feed(subscribe(("a", 0), ("b/+", 1), ("c/#", 2)))[0]
+    assert isinstance(event, Subscribing)
+    assert [code for code, _ in event.granted] == [0, 1, 1]
+    assert bench.sent() == []
+    bench.session.subscribed(event.packet_id, [code for code, _ in event.granted])
+    answer = bench.sent()[0]
+    assert isinstance(answer, SubAck)
+    assert (answer.packet_id, answer.reason_codes) == (3, [0, 1, 1])
+
+
+@pytest.mark.parametrize(("version", "code"), [(MQTT_5, 0x9E), (MQTT_3_1_1, 0x9E)])
+def test_shared_subscriptions_are_refused_and_the_others_granted(version: int, code: int) -> None:
+    bench = Bench(version)
+    bench.connect()
+    event = bench.feed(subscribe(("$share/g/a", 1), ("a", 1)))[0]
+    assert [granted for granted, _ in event.granted] == [code, 1]
+    bench.session.subscribed(3, [code, 1])
+    assert bench.sent()[0].reason_codes == [code if version == MQTT_5 else 0x80, 1]
+
+
+def test_filters_past_their_limits_are_refused_each() -> None:
+    bench = Bench(filters_per_client_max=2, topic_levels_max=3, topic_max_bytes=64)
+    bench.connect()
+    event = bench.feed(subscribe(("a", 0), ("a/b/c/d", 0), ("x" * 65, 0), ("b", 0), ("c", 0), ("a", 1)))[0]
+    assert [code for code, _ in event.granted] == [0, 0x8F, 0x8F, 0, 0x97, 1]
+
+
+def test_unsubscribe_is_answered_with_a_code_for_each_filter() -> None:  # [MQTT-3.11.3-1]
+    bench = Bench()
+    bench.connect()
+    event = bench.feed(Unsubscribe(4, ["a", "b"]))[0]
+    assert isinstance(event, Unsubscribing)
+    bench.session.unsubscribed(4, [0, 0x11])
+    answer = bench.sent()[0]
+    assert isinstance(answer, UnsubAck)
+    assert answer.reason_codes == [0, 0x11]
+
+
+# Messages out
+
+
+def test_the_window_is_the_smaller_of_the_clients_receive_maximum_and_ours() -> None:  # [MQTT-3.3.4-9]
+    bench = Bench()
+    bench.connect(properties=Properties(receive_maximum=2))
+    bench.feed(subscribe(("a", 1)))
+    assert bench.session.push(b"\x32\x05\x00\x01a", b"", 7)
+    assert bench.session.push(b"\x32\x05\x00\x01a", b"", 7)
+    assert not bench.session.push(b"\x32\x05\x00\x01a", b"", 7)
+    bench.feed(PubAck(1))
+    assert bench.session.push(b"\x32\x05\x00\x01a", b"", 7)
+    outbound = bench.session.outbound
+    assert outbound is not None
+    assert outbound.inflight == {2, 3}
+
+
+def test_acknowledgements_of_a_lagging_session_say_that_the_window_opened() -> None:
+    from gateway.core.lag import Lag
+
+    bench = Bench(inflight_max=4)
+    bench.connect()
+    bench.feed(subscribe(("a", 1)))
+    for _ in range(4):
+        bench.session.push(b"", b"", 2)
+    outbound = bench.session.outbound
+    assert outbound is not None
+    outbound.lag = Lag()
+    assert bench.feed(PubAck(1)) == []
+    assert [type(event) for event in bench.feed(PubAck(2))] == [WindowOpened]
+
+
+def test_pubrec_for_what_was_never_sent_is_answered_so() -> None:
+    bench = Bench()
+    bench.connect()
+    bench.feed(PubRec(5))
+    answer = bench.sent()[0]
+    assert isinstance(answer, PubRel)
+    assert answer.reason_code == 0x92
+
+
+# Ends
+
+
+def test_disconnect_may_not_raise_a_session_expiry_of_0() -> None:  # 3.14.2.2.2
+    bench = Bench()
+    bench.connect()
+    events = bench.feed(Disconnect(0, Properties(session_expiry_interval=5)))
+    assert reasons(events) == ["protocol_error"]
+
+
+def test_auth_without_a_method_is_a_protocol_error() -> None:
+    bench = Bench()
+    bench.connect()
+    assert reasons(bench.feed(Auth(0x19, Properties(authentication_method="x")))) == ["protocol_error"]
+
+
+def test_after_its_end_a_session_takes_nothing_and_says_nothing() -> None:
+    bench = Bench()
+    bench.connect()
+    bench.session.close(ReasonCode.SESSION_TAKEN_OVER, "taken_over", "again")
+    assert bench.sent()[0].reason_code == 0x8E
+    assert bench.feed(PingReq()) == []
+    assert bench.session.close(0x8E, "taken_over", "again") == []
+    bench.session.subscribed(1, [0])
+    assert bench.session.data_to_send() == b""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_bytes_one_by_one_are_understood_as_those_at_once(version: int) -> None:
+    packets: list[Packet] = [
+        Connect(client_id="c", version=version),
+        Publish("a/b", b"payload", 1, packet_id=1),
+        Subscribe(2, [Subscription("x/#", 1)]),
+        PingReq(),
+        Unsubscribe(3, ["x/#"]),
+        Disconnect(),
+    ]
+    data = b"".join(encode(packet, version) for packet in packets)
+    whole, single = Bench(version), Bench(version)
+    expected = [type(event) for event in whole.feed(data)]
+    found = [type(event) for byte in data for event in single.feed(bytes((byte,)))]
+    assert found == expected
+    assert single.session.data_to_send() == whole.session.data_to_send()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(VERSIONS), st.binary(max_size=64), st.integers(0, 200), st.integers(0, 255))
+def test_no_bytes_do_more_than_end_the_session(version: int, junk: bytes, at: int, value: int) -> None:
+    packets: list[Packet] = [
+        Connect(client_id="c", version=version, will=Will("w", b"x")),
+        Publish("a/b", b"payload", 2, packet_id=1),
+        Subscribe(2, [Subscription("x/#", 1)]),
+        PubRel(1),
+        Unsubscribe(3, ["x/#"]),
+    ]
+    data = bytearray(b"".join(encode(packet, version) for packet in packets))
+    data[at % len(data)] = value
+    bench = Bench(version)
+    events = bench.feed(bytes(data) + junk)
+    assert sum(isinstance(event, Closed) for event in events) <= 1
+    if bench.session.state == 2:
+        assert isinstance(events[-1], Closed)
