@@ -33,6 +33,8 @@ JVM_END_TIMEOUT_S: Final = 10.0
 # What a healthy JVM says at every start, and nobody needs.
 _NOISE: Final = (
     "WARNING: Using incubator modules:",
+    # What Spark asks of older runtimes, said by those of version 24 and newer.
+    "WARNING: package sun.security.action not in java.base",
     "Setting default log level to",
     "To adjust logging level use",
 )

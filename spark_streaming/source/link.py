@@ -68,7 +68,7 @@ class Link:
     """Connections of this process to the registries and brokers of one cluster; used from any thread."""
 
     def __init__(self, registries: Sequence[str]) -> None:
-        self._registries = tuple(registries)
+        self._registries = list(registries)
         self._clients: dict[str, Client] = {}
         self._topics: dict[str, list[str]] = {}
         self._addresses: dict[str, str] = {}
@@ -132,7 +132,7 @@ class Link:
 
     async def _refresh_routes(self) -> None:
         failure: HoldMQError = TransportError("no registry is configured")
-        for address in self._registries:
+        for address in tuple(self._registries):
             try:
                 reply = await self._client(address).call(
                     RequestCode.ROUTE_GET, RouteGetRequest(), ASK_TIMEOUT_S
@@ -141,6 +141,9 @@ class Link:
             except HoldMQError as error:
                 failure = error
                 continue
+            # The next plan asks this one first: waiting for one that is away would make every batch late.
+            self._registries.remove(address)
+            self._registries.insert(0, address)
             await self._learn(rows(BrokerRow, answer.brokers), rows(RouteRow, answer.routes))
             return
         if not self._addresses:
