@@ -7,7 +7,7 @@ import base64
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from holdmq.message import Message
 
 Start = Literal["earliest", "latest"]
+
+REFRESH_S: Final = 1.0
+"""How soon a topic that appears is found: a person waits for it, and few people do at a time."""
 
 
 def register(app: typer.Typer) -> None:
@@ -65,7 +68,9 @@ class _Subscription:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._done.set)
         reads_all = self._filter.partition("/")[0] in ("+", "#")
-        routes = RouteTable(config.registries(), f"holdmq-sub-{os.getpid()}", follow_all=reads_all)
+        routes = RouteTable(
+            config.registries(), f"holdmq-sub-{os.getpid()}", follow_all=reads_all, refresh_s=REFRESH_S
+        )
         routes.start()
         try:
             await routes.refresh()
