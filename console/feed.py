@@ -112,13 +112,13 @@ class Feed:
                 f"{self._streams_max} pages are open (console.streams_max); close one, then reload"
             )
         self._streams += 1
-        STREAMS.set(self._streams)
+        STREAMS.inc()
         self._watched.set()
         try:
             yield self._frames()
         finally:
             self._streams -= 1
-            STREAMS.set(self._streams)
+            STREAMS.dec()
 
     async def _frames(self) -> AsyncIterator[bytes]:
         seen = self._number

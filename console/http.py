@@ -71,12 +71,12 @@ class Guard:
             await busy(scope, receive, guarded)
             return
         self._requests += 1
-        REQUESTS.set(self._requests)
+        REQUESTS.inc()
         try:
             await self._app(scope, receive, guarded)
         finally:
             self._requests -= 1
-            REQUESTS.set(self._requests)
+            REQUESTS.dec()
 
 
 class EventStream:
