@@ -217,7 +217,7 @@ class Fleet:
         if plan.qos and not self.is_paced:
             for publisher in publishers:
                 publisher.fill(now)
-        while publishers and not self.is_stopped and self._left > 0:
+        while not self.is_stopped and self._left > 0 and any(p.is_connected for p in publishers):
             if self.is_paced:
                 now = perf_counter()
                 # Each message is due at its own moment, however late this turn comes.
