@@ -1,0 +1,160 @@
+"""Real processes on free ports in a temporary directory, shared by all integration tests.
+
+`holdmq_stack` starts a registry, a broker and a gateway (2 workers) and waits until each is ready::
+
+    def test_something(holdmq_stack: StackMaker) -> None:
+        stack = holdmq_stack(**{"gateway.workers": 1})       # any section.key as override
+        stack.mqtt_port, stack.registry_port, stack.broker_port, stack.admin_ports["gateway"], …
+        stack.restart("broker", signal.SIGKILL)               # same ports, same data
+        stack.log("gateway")                                  # what it wrote so far
+
+Every process is ended with the test; one that ended by itself, or does not exit with 0, fails it.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+READY_S = 20.0
+STOP_S = 20.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Stack:
+    """Processes of one installation. `services` are started in order."""
+
+    def __init__(self, directory: Path, overrides: dict[str, Any]) -> None:
+        self.directory = directory
+        self.registry_port = free_port()
+        self.broker_port = free_port()
+        self.mqtt_port = free_port()
+        self.admin_ports = {name: free_port() for name in ("registry", "broker", "gateway")}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        settings: dict[str, Any] = {
+            "registry.port": self.registry_port,
+            "broker.port": self.broker_port,
+            "broker.register_interval_s": 1,
+            "gateway.port": self.mqtt_port,
+            "gateway.workers": 2,
+            "gateway.drain_s": 5,
+            "storage.data_dir": directory / "store",
+            "storage.segment_size_bytes": 64 << 20,
+            "log.format": "json",
+        }
+        settings |= {f"{name}.admin_port": port for name, port in self.admin_ports.items()}
+        settings |= overrides
+        self._sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+
+    def start(self, name: str, *, wait: bool = True) -> None:
+        """Start one service, and wait until it is ready."""
+        with self._log_path(name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "holdmq.cli", name, *self._sets],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+            )
+        if wait:
+            self.wait_ready(name)
+
+    def wait_ready(self, name: str) -> None:
+        """Wait until /readyz says yes; fails with the process's log."""
+        deadline = time.monotonic() + READY_S
+        while True:
+            code = self.processes[name].poll()
+            if code is not None:
+                pytest.fail(f"{name} ended with exit code {code}:\n{self.log(name)}")
+            status, text = self.http(name, "/readyz")
+            if status == 200:
+                return
+            if time.monotonic() > deadline:
+                pytest.fail(f"{name} is not ready ({text}):\n{self.log(name)}")
+            time.sleep(0.05)
+
+    def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal, wait for the end and return the exit code."""
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            pytest.fail(f"{name} did not end within {STOP_S} s of {number.name}:\n{self.log(name)}")
+
+    def restart(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """Stop a service with a signal and start it again: same ports, same data."""
+        self.stop(name, number)
+        self.start(name)
+
+    def log(self, name: str) -> str:
+        """What a service wrote so far."""
+        return self._log_path(name).read_text(errors="replace")
+
+    def http(self, name: str, path: str) -> tuple[int, str]:
+        """Status and text of an admin path; 0 while nobody answers."""
+        url = f"http://127.0.0.1:{self.admin_ports[name]}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError as error:
+            return 0, str(error)
+
+    def metric(self, name: str, metric: str) -> float:
+        """The value of a metric line, labels included in `metric`; 0 when it is not there."""
+        for line in self.http(name, "/metrics")[1].splitlines():
+            if line.startswith(metric + " "):
+                return float(line.rpartition(" ")[2])
+        return 0.0
+
+    def _log_path(self, name: str) -> Path:
+        return self.directory / f"{name}.log"
+
+
+StackMaker = Callable[..., Stack]
+
+
+@pytest.fixture
+def holdmq_stack(tmp_path: Path) -> Iterator[StackMaker]:
+    """A function that starts registry, broker and gateway and returns their Stack."""
+    stacks: list[Stack] = []
+
+    def make(services: tuple[str, ...] = ("registry", "broker", "gateway"), **overrides: Any) -> Stack:
+        directory = tmp_path / f"stack{len(stacks)}"
+        directory.mkdir()
+        stack = Stack(directory, overrides)
+        stacks.append(stack)
+        for name in services:
+            stack.start(name)
+        return stack
+
+    yield make
+    problems: list[str] = []
+    for stack in stacks:
+        for name in reversed(list(stack.processes)):
+            ended = stack.processes[name].poll()
+            code = stack.stop(name) if ended is None else ended
+            if code:
+                problems.append(f"{name} ended with exit code {code}:\n{stack.log(name)}")
+    assert not problems, "\n".join(problems)
