@@ -14,13 +14,14 @@ from typing import Final
 from prometheus_client import Gauge
 
 from holdmq.config import Config
-from holdmq.errors import HoldMQError, StartupError
+from holdmq.errors import HoldMQError
 from holdmq.process import Service
 from holdmq.telemetry import METRICS
+from spark_streaming.job.home import Home
 from spark_streaming.job.session import Session, start_session
 from spark_streaming.job.sink import Sink
 from spark_streaming.job.tps import TpsJob
-from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA, table_path
+from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA
 
 DRAIN_WAIT_S: Final = 20.0
 """How long a stop waits for the running batch; one of the largest takes a few seconds."""
@@ -36,19 +37,20 @@ BACKLOG: Final = Gauge(
 async def main(config: Config, service: Service) -> None:
     """Run the job until `service.stopping`; raises HoldMQError when the query or its JVM fails."""
     stats = config.stats
-    data = Path(stats.data_dir)
-    session: Session | None = None
     loop = asyncio.get_running_loop()
 
     def say(line: str) -> None:
         loop.call_soon_threadsafe(lambda: service.log.warning(line, library="spark"))
 
+    home = await asyncio.to_thread(Home, Path(stats.data_dir))
+    session: Session | None = None
     try:
-        job = await asyncio.to_thread(_open_job, data, stats.tps_1s_retention_s)
+        retention = dt.timedelta(seconds=stats.tps_1s_retention_s)
+        sink = await asyncio.to_thread(Sink, home.table(TPS_1S), TPS_1S_SCHEMA, retention)
+        job = TpsJob(home.checkpoint(TPS_1S), sink)
         session = await asyncio.to_thread(start_session, stats, say)
         options = {
             "registry": ",".join(config.registries()),
-            "topics": "*",
             "starting_offsets": "earliest",
             "max_records_per_batch": str(stats.max_records_per_batch),
             "max_partitions": str(stats.cores),
@@ -56,11 +58,12 @@ async def main(config: Config, service: Service) -> None:
         }
         await asyncio.to_thread(job.start, session.spark, options, stats.trigger_interval_ms)
         service.ready(lambda: _is_running(session))
-        service.log.info("counting", table=str(table_path(data, TPS_1S)))
+        service.log.info("counting", table=str(sink.path))
         await _run(job, session, service)
     finally:
         if session is not None:
             await asyncio.to_thread(session.stop)
+        home.close()
 
 
 async def _run(job: TpsJob, session: Session, service: Service) -> None:
@@ -91,18 +94,6 @@ async def _watch(job: TpsJob) -> None:
         backlog = await asyncio.to_thread(job.backlog)
         if backlog is not None:
             BACKLOG.set(backlog)
-
-
-def _open_job(data: Path, retention_s: int) -> TpsJob:
-    try:
-        table = table_path(data, TPS_1S)
-        table.mkdir(parents=True, exist_ok=True)
-        sink = Sink(table, TPS_1S_SCHEMA, dt.timedelta(seconds=retention_s))
-    except OSError as error:
-        raise StartupError(
-            f"the directory {data} (stats.data_dir) cannot be used: {error.strerror or error}"
-        ) from error
-    return TpsJob(data / "checkpoints" / TPS_1S, sink)
 
 
 def _is_running(session: Session | None) -> tuple[bool, str]:

@@ -123,7 +123,6 @@ def _settings(stats: StatsSection) -> dict[str, str]:
     java = [
         "-XX:+UseSerialGC",
         "-XX:TieredStopAtLevel=1",
-        "-Xss2m",
         "-Duser.timezone=UTC",
         f"-Dlog4j2.configurationFile={log4j}",
     ]

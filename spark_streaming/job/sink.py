@@ -40,6 +40,7 @@ class Sink:
         """Open the table at `path`, or create it empty. Rows whose `second` is older than `retention` go."""
         self.path = path
         self._retention = retention
+        path.mkdir(parents=True, exist_ok=True)
         self._table = DeltaTable.create(path, schema, mode="ignore", configuration=_CONFIGURATION)
         self._commits = 0
         self._expired_to: dt.datetime | None = None

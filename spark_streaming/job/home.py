@@ -1,0 +1,75 @@
+"""The job's own directory: one job at a time, and nothing left behind by one that was killed.
+
+::
+
+    <stats.data_dir>/lock              held (flock) while a job runs
+    <stats.data_dir>/checkpoints/<table>   Spark's: offsets and commits of every batch
+    <stats.data_dir>/tables/<table>    Delta: what everybody reads
+    <stats.data_dir>/tmp               Spark's scratch space, emptied at every start
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from holdmq.errors import StartupError
+from spark_streaming.tables import table_path
+
+
+class Home:
+    """An opened and locked data directory; `close` releases it."""
+
+    __slots__ = ("_lock", "data")
+
+    def __init__(self, data: Path) -> None:
+        """Make the directory if it is not there, lock it, empty its scratch space.
+
+        Raises StartupError when it cannot be used, or another job runs in it.
+        """
+        self.data = data
+        try:
+            data.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _unusable(data, error) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise StartupError(
+                f"another stats job runs in {data} (stats.data_dir); stop it, or choose another directory"
+            ) from error
+        try:
+            if self.scratch.exists():
+                shutil.rmtree(self.scratch)
+            self.scratch.mkdir()
+        except OSError as error:
+            self.close()
+            raise _unusable(data, error) from error
+
+    @property
+    def scratch(self) -> Path:
+        """Spark's scratch space."""
+        return self.data / "tmp"
+
+    def table(self, name: str) -> Path:
+        """Return the directory of a table."""
+        return table_path(self.data, name)
+
+    def checkpoint(self, name: str) -> Path:
+        """Return the directory of the checkpoint of the query that fills the table `name`."""
+        return self.data / "checkpoints" / name
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock)
+
+
+def _unusable(data: Path, error: OSError) -> StartupError:
+    return StartupError(
+        f"the directory {data} (stats.data_dir) cannot be used: {error.strerror or error}; "
+        "choose another with --set stats.data_dir=DIR"
+    )
