@@ -137,15 +137,17 @@ class Lane:
     def may_send(self) -> bool:
         return bool(self.waiting) and not self.is_stalled and len(self.sent) < RUNS_IN_FLIGHT_MAX
 
-    def next_run(self, room_bytes: int) -> Run | None:
-        """Number the next waiting chunks that fit, at least one if `room_bytes` > 0; None if none may go."""
-        if not self.may_send or room_bytes <= 0:
+    def next_run(self, room_bytes: int, is_first: bool) -> Run | None:
+        """Number the next waiting chunks that fit; None if none may go. A PRODUCE's first always fits."""
+        if not self.may_send:
             return None
         chunks: list[Chunk] = []
-        while self.waiting and (not chunks or len(self.waiting[0].records) <= room_bytes):
+        while self.waiting and (len(self.waiting[0].records) <= room_bytes or (is_first and not chunks)):
             chunk = self.waiting.popleft()
             room_bytes -= len(chunk.records)
             chunks.append(chunk)
+        if not chunks:
+            return None
         run = Run(self.next_sequence, chunks)
         self.next_sequence += run.count
         self.sent.append(run)

@@ -203,13 +203,14 @@ class Sender:
         size = 0
         for lane in list(self._dirty.pop(broker, {}).values()):
             self._refuse_too_large(lane, hello.record_max_bytes)
-            while (run := lane.next_run(PRODUCE_MAX_BYTES - size)) is not None or (lane.may_send and batch):
-                if run is not None:
-                    batch.append((lane, run))
-                    size += run.size_bytes
-                if run is None or size >= PRODUCE_MAX_BYTES:
+            while lane.may_send:
+                run = lane.next_run(PRODUCE_MAX_BYTES - size, not batch)
+                if run is None:
                     self._produce(connection, hello, batch)
                     batch, size = [], 0
+                    continue
+                batch.append((lane, run))
+                size += run.size_bytes
         if batch:
             self._produce(connection, hello, batch)
 
@@ -351,7 +352,7 @@ class Sender:
             self._expire(lane, now)
             if lane.may_resend(now):
                 self._resend(lane)
-            if lane.waiting and self._routes.is_resting(lane.queue.broker, now):
+            if not lane.is_empty and self._routes.is_resting(lane.queue.broker, now):
                 self._reroute(lane)
             elif lane.may_send:
                 self._mark(lane)
@@ -412,11 +413,26 @@ class Sender:
             self.give_back(run.size_bytes)
 
     def _reroute(self, lane: Lane) -> None:
-        """The broker is gone for long: what was never sent, and need not go there, goes elsewhere."""
-        chunks = [chunk for chunk in lane.waiting if not chunk.terms.is_tied]
+        """The broker is gone for long: what need not go there goes elsewhere, in order.
+
+        What was sent and never answered goes too, and may then be stored twice: at least once is
+        the promise, and UNIQ_KEY tells. Messages of a named queue wait, and what follows them.
+        """
+        unanswered = [chunk for run in lane.sent for chunk in run.chunks]
+        chunks: list[Chunk] = []
+        if unanswered and not lane.in_flight and not any(chunk.terms.is_tied for chunk in unanswered):
+            lane.sent.clear()
+            lane.begin_epoch()
+            lane.is_stalled = False
+            for chunk in unanswered:
+                if chunk.is_settled:
+                    self.give_back(len(chunk.records))
+                else:
+                    chunks.append(chunk)
+        if not lane.sent:
+            chunks += [chunk for chunk in lane.waiting if not chunk.terms.is_tied]
+            lane.waiting = deque(chunk for chunk in lane.waiting if chunk.terms.is_tied)
         if chunks:
-            for chunk in chunks:
-                lane.waiting.remove(chunk)
             self._redispatch(chunks)
 
 

@@ -1,0 +1,359 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from holdmq.client import Message, Producer, SendResult, TopicQueue
+from holdmq.client import sender as sender_module
+from holdmq.errors import (
+    BatchError,
+    Code,
+    RecordError,
+    RemoteError,
+    RequestTimeout,
+    TransportError,
+    UsageError,
+)
+from holdmq.record import decode_record
+from holdmq.topics import queue_of_key
+
+
+@pytest.fixture
+async def producer(registries: list[str]) -> AsyncIterator[Producer]:
+    producer = Producer(registries, send_timeout_s=10)
+    yield producer
+    await producer.close(timeout_s=1)
+
+
+def message(i: int | str, topic: str = "t", **fields: Any) -> Message:
+    return Message(topic, str(i).encode(), **fields)
+
+
+async def test_a_message_is_stored_with_everything_it_carries(producer: Producer, broker: Any) -> None:
+    sent = Message("t", b"21", "42/temp", ("k1", "k2"), {"unit": "C"}, flag=7, client_id="me")
+    result = await producer.send(sent)
+    queue = result.queue
+    stored = decode_record(broker.logs[(queue.topic, queue.queue_id)][0]).to_message("broker-0")
+    assert result.queue_offset == 0
+    assert result.message_id is not None
+    assert result.message_id.store_id == b"fakestor"
+    assert (stored.topic, stored.body, stored.tag, stored.keys) == ("t", b"21", "42/temp", ("k1", "k2"))
+    assert (stored.properties, stored.flag, stored.client_id) == ({"unit": "C"}, 7, "me")
+    assert stored.unique_id == sent.unique_id is not None
+    assert stored.born_ms == sent.born_ms > 0
+
+
+async def test_a_topic_is_created_on_every_broker_when_it_is_first_used(
+    producer: Producer, make_broker: Any
+) -> None:
+    one, two = await make_broker("a"), await make_broker("b")
+    await producer.send(message(1, "fresh"))
+    assert "fresh" in one.topics
+    assert "fresh" in two.topics
+    route = producer.routes.get("fresh")
+    assert route is not None
+    assert len(route.write_queues) == 4
+
+
+async def test_what_is_sent_in_one_turn_leaves_in_one_request(producer: Producer, broker: Any) -> None:
+    await producer.send(message("first"))
+    before = len(broker.produces)
+    results = await asyncio.gather(*(producer.send(message(i)) for i in range(100)))
+    assert len(broker.produces) == before + 1
+    assert sum(run.records for run in broker.produces[-1]) == 100
+    assert len({(r.queue, r.queue_offset) for r in results}) == 100
+
+
+async def test_a_large_batch_leaves_in_requests_of_a_mebibyte(producer: Producer, broker: Any) -> None:
+    queue = (await producer.send(message("first"))).queue
+    before = len(broker.produces)
+    results = await producer.send_batch([Message("t", bytes(1000)) for _ in range(5000)], queue=queue)
+    requests = broker.produces[before:]
+    assert len(requests) == 6
+    assert all(
+        sum(run.records for run in runs) * 1100 <= 1.05 * sender_module.PRODUCE_MAX_BYTES for runs in requests
+    )
+    assert [r.queue_offset for r in results] == list(range(1, 5001))
+
+
+async def test_a_key_chooses_its_queue_and_keeps_its_order(producer: Producer, make_broker: Any) -> None:
+    brokers = {b.name: b for b in (await make_broker("a"), await make_broker("b"))}
+    results = await asyncio.gather(*(producer.send(message(i), key=f"k{i % 7}") for i in range(70)))
+    route = producer.routes.get("t")
+    assert route is not None
+    queues = [(q.broker, q.queue_id) for q in route.write_queues]
+    for i, result in enumerate(results):
+        assert (result.queue.broker, result.queue.queue_id) == queue_of_key(f"k{i % 7}", queues)
+        log = brokers[result.queue.broker].logs[("t", result.queue.queue_id)]
+        assert decode_record(log[result.queue_offset]).body == str(i).encode()
+    for k in range(7):
+        offsets = [r.queue_offset for r in results[k::7]]
+        assert offsets == sorted(offsets)
+
+
+async def test_a_message_s_own_key_is_the_default_and_a_given_queue_goes_first(
+    producer: Producer, broker: Any
+) -> None:
+    by_key = await producer.send(message(1), key="device-1")
+    assert (await producer.send(message(2, keys=("device-1", "x")))).queue == by_key.queue
+    other = TopicQueue("t", "broker-0", 1 - by_key.queue.queue_id)
+    assert (await producer.send(message(3), key="device-1", queue=other)).queue == other
+
+
+async def test_without_a_key_queues_take_turns(producer: Producer, broker: Any) -> None:
+    results = [await producer.send(message(i)) for i in range(6)]
+    assert {r.queue.queue_id for r in results} == {0, 1}
+    assert results[0].queue == results[2].queue == results[4].queue
+
+
+async def test_a_batch_without_keys_stays_together_and_in_order(producer: Producer, broker: Any) -> None:
+    results = await producer.send_batch([message(i) for i in range(50)])
+    assert len({r.queue for r in results}) == 1
+    assert [r.queue_offset for r in results] == list(range(50))
+    assert broker.bodies("t") == [str(i).encode() for i in range(50)]
+    assert await producer.send_batch([]) == []
+
+
+@pytest.mark.parametrize("act", ["busy", "each_run_busy", "store_failed", "body_crc", "lost", "unanswered"])
+async def test_order_survives_a_refusal_while_more_is_in_flight(
+    producer: Producer, broker: Any, acts: Any, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender_module, "PRODUCE_TIMEOUT_S", 0.2)
+    queue = (await producer.send(message("first"), key="k")).queue
+    broker.acts.append(
+        {
+            "busy": acts.busy,
+            "each_run_busy": acts.each_run(Code.BUSY),
+            "store_failed": acts.each_run(Code.STORE_FAILED),
+            "body_crc": acts.refuse_whole(Code.BODY_CRC),
+            "lost": acts.lose_request,
+            "unanswered": acts.ignore,
+        }[act]
+    )
+    sends = []
+    for i in range(20):
+        sends.append(asyncio.ensure_future(producer.send(message(i), key="k")))
+        await asyncio.sleep(0)
+    results = await asyncio.gather(*sends)
+    assert [r.queue_offset for r in results] == list(range(1, 21))
+    assert broker.bodies("t", queue.queue_id) == [b"first"] + [str(i).encode() for i in range(20)]
+    assert producer.sender is not None
+    assert producer.sender.resends > 0
+
+
+async def test_a_lost_answer_is_asked_for_again_and_nothing_is_stored_twice(
+    producer: Producer, broker: Any, acts: Any
+) -> None:
+    await producer.send(message("first"), key="k")
+    broker.acts.append(acts.lose_answer)
+    results = await asyncio.gather(*(producer.send(message(i), key="k") for i in range(5)))
+    assert broker.bodies("t") == [b"first", b"0", b"1", b"2", b"3", b"4"]
+    assert [r.queue_offset for r in results] == [1, 2, 3, 4, 5]
+
+
+async def test_a_broker_that_restarts_elsewhere_gets_what_waited(producer: Producer, broker: Any) -> None:
+    await producer.send(message("first"), key="k")
+    await broker.stop()
+    sends = [asyncio.ensure_future(producer.send(message(i), key="k")) for i in range(5)]
+    await asyncio.sleep(0.1)
+    await broker.restart()
+    await asyncio.gather(*sends)
+    assert broker.bodies("t") == [b"first", b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_broker_that_forgot_its_windows_is_met_with_a_new_epoch(
+    producer: Producer, broker: Any, acts: Any
+) -> None:
+    queue = (await producer.send(message("first"), key="k")).queue
+    key = (producer.producer_id, "t", queue.queue_id)
+    broker.sequences.offer(key, 1, 0, 1, 0.0)
+    broker.sequences._windows[key].next = 0
+    broker.sequences._windows[key].batches.clear()
+    result = await producer.send(message("second"), key="k")
+    assert result.queue_offset == 1
+    assert broker.produces[-1][0].producer_epoch == 2
+    assert (await producer.send(message("third"), key="k")).queue_offset == 2
+
+
+async def test_a_final_refusal_of_a_run_fails_it_and_lets_the_next_through(
+    producer: Producer, broker: Any, acts: Any
+) -> None:
+    await producer.send(message("first"), key="k")
+    broker.acts.append(acts.each_run(Code.TOPIC_PERM))
+    with pytest.raises(RemoteError, match="TOPIC_PERM"):
+        await producer.send(message("bad"), key="k")
+    assert (await producer.send(message("good"), key="k")).queue_offset == 1
+
+
+async def test_a_final_refusal_of_a_whole_request_starts_a_new_epoch(
+    producer: Producer, broker: Any, acts: Any
+) -> None:
+    await producer.send(message("first"), key="k")
+    broker.acts.append(acts.refuse_whole(Code.MALFORMED_BATCH))
+    bad = asyncio.ensure_future(producer.send(message("bad"), key="k"))
+    await asyncio.sleep(0)
+    with pytest.raises(RemoteError, match="MALFORMED_BATCH"):
+        await bad
+    assert (await producer.send(message("good"), key="k")).queue_offset == 1
+    assert broker.bodies("t") == [b"first", b"good"]
+
+
+async def test_a_message_for_a_queue_that_is_gone_goes_to_one_that_is_there(
+    producer: Producer, broker: Any, until: Any
+) -> None:
+    await broker.add_topic("t", 8)
+    await producer.send(message("first"))
+    await broker.add_topic("t", 1)
+    results = await asyncio.gather(*(producer.send(message(i), key=f"k{i}") for i in range(20)))
+    assert {r.queue.queue_id for r in results} == {0}
+    assert len(broker.bodies("t")) == 21
+
+
+async def test_a_named_queue_that_is_gone_is_an_error(producer: Producer, broker: Any) -> None:
+    await producer.send(message("first"))
+    with pytest.raises(RemoteError, match="QUEUE_UNKNOWN"):
+        await producer.send(message(1), queue=TopicQueue("t", "broker-0", 9))
+
+
+async def test_keys_of_an_absent_broker_go_to_the_next_in_rank_after_a_while(
+    registries: list[str], make_broker: Any
+) -> None:
+    one, _ = await make_broker("a"), await make_broker("b")
+    async with Producer(registries, send_timeout_s=10) as producer:
+        producer.routes.reroute_s = 0.3
+        results = await asyncio.gather(*(producer.send(message(i), key=f"k{i}") for i in range(20)))
+        of_one = [i for i, r in enumerate(results) if r.queue.broker == "a"]
+        assert 0 < len(of_one) < 20
+        await one.stop()
+        again = await asyncio.gather(*(producer.send(message(i), key=f"k{i}") for i in range(20)))
+        assert {r.queue.broker for r in again} == {"b"}
+        kept = [i for i in range(20) if i not in of_one]
+        assert [again[i].queue for i in kept] == [results[i].queue for i in kept]
+
+
+async def test_a_send_ends_at_its_deadline(producer: Producer, broker: Any, acts: Any) -> None:
+    await producer.send(message("first"), key="k")
+    broker.acts.extend([acts.busy] * 1000)
+    with pytest.raises(RequestTimeout, match="may be stored"):
+        await producer.send(message("late"), key="k", timeout_s=0.3)
+    broker.acts.clear()
+    assert producer.sender is not None
+    result = await producer.send(message("next"), key="k")
+    assert result.queue_offset == 1
+    assert broker.bodies("t") == [b"first", b"next"]
+    assert producer.sender.outstanding_bytes == 0
+
+
+async def test_without_a_registry_the_error_names_it() -> None:
+    async with Producer(["127.0.0.1:1"], send_timeout_s=0.5) as producer:
+        with pytest.raises(TransportError, match="registry"):
+            await producer.send(message(1))
+
+
+async def test_a_topic_that_may_not_be_created_is_refused(producer: Producer, broker: Any) -> None:
+    broker.auto_create = False
+    with pytest.raises(RemoteError, match="auto_create_topics is off"):
+        await producer.send(message(1))
+
+
+@pytest.mark.parametrize(
+    ("bad", "fault"),
+    [
+        (Message("a.b", b""), "letters"),
+        (Message("%SESSION", b""), "system topic"),
+        (Message("t", b"", "a/+"), "no MQTT topic"),
+    ],
+)
+async def test_a_message_that_no_client_may_send_is_refused_here(
+    producer: Producer, broker: Any, bad: Message, fault: str
+) -> None:
+    with pytest.raises(UsageError, match=fault):
+        await producer.send(bad)
+    assert broker.produces == []
+
+
+async def test_a_message_over_the_broker_s_limit_fails_alone(producer: Producer, broker: Any) -> None:
+    broker.record_max_bytes = 1000
+    good, bad = await asyncio.gather(
+        producer.send(message("good"), key="k"),
+        producer.send(Message("t", bytes(2000)), key="k"),
+        return_exceptions=True,
+    )
+    assert isinstance(good, SendResult)
+    assert isinstance(bad, RecordError)
+    assert bad.code == Code.RECORD_TOO_LARGE
+    assert (await producer.send(message("next"), key="k")).queue_offset == 1
+
+
+async def test_a_batch_tells_which_messages_were_not_stored(producer: Producer, broker: Any) -> None:
+    broker.record_max_bytes = 1000
+    await producer.send(message("first"))
+    batch = [message(0, keys=("a",)), Message("t", bytes(2000), keys=("b",)), message(2, "u")]
+    with pytest.raises(BatchError, match="1 of 3") as caught:
+        await producer.send_batch(batch)
+    assert [isinstance(result, SendResult) for result in caught.value.results] == [True, False, True]
+
+
+async def test_bytes_in_hand_are_bounded_and_senders_wait_their_turn(
+    registries: list[str], broker: Any, acts: Any
+) -> None:
+    async with Producer(registries, outstanding_max_bytes=5000) as producer:
+        await producer.send(message("first"), key="k")
+        assert producer.sender is not None
+        broker.acts.extend([acts.busy] * 3)
+        sends = [asyncio.ensure_future(producer.send(Message("t", bytes(1500)), key="k")) for _ in range(9)]
+        highest = 0
+        while not all(send.done() for send in sends):
+            highest = max(highest, producer.sender.outstanding_bytes)
+            await asyncio.sleep(0.005)
+        assert 3000 < highest <= 5000
+        assert producer.sender.room_waits >= 6
+        assert [s.result().queue_offset for s in sends] == list(range(1, 10))
+        assert producer.sender.outstanding_bytes == 0
+
+
+async def test_a_message_larger_than_the_bound_goes_alone(registries: list[str], broker: Any) -> None:
+    async with Producer(registries, outstanding_max_bytes=1000) as producer:
+        results = await asyncio.gather(*(producer.send(Message("t", bytes(3000)), key="k") for _ in range(3)))
+        assert [r.queue_offset for r in results] == [0, 1, 2]
+
+
+async def test_a_send_that_finds_no_room_ends_at_its_deadline(
+    registries: list[str], broker: Any, acts: Any
+) -> None:
+    async with Producer(registries, outstanding_max_bytes=2000, send_timeout_s=5) as producer:
+        await producer.send(message("first"), key="k")
+        broker.acts.extend([acts.busy] * 8)
+        first = asyncio.ensure_future(producer.send(Message("t", bytes(1500)), key="k"))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestTimeout, match="no room"):
+            await producer.send(Message("t", bytes(1500)), key="k", timeout_s=0.1)
+        assert (await first).queue_offset == 1
+
+
+async def test_closing_waits_for_what_is_in_hand(registries: list[str], broker: Any, acts: Any) -> None:
+    producer = Producer(registries)
+    await producer.send(message("first"))
+    broker.acts.append(acts.busy)
+    sends = [asyncio.ensure_future(producer.send(message(i))) for i in range(5)]
+    await asyncio.sleep(0)
+    await producer.close()
+    assert len(await asyncio.gather(*sends)) == 5
+    with pytest.raises(UsageError, match="closed"):
+        await producer.send(message("late"))
+
+
+async def test_closing_at_once_fails_what_is_not_stored(
+    registries: list[str], broker: Any, acts: Any
+) -> None:
+    producer = Producer(registries)
+    await producer.send(message("first"))
+    broker.acts.extend([acts.busy] * 1000)
+    send = asyncio.ensure_future(producer.send(message("late")))
+    await asyncio.sleep(0.01)
+    await producer.close(timeout_s=0.05)
+    with pytest.raises(TransportError, match="closed before"):
+        await send
