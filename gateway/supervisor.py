@@ -45,7 +45,7 @@ class Supervisor:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._section = config.gateway
-        self._reports = Reports(self._section.worker_count())
+        self._reports = Reports(self._section.worker_count(os.cpu_count() or 1))
         self._listeners: list[socket.socket] = []
         self._children: dict[int, _Child] = {}
         self._restarts: list[tuple[float, int]] = []

@@ -81,7 +81,7 @@ class _BoundedServer(ThreadingHTTPServer):
     def server_bind(self) -> None:
         # HTTPServer would look its own name up, and a slow resolver would hold up the start.
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):

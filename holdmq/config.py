@@ -18,7 +18,6 @@ reads the sources.
 from __future__ import annotations
 
 import ipaddress
-import os
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
@@ -223,9 +222,9 @@ class GatewaySection(Section):
         10, ge=0, le=3600, description="Time to disconnect clients in good order after SIGTERM."
     )
 
-    def worker_count(self) -> int:
-        """Return the number of worker processes to start, at least 1."""
-        return self.workers or max(2, (os.cpu_count() or 2) // 2)
+    def worker_count(self, cores: int) -> int:
+        """Return the number of worker processes to start on a machine with `cores`, at least 1."""
+        return self.workers or max(2, cores // 2)
 
     def anonymous_allowed(self) -> bool:
         """Return whether clients without credentials are admitted.
@@ -273,7 +272,7 @@ class StatsSection(Section):
         172_800,
         ge=3600,
         le=31_536_000,
-        description="Age at which rows of tps_1s go: two days at one-second detail, some hundred MiB at most.",
+        description="Age at which rows of tps_1s go: two days at one-second detail, some hundred MiB.",
     )
 
 
@@ -313,8 +312,8 @@ class ConsoleSection(Section):
             )
         if self.allow_anonymous is None and not is_loopback(self.bind):
             raise ConfigError(
-                f"console.bind is {self.bind}, which other machines can reach, and the console has no sign-in; "
-                "set console.allow_anonymous to true to show it to everybody who can reach the port"
+                f"console.bind is {self.bind}, which other machines can reach, but the console has no "
+                "sign-in; set console.allow_anonymous to true to show it to everybody who can reach the port"
             )
 
 

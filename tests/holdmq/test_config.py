@@ -45,8 +45,8 @@ def test_the_registries_are_those_given_or_the_one_of_this_machine() -> None:
 
 
 def test_workers_default_to_at_least_two_and_obey_when_told() -> None:
-    assert GatewaySection().worker_count() >= 2
-    assert GatewaySection(workers=1).worker_count() == 1
+    assert (GatewaySection().worker_count(1), GatewaySection().worker_count(16)) == (2, 8)
+    assert GatewaySection(workers=1).worker_count(16) == 1
 
 
 @pytest.mark.parametrize(
