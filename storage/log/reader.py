@@ -168,7 +168,8 @@ class ColdReader:
             complete = int(picked[fitting]) if fitting < len(picked) else complete
             picked, sizes = picked[:fitting], sizes[:fitting]
         positions = entries["position"][picked].astype(np.int64)
-        for part in ranges_of(positions, sizes, GAP_BYTES_MAX, CHUNK_BYTES):
+        starts = [segment.start for segment in self._segments.table]
+        for part in ranges_of(positions, sizes, starts, GAP_BYTES_MAX, CHUNK_BYTES):
             span = slice(part.first, part.first + part.entries)
             good = self._read_range(read, part, positions[span], sizes[span], offset + picked[span])
             if good < part.entries:

@@ -114,17 +114,24 @@ class Range(NamedTuple):
     entries: int
 
 
-def ranges_of(positions: Ints, sizes: Ints, gap_max: int, size_max: int) -> list[Range]:
-    """Group records (ascending positions) into stretches that are worth one read each."""
+def ranges_of(
+    positions: Ints, sizes: Ints, segment_starts: list[int], gap_max: int, size_max: int
+) -> list[Range]:
+    """Group records (ascending positions) into stretches of one segment that are worth one read each."""
     ranges: list[Range] = []
     first = 0
-    begin = end = -1
-    for index, (position, size) in enumerate(zip(positions.tolist(), sizes.tolist(), strict=True)):
-        if begin >= 0 and (position - end > gap_max or position + size - begin > size_max):
+    begin = end = segment = -1
+    segments = np.searchsorted(np.array(segment_starts, np.int64), positions, "right")
+    for index, (position, size, its_segment) in enumerate(
+        zip(positions.tolist(), sizes.tolist(), segments.tolist(), strict=True)
+    ):
+        if begin >= 0 and (
+            its_segment != segment or position - end > gap_max or position + size - begin > size_max
+        ):
             ranges.append(Range(begin, end - begin, first, index - first))
             begin = -1
         if begin < 0:
-            begin, first = position, index
+            begin, first, segment = position, index, its_segment
         end = position + size
     if begin >= 0:
         ranges.append(Range(begin, end - begin, first, len(positions) - first))
