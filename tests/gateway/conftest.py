@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -12,10 +13,25 @@ import pytest
 from gateway.worker import Worker
 from holdmq.config import ClientSection, Config, GatewaySection
 from holdmq.errors import Code, RemoteError
+from holdmq.mqtt import (
+    MQTT_3_1_1,
+    SERVER,
+    AckRun,
+    ConnAck,
+    Connect,
+    Decoder,
+    Packet,
+    PublishRun,
+    SubAck,
+    Subscribe,
+    Subscription,
+    TopicTable,
+    encode,
+    publishes,
+)
 from holdmq.record import decode_record
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import Server
-from holdmq.topics import filter_terms  # noqa: F401 - the terms' meaning is tested in tests/holdmq
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
@@ -220,6 +236,58 @@ class MemoryBroker:
         request.reply(RouteGetResponse(routes, brokers, 1))
 
 
+class Client:
+    """A raw MQTT client: sends packets, collects what comes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, version: int) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.version = version
+        self.decoder: Decoder[bytes] = Decoder(TopicTable(bytes), 1 << 24, sender=SERVER, version=version)
+        self.got: list[Any] = []
+        self.connack: Any = None
+
+    @classmethod
+    async def open(cls, port: int, client_id: str, version: int = MQTT_3_1_1, **fields: Any) -> Client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        client = cls(reader, writer, version)
+        refused = fields.pop("refused", False)
+        client.send(Connect(client_id=client_id, version=version, **fields))
+        client.connack = await client.next()
+        assert isinstance(client.connack, ConnAck)
+        assert bool(client.connack.reason_code) is refused
+        return client
+
+    def send(self, *packets: Packet) -> None:
+        self.writer.write(b"".join(encode(packet, self.version) for packet in packets))
+
+    async def next(self) -> Any:
+        while not self.got:
+            data = await asyncio.wait_for(self.reader.read(1 << 16), 5)
+            if not data:
+                raise EOFError
+            for item in self.decoder.feed(data):
+                self.got += publishes(item) if isinstance(item, PublishRun) else [item]
+        return self.got.pop(0)
+
+    async def acked(self, count: int) -> list[int]:
+        ids: list[int] = []
+        while len(ids) < count:
+            item = await self.next()
+            ids += item.packet_ids if isinstance(item, AckRun) else [item.packet_id]
+        return ids
+
+    async def subscribe(self, *filters: str, qos: int = 1, **options: Any) -> SubAck:
+        self.send(Subscribe(1, [Subscription(f, qos, **options) for f in filters]))
+        answer = await self.next()
+        assert isinstance(answer, SubAck)
+        return answer
+
+    async def close(self) -> None:
+        self.writer.close()
+        await self.writer.wait_closed()
+
+
 class RunningWorker:
     """A real worker in this process, its port and its broker."""
 
@@ -227,6 +295,19 @@ class RunningWorker:
         self.worker = worker
         self.port = port
         self.broker = broker
+        self.clients: list[Client] = []
+
+    async def client(self, client_id: str, version: int = MQTT_3_1_1, **fields: Any) -> Client:
+        """A connected client, closed at the end of the test."""
+        client = await Client.open(self.port, client_id, version, **fields)
+        self.clients.append(client)
+        return client
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until something holds in the worker or its broker."""
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -239,9 +320,7 @@ async def memory_broker() -> AsyncIterator[MemoryBroker]:
 
 @pytest.fixture
 async def start_worker(memory_broker: MemoryBroker) -> AsyncIterator[Callable[..., Any]]:
-    import socket
-
-    running: list[tuple[asyncio.Task[None], asyncio.Event]] = []
+    running: list[tuple[asyncio.Task[None], asyncio.Event, RunningWorker]] = []
 
     async def start(**settings: Any) -> RunningWorker:
         config = Config(
@@ -253,13 +332,16 @@ async def start_worker(memory_broker: MemoryBroker) -> AsyncIterator[Callable[..
         worker = Worker(config, 0, None)
         stopping = asyncio.Event()
         task = asyncio.get_running_loop().create_task(worker.run(listener, stopping))
-        running.append((task, stopping))
+        started = RunningWorker(worker, port, memory_broker)
+        running.append((task, stopping, started))
         while not worker.links or not all(link.reader.is_open for link in worker.links.values()):
             await asyncio.sleep(0.01)
             assert not task.done()
-        return RunningWorker(worker, port, memory_broker)
+        return started
 
     yield start
-    for task, stopping in running:
+    for task, stopping, started in running:
+        for client in started.clients:
+            client.writer.close()
         stopping.set()
         await task

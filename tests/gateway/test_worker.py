@@ -6,84 +6,23 @@ from typing import Any
 
 import pytest
 
+from holdmq.errors import Code, RemoteError
 from holdmq.mqtt import (
     MQTT_3_1_1,
     MQTT_5,
-    SERVER,
-    AckRun,
-    ConnAck,
-    Connect,
-    Decoder,
     Disconnect,
-    Packet,
     PubAck,
     Publish,
-    PublishRun,
-    SubAck,
-    Subscribe,
-    Subscription,
-    TopicTable,
-    encode,
-    publishes,
+    Will,
 )
 
 Start = Callable[..., Awaitable[Any]]
 
 
-class Client:
-    """A raw MQTT client: sends packets, collects what comes."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, version: int) -> None:
-        self.reader = reader
-        self.writer = writer
-        self.version = version
-        self.decoder: Decoder[bytes] = Decoder(TopicTable(bytes), 1 << 24, sender=SERVER, version=version)
-        self.got: list[Any] = []
-        self.is_closed = False
-
-    @classmethod
-    async def open(cls, port: int, client_id: str, version: int = MQTT_3_1_1, **fields: Any) -> Client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        client = cls(reader, writer, version)
-        client.send(Connect(client_id=client_id, version=version, **fields))
-        assert isinstance(await client.next(), ConnAck)
-        return client
-
-    def send(self, *packets: Packet) -> None:
-        self.writer.write(b"".join(encode(packet, self.version) for packet in packets))
-
-    async def next(self) -> Any:
-        while not self.got:
-            data = await asyncio.wait_for(self.reader.read(1 << 16), 5)
-            if not data:
-                self.is_closed = True
-                raise EOFError
-            for item in self.decoder.feed(data):
-                self.got += publishes(item) if isinstance(item, PublishRun) else [item]
-        return self.got.pop(0)
-
-    async def acked(self, count: int) -> list[int]:
-        ids: list[int] = []
-        while len(ids) < count:
-            item = await self.next()
-            ids += item.packet_ids if isinstance(item, AckRun) else [item.packet_id]
-        return ids
-
-    async def subscribe(self, *filters: str, qos: int = 1, **options: Any) -> SubAck:
-        self.send(Subscribe(1, [Subscription(f, qos, **options) for f in filters]))
-        answer = await self.next()
-        assert isinstance(answer, SubAck)
-        return answer
-
-    async def close(self) -> None:
-        self.writer.close()
-        await self.writer.wait_closed()
-
-
 async def test_a_publish_is_acknowledged_when_the_log_has_it(start_worker: Start) -> None:
     running = await start_worker()
     running.broker.hold = True
-    client = await Client.open(running.port, "c1")
+    client = await running.client("c1")
     client.send(Publish("devices/1/temp", b"21", 1, packet_id=7))
     while not running.broker.held:
         await asyncio.sleep(0.01)
@@ -91,26 +30,23 @@ async def test_a_publish_is_acknowledged_when_the_log_has_it(start_worker: Start
     running.broker.release()
     assert await client.acked(1) == [7]
     assert running.broker.bodies == [b"21"]
-    await client.close()
 
 
 async def test_a_subscriber_receives_what_another_client_publishes(start_worker: Start) -> None:
     running = await start_worker()
-    subscriber = await Client.open(running.port, "s", MQTT_5)
+    subscriber = await running.client("s", MQTT_5)
     assert (await subscriber.subscribe("devices/#")).reason_codes == [1]
-    publisher = await Client.open(running.port, "p")
+    publisher = await running.client("p")
     publisher.send(*[Publish("devices/1/temp", b"%d" % n, 1, packet_id=n + 1) for n in range(20)])
     assert await publisher.acked(20) == list(range(1, 21))
     got = [await subscriber.next() for _ in range(20)]
     assert [message.payload for message in got] == [b"%d" % n for n in range(20)]
     assert {message.topic for message in got} == {"devices/1/temp"}
-    await subscriber.close()
-    await publisher.close()
 
 
 async def test_a_busy_broker_delays_and_reorders_nothing(start_worker: Start) -> None:
     running = await start_worker()
-    client = await Client.open(running.port, "c1")
+    client = await running.client("c1")
     client.send(Publish("d/x", b"first", 1, packet_id=1))
     assert await client.acked(1) == [1]
     running.broker.verdicts = [[2], [18]]
@@ -120,13 +56,12 @@ async def test_a_busy_broker_delays_and_reorders_nothing(start_worker: Start) ->
         await asyncio.sleep(0.01)
     assert await client.acked(4) == [2, 3, 4, 5]
     assert running.broker.bodies == [b"first", b"2", b"3", b"4", b"5"]
-    await client.close()
 
 
 async def test_what_was_unanswered_is_sent_again_with_the_same_sequences(start_worker: Start) -> None:
     running = await start_worker()
     broker = running.broker
-    client = await Client.open(running.port, "c1")
+    client = await running.client("c1")
     client.send(Publish("d/x", b"1", 1, packet_id=1))
     await client.acked(1)
     broker.hold = True
@@ -140,13 +75,12 @@ async def test_what_was_unanswered_is_sent_again_with_the_same_sequences(start_w
     assert await client.acked(1) == [2]
     assert broker.bodies == [b"1", b"2"]
     assert [run.first_sequence for runs in broker.produced for run in runs] == [0, 1]
-    await client.close()
 
 
 @pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5])
 async def test_a_final_refusal_answers_the_publish(start_worker: Start, version: int) -> None:
     running = await start_worker()
-    client = await Client.open(running.port, "c1", version)
+    client = await running.client("c1", version)
     running.broker.verdicts = [[16]]
     client.send(Publish("d/x", b"no", 1, packet_id=1))
     answer = await client.next()
@@ -157,17 +91,176 @@ async def test_a_final_refusal_answers_the_publish(start_worker: Start, version:
         assert answer.packet_ids == [1]
     assert running.broker.bodies == []
     assert running.worker.counters.snapshot()["connections"] == 1
-    await client.close()
 
 
 async def test_the_older_connection_of_a_client_id_is_closed(start_worker: Start) -> None:
     running = await start_worker()
-    older = await Client.open(running.port, "same", MQTT_5)
-    newer = await Client.open(running.port, "same", MQTT_5)
+    older = await running.client("same", MQTT_5)
+    newer = await running.client("same", MQTT_5)
     farewell = await older.next()
     assert isinstance(farewell, Disconnect)
     assert farewell.reason_code == 0x8E
     newer.send(Publish("d/x", b"alive", 1, packet_id=1))
     assert await newer.acked(1) == [1]
-    await older.close()
-    await newer.close()
+
+
+async def test_only_the_publishing_connection_waits_for_a_new_topic(start_worker: Start) -> None:
+    running = await start_worker()
+    client = await running.client("c1")
+    client.send(Publish("fresh/x", b"1", 1, packet_id=1), Publish("fresh/x", b"2", 1, packet_id=2))
+    assert await client.acked(2) == [1, 2]
+    assert list(running.broker.topics) == ["fresh"]
+
+
+async def test_what_came_before_a_disconnect_still_goes_to_its_new_topic(start_worker: Start) -> None:
+    running = await start_worker()
+    client = await running.client("c1")
+    client.send(Publish("fresh/x", b"last words", 0), Disconnect())
+    await running.until(lambda: running.broker.bodies == [b"last words"])
+    await running.until(lambda: running.worker.counters.sessions == 0)
+
+
+async def test_past_mqtt_topics_max_messages_go_to_the_shared_topic_and_subscribers_see_them(
+    start_worker: Start,
+) -> None:
+    running = await start_worker(mqtt_topics_max=1)
+    subscriber = await running.client("s")
+    await subscriber.subscribe("two/#", "one/#")
+    client = await running.client("c1")
+    client.send(Publish("one/x", b"1", 1, packet_id=1), Publish("two/x", b"2", 1, packet_id=2))
+    assert await client.acked(2) == [1, 2]
+    assert sorted(running.broker.topics) == ["mqtt-other", "one"]
+    assert {(await subscriber.next()).topic, (await subscriber.next()).topic} == {"one/x", "two/x"}
+
+
+async def test_a_topic_that_brokers_limit_goes_to_the_shared_one_and_others_are_refused(
+    start_worker: Start,
+) -> None:
+    running = await start_worker()
+    running.broker.create_error = RemoteError(Code.TOPIC_UNKNOWN, "auto_create_topics is off")
+    client = await running.client("c1", MQTT_5)
+    client.send(Publish("one/x", b"1", 1, packet_id=1))
+    answer = await client.next()
+    assert answer.reason_code == 0x87
+    assert running.worker.counters.refused["publish_not_authorized"] == 1
+
+
+async def test_names_that_begin_with_a_dollar_cannot_be_published(start_worker: Start) -> None:
+    running = await start_worker()
+    client = await running.client("c1", MQTT_5)
+    client.send(Publish("$SYS/x", b"", 1, packet_id=1), Publish("a/b", b"ok", 1, packet_id=2))
+    assert (await client.next()).reason_code == 0x90
+    assert await client.acked(1) == [2]
+    assert running.broker.bodies == [b"ok"]
+
+
+async def test_a_record_larger_than_the_brokers_limit_is_refused_alone(start_worker: Start) -> None:
+    running = await start_worker(packet_max_bytes=8 << 20)
+    client = await running.client("c1", MQTT_5)
+    client.send(
+        Publish("a/b", b"x" * (4 << 20), 1, packet_id=1),
+        Publish("a/b", b"small", 1, packet_id=2),
+    )
+    assert (await client.next()).reason_code == 0x97
+    assert await client.acked(1) == [2]
+    assert running.broker.bodies == [b"small"]
+
+
+async def test_a_socket_is_not_read_while_its_broker_is_away_and_read_again_when_it_is_back(
+    start_worker: Start,
+) -> None:
+    running = await start_worker()
+    broker = running.broker
+    client = await running.client("c1")
+    client.send(Publish("a/b", b"1", 1, packet_id=1))
+    await client.acked(1)
+    port = broker.server.port
+    await broker.server.close()
+    link = running.worker.links["b0"]
+    await running.until(lambda: link.connection is None)
+    client.send(Publish("a/b", b"2", 1, packet_id=2))
+    await running.until(lambda: link.held)
+    client.send(Publish("a/b", b"3", 1, packet_id=3))
+    await asyncio.sleep(0.05)
+    assert running.worker.counters.messages_in_qos1_total == 2
+    await broker.listen(port)
+    assert await client.acked(2) == [2, 3]
+    assert broker.bodies == [b"1", b"2", b"3"]
+
+
+async def test_connections_of_a_broker_that_stays_away_are_closed_without_an_answer(
+    start_worker: Start,
+) -> None:
+    running = await start_worker()
+    broker = running.broker
+    client = await running.client("c1", MQTT_5)
+    client.send(Publish("a/b", b"1", 1, packet_id=1))
+    await client.acked(1)
+    broker.hold = True
+    client.send(Publish("a/b", b"2", 1, packet_id=2))
+    await running.until(lambda: broker.held)
+    running.worker.links["b0"].producer.progress_at -= 60
+    farewell = await client.next()
+    assert isinstance(farewell, Disconnect)
+    assert farewell.reason_code == 0x89
+    other = await running.client("c2")
+    broker.hold = False
+    other.send(Publish("a/b", b"3", 1, packet_id=1))
+    assert await other.acked(1) == [1]
+
+
+async def test_an_mqtt_3_client_beyond_its_window_is_not_read_until_it_is_acknowledged(
+    start_worker: Start,
+) -> None:
+    running = await start_worker(receive_max=4)
+    running.broker.hold = True
+    client = await running.client("c1")
+    client.send(*[Publish("a/b", b"%d" % n, 1, packet_id=n) for n in range(1, 5)])
+    await running.until(lambda: running.broker.held)
+    client.send(Publish("a/b", b"5", 1, packet_id=5))
+    await asyncio.sleep(0.05)
+    assert running.worker.counters.messages_in_qos1_total == 4
+    running.broker.release()
+    assert await client.acked(5) == [1, 2, 3, 4, 5]
+
+
+async def test_draining_acknowledges_what_is_on_its_way_and_says_goodbye(start_worker: Start) -> None:
+    running = await start_worker(drain_s=3)
+    running.broker.hold = True
+    client = await running.client("c1", MQTT_5)
+    client.send(Publish("a/b", b"x", 1, packet_id=1))
+    await running.until(lambda: running.broker.held)
+    drain = asyncio.get_running_loop().create_task(running.worker._drain())
+    await asyncio.sleep(0.1)
+    running.broker.release()
+    assert await client.acked(1) == [1]
+    farewell = await client.next()
+    assert farewell.reason_code == 0x8B
+    await drain
+
+
+async def test_beyond_connections_max_a_client_is_told_so(start_worker: Start) -> None:
+    running = await start_worker(connections_max=1)
+    await running.client("c1")
+    refused = await running.client("c2", MQTT_5, refused=True)
+    assert refused.connack.reason_code == 0x89
+    assert running.worker.counters.refused["server_busy"] == 1
+
+
+async def test_an_older_connection_of_the_same_client_loses_its_subscriptions_and_sends_its_will(
+    start_worker: Start,
+) -> None:
+    running = await start_worker()
+    older = await running.client("same", MQTT_5, will=Will("w/same", b"gone", 1))
+    await older.subscribe("x/#")
+    await running.client("same", MQTT_5)
+    await running.until(lambda: running.broker.bodies == [b"gone"])
+    assert running.worker.counters.subscriptions == 0
+    assert running.worker.counters.wills_total == 1
+
+
+async def test_brokers_hear_what_a_worker_does(start_worker: Start) -> None:
+    running = await start_worker()
+    await running.client("c1")
+    running.worker._send_heartbeats()
+    await running.until(lambda: any(state["connections"] == 1 for state in running.broker.heartbeats))

@@ -146,7 +146,9 @@ def holdmq_stack(tmp_path: Path) -> Iterator[StackMaker]:
         stack = Stack(directory, overrides)
         stacks.append(stack)
         for name in services:
-            stack.start(name)
+            stack.start(name, wait=False)
+        for name in services:
+            stack.wait_ready(name)
         return stack
 
     yield make
