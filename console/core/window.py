@@ -16,11 +16,11 @@ WINDOW_S: Final = 900
 CELLS_MAX: Final = 400_000
 """(second, topic) pairs kept, about 100 MB: 900 seconds of 440 topics; with more the window is shorter."""
 
-SETTLED_AFTER_S: Final = 1.5
-"""A second that ended this long ago is taken as complete: the job writes once a second, and needs less
-than half a second for it."""
+SETTLED_AFTER_S: Final = 3.0
+"""The newest second is complete when it ended this long ago: two batches of a busy machine. The second
+before the newest always is: the batch that saw the newest had read it to its end."""
 
-IDLE_AFTER_S: Final = 6.0
+IDLE_AFTER_S: Final = 8.0
 """When the newest row is older than this, nothing is flowing (or the job stands still)."""
 
 Row = tuple[int, str, int, int]

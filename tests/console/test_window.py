@@ -57,7 +57,7 @@ def test_too_many_topics_shorten_the_window_from_its_old_end() -> None:
     ("ago", "second", "messages"),
     [
         (1.2, -1, 5),  # the newest second may still grow: the one before it counts
-        (2.6, 0, 7),  # it ended 1.6 s ago: complete
+        (4.1, 0, 7),  # it ended 3.1 s ago: complete
         (IDLE_AFTER_S + 1, None, 0),  # nothing flows any more
     ],
 )
