@@ -21,6 +21,7 @@ from spark_streaming.job.home import Home
 from spark_streaming.job.session import Session, start_session
 from spark_streaming.job.sink import Sink
 from spark_streaming.job.tps import TpsJob
+from spark_streaming.job.warming import warm_up
 from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA
 
 DRAIN_WAIT_S: Final = 20.0
@@ -56,6 +57,7 @@ async def main(config: Config, service: Service) -> None:
             "max_partitions": str(stats.cores),
             "fail_on_data_loss": "false",
         }
+        await asyncio.to_thread(warm_up, session.spark)
         await asyncio.to_thread(job.start, session.spark, options, stats.trigger_interval_ms)
         service.ready(lambda: _is_running(session))
         service.log.info("counting", table=str(sink.path))
