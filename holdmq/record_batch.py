@@ -51,6 +51,8 @@ ClaimedRun = tuple[bytes, int, int]
 
 _SIZE: Final = Struct(">I")
 _LENGTH: Final = Struct(">H")
+_HEAD: Final = Struct(">IIII")
+_NO_STAMP: Final = bytes(16)
 _OFFSETS: Final = Struct(">qq")
 _STORED: Final = Struct(">QQ")
 _U16: Final = np.dtype(">u2")
@@ -65,6 +67,16 @@ _TAGS: Final = int.from_bytes(b"TAGS", "big")
 
 FEW: Final = 8
 """Up to this many records a loop in Python is cheaper than numpy's fixed cost per call (measured)."""
+
+WRONG_SIZE: Final = "its TotalSize is not its size in the batch"
+WRONG_END: Final = "its size is not repeated at its end"
+WRONG_MAGIC: Final = "its MagicCode is not HMQ1"
+WRONG_FLAGS: Final = "its SysFlag has bits without a meaning, or not 0x20 (StoreHost is the store id)"
+WRONG_BODY: Final = "its BodyLength does not fit its size"
+WRONG_TOPIC: Final = "its TopicLength does not fit its size"
+WRONG_PROPERTIES: Final = "its PropertiesLength does not fit its size"
+STAMPED: Final = "it is stamped already: offsets, store time, host and check must be zero"
+WRONG_CRC: Final = "its BodyCRC does not match its bytes"
 
 
 class BadEntry(NamedTuple):
@@ -273,16 +285,14 @@ def check_layout(
     raw = _bytes_of(records)
     findings: list[tuple[npt.NDArray[np.bool_], str]] = []
     ends = starts + sizes
-    findings.append((_gather(raw, _U32, starts) != sizes, "its TotalSize is not its size in the batch"))
-    findings.append((_gather(raw, _U32, ends - 4) != sizes, "its size is not repeated at its end"))
-    findings.append((_gather(raw, _U32, starts + 4) != MAGIC, "its MagicCode is not HMQ1"))
+    findings.append((_gather(raw, _U32, starts) != sizes, WRONG_SIZE))
+    findings.append((_gather(raw, _U32, ends - 4) != sizes, WRONG_END))
+    findings.append((_gather(raw, _U32, starts + 4) != MAGIC, WRONG_MAGIC))
     sys_flags = _gather(raw, _U32, starts + SYS_FLAG_AT)
     unknown = (
         (sys_flags & ~SYS_KNOWN != 0) | (sys_flags & SYS_STORE_ID == 0) | (sys_flags & SYS_QOS == SYS_QOS)
     )
-    findings.append(
-        (unknown, "its SysFlag has bits without a meaning, or not 0x20 (StoreHost is the store id)")
-    )
+    findings.append((unknown, WRONG_FLAGS))
     body_at = starts + BODY_LENGTH_AT
     if (sys_flags & SYS_BORN_IPV6).any():
         body_at += np.where(sys_flags & SYS_BORN_IPV6, IPV6_EXTRA, 0)
@@ -294,9 +304,9 @@ def check_layout(
     bad_topic = topic_end + 10 > ends
     properties_at = np.where(bad_topic, starts, topic_end)
     bad_rest = properties_at + 2 + _gather(raw, _U16, properties_at) + 8 != ends
-    findings.append((bad_body, "its BodyLength does not fit its size"))
-    findings.append((bad_topic, "its TopicLength does not fit its size"))
-    findings.append((bad_rest, "its PropertiesLength does not fit its size"))
+    findings.append((bad_body, WRONG_BODY))
+    findings.append((bad_topic, WRONG_TOPIC))
+    findings.append((bad_rest, WRONG_PROPERTIES))
     return _earliest(findings)
 
 
@@ -336,6 +346,8 @@ def check_entries(
         return bad
     if int(sizes.sum()) != len(records):
         return BadEntry(len(sizes) - 1, f"the sizes add up to {int(sizes.sum())} of {len(records)} bytes")
+    if len(sizes) <= FEW:
+        return _check_few(memoryview(records), sizes.tolist(), runs)
     starts = starts_of(sizes)
     raw = _bytes_of(records)
     if bad := check_layout(raw, starts, sizes, record_max_bytes):
@@ -344,7 +356,56 @@ def check_entries(
     if bad:
         return bad
     index = verify_bodies(records, starts, sizes, stamped=False)
-    return BadEntry(index, "its BodyCRC does not match its bytes") if index >= 0 else None
+    return BadEntry(index, WRONG_CRC) if index >= 0 else None
+
+
+def _check_few(records: memoryview, sizes: list[int], runs: Sequence[ClaimedRun]) -> BadEntry | None:
+    start = entry = 0
+    for topic, queue_id, count in runs:
+        name = len(topic).to_bytes(1, "big") + topic
+        for size in sizes[entry : entry + count]:
+            reason = _problem(records[start : start + size], size, name, queue_id)
+            if reason:
+                return BadEntry(entry, reason)
+            start += size
+            entry += 1
+    return None
+
+
+def _problem(record: memoryview, size: int, name: bytes, queue_id: int) -> str:
+    """What is wrong with one record of a PRODUCE; empty = nothing. `name` is the run's fields 17 and 18."""
+    total, magic, crc, its_queue = _HEAD.unpack_from(record)
+    if total != size:
+        return WRONG_SIZE
+    if _SIZE.unpack_from(record, size - 4)[0] != size:
+        return WRONG_END
+    if magic != MAGIC:
+        return WRONG_MAGIC
+    sys_flag: int = _SIZE.unpack_from(record, SYS_FLAG_AT)[0]
+    if sys_flag & ~SYS_KNOWN or not sys_flag & SYS_STORE_ID or sys_flag & SYS_QOS == SYS_QOS:
+        return WRONG_FLAGS
+    extra = IPV6_EXTRA if sys_flag & SYS_BORN_IPV6 else 0
+    body_at = BODY_LENGTH_AT + extra
+    topic_at: int = body_at + 4 + _SIZE.unpack_from(record, min(body_at, size - 4))[0]
+    if topic_at + 11 > size:
+        return WRONG_BODY
+    properties_at = topic_at + 1 + record[topic_at]
+    if properties_at + 10 > size:
+        return WRONG_TOPIC
+    if properties_at + 2 + _LENGTH.unpack_from(record, properties_at)[0] + 8 != size:
+        return WRONG_PROPERTIES
+    store_at = STORE_MS_AT + extra
+    if (
+        record[QUEUE_OFFSET_AT : QUEUE_OFFSET_AT + 16] != _NO_STAMP
+        or record[store_at : store_at + 16] != _NO_STAMP
+        or record[size - 8 : size - 4] != _NO_STAMP[:4]
+    ):
+        return STAMPED
+    if its_queue != queue_id:
+        return f"its QueueId is not {queue_id}, its run's"
+    if record[topic_at:properties_at] != name:
+        return f"its topic is not {name[1:].decode('utf-8', 'replace')!r}, its run's"
+    return "" if crc32(record[QUEUE_ID_AT : size - 8]) == crc else WRONG_CRC
 
 
 def _check_stamps_empty(raw: Bytes, starts: Ints, sizes: Ints) -> BadEntry | None:
@@ -354,7 +415,7 @@ def _check_stamps_empty(raw: Bytes, starts: Ints, sizes: Ints) -> BadEntry | Non
     used |= _gather(raw, _U64, store_at)
     used |= _gather(raw, _U64, store_at + 8)
     used |= _gather(raw, _U32, starts + sizes - 8)
-    return _earliest([(used != 0, "it is stamped already: offsets, store time, host and check must be zero")])
+    return _earliest([(used != 0, STAMPED)])
 
 
 def _check_runs(raw: Bytes, starts: Ints, runs: Sequence[ClaimedRun]) -> BadEntry | None:

@@ -117,10 +117,11 @@ def test_what_was_cut_is_kept_as_it_was(driver: MakeDriver, crashed: tuple[Path,
     assert (copy / "cut" / f"{ends[-3]:020d}").read_bytes() == after[ends[-3] :]
 
 
+@pytest.mark.parametrize(("offset_by", "ms_by"), [(1, 0), (-1, 0), (0, -1)])
 def test_records_out_of_their_order_cut_the_log(
-    driver: MakeDriver, crashed: tuple[Path, list[int], bytes]
+    driver: MakeDriver, crashed: tuple[Path, list[int], bytes], offset_by: int, ms_by: int
 ) -> None:
-    """Each record is whole, but a queue offset is not the next: a stale one from before."""
+    """Each record is whole, but its queue offset or time is not what follows: a stale one from before."""
     import numpy as np
 
     from holdmq.record_batch import stamp
@@ -132,8 +133,8 @@ def test_records_out_of_their_order_cut_the_log(
         record = decode_record(raw, start, VERIFY_ALL)
         view = memoryview(raw)[start:end]
         stamp(
-            view, np.array([0]), np.array([end - start]), np.array([record.queue_offset + 1]), start,
-            record.store_ms, record.store_host,
+            view, np.array([0]), np.array([end - start]), np.array([record.queue_offset + offset_by]), start,
+            record.store_ms + ms_by, record.store_host,
         )  # fmt: skip
         decode_record(raw, start, VERIFY_ALL)
 
