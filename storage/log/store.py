@@ -142,14 +142,14 @@ class LogStore:
         try:
             self._open()
         except OSError as error:
-            self._home.close()
+            self._release()
             raise StorageError(
                 error.strerror or str(error),
                 operation="open",
                 path=error.filename or str(self._home.directory),
             ) from error
         except StorageError:
-            self._home.close()
+            self._release()
             raise
 
     def _open(self) -> None:
@@ -201,9 +201,13 @@ class LogStore:
         except OSError as error:
             log.error("the mark of a clean close could not be written", reason=str(error))
         finally:
-            self._segments.close()
-            self._files.close()
-            self._home.close()
+            self._release()
+
+    def _release(self) -> None:
+        """Close every file and give the lock back."""
+        self._segments.close()
+        self._files.close()
+        self._home.close()
 
     # Identity and state
 
@@ -324,7 +328,12 @@ class LogStore:
 
     def _lagging(self) -> StorageError | None:
         """The refusal when index files cannot be written and memory has no more room for it."""
-        if self._tail.size_bytes <= self._tail.max_bytes + INDEX_LAG_MAX_BYTES:
+        bound = self._tail.max_bytes + INDEX_LAG_MAX_BYTES
+        if self._tail.size_bytes <= bound:
+            return None
+        # Confirmations evict, and there are none while everything is refused.
+        self._evict()
+        if self._tail.size_bytes <= bound:
             return None
         self._flusher.wake.set()
         return StoreFullError(

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from holdmq.errors import StoreFullError, StoreReadOnlyError
+from storage.log import store
 from storage.log.core.names import name_of
+from storage.log.disk import RealDisk
 
 MakeDriver = Callable[..., Any]
 
@@ -247,6 +249,25 @@ def test_index_files_that_find_no_space_are_written_later(driver: MakeDriver, wa
     assert len(d.queue_bytes("devices", 0, cold=True)) > len(batch.records)
 
 
+def test_memory_for_batches_without_index_files_is_bounded(
+    driver: MakeDriver, watched_disk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "INDEX_LAG_MAX_BYTES", 100_000)
+    d = driver(disk=watched_disk).open()
+    watched_disk.failing = failing("write", errno.ENOSPC, "0")
+    confirmed = 0
+    for _ in range(8):
+        d.append(50, body=bytes(4000))
+        (error,) = d.wait(1)
+        confirmed += error is None
+    assert isinstance(error, StoreFullError)
+    assert "consume queues cannot be written" in str(error)
+    assert 5 <= confirmed < 8
+    watched_disk.failing = works
+    d.wait_indexed()
+    d.append_and_wait(1)
+
+
 @pytest.fixture
 def small_filesystem(tmp_path: Path) -> Iterator[Path]:
     """4 MiB of tmpfs; tests run as root in CI."""
@@ -259,8 +280,6 @@ def small_filesystem(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_real_full_filesystem_refuses_and_resumes(driver: MakeDriver, small_filesystem: Path) -> None:
-    from storage.log.disk import RealDisk
-
     d = driver(small_filesystem / "store", disk=RealDisk()).open()
     filler = small_filesystem / "filler"
     expected = b""
