@@ -64,7 +64,7 @@ def table(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def _serve(tmp_path: Path, **console: Any) -> AsyncIterator[httpx.AsyncClient]:
     registry = console.pop("registry", "127.0.0.1:1")
-    port = _free_port()
+    port = console.pop("port", None) or _free_port()
     config = Config.model_validate(
         {
             "console": {"port": port, **console},
