@@ -230,3 +230,14 @@ def test_a_run_whose_only_record_was_refused_is_not_sent() -> None:
     add(producer, 2)
     assert sequences(send(producer)) == [(0, 0, 1)]
     assert run.receipts[0].outcome == 0
+
+
+def test_sequences_count_records_per_queue() -> None:
+    producer = connected()
+    for n in range(3):
+        add(producer, n + 1)
+    add(producer, 9, queue_id=1)
+    answer(producer, send(producer))
+    add(producer, 4)
+    add(producer, 10, queue_id=1)
+    assert sequences(send(producer)) == [(0, 3, 1), (1, 1, 1)]

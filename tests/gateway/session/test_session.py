@@ -305,6 +305,22 @@ def test_acknowledgements_leave_in_the_order_of_the_publishes() -> None:  # [MQT
     assert answers[1].reason_code == 0x97
 
 
+def test_what_is_not_settled_yet_holds_back_only_what_came_after_it() -> None:
+    bench = Bench()
+    bench.connect()
+    bench.feed(*[Publish("a/b", b"x", 1, packet_id=n) for n in (1, 2)])
+    receipts = []
+    for packet_id in (1, 2):
+        receipt = Receipt(bench.session, PUBACK)
+        receipt.packet_ids.append(packet_id)
+        bench.session.expect(receipt)
+        receipts.append(receipt)
+    receipts[0].settle(0)
+    assert ids(bench.sent()) == [1]
+    receipts[1].settle(0)
+    assert ids(bench.sent()) == [2]
+
+
 def test_a_refusal_is_acknowledged_in_mqtt_3() -> None:
     bench = Bench(MQTT_3_1_1)
     bench.connect()

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from gateway.core.lag import Lag
+
+
+def test_from_the_first_undelivered_record_on_the_live_feed_passes_a_session_by() -> None:
+    lag = Lag()
+    assert lag.wants_live("b", 100)
+    lag.fall_behind("b", 100)
+    assert not lag.wants_live("b", 100)
+    assert not lag.wants_live("b", 200)
+    assert lag.wants_live("other", 50)
+    lag.fall_behind("b", 200)
+    assert lag.positions == {"b": 100}
+
+
+def test_what_catching_up_delivered_is_not_delivered_again_by_the_live_feed() -> None:
+    lag = Lag()
+    lag.fall_behind("b", 100)
+    lag.caught_up("b", 300)
+    assert not lag.is_over
+    assert not lag.wants_live("b", 299)
+    assert lag.wants_live("b", 300)
+    assert lag.is_over
+
+
+def test_falling_behind_again_below_what_was_delivered_starts_from_there() -> None:
+    lag = Lag()
+    lag.fall_behind("b", 100)
+    lag.caught_up("b", 300)
+    lag.fall_behind("b", 250)
+    assert lag.positions == {"b": 300}
