@@ -132,7 +132,9 @@ def _unescape(text: str) -> str:
 def tag_of(properties: bytes) -> bytes | None:
     """The tag's UTF-8 bytes in encoded properties; None = no tag, b"" = the empty tag."""
     tag = escaped_tag_of(properties)
-    return tag if tag is None else unescape_tag(tag)
+    if tag is None:
+        return None
+    return unescape_tag(tag)
 
 
 def escaped_tag_of(properties: bytes) -> bytes | None:

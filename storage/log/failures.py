@@ -29,3 +29,10 @@ def sync_failure(error: OSError, path: str, synced: int) -> StoreReadOnlyError:
         offset=synced,
         hint=READ_ONLY_HINT,
     )
+
+
+def thread_failure(error: BaseException, thread: str) -> StoreReadOnlyError:
+    """The refusal after a thread of the store died of a defect: better read-only than silent."""
+    return StoreReadOnlyError(
+        f"{type(error).__name__}: {error}", operation=thread, hint="restart the broker and report this defect"
+    )

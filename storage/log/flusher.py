@@ -19,7 +19,7 @@ from storage.atomic_file import AtomicFile
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import ENTRY, Entries, entries_of
 from storage.log.core.queues import Queue
-from storage.log.failures import sync_failure, write_failure
+from storage.log.failures import sync_failure, thread_failure, write_failure
 from storage.log.writer import Writer
 from storage.store import Batch
 
@@ -119,6 +119,13 @@ class Flusher:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._flush_until_stopped()
+        except BaseException as error:
+            self._fail(thread_failure(error, "log-flusher"))
+            raise
+
+    def _flush_until_stopped(self) -> None:
         while True:
             # Short of sleep only when asked to be: a segment to make, much to index, the end.
             self.wake.wait(self._interval_s)

@@ -34,7 +34,7 @@ from storage.log.home import Home
 from storage.log.reader import ColdReader
 from storage.log.recovery import Recovery
 from storage.log.segments import Segments
-from storage.log.writer import Pending, Writer
+from storage.log.writer import ANY_GENERATION, Pending, Writer
 from storage.store import (
     TAIL_READ_BYTES,
     Appended,
@@ -407,7 +407,7 @@ class LogStore:
 
     def _take_back(self, error: StorageError, generation: int) -> None:
         """Refuse everything pending; offsets go back to what is confirmed."""
-        if generation != self._generation:
+        if generation not in (self._generation, ANY_GENERATION):
             return
         self._generation += 1
         self._rollbacks += 1
@@ -431,7 +431,7 @@ class LogStore:
 
     def _fail(self, error: StorageError) -> None:
         """The disk failed outside of a write: nothing more is acknowledged."""
-        self._take_back(error, self._generation)
+        self._take_back(error, ANY_GENERATION)
 
     # Reads
 

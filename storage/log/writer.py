@@ -16,7 +16,7 @@ from typing import Final
 from holdmq.errors import StorageError
 from storage.log.core.names import blank_parts
 from storage.log.core.queues import Queue
-from storage.log.failures import sync_failure, write_failure
+from storage.log.failures import sync_failure, thread_failure, write_failure
 from storage.log.segments import Segments
 from storage.store import Appended, Batch
 
@@ -24,6 +24,9 @@ GROUP_BATCHES_MAX: Final = 1024
 """Linux takes at most 1,024 buffers in one pwritev."""
 GROUP_BYTES_MAX: Final = 8 << 20
 """More in one write would only make those who came first wait for those who came last."""
+
+ANY_GENERATION: Final = -1
+"""A failure that concerns every batch, whenever it was stamped."""
 
 _NEW_SEGMENT: Final = "new segment"
 
@@ -89,6 +92,14 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._write_groups()
+        except BaseException as error:
+            self.fatal = thread_failure(error, "log-writer")
+            self._failed(self.fatal, ANY_GENERATION)
+            raise
+
+    def _write_groups(self) -> None:
         get_now = self._queue.get_nowait
         held: Pending | None = None
         while True:

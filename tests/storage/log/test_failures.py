@@ -268,6 +268,31 @@ def test_memory_for_batches_without_index_files_is_bounded(
     d.append_and_wait(1)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("operation", "thread"), [("write", "log-writer"), ("sync", "log-flusher")])
+def test_a_thread_that_dies_of_a_defect_makes_the_store_read_only(
+    driver: MakeDriver, watched_disk: Any, operation: str, thread: str
+) -> None:
+    d = driver(disk=watched_disk).open()
+    d.append_and_wait(1)
+
+    def defect(asked: str, path: Path) -> int | None:
+        if asked == operation and path.parent.name == "commitlog":
+            raise ZeroDivisionError("a defect")
+        return None
+
+    watched_disk.failing = defect
+    d.append(1)
+    while d.store.state().ok:
+        d.posted.get(timeout=10)()
+    watched_disk.failing = works
+    d.results.clear()
+    d.append(1)
+    (error,) = d.wait(1)
+    assert isinstance(error, StoreReadOnlyError)
+    assert f"{thread} failed: ZeroDivisionError" in str(error)
+
+
 @pytest.fixture
 def small_filesystem(tmp_path: Path) -> Iterator[Path]:
     """4 MiB of tmpfs; tests run as root in CI."""
