@@ -1,0 +1,642 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from holdmq.errors import (
+    BusyError,
+    Code,
+    HoldMQError,
+    RemoteError,
+    RequestTimeout,
+    StartupError,
+    TransportError,
+)
+from holdmq.rpc import client as client_module
+from holdmq.rpc.client import Client
+from holdmq.rpc.connection import REQUEST_OVERHEAD_BYTES, Connection, Reply, Request
+from holdmq.rpc.server import HELLO_MAX_BYTES, Server
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.command import RESPONSE, Command
+from holdmq.wire.frame import FrameDecoder, encode_frame
+from holdmq.wire.headers import (
+    PROTOCOL_VERSION,
+    Empty,
+    HeartbeatRequest,
+    HelloRequest,
+    HelloResponse,
+    QueueBoundsRequest,
+)
+
+Until = Callable[[Callable[[], Any]], Awaitable[None]]
+HELLO = HelloRequest(PROTOCOL_VERSION, "client", "test")
+
+
+class Peer:
+    """A server whose requests stay in `held` until a test answers them."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.held: list[Request] = []
+        self.closed: list[Connection] = []
+        self.writable: list[Connection] = []
+        self.refuse_hello: HoldMQError | None = None
+        self.server = Server(
+            {
+                RequestCode.PULL: self.held.append,
+                RequestCode.PRODUCE: self._echo,
+                RequestCode.QUEUE_BOUNDS: lambda request: request.reply(request.header(QueueBoundsRequest)),
+                RequestCode.BROKER_STATUS: self._busy,
+                RequestCode.CLUSTER_GET: self._fail,
+                RequestCode.READ: self._large,
+            },
+            self._hello,
+            frame_max_bytes=1 << 20,
+            on_closed=self.closed.append,
+            on_writable=self.writable.append,
+            **settings,
+        )
+
+    def _hello(self, _connection: Connection, _hello: HelloRequest) -> HelloResponse:
+        if self.refuse_hello is not None:
+            raise self.refuse_hello
+        return HelloResponse(PROTOCOL_VERSION, "peer", "test", 0)
+
+    def _echo(self, request: Request) -> None:
+        body = bytes(request.body)
+        request.reply(Empty(), [body], len(body))
+
+    def _busy(self, _request: Request) -> None:
+        raise BusyError("too much", 77)
+
+    def _fail(self, _request: Request) -> None:
+        raise ZeroDivisionError
+
+    def _large(self, request: Request) -> None:
+        request.reply(Empty(), [bytes(4 << 20)], 4 << 20)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+
+@pytest.fixture
+async def until() -> Until:
+    async def wait(condition: Callable[[], Any]) -> None:
+        for _ in range(2000):
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("it did not come true")
+
+    return wait
+
+
+MakePeer = Callable[..., Awaitable[Peer]]
+
+
+@pytest.fixture
+async def make_peer() -> AsyncIterator[MakePeer]:
+    made: list[Peer] = []
+
+    async def make(**settings: Any) -> Peer:
+        peer = Peer(**settings)
+        await peer.server.listen("127.0.0.1", 0)
+        made.append(peer)
+        return peer
+
+    yield make
+    for peer in made:
+        await peer.server.close()
+
+
+@pytest.fixture
+async def peer(make_peer: MakePeer) -> Peer:
+    return await make_peer()
+
+
+@pytest.fixture
+async def client(peer: Peer) -> AsyncIterator[Client]:
+    client = Client(peer.address, "client", "test")
+    yield client
+    await client.close()
+
+
+class Raw:
+    """A bare socket that speaks frames, or does not."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.decoder = FrameDecoder(16 << 20)
+
+    def send(self, command: Command, body: bytes = b"") -> None:
+        self.writer.writelines(encode_frame(command, [body], len(body)))
+
+    async def answer(self) -> Command | None:
+        """The next frame's command; None at the end of the connection."""
+        while data := await self.reader.read(65536):
+            frames = self.decoder.receive_data(data)
+            if frames:
+                return frames[0].command
+        return None
+
+    async def hello(self) -> None:
+        self.send(Command(RequestCode.HELLO, 1, 0, "", HELLO.to_ext()))
+        answer = await self.answer()
+        assert answer is not None
+        assert answer.code == Code.OK
+
+
+@pytest.fixture
+async def raw(peer: Peer) -> AsyncIterator[Raw]:
+    connection = Raw(*await asyncio.open_connection("127.0.0.1", peer.server.port))
+    yield connection
+    connection.writer.close()
+    with contextlib.suppress(ConnectionError):
+        await connection.writer.wait_closed()
+
+
+# Requests and answers
+
+
+async def test_a_request_is_answered(client: Client) -> None:
+    reply = await client.call(RequestCode.PRODUCE, Empty(), body=[b"a", b"bc"], body_length=3)
+    assert bytes(reply.body) == b"abc"
+    assert not reply.body.readonly
+    header = (await client.call(RequestCode.QUEUE_BOUNDS, QueueBoundsRequest(["t"]))).header(
+        QueueBoundsRequest
+    )
+    assert header.topics == ["t"]
+
+
+async def test_many_requests_are_answered_in_any_order(client: Client, peer: Peer, until: Until) -> None:
+    calls = [asyncio.ensure_future(client.call(RequestCode.PULL, Empty())) for _ in range(50)]
+    quick = await client.call(RequestCode.PRODUCE, Empty(), body=[b"x"], body_length=1)
+    assert bytes(quick.body) == b"x"
+    await until(lambda: len(peer.held) == 50)
+    for i, request in reversed(list(enumerate(peer.held))):
+        request.reply(QueueBoundsRequest([str(i)]))
+    replies = await asyncio.gather(*calls)
+    assert [r.header(QueueBoundsRequest).topics for r in replies] == [[str(i)] for i in range(50)]
+
+
+async def test_a_held_request_costs_no_task(client: Client, peer: Peer, until: Until) -> None:
+    await client.call(RequestCode.PRODUCE, Empty())
+    before = len(asyncio.all_tasks())
+    answers: list[Reply | HoldMQError] = []
+    for _ in range(100):
+        client.request(RequestCode.PULL, Empty(), answers.append, 30)
+    await until(lambda: len(peer.held) == 100)
+    assert len(asyncio.all_tasks()) == before
+    for request in peer.held:
+        request.reply(Empty())
+    await until(lambda: len(answers) == 100)
+    assert all(isinstance(answer, Reply) for answer in answers)
+
+
+async def test_a_one_way_request_is_not_answered(client: Client, peer: Peer, until: Until) -> None:
+    await client.call(RequestCode.PRODUCE, Empty())
+    connection = client.connection
+    assert connection is not None
+    connection.send_one_way(RequestCode.PULL, Empty())
+    await until(lambda: peer.held)
+    received = connection.bytes_in
+    peer.held[0].reply(Empty())
+    await client.call(RequestCode.QUEUE_BOUNDS, QueueBoundsRequest([]))
+    assert connection.bytes_in - received < 80
+
+
+async def test_the_server_may_ask_the_client(peer: Peer) -> None:
+    asked: list[Request] = []
+    client = Client(peer.address, "client", "c", on_request=asked.append)
+    await client.call(RequestCode.PRODUCE, Empty())
+    (connection,) = peer.server.connections
+    call = asyncio.ensure_future(connection.call(RequestCode.HEARTBEAT, HeartbeatRequest({"n": 1}), 5))
+    await asyncio.sleep(0.05)
+    assert asked[0].header(HeartbeatRequest).state == {"n": 1}
+    asked[0].reply(Empty())
+    assert isinstance(await call, Reply)
+    await client.close()
+
+
+async def test_a_client_that_takes_no_requests_says_so(client: Client, peer: Peer) -> None:
+    await client.call(RequestCode.PRODUCE, Empty())
+    (connection,) = peer.server.connections
+    with pytest.raises(RemoteError) as caught:
+        await connection.call(RequestCode.HEARTBEAT, HeartbeatRequest(), 5)
+    assert caught.value.code == Code.UNKNOWN_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("code", "answer", "named"),
+    [
+        (RequestCode.HEARTBEAT, Code.UNKNOWN_REQUEST, "request code 2"),
+        (RequestCode.QUEUE_BOUNDS, Code.MISSING_FIELD, "'topics'"),
+        (RequestCode.CLUSTER_GET, Code.SYSTEM_ERROR, "the server's log"),
+        (RequestCode.BROKER_STATUS, Code.BUSY, "too much"),
+    ],
+)
+async def test_a_refusal_carries_its_code_and_the_connection_stays(
+    client: Client, code: RequestCode, answer: Code, named: str
+) -> None:
+    with pytest.raises(RemoteError, match=named) as caught:
+        await client.call(code, Empty())
+    assert caught.value.code == answer
+    if isinstance(caught.value, BusyError):
+        assert caught.value.retry_after_ms == 77
+    connection = client.connection
+    await client.call(RequestCode.PRODUCE, Empty())
+    assert client.connection is connection
+
+
+async def test_a_code_from_the_future_is_a_system_error(raw: Raw, peer: Peer) -> None:
+    await raw.hello()
+    (connection,) = peer.server.connections
+    call = asyncio.ensure_future(connection.call(RequestCode.HEARTBEAT, Empty(), 5))
+    request = await raw.answer()
+    assert request is not None
+    raw.send(Command(9999, request.opaque, RESPONSE, "new"))
+    with pytest.raises(RemoteError, match="SYSTEM_ERROR: new"):
+        await call
+
+
+async def test_no_answer_is_a_timeout_and_a_late_one_is_dropped(
+    client: Client, peer: Peer, until: Until
+) -> None:
+    await client.call(RequestCode.PRODUCE, Empty())
+    slow = asyncio.ensure_future(client.call(RequestCode.PULL, Empty(), 5))
+    with pytest.raises(RequestTimeout, match="within the deadline"):
+        await client.call(RequestCode.PULL, Empty(), 0.05)
+    assert not slow.done()
+    await until(lambda: len(peer.held) == 2)
+    for request in peer.held:
+        request.reply(Empty())
+    await slow
+    await client.call(RequestCode.PRODUCE, Empty())
+
+
+async def test_a_header_that_cannot_be_encoded_raises_and_leaves_nothing_behind(client: Client) -> None:
+    await client.call(RequestCode.PRODUCE, Empty())
+    assert client.connection is not None
+    with pytest.raises(UnicodeEncodeError):
+        await client.call(RequestCode.QUEUE_BOUNDS, QueueBoundsRequest(["\ud800"]))
+    assert client.connection._pending == {}
+
+
+# Connections that break the rules
+
+
+async def test_nothing_works_before_hello(raw: Raw, peer: Peer) -> None:
+    raw.send(Command(RequestCode.PRODUCE, 5))
+    answer = await raw.answer()
+    assert answer is not None
+    assert (answer.code, answer.opaque) == (Code.HELLO_REQUIRED, 5)
+    assert await raw.answer() is None
+    assert peer.server.refused == 1
+    assert not peer.server.connections
+    assert peer.closed == []
+
+
+async def test_another_protocol_version_is_refused(raw: Raw) -> None:
+    raw.send(Command(RequestCode.HELLO, 1, 0, "", HelloRequest(99, "client", "c").to_ext()))
+    answer = await raw.answer()
+    assert answer is not None
+    assert answer.code == Code.VERSION_UNSUPPORTED
+    assert "99" in answer.remark
+
+
+async def test_a_silent_peer_is_closed(make_peer: MakePeer, until: Until) -> None:
+    peer = await make_peer(hello_timeout_s=0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", peer.server.port)
+    assert await reader.read() == b""
+    assert peer.server.refused == 1
+    assert not peer.server.connections
+    writer.close()
+
+
+async def test_a_client_that_said_hello_may_be_silent(make_peer: MakePeer) -> None:
+    peer = await make_peer(hello_timeout_s=0.05)
+    client = Client(peer.address, "client", "c")
+    await client.call(RequestCode.PRODUCE, Empty())
+    connection = client.connection
+    await asyncio.sleep(0.15)
+    await client.call(RequestCode.PRODUCE, Empty())
+    assert client.connection is connection
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "the limit is"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "the limit is"),
+        (struct.pack(">II", 300 << 20, 20), "the limit is"),
+        (struct.pack(">II", HELLO_MAX_BYTES + 1, 20), "the limit is"),
+        (struct.pack(">II", 8, 4) + b"\xff\xff\xff\xff", "not msgpack"),
+        (struct.pack(">II", 6, 1) + b"\x90\x00", "seven fields"),
+    ],
+)
+async def test_a_scanner_s_bytes_are_answered_with_the_fault_and_the_end(
+    raw: Raw, peer: Peer, client: Client, data: bytes, named: str
+) -> None:
+    await client.call(RequestCode.PRODUCE, Empty())
+    raw.writer.write(data)
+    answer = await raw.answer()
+    assert answer is not None
+    assert (answer.code, answer.opaque, answer.is_response) == (Code.PROTOCOL_ERROR, 0, True)
+    assert named in answer.remark
+    assert await raw.answer() is None
+    assert peer.server.refused == 1
+    await client.call(RequestCode.PRODUCE, Empty())
+
+
+async def test_after_hello_the_limit_is_the_server_s(raw: Raw) -> None:
+    await raw.hello()
+    raw.send(Command(RequestCode.PRODUCE, 2), bytes(900_000))
+    answer = await raw.answer()
+    assert answer is not None
+    assert answer.code == Code.OK
+    raw.writer.write(struct.pack(">II", (1 << 20) + 1, 20))
+    refused = await raw.answer()
+    assert refused is not None
+    assert refused.code == Code.PROTOCOL_ERROR
+
+
+async def test_half_a_frame_and_silence_disturb_nobody(raw: Raw, peer: Peer, client: Client) -> None:
+    await raw.hello()
+    raw.writer.write(struct.pack(">II", 1000, 20) + b"half")
+    await client.call(RequestCode.PRODUCE, Empty())
+    raw.writer.close()
+    await client.call(RequestCode.PRODUCE, Empty())
+
+
+async def test_connections_are_bounded(make_peer: MakePeer) -> None:
+    peer = await make_peer(connections_max=2)
+    clients = [Client(peer.address, "client", str(i)) for i in range(2)]
+    for client in clients:
+        await client.call(RequestCode.PRODUCE, Empty())
+    reader, writer = await asyncio.open_connection("127.0.0.1", peer.server.port)
+    await reader.read()
+    assert peer.server.refused == 1
+    assert len(peer.server.connections) == 2
+    writer.close()
+    for client in clients:
+        await client.call(RequestCode.PRODUCE, Empty())
+        await client.close()
+
+
+# Backpressure
+
+
+async def test_outstanding_bytes_pause_reading_until_half_are_answered(
+    make_peer: MakePeer, until: Until
+) -> None:
+    peer = await make_peer(outstanding_max_bytes=100_000)
+    client = Client(peer.address, "client", "c")
+    await client.call(RequestCode.PRODUCE, Empty())
+    calls = [
+        asyncio.ensure_future(client.call(RequestCode.PULL, Empty(), 30, [bytes(20_000)], 20_000))
+        for _ in range(200)
+    ]
+    (connection,) = peer.server.connections
+    await until(lambda: connection._is_paused)
+    await asyncio.sleep(0.1)
+    received = len(peer.held)
+    # What had come in one read before the pause is taken; 200 requests never are.
+    assert 5 <= received < 100
+    await asyncio.sleep(0.1)
+    assert len(peer.held) == received
+    answered = 0
+    while not all(call.done() for call in calls):
+        assert answered < len(peer.held) or not connection._is_paused
+        for request in peer.held[answered:]:
+            request.reply(Empty())
+        answered = len(peer.held)
+        await asyncio.sleep(0.01)
+    assert answered == 200
+    assert connection._outstanding == 0
+    await client.close()
+
+
+async def test_empty_requests_count_too(make_peer: MakePeer, until: Until) -> None:
+    peer = await make_peer(outstanding_max_bytes=10 * REQUEST_OVERHEAD_BYTES)
+    client = Client(peer.address, "client", "c")
+    calls = [asyncio.ensure_future(client.call(RequestCode.PULL, Empty(), 30)) for _ in range(11)]
+    await until(lambda: len(peer.held) == 11)
+    (connection,) = peer.server.connections
+    assert connection._is_paused
+    for request in peer.held:
+        request.reply(Empty())
+    await asyncio.gather(*calls)
+    assert not connection._is_paused
+    await client.close()
+
+
+async def test_a_peer_that_does_not_read_is_not_read(peer: Peer, until: Until) -> None:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", peer.server.port))
+    raw = Raw(*await asyncio.open_connection(sock=sock, limit=1024))
+    await raw.hello()
+    raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    (connection,) = peer.server.connections
+    for i in range(10):
+        raw.send(Command(RequestCode.READ, 2 + i))
+    await until(lambda: not connection.is_writable)
+    sent = connection.bytes_out
+    assert connection._is_paused
+    raw.send(Command(RequestCode.READ, 99))
+    await asyncio.sleep(0.1)
+    assert connection.bytes_out == sent
+    raw.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    total = 0
+    while total < 11 * (4 << 20):
+        total += len(await raw.reader.read(1 << 20))
+    await until(lambda: connection.is_writable)
+    assert peer.writable
+    assert not connection._is_paused
+    raw.writer.close()
+
+
+# Reconnecting
+
+
+async def test_a_lost_connection_fails_what_waits_and_comes_back(
+    client: Client, peer: Peer, until: Until
+) -> None:
+    await client.call(RequestCode.PRODUCE, Empty())
+    waiting = asyncio.ensure_future(client.call(RequestCode.PULL, Empty(), 30))
+    await until(lambda: peer.held)
+    (connection,) = peer.server.connections
+    connection.close()
+    with pytest.raises(TransportError, match="lost"):
+        await waiting
+    assert bytes((await client.call(RequestCode.PRODUCE, Empty(), body=[b"x"], body_length=1)).body) == b"x"
+    assert len(peer.closed) == 1
+    peer.held[0].reply(Empty())
+
+
+async def test_ups_and_downs_are_told_in_order(peer: Peer, until: Until) -> None:
+    events: list[str] = []
+    client = Client(
+        peer.address,
+        "client",
+        "c",
+        on_up=lambda _connection, hello: events.append(f"up {hello.name}"),
+        on_down=lambda _reason: events.append("down"),
+    )
+    client.start()
+    await until(lambda: events)
+    next(iter(peer.server.connections)).close()
+    await until(lambda: len(events) == 3)
+    assert events == ["up peer", "down", "up peer"]
+    await client.close()
+    assert events[-1] == "down"
+
+
+async def test_attempts_back_off_with_jitter(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int) -> None:
+    pauses: list[float] = []
+    real_sleep = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        await real_sleep(0)
+
+    monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
+    client = Client(f"127.0.0.1:{unused_tcp_port}", "client", "c")
+    client.start()
+    for _ in range(2000):
+        if len(pauses) >= 12:
+            break
+        await real_sleep(0.001)
+    await client.close()
+    steps = [client_module.BACKOFF_MIN_S * 2**i for i in range(12)]
+    for pause, step in zip(pauses, steps, strict=False):
+        top = min(step, client_module.BACKOFF_MAX_S)
+        assert 0.5 * top <= pause <= 1.5 * top
+    assert len({round(pause / min(step, 2.0), 6) for pause, step in zip(pauses, steps, strict=False)}) > 3
+
+
+async def test_without_a_server_a_call_says_why(unused_tcp_port: int) -> None:
+    client = Client(f"127.0.0.1:{unused_tcp_port}", "client", "c")
+    with pytest.raises(
+        TransportError, match=f"no connection to 127.0.0.1:{unused_tcp_port} within 0.2 s: cannot"
+    ):
+        await client.call(RequestCode.PRODUCE, Empty(), 0.2)
+    answers: list[Reply | HoldMQError] = []
+    client.request(RequestCode.PRODUCE, Empty(), answers.append, 1)
+    assert isinstance(answers[0], TransportError)
+    await client.close()
+    with pytest.raises(TransportError, match="is closed"):
+        await client.call(RequestCode.PRODUCE, Empty())
+
+
+async def test_a_client_follows_its_peer_to_another_address(make_peer: MakePeer, until: Until) -> None:
+    one, two = await make_peer(), await make_peer()
+    client = Client(one.address, "client", "c")
+    await client.call(RequestCode.PRODUCE, Empty())
+    client.set_address(one.address)
+    assert client.connection is not None
+    client.set_address(two.address)
+    await client.call(RequestCode.PRODUCE, Empty())
+    assert len(two.server.connections) == 1
+    await client.close()
+
+
+async def test_a_refused_hello_is_told_and_tried_again(peer: Peer, until: Until) -> None:
+    peer.refuse_hello = RemoteError(Code.NOT_PERMITTED, "who are you")
+    client = Client(peer.address, "client", "c")
+    with pytest.raises(TransportError, match="who are you"):
+        await client.call(RequestCode.PRODUCE, Empty(), 0.3)
+    peer.refuse_hello = None
+    await client.call(RequestCode.PRODUCE, Empty())
+    await client.close()
+
+
+async def test_a_connection_that_ends_right_after_hello_is_made_again(until: Until) -> None:
+    answers = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal answers
+        decoder = FrameDecoder(1 << 20)
+        while data := await reader.read(65536):
+            for command, _ in decoder.receive_data(data):
+                answers += 1
+                header = HelloResponse(PROTOCOL_VERSION, "p", "c", 0)
+                writer.writelines(
+                    encode_frame(Command(Code.OK, command.opaque, RESPONSE, "", header.to_ext()))
+                )
+                if answers == 1:
+                    # The answer and the end reach the client in one turn of its loop.
+                    writer.write(b"\xff" * 8)
+                    writer.close()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = Client(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "client", "c")
+    await client.call(RequestCode.PRODUCE, Empty(), 5)
+    assert answers == 3
+    await client.close()
+    server.close()
+
+
+async def test_bad_addresses_are_named() -> None:
+    client = Client("nowhere", "client", "c")
+    with pytest.raises(TransportError, match="'nowhere' is no address"):
+        await client.call(RequestCode.PRODUCE, Empty(), 0.1)
+    await client.close()
+
+
+async def test_unix_sockets_work_the_same(tmp_path: Path) -> None:
+    peer = Peer()
+    path = str(tmp_path / "rpc.sock")
+    await peer.server.listen_unix(path)
+    client = Client(f"unix:{path}", "client", "c")
+    assert bytes((await client.call(RequestCode.PRODUCE, Empty(), body=[b"u"], body_length=1)).body) == b"u"
+    await client.close()
+    await peer.server.close()
+
+
+async def test_a_busy_port_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartupError, match=f"cannot listen on 127.0.0.1:{port}"):
+            await Peer().server.listen("127.0.0.1", port)
+
+
+async def test_draining_answers_what_was_written_and_closes(peer: Peer, client: Client, until: Until) -> None:
+    waiting = asyncio.ensure_future(client.call(RequestCode.PULL, Empty(), 30))
+    await until(lambda: peer.held)
+    peer.held[0].reply(QueueBoundsRequest(["last"]))
+    await peer.server.close()
+    assert (await waiting).header(QueueBoundsRequest).topics == ["last"]
+    assert not peer.server.connections
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_random_bytes_after_hello_end_one_connection_only(
+    raw: Raw, peer: Peer, client: Client, seed: int
+) -> None:
+    import random
+
+    await client.call(RequestCode.PRODUCE, Empty())
+    await raw.hello()
+    rng = random.Random(seed)
+    header = msgpack.packb([rng.choice([10, 20, 42, 7]), "x", 1, 1, rng.choice([0, 1, 2]), "", {}])
+    frame = bytearray(struct.pack(">II", 4 + len(header) + 5, len(header)) + header + b"12345")
+    for _ in range(rng.randrange(1, 6)):
+        frame[rng.randrange(len(frame))] = rng.randrange(256)
+    raw.writer.write(frame)
+    raw.writer.write_eof()
+    while await raw.answer() is not None:
+        pass
+    await client.call(RequestCode.PRODUCE, Empty())

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any, get_type_hints
+
+import msgpack
+import pytest
+
+from holdmq.errors import CODES, Code, WireError
+from holdmq.wire import headers
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import Header, rows
+from holdmq.wire.headers import (
+    FilterTerm,
+    HelloRequest,
+    ProduceRequest,
+    ProduceRun,
+    PullRequest,
+    ReadOpenRequest,
+    TopicCreateRequest,
+)
+
+HEADERS = [
+    kind
+    for _, kind in inspect.getmembers(headers, inspect.isclass)
+    if issubclass(kind, Header) and kind is not Header
+]
+ROWS = [
+    kind
+    for _, kind in inspect.getmembers(headers, inspect.isclass)
+    if issubclass(kind, tuple) and kind is not tuple
+]
+VALUES: dict[str, Any] = {
+    "int": 7,
+    "str": "text",
+    "bytes": b"\x00\xff",
+    "bool": True,
+    "list": [],
+    "dict": {"k": 1},
+}
+
+
+def value_of(annotation: str) -> Any:
+    return VALUES[annotation.removesuffix("| None").strip().split("[")[0]]
+
+
+def example(kind: Any) -> Any:
+    return kind(**{f.name: value_of(str(f.type)) for f in dataclasses.fields(kind)})
+
+
+def test_every_header_is_found() -> None:
+    assert len(HEADERS) > 25
+    assert len(ROWS) > 10
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_header_survives_the_wire(kind: Any) -> None:
+    sent = example(kind)
+    assert kind.from_ext(msgpack.unpackb(msgpack.packb(sent.to_ext()))) == sent
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_unknown_fields_are_ignored(kind: Any) -> None:
+    sent = example(kind)
+    assert kind.from_ext({**sent.to_ext(), "from_the_future": [1, 2]}) == sent
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_missing_field_is_named_or_has_its_default(kind: Any) -> None:
+    whole = example(kind).to_ext()
+    for f in dataclasses.fields(kind):
+        ext = {k: v for k, v in whole.items() if k != f.name}
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            with pytest.raises(WireError, match=f"{kind.__name__}: required field {f.name!r}") as caught:
+                kind.from_ext(ext)
+            assert caught.value.code == Code.MISSING_FIELD
+        else:
+            assert kind.from_ext(ext) is not None
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_field_of_the_wrong_type_is_named(kind: Any) -> None:
+    for f in dataclasses.fields(kind):
+        with pytest.raises(WireError, match=f"{kind.__name__}: field {f.name!r} must be") as caught:
+            kind.from_ext({**example(kind).to_ext(), f.name: 1.5})
+        assert caught.value.code == Code.MISSING_FIELD
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_survive_the_wire_and_ignore_later_items(kind: Any) -> None:
+    row = kind(*(value_of(getattr(a, "__forward_arg__", str(a))) for a in kind.__annotations__.values()))
+    sent = msgpack.unpackb(msgpack.packb([row, [*row, "from the future"]]))
+    assert rows(kind, sent) == [row, row]
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_bad_row_is_named_by_its_place(kind: Any) -> None:
+    row = list(
+        kind(*(value_of(getattr(a, "__forward_arg__", str(a))) for a in kind.__annotations__.values()))
+    )
+    with pytest.raises(WireError, match=f"{kind.__name__} 1 must be an array"):
+        rows(kind, [row, row[:-1]])
+    with pytest.raises(WireError, match=f"{kind.__name__} 0 must be an array"):
+        rows(kind, [7])
+    for i, name in enumerate(kind._fields):
+        with pytest.raises(WireError, match=f"{kind.__name__} 0: field {name!r} must be"):
+            rows(kind, [[*row[:i], 1.5, *row[i + 1 :]]])
+
+
+def test_true_is_no_number_and_one_is_no_truth() -> None:
+    with pytest.raises(WireError, match="'crc' must be int"):
+        ProduceRequest.from_ext({"crc": True, "runs": []})
+    with pytest.raises(WireError, match="'by_use' must be bool"):
+        TopicCreateRequest.from_ext({"topic": "t", "by_use": 1})
+
+
+def test_none_is_taken_only_where_it_means_something() -> None:
+    assert ReadOpenRequest.from_ext({"reader_id": 1, "log_epoch": 0, "position": None}).position is None
+    assert PullRequest.from_ext({"queues": [], "max_bytes": 1, "filter_id": None}).filter_id is None
+    with pytest.raises(WireError, match="'client_id' must be str"):
+        HelloRequest.from_ext({"protocol_version": 1, "role": "client", "client_id": None})
+
+
+def test_defaults_are_not_shared_between_headers() -> None:
+    first = headers.HeartbeatRequest.from_ext({})
+    first.state["x"] = 1
+    assert headers.HeartbeatRequest.from_ext({}).state == {}
+
+
+def test_annotations_are_types_that_the_wire_knows() -> None:
+    for kind in [*HEADERS, *ROWS]:
+        for name, hint in get_type_hints(kind, vars(headers)).items():
+            assert str(hint), name
+
+
+def test_golden_ext_fields() -> None:
+    request = ProduceRequest(5, [ProduceRun("t", 1, 2, 3, 4, 5)])
+    assert request.to_ext() == {"crc": 5, "runs": [("t", 1, 2, 3, 4, 5)], "want_positions": False}
+    assert FilterTerm(1, "t", 9, "")._asdict() == {"kind": 1, "topic": "t", "hash": 9, "filter": ""}
+
+
+def test_request_codes_are_never_renumbered() -> None:
+    assert {code.name: int(code) for code in RequestCode} == {
+        "HELLO": 1, "HEARTBEAT": 2, "PRODUCE": 10, "PULL": 20, "FILTER_SET": 21, "READ_OPEN": 30,
+        "READ_FILTER": 31, "READ": 32, "READ_CLOSE": 33, "TOPIC_CREATE": 40, "TOPIC_LIST": 41,
+        "QUEUE_BOUNDS": 42, "BROKER_STATUS": 50, "CONNECTION_LIST": 51, "BROKER_REGISTER": 60,
+        "BROKER_UNREGISTER": 61, "ROUTE_GET": 62, "CLUSTER_GET": 63,
+    }  # fmt: skip
+
+
+def test_every_code_has_a_meaning() -> None:
+    assert set(CODES) == set(Code)
+    assert all(info.meaning for info in CODES.values())
+    assert Code.OK == 0
