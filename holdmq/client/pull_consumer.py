@@ -44,6 +44,8 @@ REST_S: Final = 0.2
 """Pause after a broker or queue failed before it is asked again."""
 UNREACHABLE_S: Final = 30.0
 """How long a broker may be away before polls that find nothing say so: it restarts in less."""
+MISSING_REFRESH_S: Final = 1.0
+"""How often routes are asked for while an assigned topic has none: it may just have been created."""
 ASSIGN_TIMEOUT_S: Final = 10.0
 
 Start = Literal["earliest", "latest"] | int
@@ -267,6 +269,10 @@ class PullConsumer:
     def _pull_all(self, max_bytes: int, hold_ms: int, now: float) -> float:
         """Ask every broker that is not asked; return the loop time at which one can be asked again."""
         retry_at = float("inf")
+        if any(self.routes.get(topic) is None for topic in self._topics):
+            retry_at = now + MISSING_REFRESH_S
+            if self.routes.refreshed_at + MISSING_REFRESH_S <= now:
+                self.routes.refresh_soon()
         by_broker: dict[str, list[tuple[TopicQueue, Cursor]]] = {}
         for queue, cursor in self._cursors.items():
             by_broker.setdefault(queue.broker, []).append((queue, cursor))

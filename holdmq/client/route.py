@@ -278,8 +278,10 @@ class RouteTable:
                     log.warning("routes are not refreshed; the known ones stay", reason=str(error))
                 self._last_failure = str(error)
             await asyncio.sleep(REFRESH_MIN_S)
+            # Not wait_for: Python 3.11's may swallow a cancellation that meets the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), self._refresh_s * random.uniform(0.9, 1.1))
+                async with asyncio.timeout(self._refresh_s * random.uniform(0.9, 1.1)):
+                    await self._wanted.wait()
             self._wanted.clear()
 
     def _apply(self, routes: list[RouteRow], brokers: list[BrokerRow], version: int) -> None:

@@ -299,6 +299,7 @@ class FakeBroker:
             queues = header.queues or self.queues_default
             row = TopicRow(header.topic, queues, queues, 6, "log", header.key_levels, False)
             self.topics[header.topic] = row
+            self._registering = asyncio.ensure_future(self.register())
         request.reply(TopicCreateResponse([self.topics[header.topic]]))
 
     def _topic_list(self, request: Request) -> None:
