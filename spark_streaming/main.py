@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import json
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +18,7 @@ from prometheus_client import Gauge
 from holdmq.config import Config
 from holdmq.errors import HoldMQError
 from holdmq.process import Service
-from holdmq.telemetry import METRICS
+from holdmq.telemetry import METRICS, Logger
 from spark_streaming.job.home import Home
 from spark_streaming.job.session import Session, start_session
 from spark_streaming.job.sink import Sink
@@ -30,6 +32,8 @@ WATCH_INTERVAL_S: Final = 5.0
 JVM_EXIT_WAIT_S: Final = 1.0
 """How long a JVM whose connections just broke may take until its exit code is there."""
 
+_OWN_FIELDS: Final = frozenset({"event", "service", "level", "timestamp", "library"})
+
 BACKLOG: Final = Gauge(
     "holdmq_stats_backlog_messages", "Messages that the last batch left unread.", registry=METRICS
 )
@@ -38,18 +42,13 @@ BACKLOG: Final = Gauge(
 async def main(config: Config, service: Service) -> None:
     """Run the job until `service.stopping`; raises HoldMQError when the query or its JVM fails."""
     stats = config.stats
-    loop = asyncio.get_running_loop()
-
-    def say(line: str) -> None:
-        loop.call_soon_threadsafe(lambda: service.log.warning(line, library="spark"))
-
     home = await asyncio.to_thread(Home, Path(stats.data_dir))
     session: Session | None = None
     try:
         retention = dt.timedelta(seconds=stats.tps_1s_retention_s)
         sink = await asyncio.to_thread(Sink, home.table(TPS_1S), TPS_1S_SCHEMA, retention)
         job = TpsJob(home.checkpoint(TPS_1S), sink)
-        session = await asyncio.to_thread(start_session, stats, say)
+        session = await asyncio.to_thread(start_session, stats, partial(_say, service.log))
         options = {
             "registry": ",".join(config.registries()),
             "starting_offsets": "earliest",
@@ -84,7 +83,11 @@ async def _run(job: TpsJob, session: Session, service: Service) -> None:
         if code is not None:
             raise HoldMQError(f"the JVM of Spark ended with exit code {code}; start again to go on")
         failed = ended if ended.done() else watching
-        raise HoldMQError(f"the query ended: {_cause(failed)}; start again to go on from the checkpoint")
+        cause = _cause(failed)
+        service.log.error("the query ended", cause=cause)
+        raise HoldMQError(
+            f"the query ended: {cause.splitlines()[0]}; start again to go on from the checkpoint"
+        )
     finally:
         stopping.cancel()
         watching.cancel()
@@ -106,4 +109,14 @@ def _is_running(session: Session | None) -> tuple[bool, str]:
 
 def _cause(ended: asyncio.Task[None]) -> str:
     error = ended.exception()
-    return "it was stopped from outside" if error is None else str(error).strip()
+    return str(error).strip() or repr(error) if error is not None else "it was stopped from outside"
+
+
+def _say(log: Logger, line: str) -> None:
+    """Log a line of the JVM or of a Python worker; the source in a worker speaks JSON."""
+    try:
+        fields = json.loads(line) if line.startswith("{") else {}
+    except ValueError:
+        fields = {}
+    known = {name: fields[name] for name in fields if name not in _OWN_FIELDS}
+    log.warning(str(fields.get("event", line)), library="spark", **known)
