@@ -80,8 +80,10 @@ class Registration:
         while True:
             self._changed.clear()
             await asyncio.gather(*(self._register(client) for client in self._clients))
+            # Not wait_for: Python 3.11's may swallow a cancellation that meets the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._interval_s)
+                async with asyncio.timeout(self._interval_s):
+                    await self._changed.wait()
 
     async def _register(self, client: Client) -> None:
         if client.connection is None:

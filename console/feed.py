@@ -95,7 +95,8 @@ class Feed:
                     self._watched.clear()
                 with contextlib.suppress(TimeoutError):
                     left = TICK_S - (time.monotonic() - started)
-                    await asyncio.wait_for(self._closed.wait(), max(0.05, left))
+                    async with asyncio.timeout(max(0.05, left)):
+                        await self._closed.wait()
         finally:
             if self._asking is not None:
                 self._asking.cancel()

@@ -104,7 +104,8 @@ class Client:
         self.start()
         if self.connection is None:
             try:
-                await asyncio.wait_for(self._up.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._up.wait()
             except TimeoutError:
                 cause = self.last_error or "no answer"
                 raise TransportError(
