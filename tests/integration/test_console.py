@@ -1,0 +1,68 @@
+"""A fleet of the load test through a real installation, and the console's word on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from loadtest.plan import FleetPlan, PublishPlan
+from loadtest.processes import run
+
+
+def wait_for(client: httpx.Client, path: str, holds: Callable[[Any], bool]) -> Any:
+    """Return the answer of `path` once `holds` is true of it."""
+    deadline = time.monotonic() + 20
+    seen: Any = None
+    while time.monotonic() < deadline:
+        try:
+            seen = client.get(path).json()
+        except httpx.TransportError as error:
+            seen = error
+        else:
+            if holds(seen):
+                return seen
+        time.sleep(0.1)
+    pytest.fail(f"{path} answers {seen}")
+
+
+def test_the_console_shows_topics_brokers_gateways_and_connections(
+    holdmq_stack: Any, free_ports: Any
+) -> None:
+    port, admin_port = free_ports(2)
+    stack = holdmq_stack(**{"console.port": port, "console.admin_port": admin_port})
+    stack.start("console", wait=False)
+    plan = PublishPlan(FleetPlan("127.0.0.1", stack.mqtt_port, 8, 0, mqtt="5"), count=400, seconds=20)
+    tally = run(plan, processes=1)
+    assert tally.acknowledged == 400
+    assert not tally.failures
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        topics = wait_for(client, "/api/v1/topics", lambda a: bool(a.get("topics")))["topics"]
+        assert [(t["topic"], t["messages_in"], t["messages_stored"]) for t in topics] == [
+            ("devices", 400, 400)
+        ]
+        brokers = wait_for(client, "/api/v1/brokers", lambda a: bool(a.get("brokers")))["brokers"]
+        assert [(b["broker"], b["reachable"], b["writable"]) for b in brokers] == [("broker-0", True, True)]
+        assert brokers[0]["log_bytes"] > 400 * 100
+        gateways = wait_for(client, "/api/v1/gateways", lambda a: len(a.get("gateways", ())) == 2)["gateways"]
+        assert all(g["brokers"] == ["broker-0"] for g in gateways)
+        rows = wait_for(client, "/api/v1/connections", lambda a: bool(a.get("connections")))["connections"]
+        assert {"gateway", "console"} <= {row["role"] for row in rows}
+        stack.stop("broker")
+        gone = wait_for(
+            client,
+            "/api/v1/brokers",
+            lambda a: not a.get("brokers") or not a["brokers"][0]["reachable"],
+        )
+        assert gone["notice"]
+
+
+@pytest.fixture
+def free_ports() -> Callable[[int], list[int]]:
+    """Ports of 127.0.0.1 that nobody listens on."""
+    from loadtest.peers import free_port
+
+    return lambda count: [free_port() for _ in range(count)]
