@@ -39,6 +39,8 @@ from holdmq.wire.headers import (
 
 REFRESH_S: Final = 30.0
 """How often routes are asked for: as often as brokers register."""
+REFRESH_EMPTY_S: Final = 0.5
+"""While no broker is known there is nothing to go on with: who starts first asks until one registers."""
 REFRESH_MIN_S: Final = 0.2
 """Least time between refreshes on demand: one wrong route makes many wrong answers."""
 REROUTE_S: Final = 10.0
@@ -217,7 +219,12 @@ class RouteTable:
         fault = topic_fault(topic)
         if fault is not None:
             raise UsageError(fault)
-        route = await self.topic(topic, timeout_s)
+        try:
+            route = await self.topic(topic, timeout_s)
+        except TransportError:
+            if not self._live:
+                raise
+            route = self._routes.get(topic)  # no registry; the brokers that we know can tell
         if route is not None and route.write_queues:
             return route
         task = self._creating.get(topic)
@@ -280,7 +287,8 @@ class RouteTable:
             await asyncio.sleep(REFRESH_MIN_S)
             # Not wait_for: Python 3.11's may swallow a cancellation that meets the event.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._refresh_s * random.uniform(0.9, 1.1)):
+                wait_s = self._refresh_s if self._live else min(self._refresh_s, REFRESH_EMPTY_S)
+                async with asyncio.timeout(wait_s * random.uniform(0.9, 1.1)):
                     await self._wanted.wait()
             self._wanted.clear()
 
