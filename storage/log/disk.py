@@ -41,8 +41,8 @@ class File(Protocol):
     def size(self) -> int:
         """The file's size."""
 
-    def data_after(self, offset: int) -> int:
-        """The first offset ≥ `offset` that may hold something written; the size if none does."""
+    def data_ranges(self, offset: int) -> list[tuple[int, int]]:
+        """(begin, end) of what may have been written from `offset` on; the rest reads as zeros."""
 
     def try_lock(self) -> bool:
         """Take the exclusive lock of this file until it is closed; False = someone else has it."""
@@ -132,13 +132,18 @@ class RealFile:
     def size(self) -> int:
         return os.fstat(self.fd).st_size
 
-    def data_after(self, offset: int) -> int:
+    def data_ranges(self, offset: int) -> list[tuple[int, int]]:
+        ranges: list[tuple[int, int]] = []
+        end = offset
         try:
-            return os.lseek(self.fd, offset, os.SEEK_DATA)
+            while True:
+                begin = os.lseek(self.fd, end, os.SEEK_DATA)
+                end = os.lseek(self.fd, begin, os.SEEK_HOLE)
+                ranges.append((begin, end))
         except OSError as error:
-            if error.errno == errno.ENXIO:
-                return self.size()
-            raise
+            if error.errno != errno.ENXIO:
+                raise
+        return ranges
 
     def try_lock(self) -> bool:
         try:

@@ -26,6 +26,7 @@ from storage.store import Batch
 
 SCAN_BYTES: Final = 4 << 20
 """One read of the scan: the disk's full speed in little memory."""
+_ZEROS: Final = bytes(SCAN_BYTES)
 
 log = structlog.get_logger("holdmq.storage")
 
@@ -219,14 +220,13 @@ class Recovery:
     def _last_written(self, file: File, begin: int) -> int:
         """The offset in the file behind the last byte that is not zero; `begin` if all are."""
         last = begin
-        size = file.size()
-        at = file.data_after(begin)
-        while at < size:
-            block = bytes(file.read(at, SCAN_BYTES))
-            used = len(block.rstrip(b"\0"))
-            if used:
-                last = at + used
-            at = file.data_after(at + len(block)) if at + len(block) < size else size
+        # All ranges before the first read: pages that reading brings into memory, readahead's too,
+        # count as data from then on, and the search would run through the whole file.
+        for start, stop in file.data_ranges(begin):
+            for at in range(start, stop, SCAN_BYTES):
+                block = bytes(file.read(at, min(SCAN_BYTES, stop - at)))
+                if block != _ZEROS[: len(block)]:
+                    last = at + len(block.rstrip(b"\0"))
         return last
 
     def _copy(self, file: File, begin: int, end: int, offset: int) -> None:

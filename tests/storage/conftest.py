@@ -50,8 +50,8 @@ class WatchedFile:
     def size(self) -> int:
         return self._file.size()
 
-    def data_after(self, offset: int) -> int:
-        return self._file.data_after(offset)
+    def data_ranges(self, offset: int) -> list[tuple[int, int]]:
+        return self._file.data_ranges(offset)
 
     def try_lock(self) -> bool:
         return self._file.try_lock()
