@@ -111,8 +111,7 @@ class Fleet:
             for k in range(plan.devices):
                 wait = self._began + plan.ramp_s * k / plan.devices - perf_counter()
                 if wait > 0:
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._stopped.wait(), wait)
+                    await self.stay(wait)
                 if self.is_stopped:
                     break
                 await places.acquire()
@@ -166,8 +165,10 @@ class Fleet:
 
     async def stay(self, seconds: float) -> None:
         """Stay connected for so long, or until `stop`."""
+        # Not wait_for: Python 3.11's may swallow a cancellation that meets the event.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopped.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
 
     async def keep_alive(self) -> None:
         """Ping every device three times in two keep alives, a share of them each second; until cancelled."""
