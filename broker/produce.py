@@ -143,7 +143,7 @@ class Produce:
             return None
         if busy:
             self.refused_runs += 1
-            self.sequences.refuse(key, run.producer_epoch, run.first_sequence, now)
+            self.sequences.postpone(key, run.producer_epoch, run.first_sequence, now)
             pending.settle(index, Code.BUSY, -1, "the writer is behind")
             return None
         verdict = self.sequences.offer(key, run.producer_epoch, run.first_sequence, run.records, now)

@@ -122,6 +122,16 @@ class Sequences:
         while window.batches and window.batches[-1].first >= first:
             window.batches.pop()
 
+    def postpone(self, key: Key, epoch: int, first: int, now: float) -> None:
+        """The run was refused before it was looked at and will come again; later ones wait for it.
+
+        A repeat of a stored run may be refused like this too: what is stored stays known.
+        """
+        window = self._window(key, epoch, first, now)
+        if epoch > window.epoch:
+            window.epoch, window.next = epoch, first
+            window.batches.clear()
+
     def consume(self, key: Key, epoch: int, first: int, records: int, now: float) -> None:
         """The run was refused for good: what follows it is welcome."""
         window = self._window(key, epoch, first, now)

@@ -149,3 +149,25 @@ def test_whatever_is_resent_and_refused_the_log_gets_each_sequence_once_in_order
 def test_the_bounds_have_the_documented_sizes() -> None:
     assert sequences.WINDOW_BATCHES == 64
     assert sequences.WINDOW_IDLE_S == 24 * 3600
+
+
+def test_a_stored_batch_that_is_resent_while_the_broker_is_busy_stays_known() -> None:
+    table = Sequences()
+    accept(table, 0, 2, base=100)
+    accept(table, 2, 2, base=102)
+    table.postpone(KEY, 1, 0, 0.0)
+    table.postpone(KEY, 1, 2, 0.0)
+    for first, base in ((0, 100), (2, 102)):
+        verdict = table.offer(KEY, 1, first, 2, 0.0)
+        assert verdict.repeat is not None
+        assert verdict.repeat.base_offset == base
+    accept(table, 4, 1)
+
+
+def test_what_follows_a_busy_start_of_an_epoch_waits_for_it() -> None:
+    table = Sequences()
+    accept(table, 0, 5)
+    table.postpone(KEY, 2, 0, 0.0)
+    assert table.offer(KEY, 2, 3, 1, 0.0).code == Code.OUT_OF_SEQUENCE
+    accept(table, 0, 3, epoch=2)
+    accept(table, 3, 1, epoch=2)
