@@ -212,7 +212,7 @@ class Delivery:
             if lag.is_over:
                 outbound.lag = lag = None
                 self._counters.lagging_sessions -= 1
-        if not outbound.is_socket_full and session.push(head, tail, size):
+        if not outbound.is_socket_full and session.push(head, tail):
             self._counters.messages_out_qos1_total += 1
             return
         if lag is None:
@@ -244,7 +244,7 @@ class Delivery:
         if session.packet_max and size > session.packet_max:
             self._counters.messages_dropped_size_total += 1
             return True
-        if outbound.is_socket_full or not session.push(head, tail, size):
+        if outbound.is_socket_full or not session.push(head, tail):
             return False
         self._counters.messages_out_qos1_total += 1
         return True

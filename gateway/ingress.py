@@ -34,13 +34,12 @@ class Ingress:
     created, so that the shared one is used; `now` is the loop's clock.
     """
 
-    __slots__ = ("_locate", "_now", "_uses_other", "messages_refused")
+    __slots__ = ("_locate", "_now", "_uses_other")
 
     def __init__(self, locate: Locate, uses_other: Callable[[str], bool], now: Callable[[], float]) -> None:
         self._locate = locate
         self._uses_other = uses_other
         self._now = now
-        self.messages_refused = 0
 
     def publish(self, session: Session, run: PublishRun[TopicEntry]) -> MissingTopic | None:
         """Add the run's messages, in order, to the batches of their brokers.
@@ -120,7 +119,7 @@ class Ingress:
         if isinstance(found, MissingTopic):
             return found
         if isinstance(found, Refusal):
-            self.messages_refused += 1
+            session.context.counters.refused[f"will_{ReasonCode(found).name.lower()}"] += 1
             return None
         producer = found.target.producer
         record = found.encode(will.payload, time.time_ns() // 1_000_000)
@@ -170,7 +169,6 @@ class Ingress:
         return plan
 
     def _refuse(self, session: Session, kind: int, packet_id: int, reason_code: int) -> None:
-        self.messages_refused += 1
         session.context.counters.refused[f"publish_{ReasonCode(reason_code).name.lower()}"] += 1
         if kind & 6:
             receipt = Receipt(session, _ANSWERS[kind >> 1])

@@ -17,7 +17,7 @@ SUBACK_WAIT_S: Final = 2.0
 TOPIC_WAIT_S: Final = 5.0
 """How long a connection waits for its topic to be created."""
 TOPIC_WAITERS_MAX: Final = 10_000
-"""Connections that wait for topics to be created; past it publishes to new topics are refused."""
+"""Topics that are being created at a time; past it publishes to new ones are refused with 0x97."""
 SOCKET_HIGH_BYTES: Final = 64 << 10
 """Unsent bytes at which a subscriber counts as slow: a round trip's worth of a fast link."""
 CONNECTIONS_OVER: Final = 1000

@@ -33,6 +33,8 @@ READ_CREDIT_BYTES: Final = 256 << 10
 READ_HOLD_MS: Final = 20_000
 CALL_TIMEOUT_S: Final = 10.0
 REOPEN_S: Final = 0.2
+WAITING_MAX: Final = 10_000
+"""SUBACKs that wait for one broker; more are sent without waiting: it has been away for long."""
 
 log = telemetry.get_logger()
 
@@ -91,8 +93,10 @@ class LiveReader:
                 self._change_soon()
 
     def when_in_effect(self, on_effect: Callable[[], None]) -> bool:
-        """Call `on_effect` when the broker has every term added so far; False if it has them already."""
+        """Call `on_effect` when the broker has every term added so far; False: it has, or too many wait."""
         if self._is_open and not self._unanswered and not self._add:
+            return False
+        if len(self._waiting) >= WAITING_MAX:
             return False
         self._waiting.append(on_effect)
         self._change_soon()

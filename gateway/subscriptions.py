@@ -63,8 +63,9 @@ class Subscriptions:
         self._counters = counters
         self._key_levels = key_levels
         self._now = now
-        self._terms: dict[str, list[FilterTerm]] = {}
-        """Terms by filter, as the brokers were given them: what is removed must be what was added."""
+        self._levels: dict[str, int] = {}
+        """`key_levels` with which terms were made, by log topic, where it is not 1: what is removed must be
+        what was added, and keeping every filter's terms would cost an idle connection 200 bytes."""
         self._waiting: deque[_Waiter] = deque()
 
     def subscribe(self, session: Session, event: Subscribing) -> None:
@@ -134,36 +135,38 @@ class Subscriptions:
         """All terms of one session's filters."""
         outbound = session.outbound
         assert outbound is not None
-        return [term for f in outbound.subscriptions for term in self._terms.get(f) or self._make_terms(f)]
+        return [term for topic_filter in outbound.subscriptions for term in self._make_terms(topic_filter)]
 
     def all_terms(self) -> list[FilterTerm]:
         """The terms that a new broker must be given, with their repeats."""
-        return [term for terms in self._terms.values() for term in terms]
+        return [term for topic_filter in self.trie.filters() for term in self._make_terms(topic_filter)]
 
     def routes_changed(self, topics: Iterable[str]) -> None:
         """Topics came, went or changed: terms of their filters depend on `key_levels`."""
-        changed = set(topics)
-        for topic_filter, old in list(self._terms.items()):
-            if topic_of_filter(topic_filter) in changed:
-                new = self._make_terms(topic_filter)
-                if new != old:
-                    self._terms[topic_filter] = new
-                    for link in self._links.values():
-                        link.reader.add(new)
-                        link.reader.remove(old)
+        changed = {topic for topic in topics if self._key_levels(topic) != self._levels.get(topic, 1)}
+        if not changed:
+            return
+        affected = [f for f in self.trie.filters() if topic_of_filter(f) in changed]
+        old = [self._make_terms(topic_filter) for topic_filter in affected]
+        for topic in changed:
+            self._levels[topic] = self._key_levels(topic)
+        for topic_filter, terms in zip(affected, old, strict=True):
+            for link in self._links.values():
+                link.reader.add(self._make_terms(topic_filter))
+                link.reader.remove(terms)
 
     def _want(self, topic_filter: str) -> None:
-        terms = self._terms[topic_filter] = self._make_terms(topic_filter)
+        terms = self._make_terms(topic_filter)
         for link in self._links.values():
             link.reader.add(terms)
 
     def _drop(self, topic_filter: str, session: Session) -> None:
         self._counters.subscriptions -= 1
         if self.trie.remove(topic_filter, session):
-            terms = self._terms.pop(topic_filter)
+            terms = self._make_terms(topic_filter)
             for link in self._links.values():
                 link.reader.remove(terms)
 
     def _make_terms(self, topic_filter: str) -> list[FilterTerm]:
         topic = topic_of_filter(topic_filter)
-        return filter_terms(topic_filter, 1 if topic is None else self._key_levels(topic))
+        return filter_terms(topic_filter, 1 if topic is None else self._levels.get(topic, 1))

@@ -21,7 +21,7 @@ from gateway.ingress import Ingress
 from gateway.limits import CONNECTIONS_OVER, LISTEN_BACKLOG, REROUTE_S, Limits
 from gateway.link import BrokerLink
 from gateway.session.events import Closed
-from gateway.session.session import CLOSED, CONNECTED_STATE, Context, Session
+from gateway.session.session import CLOSED, Context, Session
 from gateway.subscriptions import Subscriptions
 from gateway.topics import Topics
 from holdmq import telemetry
@@ -277,6 +277,9 @@ class Worker:
         for link in self.links.values():
             link.held.pop(shell, None)
         self._wheel.remove(shell.session)
+        if shell.waiting is None:
+            # Without the cycle a closed connection is freed at once, not at the next full collection.
+            shell.session.shell = None
         self.counters.connections = len(self._shells)
 
     @staticmethod
@@ -354,6 +357,7 @@ class Worker:
                 log.warning("a broker takes nothing; its connections are closed", broker=name)
                 link.producer.abandon()
                 link.flush()
+                link.release()
             if link.connection is None and self.routes.is_resting(name, now):
                 for shell in list(link.held):
                     shell.close(ReasonCode.SERVER_BUSY, "broker_unavailable", f"broker {name} is away")
@@ -402,6 +406,3 @@ async def serve(
 ) -> None:
     """Run one worker until it has drained."""
     await Worker(config, index, report).run(listener, stopping)
-
-
-__all__ = ["CONNECTED_STATE", "Worker", "serve"]

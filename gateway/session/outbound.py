@@ -40,7 +40,7 @@ class Outbound:
 
     def __init__(self, window: int) -> None:
         self.window = window
-        self.inflight: set[int] = set()
+        self.inflight: set[int] | None = None
         self.next_id = 1
         self.subscriptions: dict[str, Granted] = {}
         self.lag: Lag | None = None
@@ -49,6 +49,8 @@ class Outbound:
     def take_id(self) -> int:
         """A packet id not in use, now in flight; 0 when the window is full."""
         inflight = self.inflight
+        if inflight is None:
+            inflight = self.inflight = set()
         if len(inflight) >= self.window:
             return 0
         packet_id = self.next_id
@@ -58,7 +60,14 @@ class Outbound:
         self.next_id = packet_id % 65_535 + 1
         return packet_id
 
+    def settle(self, packet_ids: list[int]) -> None:
+        """The client acknowledged these; unknown ids change nothing."""
+        if self.inflight is not None:
+            self.inflight.difference_update(packet_ids)
+            if not self.inflight:
+                self.inflight = None  # an empty set is 216 bytes of every idle connection
+
     @property
     def is_half_open(self) -> bool:
         """Whether at least half of the window is free: smaller steps cost more than they gain."""
-        return len(self.inflight) <= self.window // 2
+        return self.inflight is None or len(self.inflight) <= self.window // 2

@@ -25,7 +25,6 @@ from gateway.session.events import CONNECTED, WINDOW_OPENED, Closed, Event, Subs
 from gateway.session.inbound import RECORDED, Inbound
 from gateway.session.outbound import Outbound
 from holdmq.mqtt import (
-    MQTT_3_1,
     MQTT_5,
     PUBACK,
     PUBREC,
@@ -100,7 +99,6 @@ class Session:
         "_decoder",
         "_expiry",
         "_out",
-        "_problems",
         "_window",
         "born_host",
         "client_id",
@@ -137,8 +135,7 @@ class Session:
         self.wheel_slot = NOWHERE
         self._decoder = Decoder(context.topics, context.limits.packet_max_bytes)
         self._expiry = 0
-        self._out: list[bytes] = []
-        self._problems = True
+        self._out: list[bytes] | None = None
         self._window = 0
 
     # In
@@ -174,11 +171,10 @@ class Session:
     def data_to_send(self) -> bytes:
         """Take the bytes to write."""
         out = self._out
-        if not out:
+        if out is None:
             return b""
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
-        return data
+        self._out = None
+        return out[0] if len(out) == 1 else b"".join(out)
 
     # Time
 
@@ -280,7 +276,6 @@ class Session:
         properties = connect.properties
         self._window = min(properties.receive_maximum or limits.inflight_max, limits.inflight_max)
         self._expiry = properties.session_expiry_interval or 0
-        self._problems = properties.request_problem_information != 0
         self.packet_max = properties.maximum_packet_size or 0
         self.will = connect.will
         self.state = CONNECTED_STATE
@@ -429,7 +424,7 @@ class Session:
         if packet_type == PUBACK:
             outbound = self.outbound
             if outbound is not None:
-                outbound.inflight.difference_update(packet_ids)
+                outbound.settle(packet_ids)
                 if outbound.lag is not None and outbound.is_half_open:
                     events.append(WINDOW_OPENED)
         elif packet_type == PUBREL:
@@ -454,22 +449,24 @@ class Session:
 
     def send(self, data: bytes) -> None:
         """Queue bytes for the client."""
-        if data:
-            if not self._out:
-                self.context.dirty.append(self)
+        if not data:
+            return
+        if self._out is None:
+            self._out = [data]
+            self.context.dirty.append(self)
+        else:
             self._out.append(data)
 
-    def push(self, head: bytes, tail: bytes, size_bytes: int) -> bool:
+    def push(self, head: bytes, tail: bytes) -> bool:
         """Queue a QoS 1 message, its packet id between `head` and `tail`; False when the window is full."""
         outbound = self.outbound
         assert outbound is not None
         packet_id = outbound.take_id()
         if not packet_id:
             return False
-        if not self._out:
+        out = self._out
+        if out is None:
+            out = self._out = []
             self.context.dirty.append(self)
-        self._out += (head, packet_id.to_bytes(2, "big"), tail)
+        out += (head, packet_id.to_bytes(2, "big"), tail)
         return True
-
-
-__all__ = ["CLOSED", "CONNECTED_STATE", "CONNECTING", "MQTT_3_1", "Context", "Session"]

@@ -349,3 +349,21 @@ async def test_a_reader_that_the_broker_forgot_is_opened_again(start_worker: Sta
     await publish(publisher, Publish("a/b", b"1", 1, packet_id=1))
     assert (await subscriber.next()).payload == b"1"
     assert Code.READER_UNKNOWN
+
+
+async def test_a_topic_created_with_other_key_levels_changes_the_terms_of_its_filters(
+    start_worker: Start,
+) -> None:
+    from holdmq.topics import filter_terms
+    from holdmq.wire.headers import TopicRow
+
+    running = await start_worker()
+    client = await running.client("s")
+    await client.subscribe("deep/a/b/#")
+    assert sorted(running.broker.live_terms()) == sorted(filter_terms("deep/a/b/#", 1))
+    running.broker.topics["deep"] = TopicRow("deep", 4, 4, 6, "log", 2, False)
+    await running.worker.routes.refresh()
+    wanted = sorted(filter_terms("deep/a/b/#", 2))
+    await running.until(lambda: sorted(running.broker.live_terms()) == wanted)
+    client.send(Unsubscribe(2, ["deep/a/b/#"]))
+    await running.until(lambda: running.broker.live_terms() == [])

@@ -480,11 +480,11 @@ def test_the_window_is_the_smaller_of_the_clients_receive_maximum_and_ours() -> 
     bench = Bench()
     bench.connect(properties=Properties(receive_maximum=2))
     bench.feed(subscribe(("a", 1)))
-    assert bench.session.push(b"\x32\x05\x00\x01a", b"", 7)
-    assert bench.session.push(b"\x32\x05\x00\x01a", b"", 7)
-    assert not bench.session.push(b"\x32\x05\x00\x01a", b"", 7)
+    assert bench.session.push(b"\x32\x05\x00\x01a", b"")
+    assert bench.session.push(b"\x32\x05\x00\x01a", b"")
+    assert not bench.session.push(b"\x32\x05\x00\x01a", b"")
     bench.feed(PubAck(1))
-    assert bench.session.push(b"\x32\x05\x00\x01a", b"", 7)
+    assert bench.session.push(b"\x32\x05\x00\x01a", b"")
     outbound = bench.session.outbound
     assert outbound is not None
     assert outbound.inflight == {2, 3}
@@ -497,7 +497,7 @@ def test_acknowledgements_of_a_lagging_session_say_that_the_window_opened() -> N
     bench.connect()
     bench.feed(subscribe(("a", 1)))
     for _ in range(4):
-        bench.session.push(b"", b"", 2)
+        bench.session.push(b"", b"")
     outbound = bench.session.outbound
     assert outbound is not None
     outbound.lag = Lag()

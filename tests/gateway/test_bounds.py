@@ -1,0 +1,127 @@
+"""Bounds that have no configuration key: each is reached once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from gateway import ingress, limits, topics, worker
+from gateway.core import producer
+from holdmq.errors import Code, RemoteError
+from holdmq.mqtt import MQTT_5, Publish, Subscribe, Subscription
+
+Start = Callable[..., Awaitable[Any]]
+
+
+async def test_plans_of_a_connection_are_bounded_and_its_messages_are_not(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress, "PLANS_MAX", 2)
+    running = await start_worker()
+    client = await running.client("c")
+    client.send(*[Publish(f"a/{n}", b"%d" % n, 1, packet_id=n + 1) for n in range(9)])
+    assert await client.acked(9) == list(range(1, 10))
+    assert len(running.worker._sessions["c"].inbound.plans) <= 2
+
+
+async def test_with_too_many_topics_in_the_making_publishes_to_new_ones_are_refused(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "TOPIC_WAITERS_MAX", 0)
+    running = await start_worker()
+    client = await running.client("c", MQTT_5)
+    client.send(Publish("fresh/x", b"", 1, packet_id=1))
+    assert (await client.next()).reason_code == 0x97
+
+
+async def test_refused_topics_are_remembered_up_to_a_bound(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "REFUSED_MAX", 2)
+    running = await start_worker()
+    running.broker.create_error = RemoteError(Code.TOPIC_UNKNOWN, "off")
+    client = await running.client("c", MQTT_5)
+    for n in range(5):
+        client.send(Publish(f"t{n}/x", b"", 1, packet_id=1))
+        assert (await client.next()).reason_code == 0x87
+    assert len(running.worker.topics._refused) <= 2
+
+
+async def test_a_topic_limit_of_the_broker_sends_messages_to_the_shared_topic(start_worker: Start) -> None:
+    running = await start_worker()
+    client = await running.client("c")
+    client.send(Publish("mqtt-other/seed", b"", 1, packet_id=1))
+    await client.acked(1)
+    running.broker.create_error = RemoteError(Code.TOPIC_LIMIT, "topics_max")
+    client.send(Publish("fresh/x", b"kept", 1, packet_id=2))
+    assert await client.acked(1) == [2]
+    assert running.broker.bodies[-1] == b"kept"
+    assert list(running.broker.topics) == ["mqtt-other"]
+
+
+async def test_far_beyond_connections_max_connections_are_just_closed(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "CONNECTIONS_OVER", 0)
+    running = await start_worker(connections_max=1)
+    await running.client("c")
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    with pytest.raises(ConnectionResetError):
+        await asyncio.wait_for(reader.read(1), 5) or (_ for _ in ()).throw(ConnectionResetError)
+    writer.close()
+    assert running.worker.counters.refused["connections_max"] == 1
+
+
+async def test_subacks_that_wait_for_a_broker_are_bounded(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.reader.WAITING_MAX", 0)
+    running = await start_worker()
+    running.broker.silent_filters = True
+    client = await running.client("s")
+    client.send(Subscribe(1, [Subscription("a/#", 1)]))
+    assert (await client.next()).reason_codes == [1]
+
+
+async def test_past_the_pending_bytes_sockets_are_not_read_until_the_broker_answers(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer, "PENDING_MAX_BYTES", 10_000)
+    running = await start_worker()
+    client = await running.client("c")
+    client.send(Publish("a/b", b"", 1, packet_id=1))
+    await client.acked(1)
+    running.broker.hold = True
+    client.send(Publish("a/b", b"x" * 20_000, 1, packet_id=2))
+    link = running.worker.links["b0"]
+    await running.until(lambda: link.held)
+    client.send(Publish("a/b", b"y", 1, packet_id=3))
+    await asyncio.sleep(0.05)
+    assert running.worker.counters.messages_in_qos1_total == 2
+    running.broker.release()
+    assert await client.acked(2) == [2, 3]
+
+
+async def test_a_closed_connection_that_does_not_read_is_reset(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LINGER_S", 0.0)
+    running = await start_worker()
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.transport.pause_reading()
+    from holdmq.mqtt import Connect, encode
+
+    writer.write(encode(Connect(client_id="deaf"), 4))
+    await running.until(lambda: running.worker.counters.sessions == 1)
+    session = running.worker._sessions["deaf"]
+    session.send(b"\xd0\x00" * (8 << 20))
+    running.worker.settle()
+    session.shell.close(0x8B, "test", "ends")
+    await running.until(lambda: running.worker.counters.refused["does_not_read"] == 1)
+    await running.until(lambda: running.worker.counters.connections == 0)
+    writer.close()
+    assert reader is not None
+    assert limits.CONNECTIONS_OVER
