@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdmq.client import Message, Producer, SendResult, TopicQueue
+from holdmq.client import lanes as lanes_module
 from holdmq.client import sender as sender_module
 from holdmq.errors import (
     BatchError,
@@ -141,7 +142,41 @@ async def test_order_survives_a_refusal_while_more_is_in_flight(
     assert [r.queue_offset for r in results] == list(range(1, 21))
     assert broker.bodies("t", queue.queue_id) == [b"first"] + [str(i).encode() for i in range(20)]
     assert producer.sender is not None
-    assert producer.sender.resends > 0
+    assert 0 < producer.sender.resends <= 2 * 20
+
+
+async def test_nothing_new_is_sent_while_a_run_must_be_resent_first(
+    producer: Producer, broker: Any, acts: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes_module, "BACKOFF_MIN_S", 0.5)
+    await producer.send(message("first"), key="k")
+    broker.acts.append(acts.busy)
+    sends = [asyncio.ensure_future(producer.send(message(0), key="k"))]
+    await until(lambda: not broker.acts)
+    await asyncio.sleep(0.05)
+    sends += [asyncio.ensure_future(producer.send(message(i), key="k")) for i in range(1, 5)]
+    await asyncio.sleep(0.05)
+    assert len(broker.produces) == 2
+    assert [r.queue_offset for r in await asyncio.gather(*sends)] == [1, 2, 3, 4, 5]
+    assert len(broker.produces) <= 4
+
+
+async def test_unanswered_runs_of_a_queue_are_bounded(
+    producer: Producer, broker: Any, acts: Any, until: Any
+) -> None:
+    await producer.send(message("first"), key="k")
+    broker.acts.extend([acts.ignore] * 100)
+    sends = []
+    for i in range(60):
+        sends.append(asyncio.ensure_future(producer.send(message(i), key="k")))
+        await asyncio.sleep(0.002)
+    await until(lambda: len(broker.produces) == 1 + lanes_module.RUNS_IN_FLIGHT_MAX)
+    await asyncio.sleep(0.05)
+    assert len(broker.produces) == 1 + lanes_module.RUNS_IN_FLIGHT_MAX
+    broker.acts.clear()
+    broker.close_connections()
+    results = await asyncio.gather(*sends)
+    assert [r.queue_offset for r in results] == list(range(1, 61))
 
 
 async def test_a_lost_answer_is_asked_for_again_and_nothing_is_stored_twice(
