@@ -3,10 +3,9 @@
 VENV   := .venv
 PY     := $(VENV)/bin/python
 SOURCE := gateway broker storage registry spark_streaming loadtest console holdmq
-# What `make compile` translates to C, in place: the list of the wheel's mypyc hook in pyproject.toml.
-HOT     = $(shell $(PY) -c "import tomllib; \
-	build = tomllib.load(open('pyproject.toml', 'rb'))['tool']['hatch']['build']; \
-	print(*(path.lstrip('/') for path in build['targets']['wheel']['hooks']['mypyc']['include']))")
+CODE   := $(shell find $(SOURCE) -name '*.py')
+# `make up COMPILE=0` runs from the sources as they are; tests always do.
+COMPILE ?= 1
 ARGS   ?=
 
 .PHONY: setup up check test bench compile clean
@@ -22,9 +21,15 @@ ARGS   ?=
 
 setup: .make/test
 
+# A copy of the packages with the modules of pyproject.toml's mypyc hook translated to C.
+build/compiled: pyproject.toml .ci/setup .make/up $(CODE)
+	.ci/setup compile
+	@[ ! -d $@ ] || touch $@
+
 # Other data or ports: make up ARGS="--data /var/lib/holdmq --set gateway.port=1884"
-up: .make/up
-	@exec $(VENV)/bin/holdmq up $(ARGS)
+up: .make/up $(if $(filter 1,$(COMPILE)),build/compiled)
+	@PYTHONPATH=$(if $(filter 1,$(COMPILE)),$(wildcard build/compiled)) \
+		exec $(VENV)/bin/python -m holdmq.cli up $(ARGS)
 
 check: .make/test
 	$(VENV)/bin/ruff format --check .
@@ -43,11 +48,8 @@ bench: .make/test
 		echo "== $$name"; $(PY) -m "loadtest.bench.$$name" $(ARGS) || exit 1; \
 	done
 
-compile: .make/test
-	.ci/setup compile
-	rm -rf build
-	$(if $(HOT),$(VENV)/bin/mypyc $(HOT),@echo "the mypyc hook in pyproject.toml lists no modules")
+compile: build/compiled
 
 clean:
-	rm -rf build dist .make .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.so
-	find $(SOURCE) tests \( -name __pycache__ -o -name '*.so' \) -prune -exec rm -rf {} +
+	rm -rf build dist .make .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find $(SOURCE) tests -name __pycache__ -prune -exec rm -rf {} +
