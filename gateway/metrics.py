@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.core.counters import GAUGES, HELP
-from holdmq.telemetry import METRICS
 
 _MAXIMA = frozenset(("loop_lag_ms_max", "brokers_known", "brokers_up", "draining"))
 """What is the same thing seen by each worker: the largest is told, not the sum."""
@@ -53,10 +51,6 @@ class Reports:
         if not any(report["ready"] for report in reports):
             return False, "no worker is connected to every broker of the route"
         return True, "ready"
-
-    def text(self) -> bytes:
-        """All metrics of the gateway."""
-        return generate_latest(METRICS)
 
     def families(self) -> Iterator[Metric]:
         """The gateway's metric families."""

@@ -18,16 +18,18 @@ PENDING = False
 class Inbound:
     """What a publishing session needs.
 
-    `count` is how many QoS 1 and 2 publishes are not acknowledged to the end (receive maximum).
+    `count` is how many QoS 1 and 2 publishes are not acknowledged to the end (receive maximum),
+    `unsettled` how many of them still wait for their broker.
     `unreleased` holds QoS 2 packet ids until PUBREL: RECORDED once the log has the message.
     `targets` is the queue chosen for each log topic, kept for the connection's life; `plans` are
     the templates of the topics that repeat.
     """
 
-    __slots__ = ("count", "head", "plans", "tail", "targets", "unreleased")
+    __slots__ = ("count", "head", "plans", "tail", "targets", "unreleased", "unsettled")
 
     def __init__(self) -> None:
         self.count = 0
+        self.unsettled = 0
         self.head: Receipt | None = None
         self.tail: Receipt | None = None
         self.unreleased: dict[int, bool] | None = None

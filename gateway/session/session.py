@@ -349,6 +349,7 @@ class Session:
             if inbound is None:
                 inbound = self.inbound = Inbound()
             inbound.count += owed
+            inbound.unsettled += owed
             if inbound.count > self.context.limits.receive_max and self.version == MQTT_5:
                 raise MqttError(  # 3.3.4, [MQTT-4.9.0-1]
                     ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
@@ -384,8 +385,11 @@ class Session:
 
     @property
     def is_saturated(self) -> bool:
-        """Whether the client has so much unacknowledged that its socket should not be read (MQTT 3)."""
-        return self.inbound is not None and self.inbound.count >= self.context.limits.receive_max
+        """Whether so much waits for the brokers that the socket should not be read (MQTT 3).
+
+        QoS 2 that waits for its PUBREL does not count: it could never come.
+        """
+        return self.inbound is not None and self.inbound.unsettled >= self.context.limits.receive_max
 
     def expect(self, receipt: Receipt) -> None:
         """A receipt for publishes of this session begins; it is answered in the order of these calls."""
@@ -404,6 +408,7 @@ class Session:
             if outcome & CLOSE:
                 self.context.doomed.append(self)  # nothing later may be answered
                 return
+            inbound.unsettled -= len(settled.packet_ids)
             if settled.packet_type == PUBREC:
                 inbound.recorded(settled)
                 if outcome:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from gateway import ingress, limits, topics, worker
-from gateway.core import producer
+from gateway import ingress, topics, worker
+from gateway.core.producer import PENDING_MAX_BYTES
 from holdmq.errors import Code, RemoteError
-from holdmq.mqtt import MQTT_5, Publish, Subscribe, Subscription
+from holdmq.mqtt import MQTT_5, Connect, Publish, Subscribe, Subscription, encode
 
 Start = Callable[..., Awaitable[Any]]
 
@@ -69,8 +70,8 @@ async def test_far_beyond_connections_max_connections_are_just_closed(
     running = await start_worker(connections_max=1)
     await running.client("c")
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    with pytest.raises(ConnectionResetError):
-        await asyncio.wait_for(reader.read(1), 5) or (_ for _ in ()).throw(ConnectionResetError)
+    with contextlib.suppress(ConnectionResetError):
+        assert await asyncio.wait_for(reader.read(1), 5) == b""
     writer.close()
     assert running.worker.counters.refused["connections_max"] == 1
 
@@ -87,22 +88,25 @@ async def test_subacks_that_wait_for_a_broker_are_bounded(
 
 
 async def test_past_the_pending_bytes_sockets_are_not_read_until_the_broker_answers(
-    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+    start_worker: Start,
 ) -> None:
-    monkeypatch.setattr(producer, "PENDING_MAX_BYTES", 10_000)
     running = await start_worker()
     client = await running.client("c")
     client.send(Publish("a/b", b"", 1, packet_id=1))
     await client.acked(1)
     running.broker.hold = True
-    client.send(Publish("a/b", b"x" * 20_000, 1, packet_id=2))
     link = running.worker.links["b0"]
+    sent = 1
+    while sent * (2 << 20) <= PENDING_MAX_BYTES + (2 << 20):
+        sent += 1
+        client.send(Publish("a/b", b"x" * (2 << 20), 1, packet_id=sent))
+        await client.writer.drain()
     await running.until(lambda: link.held)
-    client.send(Publish("a/b", b"y", 1, packet_id=3))
+    client.send(Publish("a/b", b"y", 1, packet_id=sent + 1))
     await asyncio.sleep(0.05)
-    assert running.worker.counters.messages_in_qos1_total == 2
+    assert running.worker.counters.messages_in_qos1_total <= sent
     running.broker.release()
-    assert await client.acked(2) == [2, 3]
+    assert await client.acked(sent) == list(range(2, sent + 2))
 
 
 async def test_a_closed_connection_that_does_not_read_is_reset(
@@ -110,10 +114,8 @@ async def test_a_closed_connection_that_does_not_read_is_reset(
 ) -> None:
     monkeypatch.setattr(worker, "LINGER_S", 0.0)
     running = await start_worker()
-    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    _, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.transport.pause_reading()
-    from holdmq.mqtt import Connect, encode
-
     writer.write(encode(Connect(client_id="deaf"), 4))
     await running.until(lambda: running.worker.counters.sessions == 1)
     session = running.worker._sessions["deaf"]
@@ -123,5 +125,3 @@ async def test_a_closed_connection_that_does_not_read_is_reset(
     await running.until(lambda: running.worker.counters.refused["does_not_read"] == 1)
     await running.until(lambda: running.worker.counters.connections == 0)
     writer.close()
-    assert reader is not None
-    assert limits.CONNECTIONS_OVER

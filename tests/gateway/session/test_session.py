@@ -356,6 +356,18 @@ def test_mqtt_3_has_no_receive_maximum_but_its_socket_is_to_be_held() -> None:
     assert not bench.session.is_saturated
 
 
+def test_unreleased_qos_2_does_not_stop_the_reading_that_would_release_it() -> None:
+    bench = Bench(MQTT_3_1_1, receive_max=2)
+    bench.connect()
+    bench.feed(*[Publish("a", b"", 2, packet_id=n) for n in (1, 2, 3)])
+    assert bench.session.is_saturated
+    bench.settle([1, 2, 3], PUBREC)
+    assert not bench.session.is_saturated
+    bench.feed(PubRel(1), PubRel(2), PubRel(3))
+    assert bench.session.inbound is not None
+    assert bench.session.inbound.count == 0
+
+
 def test_a_retained_publish_is_refused_in_mqtt_5_and_taken_in_mqtt_3() -> None:  # [MQTT-3.2.2-14]
     bench = Bench()
     bench.connect()
