@@ -275,7 +275,7 @@ def tag_filter_term(topic: str, tag_filter: str, key_levels: int = 1) -> FilterT
     levels = tag_filter.split("/")
     head = levels[:key_levels]
     if len(head) == key_levels and "+" not in head and "#" not in head:
-        return FilterTerm(TermKind.PREFIX, topic, prefix_hash("/".join(head).encode()), "")
+        return FilterTerm(TermKind.PREFIX, topic, prefix_hash("/".join(head).encode(), key_levels), "")
     return FilterTerm(TermKind.MQTT, topic, 0, tag_filter)
 
 
