@@ -27,6 +27,8 @@ BACKLOG_AGE_MAX_MS: Final = 200
 BACKLOG_MAX_BYTES: Final = 128 << 20
 """Bytes handed to the writer and not yet confirmed; past it BUSY. Two tail caches."""
 RETRY_AFTER_MS: Final = 50
+_NOWHERE: Final = frozenset((Code.TOPIC_UNKNOWN, Code.QUEUE_UNKNOWN))
+"""Refusals for a queue that is not there: no sequence of it is consumed, it may come to be."""
 
 
 class _Pending:
@@ -138,7 +140,8 @@ class Produce:
         error = self._run_error(run)
         if error is not None:
             self.refused_runs += 1
-            self.sequences.consume(key, run.producer_epoch, run.first_sequence, run.records, now)
+            if error.code not in _NOWHERE:
+                self.sequences.consume(key, run.producer_epoch, run.first_sequence, run.records, now)
             pending.settle(index, error.code, -1, error.remark)
             return None
         if busy:

@@ -161,3 +161,12 @@ async def test_counts_follow_what_is_stored(broker: Stack) -> None:
     counts: Any = broker.server.statistics.of("t")
     assert counts.messages_in == 2
     assert counts.bytes_in == len(make_record("t", 0, b"a")) + len(make_record("t", 0, b"b", "x"))
+
+
+async def test_a_refusal_for_a_missing_topic_consumes_no_sequence(broker: Stack) -> None:
+    body = produce_body([make_record("late", 0, b"x")])
+    run = ProduceRun("late", 0, 1, 1, 1, 0)
+    assert (await broker.produce_raw(body, [run])).results[0][0] == Code.TOPIC_UNKNOWN
+    await broker.create("late")
+    response = await broker.produce_raw(body, [run])
+    assert tuple(response.results[0][:2]) == (Code.OK, 0)
