@@ -82,6 +82,7 @@ class Flusher:
         is_sync: bool,
         interval_s: float,
         failed: Callable[[StorageError], None],
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.indexed = 0
         self.fsyncs = 0
@@ -96,27 +97,40 @@ class Flusher:
         self._is_sync = is_sync
         self._interval_s = interval_s
         self._failed = failed
+        self._clock = clock
         self._ends: dict[Key, tuple[int, int]] = {}
         self._store_ms = 0
         self._unwritten: dict[Key, tuple[Queue, int, Entries]] = {}
         self._unwritten_end = 0
         self._stopping = False
+        self._has_ended = False
+        self._has_thread = True
         self._checkpointed_at = 0.0
         self._thread = Thread(target=self._run, name="log-flusher", daemon=True)
 
-    def start(self, end: int, store_ms: int, ends: dict[Key, tuple[int, int]]) -> None:
-        """Begin at the log's end; `ends` are first and next offset of every queue there."""
+    def start(
+        self, end: int, store_ms: int, ends: dict[Key, tuple[int, int]], has_thread: bool = True
+    ) -> None:
+        """Begin at the log's end; `ends` are first and next offset of every queue there.
+
+        No thread: the caller calls `step`.
+        """
         self.indexed = self._unwritten_end = end
         self._store_ms = store_ms
         self._ends = ends
-        self._checkpointed_at = monotonic()
-        self._thread.start()
+        self._checkpointed_at = self._clock()
+        self._has_thread = has_thread
+        if has_thread:
+            self._thread.start()
 
     def stop(self) -> None:
         """Do everything once more, then end. Blocking; the writer has ended."""
         self._stopping = True
         self.wake.set()
-        self._thread.join()
+        if self._has_thread:
+            self._thread.join()
+        else:
+            self.step()
 
     def _run(self) -> None:
         try:
@@ -126,21 +140,27 @@ class Flusher:
             raise
 
     def _flush_until_stopped(self) -> None:
-        while True:
+        while not self._has_ended:
             # Short of sleep only when asked to be: a segment to make, much to index, the end.
             self.wake.wait(self._interval_s)
             self.wake.clear()
+            self.step()
+
+    def step(self) -> None:
+        """What is due once per interval; does nothing once the disk has failed or all is done."""
+        if not self._has_ended:
             stopping = self._stopping
-            self._prepare_segment()
-            # Indexing what is not yet fsynced is fine: after a crash entries past the checkpoint go.
-            if not self._is_sync and not self._sync_log():
-                return
-            if not self._index():
-                return
-            if self._is_checkpoint_due(stopping) and not self._save_checkpoint():
-                return
-            if stopping:
-                return
+            self._has_ended = not self._flush(stopping) or stopping
+
+    def _flush(self, stopping: bool) -> bool:
+        """False = the disk failed, for good."""
+        self._prepare_segment()
+        # Indexing what is not yet fsynced is fine: after a crash entries past the checkpoint go.
+        if not self._is_sync and not self._sync_log():
+            return False
+        if not self._index():
+            return False
+        return not self._is_checkpoint_due(stopping) or self._save_checkpoint()
 
     def _prepare_segment(self) -> None:
         start, self.prepare_at = self.prepare_at, -1
@@ -227,7 +247,7 @@ class Flusher:
         return (
             stopping
             or grown >= CHECKPOINT_BYTES
-            or monotonic() - self._checkpointed_at >= CHECKPOINT_INTERVAL_S
+            or self._clock() - self._checkpointed_at >= CHECKPOINT_INTERVAL_S
         )
 
     def _save_checkpoint(self) -> bool:
@@ -249,7 +269,7 @@ class Flusher:
                 return False
             return True
         self.checkpoints += 1
-        self._checkpointed_at = monotonic()
+        self._checkpointed_at = self._clock()
         return True
 
     def _fail(self, error: StorageError) -> None:

@@ -73,13 +73,26 @@ def open_store(
     accept_backup: bool = False,
     disk: Disk | None = None,
     clock_ms: Callable[[], int] = now_ms,
+    clock: Callable[[], float] = monotonic,
+    has_threads: bool = True,
 ) -> LogStore:
     """The store of a configuration; the caller calls `open` (blocking) before anything else.
 
     `key_levels` says a topic's; `post` runs a callable on the event loop and may be called from
-    any thread (`loop.call_soon_threadsafe`).
+    any thread (`loop.call_soon_threadsafe`). Without threads of its own nothing is written until
+    the caller steps `writer` and `flusher`: each order of events is then reproducible.
     """
-    return LogStore(settings, broker_name, key_levels, post, accept_backup, disk or RealDisk(), clock_ms)
+    return LogStore(
+        settings,
+        broker_name,
+        key_levels,
+        post,
+        accept_backup,
+        disk or RealDisk(),
+        clock_ms,
+        clock,
+        has_threads,
+    )
 
 
 class LogStore:
@@ -94,6 +107,8 @@ class LogStore:
         accept_backup: bool,
         disk: Disk,
         clock_ms: Callable[[], int],
+        clock: Callable[[], float],
+        has_threads: bool,
     ) -> None:
         directory = Path(settings.data_dir)
         is_sync = settings.flush == "sync"
@@ -104,14 +119,15 @@ class LogStore:
         self._accept_backup = accept_backup
         self._disk = disk
         self._clock_ms = clock_ms
+        self._has_threads = has_threads
         self._home = Home(disk, directory)
         self._segments = Segments(disk, self._home.commitlog, settings.segment_size_bytes)
         self._files = ConsumeQueues(disk, self._home.consumequeue, settings.consume_queue_file_bytes)
         self._checkpoint = Checkpoint(self._home.checkpoint_file)
-        self._writer = Writer(self._segments, is_sync, self._written, self._writing_failed)
+        self.writer = Writer(self._segments, is_sync, self._written, self._writing_failed)
         interval_s = settings.flush_interval_ms / 1e3
-        self._flusher = Flusher(
-            self._writer, self._files, self._checkpoint, is_sync, interval_s, self._flushing_failed
+        self.flusher = Flusher(
+            self.writer, self._files, self._checkpoint, is_sync, interval_s, self._flushing_failed, clock
         )
         self._reader = ColdReader(disk, self._segments, self._files, key_levels)
         self._epochs = Epochs([])
@@ -181,8 +197,8 @@ class LogStore:
         self._store_ms = recovered.store_ms
         self._tail = Tail(recovered.end, self._settings.tail_cache_bytes)
         self._segment_end = self._confirmed_segment_end = self._segments.table[-1].end
-        self._writer.start(recovered.end)
-        self._flusher.start(recovered.end, recovered.store_ms, recovered.queues)
+        self.writer.start(recovered.end, self._has_threads)
+        self.flusher.start(recovered.end, recovered.store_ms, recovered.queues, self._has_threads)
         self._refusal = None
         self._is_open = True
 
@@ -193,11 +209,11 @@ class LogStore:
         if not self._is_open:
             return
         self._is_open = False
-        self._writer.stop()
-        self._flusher.stop()
+        self.writer.stop()
+        self.flusher.stop()
         try:
-            if self._writer.fatal is None and self._writer.synced == self._writer.written:
-                self._home.mark_clean(self._writer.written)
+            if self.writer.fatal is None and self.writer.synced == self.writer.written:
+                self._home.mark_clean(self.writer.written)
         except OSError as error:
             log.error("the mark of a clean close could not be written", reason=str(error))
         finally:
@@ -226,7 +242,7 @@ class LogStore:
     @property
     def synced_position(self) -> int:
         """Everything below is on disk: saved positions never exceed it."""
-        return self._writer.synced
+        return self.writer.synced
 
     def state(self) -> StoreState:
         problem = self._refusal or self._full
@@ -239,7 +255,7 @@ class LogStore:
 
     def numbers(self) -> dict[str, float]:
         """Counters (names in _total) and gauges for metrics."""
-        writer, flusher = self._writer, self._flusher
+        writer, flusher = self.writer, self.flusher
         return {
             "appends_total": self._appends,
             "records_total": self._records,
@@ -297,7 +313,7 @@ class LogStore:
         pending = Pending(batch, done, queues, blank_size, self._segment_end, self._generation, monotonic())
         self._pending.append(pending)
         self._pending_bytes += size
-        self._writer.put(pending)
+        self.writer.put(pending)
 
     def _stamp(self, batch: Batch, position: int, store_ms: int) -> list[Queue]:
         """Give every record its offsets, provisionally, and every run its hashes."""
@@ -335,7 +351,7 @@ class LogStore:
         self._evict()
         if self._tail.size_bytes <= bound:
             return None
-        self._flusher.wake.set()
+        self.flusher.wake.set()
         return StoreFullError(
             "consume queues cannot be written as fast as records come",
             operation="append",
@@ -365,7 +381,7 @@ class LogStore:
             return  # refused meanwhile: the store has become read-only
         self._full = None
         batches: list[Batch] = []
-        index = self._flusher.confirmed
+        index = self.flusher.confirmed
         for item in group:
             self._pending.popleft()
             batch = item.batch
@@ -390,9 +406,9 @@ class LogStore:
             item.done(item.batch, None)
 
     def _evict(self) -> None:
-        indexed = self._flusher.indexed
+        indexed = self.flusher.indexed
         if self.confirmed_position - indexed > INDEX_WAKE_BYTES:
-            self._flusher.wake.set()
+            self.flusher.wake.set()
         for batch in self._tail.evict(indexed):
             for run in batch.runs:
                 self._queues[run.topic, run.queue_id].drop_oldest()
@@ -402,8 +418,8 @@ class LogStore:
         left = following - self.confirmed_position
         if following != self._prepared and left * PREPARE_PART < self._settings.segment_size_bytes:
             self._prepared = following
-            self._flusher.prepare_at = following
-            self._flusher.wake.set()
+            self.flusher.prepare_at = following
+            self.flusher.wake.set()
 
     def _take_back(self, error: StorageError, generation: int) -> None:
         """Refuse everything pending; offsets go back to what is confirmed."""

@@ -77,55 +77,69 @@ class Writer:
         self._failed = failed
         self._refused_generation = -1
         self._must_cut = False
+        self._held: Pending | None = None
+        self._is_stopping = False
+        self._has_thread = True
         self._queue: SimpleQueue[Pending | None] = SimpleQueue()
         self.put: Callable[[Pending], None] = self._queue.put
         self._thread = Thread(target=self._run, name="log-writer", daemon=True)
 
-    def start(self, end: int) -> None:
-        """Begin to write at `end`; everything before it is durable."""
+    def start(self, end: int, has_thread: bool = True) -> None:
+        """Begin to write at `end`; everything before it is durable. No thread: the caller calls `step`."""
         self.written = self.synced = end
-        self._thread.start()
+        self._has_thread = has_thread
+        if has_thread:
+            self._thread.start()
 
     def stop(self) -> None:
         """Write what is queued, then end. Blocking."""
         self._queue.put(None)
-        self._thread.join()
+        if self._has_thread:
+            self._thread.join()
+        else:
+            while self.step():
+                pass
+
+    def step(self) -> bool:
+        """Write one group, if anything is queued and without waiting; False = nothing was."""
+        if self._held is None and self._queue.empty():
+            return False
+        self._write_group()
+        return True
 
     def _run(self) -> None:
         try:
-            self._write_groups()
+            while not self._is_stopping:
+                self._write_group()
         except BaseException as error:
             self.fatal = thread_failure(error, "log-writer")
             self._failed(self.fatal, ANY_GENERATION)
             raise
 
-    def _write_groups(self) -> None:
+    def _write_group(self) -> None:
+        """Wait for a batch; write it and what queued behind it as far as that belongs together."""
         get_now = self._queue.get_nowait
-        held: Pending | None = None
-        while True:
-            first = held or self._queue.get()
-            held = None
-            if first is None:
-                return
-            group = [first]
-            size = len(first.batch.records)
-            stopping = False
-            while len(group) < GROUP_BATCHES_MAX and size < GROUP_BYTES_MAX:
-                try:
-                    item = get_now()
-                except Empty:
-                    break
-                if item is None:
-                    stopping = True
-                    break
-                if item.blank_size or item.generation != first.generation:
-                    held = item
-                    break
-                group.append(item)
-                size += len(item.batch.records)
-            self._write(group)
-            if stopping:
-                return
+        first = self._held or self._queue.get()
+        self._held = None
+        if first is None:
+            self._is_stopping = True
+            return
+        group = [first]
+        size = len(first.batch.records)
+        while len(group) < GROUP_BATCHES_MAX and size < GROUP_BYTES_MAX:
+            try:
+                item = get_now()
+            except Empty:
+                break
+            if item is None:
+                self._is_stopping = True
+                break
+            if item.blank_size or item.generation != first.generation:
+                self._held = item
+                break
+            group.append(item)
+            size += len(item.batch.records)
+        self._write(group)
 
     def _write(self, group: list[Pending]) -> None:
         first = group[0]
