@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from devices import Fleet
-from processes import Processes, wait_until
+from processes import Stack, wait_until
 
 from holdmq.client.producer import Producer
 from holdmq.client.pull_consumer import PullConsumer
@@ -22,23 +23,24 @@ WINDOW = 10
 
 
 @pytest.mark.timeout(300)
-def test_every_acknowledged_message_survives_twenty_kills_in_place_and_in_order(tmp_path: Path) -> None:
+def test_every_acknowledged_message_survives_twenty_kills_in_place_and_in_order(
+    holdmq_stack: Callable[..., Stack],
+) -> None:
     chance = random.Random(20)
-    with Processes(tmp_path, gateway__workers=2) as processes:
-        processes.start()
-        registry = f"127.0.0.1:{processes.ports['registry']}"
-        fleet = Fleet(processes.ports["gateway"], DEVICES, WINDOW, "devices/{i}/temp")
-        fleet.start()
-        placed: dict[tuple[int, int], bytes] = {}
-        for _ in range(ROUNDS):
-            before = fleet.acknowledged
-            wait_until(lambda before=before: fleet.acknowledged > before + 100, "devices publish")  # type: ignore[misc]
-            asyncio.run(send_until_killed(processes, registry, chance.uniform(0.05, 0.4), placed))
-            processes.start("broker")
-        wait_until(lambda before=fleet.acknowledged: fleet.acknowledged > before, "devices publish again")  # type: ignore[misc]
-        fleet.stop()
-        assert fleet.error is None
-        stored = asyncio.run(read_all(registry, ["devices", "applications"]))
+    stack = holdmq_stack()
+    fleet = Fleet(stack.mqtt_port, DEVICES, WINDOW, "devices/{i}/temp")
+    fleet.start()
+    placed: dict[tuple[int, int], bytes] = {}
+    for _ in range(ROUNDS):
+        goal = fleet.acknowledged + 100
+        wait_until(lambda goal=goal: fleet.acknowledged > goal, "devices publish")  # type: ignore[misc]
+        asyncio.run(send_until_killed(stack, chance.uniform(0.05, 0.4), placed))
+        stack.start("broker")
+    goal = fleet.acknowledged
+    wait_until(lambda: fleet.acknowledged > goal, "devices publish again")
+    fleet.stop()
+    assert fleet.error is None
+    stored = asyncio.run(read_all(stack.registry, ["devices", "applications"]))
     assert len(placed) > ROUNDS
     assert fleet.acknowledged > ROUNDS * 100
     for (queue_id, offset), body in placed.items():
@@ -46,14 +48,12 @@ def test_every_acknowledged_message_survives_twenty_kills_in_place_and_in_order(
     check_devices(fleet, stored["devices"])
 
 
-async def send_until_killed(
-    processes: Processes, registry: str, delay_s: float, placed: dict[tuple[int, int], bytes]
-) -> None:
+async def send_until_killed(stack: Stack, delay_s: float, placed: dict[tuple[int, int], bytes]) -> None:
     """Send through the SDK, noting each acknowledged place, and kill the broker under it."""
     serial = len(placed)
-    async with Producer([registry]) as producer:
-        kill = asyncio.get_running_loop().call_later(delay_s, processes.kill, "broker")
-        while "broker" in processes.running:
+    async with Producer([stack.registry]) as producer:
+        kill = asyncio.get_running_loop().call_later(delay_s, stack.stop, "broker", signal.SIGKILL)
+        while "broker" in stack.processes:
             bodies = [b"app-%d" % (serial + i) for i in range(50)]
             serial += len(bodies)
             for done in await asyncio.gather(*(send(producer, body) for body in bodies)):

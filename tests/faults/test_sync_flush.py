@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import psutil
-from processes import Processes
+from processes import Stack
 
 from holdmq.client.producer import Producer
 from holdmq.message import Message
@@ -58,13 +59,14 @@ def events(trace: str, port: int) -> list[str]:
     return found
 
 
-def test_no_answer_leaves_before_the_fdatasync_that_covers_its_record(tmp_path: Path) -> None:
+def test_no_answer_leaves_before_the_fdatasync_that_covers_its_record(
+    holdmq_stack: Callable[..., Stack], tmp_path: Path
+) -> None:
     trace = tmp_path / "trace"
-    with Processes(tmp_path, storage__flush="sync") as processes:
-        processes.start("registry")
-        processes.start("broker", prefix=("strace", "-D", "-f", "-yy", "-e", TRACED, "-o", str(trace)))
-        port = asyncio.run(produce(f"127.0.0.1:{processes.ports['registry']}", processes.ports["broker"]))
-        processes.stop("broker")
+    stack = holdmq_stack(services=("registry",), **{"storage.flush": "sync"})
+    stack.start("broker", prefix=("strace", "-D", "-f", "-yy", "-e", TRACED, "-o", str(trace)))
+    port = asyncio.run(produce(stack.registry, stack.broker_port))
+    stack.stop("broker")
     order = events(trace.read_text(errors="replace"), port)
     first_write = order.index("write")
     unsynced = covered = answers = writes = 0

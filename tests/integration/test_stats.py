@@ -6,20 +6,16 @@ import asyncio
 import datetime as dt
 import os
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import threading
-import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import Stack, free_port, wait_until
 from pyspark.sql import DataFrame
 
 from holdmq.client.producer import Producer
@@ -34,45 +30,8 @@ EPOCH = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 START_TIMEOUT_S = 90.0
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
-        time.sleep(0.1)
-
-
-class Cluster:
-    """A registry, a broker and a stats job, each a process of its own, on free ports."""
-
-    def __init__(self, directory: Path) -> None:
-        self.data = directory
-        self.ports = {name: (free_port(), free_port()) for name in ("registry", "broker", "stats")}
-        self.registry = f"127.0.0.1:{self.ports['registry'][0]}"
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, name: str) -> subprocess.Popen[bytes]:
-        """Start a service and wait until it is ready."""
-        port, admin = self.ports[name]
-        sets = [
-            f"client.registries={self.registry}",
-            f"storage.data_dir={self.data / 'store'}",
-            f"stats.data_dir={self.data / 'stats'}",
-            f"{name}.admin_port={admin}",
-            *([f"{name}.port={port}"] if name != "stats" else []),
-        ]
-        command = [sys.executable, "-m", "holdmq.cli", name, *[part for s in sets for part in ("--set", s)]]
-        with open(self.data / f"{name}.log", "ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-        self.processes[name] = process
-        wait_until(lambda: self._is_ready(name), f"{name} is ready")
-        return process
+class Cluster(Stack):
+    """Registry and broker, and the job that counts."""
 
     def wait_counted(self, holds: Callable[[Counter[str]], bool], what: str) -> None:
         """Wait until the messages counted by topic satisfy `holds`, with a job that runs."""
@@ -86,28 +45,6 @@ class Cluster:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{counted(self)[0]}\n{self.log('stats')[-2000:]}") from error
 
-    def metric(self, name: str, sample: str) -> float:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[name][1]}/metrics", timeout=5) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(sample))
-
-    def log(self, name: str) -> str:
-        return (self.data / f"{name}.log").read_text()
-
-    def stop(self) -> None:
-        for process in reversed(self.processes.values()):
-            if process.poll() is None:
-                process.terminate()
-                process.wait(30)
-
-    def _is_ready(self, name: str) -> bool:
-        assert self.processes[name].poll() is None, f"{name} ended: {self.log(name)[-2000:]}"
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[name][1]}/readyz", timeout=2):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
@@ -118,7 +55,10 @@ def cluster() -> Iterator[Cluster]:
             made.start("broker")
             yield made
         finally:
-            made.stop()
+            for process in reversed(list(made.processes.values())):
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait(30)
 
 
 class Load(threading.Thread):
@@ -164,7 +104,7 @@ class Load(threading.Thread):
 def counted(cluster: Cluster) -> tuple[Counter[str], Counter[str]]:
     messages: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for row in read_tps(table_path(cluster.data / "stats", TPS_1S), EPOCH):
+    for row in read_tps(table_path(cluster.directory / "stats", TPS_1S), EPOCH):
         messages[row.topic] += row.messages
         sizes[row.topic] += row.bytes
     return messages, sizes
@@ -213,7 +153,7 @@ def test_every_message_is_counted_once_over_kill_9_of_job_jvm_and_broker(cluster
     stats.terminate()
     assert stats.wait(30) == 0
     # As after a crash between the table's commit and Spark's: the last batch is replayed.
-    commits = cluster.data / "stats" / "checkpoints" / TPS_1S / "commits"
+    commits = cluster.directory / "stats" / "checkpoints" / TPS_1S / "commits"
     newest = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
     newest.unlink()
     (commits / f".{newest.name}.crc").unlink(missing_ok=True)
@@ -229,7 +169,7 @@ def test_every_message_is_counted_once_over_kill_9_of_job_jvm_and_broker(cluster
 @pytest.fixture(scope="module")
 def spark(cluster: Cluster) -> Iterator[Session]:
     said: list[str] = []
-    settings = StatsSection(data_dir=str(cluster.data / "session"))
+    settings = StatsSection(data_dir=str(cluster.directory / "session"))
     session = start_session(settings, said.append)
     yield session
     session.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -10,14 +9,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Any
 
-START_TIMEOUT_S: Final = 60.0
-STOP_TIMEOUT_S: Final = 30.0
-SERVICES: Final = ("registry", "broker", "gateway")
+import pytest
+
+READY_S = 60.0
+STOP_S = 30.0
 
 
 def free_port() -> int:
@@ -28,7 +27,7 @@ def free_port() -> int:
         return port
 
 
-def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
+def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
     """Poll `holds`; AssertionError naming `what` when it does not come."""
     deadline = time.monotonic() + timeout_s
     while not holds():
@@ -36,58 +35,86 @@ def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = START_TI
         time.sleep(0.02)
 
 
-class Processes:
-    """Registry, broker, gateway (and by name stats and console), each started, killed and restarted by name.
+class Stack:
+    """Processes of one installation, by name: registry, broker, gateway, stats, console.
 
-    `settings` are `--set` pairs for all of them. Each process's log is `<name>.log` in `directory`.
+    `overrides` are `section.key` settings for all of them.
     """
 
-    def __init__(self, directory: Path, **settings: object) -> None:
+    def __init__(self, directory: Path, overrides: dict[str, Any] | None = None) -> None:
         self.directory = directory
-        names = (*SERVICES, "stats", "console")
-        self.ports = {name: free_port() for name in names}
-        self.admin_ports = {name: free_port() for name in names}
-        self.settings: dict[str, object] = {
+        self.registry_port = free_port()
+        self.broker_port = free_port()
+        self.mqtt_port = free_port()
+        self.registry = f"127.0.0.1:{self.registry_port}"
+        self.admin_ports = {name: free_port() for name in ("registry", "broker", "gateway", "stats")}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        settings: dict[str, Any] = {
+            "registry.port": self.registry_port,
+            "broker.port": self.broker_port,
+            "broker.register_interval_s": 1,
+            "gateway.port": self.mqtt_port,
+            "gateway.workers": 2,
+            "gateway.drain_s": 5,
             "storage.data_dir": directory / "store",
             "stats.data_dir": directory / "stats",
-            "client.registries": f'["127.0.0.1:{self.ports["registry"]}"]',
+            "storage.segment_size_bytes": 64 << 20,
             "log.format": "json",
-            **{f"{name}.admin_port": port for name, port in self.admin_ports.items()},
-            **{f"{name}.port": port for name, port in self.ports.items() if name != "stats"},
-            **{key.replace("__", "."): value for key, value in settings.items()},
         }
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        settings |= {f"{name}.admin_port": port for name, port in self.admin_ports.items()}
+        settings |= overrides or {}
+        self._sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
 
-    def command(self, name: str) -> list[str]:
-        """The command line of a service."""
-        pairs = [part for key, value in self.settings.items() for part in ("--set", f"{key}={value}")]
-        return [sys.executable, "-m", "holdmq.cli", name, *pairs]
-
-    def start(self, *names: str, prefix: tuple[str, ...] = ()) -> None:
-        """Start services in order, each when the one before is ready. `prefix` runs them under a tool."""
-        for name in names or SERVICES:
-            with (self.directory / f"{name}.log").open("ab") as log:
-                self.running[name] = subprocess.Popen(
-                    [*prefix, *self.command(name)],
-                    stdout=log,
-                    stderr=log,
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+    def start(self, name: str, *, wait: bool = True, prefix: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+        """Start one service, under the tool `prefix` if given, and wait until it is ready."""
+        with self._log_path(name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*prefix, sys.executable, "-m", "holdmq.cli", name, *self._sets],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+            )
+        if wait:
             self.wait_ready(name)
+        return self.processes[name]
 
     def wait_ready(self, name: str) -> None:
-        """Wait for /readyz."""
+        """Wait until /readyz says yes; fails with the process's log."""
+        deadline = time.monotonic() + READY_S
+        while True:
+            code = self.processes[name].poll()
+            if code is not None:
+                pytest.fail(f"{name} ended with exit code {code}:\n{self.log(name)}")
+            status, text = self.http(name, "/readyz")
+            if status == 200:
+                return
+            if time.monotonic() > deadline:
+                pytest.fail(f"{name} is not ready ({text}):\n{self.log(name)}")
+            time.sleep(0.05)
 
-        def ready() -> bool:
-            code = self.running[name].poll()
-            assert code is None, f"{name} ended with {code}:\n{self.log(name)[-4000:]}"
-            return self.get(name, "/readyz")[0] == 200
+    def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal, wait for the end and return the exit code."""
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            pytest.fail(f"{name} did not end within {STOP_S} s of {number.name}:\n{self.log(name)}")
 
-        wait_until(ready, f"{name} ready")
+    def restart(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """Stop a service with a signal and start it again: same ports, same data."""
+        self.stop(name, number)
+        self.start(name)
 
-    def get(self, name: str, path: str) -> tuple[int, str]:
-        """(status, text) of an admin page; status 0 when nobody answers."""
+    def log(self, name: str) -> str:
+        """What a service wrote so far."""
+        return self._log_path(name).read_text(errors="replace")
+
+    def http(self, name: str, path: str) -> tuple[int, str]:
+        """Status and text of an admin path; 0 while nobody answers."""
         url = f"http://127.0.0.1:{self.admin_ports[name]}{path}"
         try:
             with urllib.request.urlopen(url, timeout=5) as answer:
@@ -95,44 +122,56 @@ class Processes:
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+        except OSError as error:
+            return 0, str(error)
 
-    def metric(self, service: str, name: str) -> float:
-        """The sum over all labels of a metric."""
-        total = 0.0
-        for line in self.get(service, "/metrics")[1].splitlines():
-            if line.startswith((name + " ", name + "{")):
-                total += float(line.rpartition(" ")[2])
-        return total
+    def metric(self, name: str, metric: str) -> float:
+        """The value of a metric line, labels included in `metric`; 0 when it is not there."""
+        for line in self.http(name, "/metrics")[1].splitlines():
+            if line.startswith(metric + " "):
+                return float(line.rpartition(" ")[2])
+        return 0.0
 
-    def log(self, name: str) -> str:
-        """What a service has logged."""
-        return (self.directory / f"{name}.log").read_text(errors="replace")
+    def _log_path(self, name: str) -> Path:
+        return self.directory / f"{name}.log"
 
-    def kill(self, name: str) -> None:
-        """kill -9, and wait for the end."""
-        process = self.running.pop(name)
-        process.kill()
-        process.wait(STOP_TIMEOUT_S)
 
-    def stop(self, name: str) -> int:
-        """SIGTERM; the exit code."""
-        process = self.running.pop(name)
-        process.send_signal(signal.SIGTERM)
-        return process.wait(STOP_TIMEOUT_S)
+def end_all(stacks: list[Stack]) -> None:
+    """End every process; AssertionError if one had ended by itself, or does not exit with 0."""
+    problems: list[str] = []
+    for stack in stacks:
+        for name in reversed(list(stack.processes)):
+            ended = stack.processes[name].poll()
+            code = stack.stop(name) if ended is None else ended
+            if code:
+                problems.append(f"{name} ended with exit code {code}:\n{stack.log(name)}")
+    assert not problems, "\n".join(problems)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for name in reversed(list(self.running)):
-            process = self.running[name]
-            process.terminate()
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+@pytest.fixture
+def holdmq_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
+    """A function that starts registry, broker and gateway and returns their Stack::
+
+    def test_something(holdmq_stack: StackMaker) -> None:
+        stack = holdmq_stack(**{"gateway.workers": 1})       # any section.key as override
+        stack.mqtt_port, stack.registry, stack.broker_port, stack.admin_ports["gateway"], …
+        stack.restart("broker", signal.SIGKILL)               # same ports, same data
+        stack.log("gateway")                                  # what it wrote so far
+
+    Every process is ended with the test; one that ended by itself, or does not exit with 0, fails it.
+    """
+    stacks: list[Stack] = []
+
+    def make(services: tuple[str, ...] = ("registry", "broker", "gateway"), **overrides: Any) -> Stack:
+        directory = tmp_path / f"stack{len(stacks)}"
+        directory.mkdir()
+        stack = Stack(directory, overrides)
+        stacks.append(stack)
+        for name in services:
+            stack.start(name, wait=False)
+        for name in services:
+            stack.wait_ready(name)
+        return stack
+
+    yield make
+    end_all(stacks)

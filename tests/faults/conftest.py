@@ -1,0 +1,5 @@
+"""Fixtures of the tests on real processes."""
+
+from processes import holdmq_stack
+
+__all__ = ["holdmq_stack"]
