@@ -37,6 +37,7 @@ class Registration:
             Client(address, "broker", name, on_up=self._up, on_down=self._down) for address in registries
         ]
         self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
 
     def start(self) -> None:
         """Connect and register in the background."""
@@ -56,6 +57,7 @@ class Registration:
 
     async def close(self) -> None:
         """Take this broker out of every registry that answers, then disconnect."""
+        self._is_closing = True
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -74,7 +76,8 @@ class Registration:
         self._changed.set()
 
     def _down(self, reason: HoldMQError) -> None:
-        log.warning("registry lost", reason=str(reason))
+        if not self._is_closing:
+            log.warning("registry lost", reason=str(reason))
 
     async def _run(self) -> None:
         while True:

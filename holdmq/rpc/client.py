@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
+from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, WireError
 from holdmq.rpc.connection import Connection, OnReply, Reply, Request
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.frame import FRAME_OVERHEAD_BYTES, Buffer
@@ -189,6 +189,8 @@ class Client:
         self._on_request(request)
 
     def connection_closed(self, connection: Connection, reason: HoldMQError) -> None:
+        if isinstance(reason, WireError):
+            log.warning("the peer broke the protocol", peer=self.address, reason=str(reason))
         if connection is self.connection:
             self.connection = None
             self._up.clear()

@@ -311,7 +311,6 @@ class Connection(asyncio.Protocol):
             entry[1](RemoteError(code, command.remark))
 
     def _refuse_connection(self, error: WireError) -> None:
-        log.warning("connection refused", peer=self.address, reason=str(error))
         self.send(Command(error.code, 0, RESPONSE, str(error)))
         self.close(error)
 

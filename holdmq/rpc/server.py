@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Final
 
+import structlog
+
 from holdmq.errors import Code, HoldMQError, RemoteError, StartupError, WireError
 from holdmq.rpc.connection import OUTSTANDING_MAX_BYTES, Connection, Request
 from holdmq.wire.codes import RequestCode
@@ -18,6 +20,8 @@ HELLO_TIMEOUT_S: Final = 10.0
 """How long a connection may say nothing: a dial-up's patience, a port scanner's end."""
 CONNECTIONS_MAX: Final = 10_000
 """Connections per RPC server: far above a fleet's gateways and applications."""
+
+log = structlog.get_logger("holdmq.rpc")
 
 OnRequest = Callable[[Request], None]
 
@@ -133,6 +137,7 @@ class Server:
     def connection_closed(self, connection: Connection, reason: HoldMQError) -> None:
         if isinstance(reason, WireError):
             self.refused += 1
+            log.warning("connection refused", peer=connection.address, reason=str(reason))
         had_hello = self.connections.pop(connection, None) is not None
         if had_hello:
             self._on_closed(connection)

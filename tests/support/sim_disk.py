@@ -114,8 +114,9 @@ class Loss:
     def content(self, inode: Inode) -> bytearray:
         content = bytearray(inode.durable)
         if self.kind == "everything":
-            return bytearray(inode.data)
-        if self.kind == "prefix":
+            for change in inode.changes:
+                apply(content, change)
+        elif self.kind == "prefix":
             for change in inode.changes:
                 if change.serial < self.moment:
                     apply(content, change)

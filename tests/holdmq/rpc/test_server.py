@@ -1,15 +1,14 @@
+"""The RPC server and its connections over real sockets."""
+
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import Any
 
 import msgpack
 import pytest
+from rpc_peer import MakePeer, Peer, Raw, Until
 
 from holdmq.errors import (
     BusyError,
@@ -18,153 +17,18 @@ from holdmq.errors import (
     RemoteError,
     RequestTimeout,
     StartupError,
-    TransportError,
 )
-from holdmq.rpc import client as client_module
 from holdmq.rpc.client import Client
-from holdmq.rpc.connection import REQUEST_OVERHEAD_BYTES, Connection, Reply, Request
-from holdmq.rpc.server import HELLO_MAX_BYTES, Server
+from holdmq.rpc.connection import REQUEST_OVERHEAD_BYTES, Reply, Request
+from holdmq.rpc.server import HELLO_MAX_BYTES
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.command import RESPONSE, Command
-from holdmq.wire.frame import FrameDecoder, encode_frame
 from holdmq.wire.headers import (
-    PROTOCOL_VERSION,
     Empty,
     HeartbeatRequest,
     HelloRequest,
-    HelloResponse,
     QueueBoundsRequest,
 )
-
-Until = Callable[[Callable[[], Any]], Awaitable[None]]
-HELLO = HelloRequest(PROTOCOL_VERSION, "client", "test")
-
-
-class Peer:
-    """A server whose requests stay in `held` until a test answers them."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.held: list[Request] = []
-        self.closed: list[Connection] = []
-        self.writable: list[Connection] = []
-        self.refuse_hello: HoldMQError | None = None
-        self.server = Server(
-            {
-                RequestCode.PULL: self.held.append,
-                RequestCode.PRODUCE: self._echo,
-                RequestCode.QUEUE_BOUNDS: lambda request: request.reply(request.header(QueueBoundsRequest)),
-                RequestCode.BROKER_STATUS: self._busy,
-                RequestCode.CLUSTER_GET: self._fail,
-                RequestCode.READ: self._large,
-            },
-            self._hello,
-            frame_max_bytes=1 << 20,
-            on_closed=self.closed.append,
-            on_writable=self.writable.append,
-            **settings,
-        )
-
-    def _hello(self, _connection: Connection, _hello: HelloRequest) -> HelloResponse:
-        if self.refuse_hello is not None:
-            raise self.refuse_hello
-        return HelloResponse(PROTOCOL_VERSION, "peer", "test", 0)
-
-    def _echo(self, request: Request) -> None:
-        body = bytes(request.body)
-        request.reply(Empty(), [body], len(body))
-
-    def _busy(self, _request: Request) -> None:
-        raise BusyError("too much", 77)
-
-    def _fail(self, _request: Request) -> None:
-        raise ZeroDivisionError
-
-    def _large(self, request: Request) -> None:
-        request.reply(Empty(), [bytes(4 << 20)], 4 << 20)
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.server.port}"
-
-
-@pytest.fixture
-async def until() -> Until:
-    async def wait(condition: Callable[[], Any]) -> None:
-        for _ in range(2000):
-            if condition():
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError("it did not come true")
-
-    return wait
-
-
-MakePeer = Callable[..., Awaitable[Peer]]
-
-
-@pytest.fixture
-async def make_peer() -> AsyncIterator[MakePeer]:
-    made: list[Peer] = []
-
-    async def make(**settings: Any) -> Peer:
-        peer = Peer(**settings)
-        await peer.server.listen("127.0.0.1", 0)
-        made.append(peer)
-        return peer
-
-    yield make
-    for peer in made:
-        await peer.server.close()
-
-
-@pytest.fixture
-async def peer(make_peer: MakePeer) -> Peer:
-    return await make_peer()
-
-
-@pytest.fixture
-async def client(peer: Peer) -> AsyncIterator[Client]:
-    client = Client(peer.address, "client", "test")
-    yield client
-    await client.close()
-
-
-class Raw:
-    """A bare socket that speaks frames, or does not."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-        self.decoder = FrameDecoder(16 << 20)
-
-    def send(self, command: Command, body: bytes = b"") -> None:
-        self.writer.writelines(encode_frame(command, [body], len(body)))
-
-    async def answer(self) -> Command | None:
-        """The next frame's command; None at the end of the connection."""
-        while data := await self.reader.read(65536):
-            frames = self.decoder.receive_data(data)
-            if frames:
-                return frames[0].command
-        return None
-
-    async def hello(self) -> None:
-        self.send(Command(RequestCode.HELLO, 1, 0, "", HELLO.to_ext()))
-        answer = await self.answer()
-        assert answer is not None
-        assert answer.code == Code.OK
-
-
-@pytest.fixture
-async def raw(peer: Peer) -> AsyncIterator[Raw]:
-    connection = Raw(*await asyncio.open_connection("127.0.0.1", peer.server.port))
-    yield connection
-    connection.writer.close()
-    with contextlib.suppress(ConnectionError):
-        await connection.writer.wait_closed()
-
-
-# Requests and answers
 
 
 async def test_a_request_is_answered(client: Client) -> None:
@@ -465,138 +329,6 @@ async def test_a_peer_that_does_not_read_is_not_read(peer: Peer, until: Until) -
     assert peer.writable
     assert not connection._is_paused
     raw.writer.close()
-
-
-# Reconnecting
-
-
-async def test_a_lost_connection_fails_what_waits_and_comes_back(
-    client: Client, peer: Peer, until: Until
-) -> None:
-    await client.call(RequestCode.PRODUCE, Empty())
-    waiting = asyncio.ensure_future(client.call(RequestCode.PULL, Empty(), 30))
-    await until(lambda: peer.held)
-    (connection,) = peer.server.connections
-    connection.close()
-    with pytest.raises(TransportError, match="lost"):
-        await waiting
-    assert bytes((await client.call(RequestCode.PRODUCE, Empty(), body=[b"x"], body_length=1)).body) == b"x"
-    assert len(peer.closed) == 1
-    peer.held[0].reply(Empty())
-
-
-async def test_ups_and_downs_are_told_in_order(peer: Peer, until: Until) -> None:
-    events: list[str] = []
-    client = Client(
-        peer.address,
-        "client",
-        "c",
-        on_up=lambda _connection, hello: events.append(f"up {hello.name}"),
-        on_down=lambda _reason: events.append("down"),
-    )
-    client.start()
-    await until(lambda: events)
-    next(iter(peer.server.connections)).close()
-    await until(lambda: len(events) == 3)
-    assert events == ["up peer", "down", "up peer"]
-    await client.close()
-    assert events[-1] == "down"
-
-
-async def test_attempts_back_off_with_jitter(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int) -> None:
-    pauses: list[float] = []
-    real_sleep = asyncio.sleep
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        await real_sleep(0)
-
-    monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
-    client = Client(f"127.0.0.1:{unused_tcp_port}", "client", "c")
-    client.start()
-    for _ in range(2000):
-        if len(pauses) >= 12:
-            break
-        await real_sleep(0.001)
-    await client.close()
-    steps = [client_module.BACKOFF_MIN_S * 2**i for i in range(12)]
-    for pause, step in zip(pauses, steps, strict=False):
-        top = min(step, client_module.BACKOFF_MAX_S)
-        assert 0.5 * top <= pause <= 1.5 * top
-    assert len({round(pause / min(step, 2.0), 6) for pause, step in zip(pauses, steps, strict=False)}) > 3
-
-
-async def test_without_a_server_a_call_says_why(unused_tcp_port: int) -> None:
-    client = Client(f"127.0.0.1:{unused_tcp_port}", "client", "c")
-    with pytest.raises(
-        TransportError, match=f"no connection to 127.0.0.1:{unused_tcp_port} within 0.2 s: cannot"
-    ):
-        await client.call(RequestCode.PRODUCE, Empty(), 0.2)
-    answers: list[Reply | HoldMQError] = []
-    client.request(RequestCode.PRODUCE, Empty(), answers.append, 1)
-    assert isinstance(answers[0], TransportError)
-    await client.close()
-    with pytest.raises(TransportError, match="is closed"):
-        await client.call(RequestCode.PRODUCE, Empty())
-
-
-async def test_a_client_follows_its_peer_to_another_address(make_peer: MakePeer, until: Until) -> None:
-    one, two = await make_peer(), await make_peer()
-    client = Client(one.address, "client", "c")
-    await client.call(RequestCode.PRODUCE, Empty())
-    client.set_address(one.address)
-    assert client.connection is not None
-    client.set_address(two.address)
-    await client.call(RequestCode.PRODUCE, Empty())
-    assert len(two.server.connections) == 1
-    await client.close()
-
-
-async def test_a_refused_hello_is_told_and_tried_again(peer: Peer, until: Until) -> None:
-    peer.refuse_hello = RemoteError(Code.NOT_PERMITTED, "who are you")
-    client = Client(peer.address, "client", "c")
-    with pytest.raises(TransportError, match="who are you"):
-        await client.call(RequestCode.PRODUCE, Empty(), 0.3)
-    peer.refuse_hello = None
-    await client.call(RequestCode.PRODUCE, Empty())
-    await client.close()
-
-
-async def test_a_connection_that_ends_right_after_hello_is_made_again(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real_call = Connection.call
-    hellos = 0
-
-    async def call(self: Connection, code: RequestCode, *rest: Any) -> Reply:
-        nonlocal hellos
-        reply = await real_call(self, code, *rest)
-        if code == RequestCode.HELLO:
-            hellos += 1
-            if hellos == 1:
-                self.close()  # the answer and the end came in one turn of the loop
-        return reply
-
-    monkeypatch.setattr(Connection, "call", call)
-    await client.call(RequestCode.PRODUCE, Empty(), 5)
-    assert hellos == 2
-
-
-async def test_bad_addresses_are_named() -> None:
-    client = Client("nowhere", "client", "c")
-    with pytest.raises(TransportError, match="'nowhere' is no address"):
-        await client.call(RequestCode.PRODUCE, Empty(), 0.1)
-    await client.close()
-
-
-async def test_unix_sockets_work_the_same(tmp_path: Path) -> None:
-    peer = Peer()
-    path = str(tmp_path / "rpc.sock")
-    await peer.server.listen_unix(path)
-    client = Client(f"unix:{path}", "client", "c")
-    assert bytes((await client.call(RequestCode.PRODUCE, Empty(), body=[b"u"], body_length=1)).body) == b"u"
-    await client.close()
-    await peer.server.close()
 
 
 async def test_a_busy_port_is_one_sentence() -> None:

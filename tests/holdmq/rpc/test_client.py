@@ -1,0 +1,155 @@
+"""The reconnecting RPC client over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rpc_peer import MakePeer, Peer, Until
+
+from holdmq.errors import (
+    Code,
+    HoldMQError,
+    RemoteError,
+    TransportError,
+)
+from holdmq.rpc import client as client_module
+from holdmq.rpc.client import Client
+from holdmq.rpc.connection import Connection, Reply
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.headers import (
+    Empty,
+)
+
+# Reconnecting
+
+
+async def test_a_lost_connection_fails_what_waits_and_comes_back(
+    client: Client, peer: Peer, until: Until
+) -> None:
+    await client.call(RequestCode.PRODUCE, Empty())
+    waiting = asyncio.ensure_future(client.call(RequestCode.PULL, Empty(), 30))
+    await until(lambda: peer.held)
+    (connection,) = peer.server.connections
+    connection.close()
+    with pytest.raises(TransportError, match="lost"):
+        await waiting
+    assert bytes((await client.call(RequestCode.PRODUCE, Empty(), body=[b"x"], body_length=1)).body) == b"x"
+    assert len(peer.closed) == 1
+    peer.held[0].reply(Empty())
+
+
+async def test_ups_and_downs_are_told_in_order(peer: Peer, until: Until) -> None:
+    events: list[str] = []
+    client = Client(
+        peer.address,
+        "client",
+        "c",
+        on_up=lambda _connection, hello: events.append(f"up {hello.name}"),
+        on_down=lambda _reason: events.append("down"),
+    )
+    client.start()
+    await until(lambda: events)
+    next(iter(peer.server.connections)).close()
+    await until(lambda: len(events) == 3)
+    assert events == ["up peer", "down", "up peer"]
+    await client.close()
+    assert events[-1] == "down"
+
+
+async def test_attempts_back_off_with_jitter(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int) -> None:
+    pauses: list[float] = []
+    real_sleep = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        await real_sleep(0)
+
+    monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
+    client = Client(f"127.0.0.1:{unused_tcp_port}", "client", "c")
+    client.start()
+    for _ in range(2000):
+        if len(pauses) >= 12:
+            break
+        await real_sleep(0.001)
+    await client.close()
+    steps = [client_module.BACKOFF_MIN_S * 2**i for i in range(12)]
+    for pause, step in zip(pauses, steps, strict=False):
+        top = min(step, client_module.BACKOFF_MAX_S)
+        assert 0.5 * top <= pause <= 1.5 * top
+    assert len({round(pause / min(step, 2.0), 6) for pause, step in zip(pauses, steps, strict=False)}) > 3
+
+
+async def test_without_a_server_a_call_says_why(unused_tcp_port: int) -> None:
+    client = Client(f"127.0.0.1:{unused_tcp_port}", "client", "c")
+    with pytest.raises(
+        TransportError, match=f"no connection to 127.0.0.1:{unused_tcp_port} within 0.2 s: cannot"
+    ):
+        await client.call(RequestCode.PRODUCE, Empty(), 0.2)
+    answers: list[Reply | HoldMQError] = []
+    client.request(RequestCode.PRODUCE, Empty(), answers.append, 1)
+    assert isinstance(answers[0], TransportError)
+    await client.close()
+    with pytest.raises(TransportError, match="is closed"):
+        await client.call(RequestCode.PRODUCE, Empty())
+
+
+async def test_a_client_follows_its_peer_to_another_address(make_peer: MakePeer, until: Until) -> None:
+    one, two = await make_peer(), await make_peer()
+    client = Client(one.address, "client", "c")
+    await client.call(RequestCode.PRODUCE, Empty())
+    client.set_address(one.address)
+    assert client.connection is not None
+    client.set_address(two.address)
+    await client.call(RequestCode.PRODUCE, Empty())
+    assert len(two.server.connections) == 1
+    await client.close()
+
+
+async def test_a_refused_hello_is_told_and_tried_again(peer: Peer, until: Until) -> None:
+    peer.refuse_hello = RemoteError(Code.NOT_PERMITTED, "who are you")
+    client = Client(peer.address, "client", "c")
+    with pytest.raises(TransportError, match="who are you"):
+        await client.call(RequestCode.PRODUCE, Empty(), 0.3)
+    peer.refuse_hello = None
+    await client.call(RequestCode.PRODUCE, Empty())
+    await client.close()
+
+
+async def test_a_connection_that_ends_right_after_hello_is_made_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_call = Connection.call
+    hellos = 0
+
+    async def call(self: Connection, code: RequestCode, *rest: Any) -> Reply:
+        nonlocal hellos
+        reply = await real_call(self, code, *rest)
+        if code == RequestCode.HELLO:
+            hellos += 1
+            if hellos == 1:
+                self.close()  # the answer and the end came in one turn of the loop
+        return reply
+
+    monkeypatch.setattr(Connection, "call", call)
+    await client.call(RequestCode.PRODUCE, Empty(), 5)
+    assert hellos == 2
+
+
+async def test_bad_addresses_are_named() -> None:
+    client = Client("nowhere", "client", "c")
+    with pytest.raises(TransportError, match="'nowhere' is no address"):
+        await client.call(RequestCode.PRODUCE, Empty(), 0.1)
+    await client.close()
+
+
+async def test_unix_sockets_work_the_same(tmp_path: Path) -> None:
+    peer = Peer()
+    path = str(tmp_path / "rpc.sock")
+    await peer.server.listen_unix(path)
+    client = Client(f"unix:{path}", "client", "c")
+    assert bytes((await client.call(RequestCode.PRODUCE, Empty(), body=[b"u"], body_length=1)).body) == b"u"
+    await client.close()
+    await peer.server.close()
