@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 
 from broker.core.readers import Picked, Reader, scan
-from holdmq.errors import Code, CorruptRecordError, HoldMQError, RemoteError
+from holdmq.errors import BehindError, Code, CorruptRecordError, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
@@ -230,6 +230,9 @@ class Reads:
             batches = self._store.read_log(position, COLD_CHUNK_BYTES)
         except CorruptRecordError as e:
             log.error("the log is damaged; readers go on after it", reason=str(e))
+            return [], e.resume_at
+        except BehindError as e:
+            log.warning("a reader was behind retention; it goes on at the log's start", reason=str(e))
             return [], e.resume_at
         return batches, batches[-1].end if batches else position
 

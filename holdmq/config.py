@@ -20,7 +20,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from holdmq.errors import ConfigError
 
@@ -140,6 +140,64 @@ class StorageSection(Section):
     read_threads: int = Field(
         2, ge=1, le=64, description="Threads for cold reads: a disk answers a few requests at once well."
     )
+    retention_age_s: int = Field(
+        259_200,
+        ge=1,
+        le=315_360_000,
+        description="How long messages are kept: 72 h, a weekend in which nobody looked after a consumer.",
+    )
+    retention_bytes: int = Field(
+        0, ge=0, description="Largest log; 0 = no limit: the watermarks bound what the disk can take."
+    )
+    retention_segments: int = Field(
+        0, ge=0, le=1_000_000, description="Most segments; 0 = no limit, as age and watermarks do."
+    )
+    delete: Literal["expired", "consumed"] = Field(
+        "expired",
+        description="What may go when it is due: expired = everything, consumed = only what every group "
+        "and durable session has passed. Above disk_forced_percent everything may, in both.",
+    )
+    group_expiry_s: int = Field(
+        604_800,
+        ge=1,
+        le=315_360_000,
+        description="Absence after which a group or session keeps nothing from going: 7 days, a consumer "
+        "that is gone for longer is not coming back.",
+    )
+    disk_early_percent: float = Field(
+        75,
+        gt=0,
+        le=100,
+        description="Disk use above which the oldest segments go before they are due, one per interval; "
+        "100 = never.",
+    )
+    disk_forced_percent: float = Field(
+        85,
+        gt=0,
+        le=100,
+        description="Disk use above which the oldest segments go, whoever still needs them, until there is "
+        "room: losing the oldest is better than refusing the newest. 100 = never.",
+    )
+    disk_refuse_percent: float = Field(
+        90,
+        gt=0,
+        le=100,
+        description="Disk use above which writes are refused until space returns: checkpoints and rolled "
+        "timers need the rest. 100 = only when the disk is full.",
+    )
+    retention_interval_ms: int = Field(
+        1000,
+        ge=1,
+        le=3_600_000,
+        description="How often disk use is measured and old segments are looked for: a second fills at "
+        "most a few GB.",
+    )
+
+    @model_validator(mode="after")
+    def _watermarks_ascend(self) -> StorageSection:
+        if not self.disk_early_percent <= self.disk_forced_percent <= self.disk_refuse_percent:
+            raise ValueError("disk_early_percent, disk_forced_percent, disk_refuse_percent must ascend")
+        return self
 
 
 class GatewaySection(Section):

@@ -227,6 +227,18 @@ class BusyError(RemoteError):
         self.retry_after_ms = retry_after_ms
 
 
+class BehindError(StorageError):
+    """Retention has passed a position of the log; reading goes on at `resume_at`."""
+
+    code = Code.OFFSET_BEHIND
+
+    def __init__(self, position: int, resume_at: int) -> None:
+        super().__init__(
+            f"retention has passed it; the log begins at {resume_at}", operation="read", offset=position
+        )
+        self.resume_at = resume_at
+
+
 class OffsetError(HoldMQError):
     """A queue cannot be read at a consumer's position; seek, to `next_offset` or elsewhere.
 

@@ -231,7 +231,8 @@ class MessageStore(Protocol):
 
         At least one record, unless `position` is the confirmed one (then empty). The batches are as
         they were stamped, but for their bounds. Raises CorruptRecordError when nothing can be read
-        at the position; its `resume_at` is the next record that is whole.
+        at the position; its `resume_at` is the next record that is whole. Raises BehindError when
+        retention has passed it; `resume_at` is then the log's first position.
         """
 
     def backlog(self) -> Backlog:

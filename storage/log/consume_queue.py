@@ -114,6 +114,22 @@ class ConsumeQueues:
                 file.truncate(end * ENTRY_SIZE - start)
                 self._changed.add(path)
 
+    def trim(self, key: Key, first: int, end: int) -> int:
+        """Remove files that hold nothing in [first, end); how many those were."""
+        directory = self._directory(key)
+        starts = self._starts_of(key)
+        removed = 0
+        while starts:
+            following = starts[1] if len(starts) > 1 else end * ENTRY_SIZE
+            if following > first * ENTRY_SIZE:
+                break
+            path = directory / name_of(starts.pop(0))
+            self._close(path)
+            self._changed.discard(path)
+            self._disk.unlink(path)
+            removed += 1
+        return removed
+
     def sync(self) -> None:
         """Make everything written durable."""
         changed, self._changed = self._changed, set()

@@ -12,12 +12,19 @@ import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 IOV_MAX: Final = 1024
 """Buffers of one pwritev: Linux' UIO_MAXIOV."""
 
 Buffer = bytes | bytearray | memoryview
+
+
+class Space(NamedTuple):
+    """A file system's bytes: all of them, and those that this process may still use."""
+
+    total: int
+    free: int
 
 
 class File(Protocol):
@@ -77,6 +84,9 @@ class Disk(Protocol):
 
     def sync_all(self, directory: Path) -> None:
         """Make everything written to the directory's file system durable."""
+
+    def space(self, directory: Path) -> Space:
+        """How much the directory's file system holds."""
 
 
 class RealFile:
@@ -202,3 +212,9 @@ class RealDisk:
                 raise OSError(code, os.strerror(code), str(directory))
         finally:
             os.close(fd)
+
+    def space(self, directory: Path) -> Space:
+        found = os.statvfs(directory)
+        # As df counts: what is kept for root is neither used nor free.
+        used = found.f_blocks - found.f_bfree
+        return Space((used + found.f_bavail) * found.f_frsize, found.f_bavail * found.f_frsize)

@@ -36,3 +36,10 @@ def thread_failure(error: BaseException, thread: str) -> StoreReadOnlyError:
     return StoreReadOnlyError(
         f"{type(error).__name__}: {error}", operation=thread, hint="restart the broker and report this defect"
     )
+
+
+def reserve_failure(path: str) -> StoreFullError:
+    """The refusal while only the reserve segment is left: it is for what lets old segments go."""
+    return StoreFullError(
+        "only the reserve for rolling is left", operation="append", path=path, hint=FULL_HINT
+    )

@@ -7,10 +7,10 @@ says is durable before it is written. Source: storage.md, Append and Recovery.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Event, Thread
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -34,13 +34,17 @@ GROUP_BATCHES_MAX: Final = 4096
 class Checkpoint:
     """checkpoint.json: a record boundary below which log and indexes are durable.
 
-    `queues` has first and next offset of every queue at that position.
+    `queues` has first and next offset of every queue at that position; `first_position` is where the
+    log begins, and `tombstones` has log offset and next queue offset of every deleted queue: changes of
+    these two are written by the next save.
     """
 
     def __init__(self, file: AtomicFile) -> None:
         self.position = 0
         self.store_ms = 0
         self.queues: dict[Key, tuple[int, int]] = {}
+        self.first_position = 0
+        self.tombstones: dict[Key, tuple[int, int]] = {}
         self._file = file
         self._version = 0
 
@@ -53,22 +57,57 @@ class Checkpoint:
         self._version = loaded.data_version
         self.position = content["position"]
         self.store_ms = content["storeMs"]
-        self.queues = {
-            (topic, int(queue_id)): (bounds[0], bounds[1])
-            for topic, queues in content["queues"].items()
-            for queue_id, bounds in queues.items()
-        }
+        self.first_position = content.get("firstPosition", 0)
+        self.queues = _by_queue(content["queues"])
+        self.tombstones = _by_queue(content.get("tombstones", {}))
         return True
 
     def save(self, position: int, store_ms: int, queues: dict[Key, tuple[int, int]]) -> None:
         """Replace the file durably."""
-        by_topic: dict[str, Any] = {}
-        for (topic, queue_id), bounds in queues.items():
-            by_topic.setdefault(topic, {})[str(queue_id)] = bounds
         self._version += 1
-        content = {"position": position, "storeMs": store_ms, "queues": by_topic}
+        content = {
+            "position": position,
+            "storeMs": store_ms,
+            "queues": _by_topic(queues),
+            "firstPosition": self.first_position,
+            "tombstones": _by_topic(self.tombstones),
+        }
         self._file.save(content, self._version)
-        self.position, self.store_ms = position, store_ms
+        self.position, self.store_ms, self.queues = position, store_ms, queues
+
+    def save_firsts(self, ends: Mapping[Key, tuple[int, int]]) -> None:
+        """Replace the file durably, with the first offsets of `ends` and everything else as it was."""
+        queues = dict(self.queues)
+        for key, (_, following) in self.queues.items():
+            if key in ends:
+                queues[key] = (min(ends[key][0], following), following)
+        self.save(self.position, self.store_ms, queues)
+
+
+def _by_topic(queues: Mapping[Key, tuple[int, int]]) -> dict[str, Any]:
+    by_topic: dict[str, Any] = {}
+    for (topic, queue_id), pair in queues.items():
+        by_topic.setdefault(topic, {})[str(queue_id)] = pair
+    return by_topic
+
+
+def _by_queue(content: dict[str, Any]) -> dict[Key, tuple[int, int]]:
+    return {
+        (topic, int(queue_id)): (pair[0], pair[1])
+        for topic, queues in content.items()
+        for queue_id, pair in queues.items()
+    }
+
+
+class Retains(Protocol):
+    """What removes old segments: `storage.log.retention.Retention`."""
+
+    @property
+    def wanted_checkpoint(self) -> int:
+        """The log offset that a checkpoint must reach before something can go."""
+
+    def run(self, ends: dict[Key, tuple[int, int]], indexed: int) -> None:
+        """Do what is due; StorageError when the disk failed for good."""
 
 
 class Flusher:
@@ -83,6 +122,7 @@ class Flusher:
         interval_s: float,
         failed: Callable[[StorageError], None],
         clock: Callable[[], float] = monotonic,
+        retention: Retains | None = None,
     ) -> None:
         self.indexed = 0
         self.fsyncs = 0
@@ -98,6 +138,7 @@ class Flusher:
         self._interval_s = interval_s
         self._failed = failed
         self._clock = clock
+        self._retention = retention
         self._ends: dict[Key, tuple[int, int]] = {}
         self._store_ms = 0
         self._unwritten: dict[Key, tuple[Queue, int, Entries]] = {}
@@ -160,7 +201,20 @@ class Flusher:
             return False
         if not self._index():
             return False
-        return not self._is_checkpoint_due(stopping) or self._save_checkpoint()
+        if self._is_checkpoint_due(stopping) and not self._save_checkpoint():
+            return False
+        return stopping or self._retain()
+
+    def _retain(self) -> bool:
+        """Let retention do its part; False = the disk failed, for good."""
+        if self._retention is None:
+            return True
+        try:
+            self._retention.run(self._ends, self.indexed)
+        except StorageError as error:
+            self._fail(error)
+            return False
+        return True
 
     def _prepare_segment(self) -> None:
         start, self.prepare_at = self.prepare_at, -1
@@ -247,8 +301,13 @@ class Flusher:
         return (
             stopping
             or grown >= CHECKPOINT_BYTES
+            or self._is_checkpoint_wanted()
             or self._clock() - self._checkpointed_at >= CHECKPOINT_INTERVAL_S
         )
+
+    def _is_checkpoint_wanted(self) -> bool:
+        wanted = 0 if self._retention is None else self._retention.wanted_checkpoint
+        return self._checkpoint.position < wanted <= self.indexed
 
     def _save_checkpoint(self) -> bool:
         """Make log and index durable, then say so; False = the disk failed, for good."""

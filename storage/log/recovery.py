@@ -21,6 +21,7 @@ from storage.log.disk import Disk, File
 from storage.log.flusher import Checkpoint
 from storage.log.home import Home
 from storage.log.reader import ColdReader
+from storage.log.retention import complete, raise_firsts
 from storage.log.segments import Segment, Segments
 from storage.store import Batch
 
@@ -66,8 +67,11 @@ class Recovery:
     def run(self, clean_end: int | None) -> Recovered:
         """Recover; `clean_end` is the end that a clean close wrote (None = it was none)."""
         start = self._checkpoint.position
+        complete(self._segments, self._checkpoint)
         self._check_checkpoint(start)
         self._rebuild_missing(start)
+        raise_firsts(self._segments, self._queues, self._checkpoint)
+        self._firsts = {key: bounds[0] for key, bounds in self._checkpoint.queues.items()}
         if clean_end != start:
             self._cut_indexes()
         end = self._scan(start)
@@ -128,7 +132,10 @@ class Recovery:
         for run in batch.runs:
             key = (run.topic, run.queue_id)
             if only is None or key in only:
-                self._queues.write(key, run.base_offset, entries[at : at + run.count])
+                # Below the first offset is what retention, or the queue's deletion, gave up.
+                gone = min(run.count, max(0, self._firsts.get(key, 0) - run.base_offset))
+                if gone < run.count:
+                    self._queues.write(key, run.base_offset + gone, entries[at + gone : at + run.count])
             at += run.count
 
     def _cut_indexes(self) -> None:

@@ -1,18 +1,21 @@
 """The segments of the commit log on disk: made ahead of need, found by bisecting their names.
 
 A segment is New (preallocated, empty), Ongoing (the log's end lies in it) or Completed. The
-writer thread moves on from one to the next; the flushing thread makes New ones and fsyncs;
-readers see an immutable table.
+writer thread moves on from one to the next; the flushing thread makes New ones, fsyncs and
+removes the oldest; readers see an immutable table. `reserve` is a preallocated segment without a
+place: it becomes the next one when the disk is full and only rolling may go on.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from storage.log.core.names import holding, name_of, offsets_of
 from storage.log.disk import Disk, File
+
+RESERVE: Final = "reserve"
 
 
 class Segment(NamedTuple):
@@ -31,6 +34,8 @@ class Segments:
         self.segment_size = segment_size
         self.table: list[Segment] = []
         self.current: File | None = None
+        self.has_reserve = False
+        self.is_in_reserve = False
         self._disk = disk
         self._lock = Lock()
         # Held while files are fsynced or cut: neither may see the other's files half done.
@@ -40,7 +45,9 @@ class Segments:
     def load(self) -> None:
         """Read the directory; each segment ends where the next begins, the last with its file."""
         self._disk.make_directory(self.directory)
-        starts = offsets_of(self._disk.list(self.directory))
+        names = self._disk.list(self.directory)
+        starts = offsets_of(names)
+        self.has_reserve = RESERVE in names
         table = []
         for start, following in zip(starts, [*starts[1:], -1], strict=False):
             path = self.directory / name_of(start)
@@ -69,21 +76,63 @@ class Segments:
                 if segment.start == start:
                     return segment
             path = self.directory / name_of(start)
-            file = self._disk.open(path, create=True)
-            try:
-                file.truncate(0)
-                file.preallocate(self.segment_size)
-                file.sync()
-            except OSError:
-                # Half a segment must not be taken for a whole one at the next start.
-                file.close()
-                self._disk.unlink(path)
-                raise
-            file.close()
+            self._preallocate(path)
             self._disk.sync_directory(self.directory)
             segment = Segment(start, start + self.segment_size, path)
             self.table = [*self.table, segment]
             return segment
+
+    def _preallocate(self, path: Path) -> None:
+        file = self._disk.open(path, create=True)
+        try:
+            file.truncate(0)
+            file.preallocate(self.segment_size)
+            file.sync()
+        except OSError:
+            # Half a segment must not be taken for a whole one at the next start.
+            file.close()
+            self._disk.unlink(path)
+            raise
+        file.close()
+
+    def make_reserve(self) -> None:
+        """Preallocate the reserve, durably; OSError when there is no room for it."""
+        making = self.directory / (RESERVE + ".tmp")
+        self._preallocate(making)
+        with self._lock:
+            self._disk.rename(making, self.directory / RESERVE)
+            self._disk.sync_directory(self.directory)
+            self.has_reserve = True
+            self.is_in_reserve = False
+
+    def take_reserve(self, start: int) -> bool:
+        """Make the reserve the segment that begins at `start`, durably; False = there is none that fits."""
+        with self._lock:
+            reserve = self.directory / RESERVE
+            if not self.has_reserve:
+                return False
+            file = self._disk.open_to_read(reserve)
+            size = file.size()
+            file.close()
+            if size != self.segment_size:
+                return False  # made under another storage.segment_size_bytes
+            path = self.directory / name_of(start)
+            self._disk.rename(reserve, path)
+            self._disk.sync_directory(self.directory)
+            self.has_reserve = False
+            self.is_in_reserve = True
+            self.table = [*self.table, Segment(start, start + size, path)]
+            return True
+
+    def drop_oldest(self) -> Segment:
+        """Remove the oldest segment, durably: names go in the order of the log, whatever the disk loses."""
+        segment = self.table[0]
+        # Outside the lock: removing a large file takes time, and the writer may need the next segment.
+        self._disk.unlink(segment.path)
+        self._disk.sync_directory(self.directory)
+        with self._lock:
+            self.table = self.table[1:]
+        return segment
 
     def enter(self, start: int) -> File:
         """Open the segment that begins at `start` for writing; what was current waits for its fsync."""

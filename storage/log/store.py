@@ -18,7 +18,7 @@ import numpy as np
 import structlog
 
 from holdmq.config import StorageSection
-from holdmq.errors import StorageError, StoreFullError
+from holdmq.errors import BehindError, StorageError, StoreFullError
 from holdmq.record import BLANK_SIZE_MIN
 from holdmq.record_batch import stamp, tag_hashes
 from storage.log.consume_queue import ConsumeQueues
@@ -33,6 +33,7 @@ from storage.log.flusher import Checkpoint, Flusher
 from storage.log.home import Home
 from storage.log.reader import ColdReader
 from storage.log.recovery import Recovery
+from storage.log.retention import Deletion, Retention, limits_of
 from storage.log.segments import Segments
 from storage.log.writer import ANY_GENERATION, Pending, Writer
 from storage.store import (
@@ -53,6 +54,8 @@ INDEX_WAKE_BYTES: Final = 8 << 20
 """Confirmed bytes whose entries are not yet in files: past it the flusher does not wait its interval."""
 INDEX_LAG_MAX_BYTES: Final = 256 << 20
 """Memory past the tail's bound that batches without index files may take before appends are refused."""
+BEHIND_LOG_INTERVAL_S: Final = 1.0
+"""Readers that retention passed are logged this often: a thousand at once are one event."""
 PREPARE_PART: Final = 4
 """The next segment is made when a quarter of the ongoing one is left."""
 
@@ -126,8 +129,27 @@ class LogStore:
         self._checkpoint = Checkpoint(self._home.checkpoint_file)
         self.writer = Writer(self._segments, is_sync, self._written, self._writing_failed)
         interval_s = settings.flush_interval_ms / 1e3
+        self.retention = Retention(
+            disk,
+            self._segments,
+            self._files,
+            self._checkpoint,
+            limits_of(settings),
+            settings.retention_interval_ms / 1e3,
+            clock_ms,
+            self._queue_of,
+            lambda error: self._post(partial(self._watermark_passed, error)),
+            clock,
+        )
         self.flusher = Flusher(
-            self.writer, self._files, self._checkpoint, is_sync, interval_s, self._flushing_failed, clock
+            self.writer,
+            self._files,
+            self._checkpoint,
+            is_sync,
+            interval_s,
+            self._flushing_failed,
+            clock,
+            self.retention,
         )
         self._reader = ColdReader(disk, self._segments, self._files, key_levels)
         self._epochs = Epochs([])
@@ -147,6 +169,9 @@ class LogStore:
         self._store_ms = 0
         self._refusal: StorageError | None = StorageError("the store is not open", operation="append")
         self._full: StorageError | None = None
+        self._above_watermark: StorageError | None = None
+        self._behind_reads = 0
+        self._behind_logged_at = float("-inf")
         self._is_open = False
         self._appends = self._records = self._bytes = self._refused = self._rollbacks = 0
         self._memory_reads = self._cold_reads = self._tail_reads = self._tail_misses = 0
@@ -245,7 +270,7 @@ class LogStore:
         return self.writer.synced
 
     def state(self) -> StoreState:
-        problem = self._refusal or self._full
+        problem = self._refusal or self._above_watermark or self._full
         return StoreState(problem is None, "" if problem is None else str(problem))
 
     def backlog(self) -> Backlog:
@@ -274,6 +299,7 @@ class LogStore:
             "cold_reads_total": self._cold_reads,
             "disk_reads_total": self._reader.reads,
             "corrupt_reads_total": self._reader.corrupt,
+            "behind_reads_total": self._behind_reads,
             "recovery_cut_bytes": self.cut_bytes,
             "pending_batches": len(self._pending),
             "pending_bytes": self._pending_bytes,
@@ -286,12 +312,23 @@ class LogStore:
             "indexed_position": flusher.indexed,
             "epoch": self.epoch,
             "writable": float(self.state().ok),
+            **self.retention.numbers(),
         }
 
     # Append
 
     def append(self, batch: Batch, done: Appended) -> None:
-        refusal = self._refusal or self._lagging()
+        self._append(batch, done, self._above_watermark, False)
+
+    def roll(self, batch: Batch, done: Appended) -> None:
+        """As `append`, also while the disk is too full for it, and then into the reserve segment.
+
+        For copies without which an old segment cannot go, and for nothing else.
+        """
+        self._append(batch, done, None, True)
+
+    def _append(self, batch: Batch, done: Appended, refusal: StorageError | None, is_rolling: bool) -> None:
+        refusal = self._refusal or refusal or self._lagging()
         size = len(batch.records)
         if refusal is None and size + BLANK_SIZE_MIN > self._settings.segment_size_bytes:
             refusal = StorageError(
@@ -310,7 +347,9 @@ class LogStore:
         self._store_ms = store_ms
         queues = self._stamp(batch, position, store_ms)
         self._end = position + size
-        pending = Pending(batch, done, queues, blank_size, self._segment_end, self._generation, monotonic())
+        pending = Pending(
+            batch, done, queues, blank_size, self._segment_end, self._generation, monotonic(), is_rolling
+        )
         self._pending.append(pending)
         self._pending_bytes += size
         self.writer.put(pending)
@@ -445,6 +484,42 @@ class LogStore:
         for item in refused:
             item.done(item.batch, error)
 
+    def _queue_of(self, key: tuple[str, int]) -> Queue | None:
+        return self._queues.get(key)
+
+    def _watermark_passed(self, error: StoreFullError | None) -> None:
+        """Refuse appends from now on, or take them again."""
+        self._above_watermark = error
+        if error is None:
+            log.info("there is room on the disk again: records are taken")
+        else:
+            log.error("the store refuses records", reason=str(error))
+
+    def delete_queue(self, topic: str, queue_id: int, done: Callable[[StorageError | None], None]) -> None:
+        """Give up everything that a queue holds; `done` is called once, when that is durable.
+
+        Readers see it empty at once. The queue goes on at its next offset if it is written again: what
+        readers remember of it never means another message. The caller has stopped its producers; with
+        a StorageError (the queue is being written, or the store is not open) nothing has happened.
+        """
+        queue = self._queues.get((topic, queue_id))
+        refusal = self._refusal
+        if refusal is None and queue is not None and queue.stamped != queue.confirmed:
+            refusal = StorageError(f"{topic}/{queue_id} is being written", operation="delete queue")
+        if refusal is not None or queue is None:
+            self._post(partial(done, refusal))
+            return
+        queue.first_offset = queue.confirmed
+        self.retention.deletions.append(
+            Deletion(
+                queue,
+                self.confirmed_position,
+                queue.confirmed,
+                lambda error: self._post(partial(done, error)),
+            )
+        )
+        self.flusher.wake.set()
+
     def _fail(self, error: StorageError) -> None:
         """The disk failed outside of a write: nothing more is acknowledged."""
         self._take_back(error, ANY_GENERATION)
@@ -471,7 +546,10 @@ class LogStore:
         if 0 < epoch < self._epochs.current and offset > queue.first_offset:
             return None
         self._memory_reads += 1
-        return read_memory(queue, offset, max_bytes, max_count, wanted)
+        read = read_memory(queue, offset, max_bytes, max_count, wanted)
+        if read is not None and read.status is ReadStatus.BEHIND:
+            self._behind(queue, offset)
+        return read
 
     def read_queue_cold(
         self,
@@ -495,7 +573,35 @@ class LogStore:
                 raise write_failure(error, "read", str(self._files.directory), None) from error
             if offset > survived:
                 return QueueRead(ReadStatus.AHEAD, survived, queue.first_offset, queue.confirmed)
-        return self._reader.read_queue(queue, offset, max_bytes, max_count, wanted)
+        try:
+            read = self._reader.read_queue(queue, offset, max_bytes, max_count, wanted)
+        except StorageError:
+            if offset >= queue.first_offset:
+                raise
+            read = None
+        if offset < queue.first_offset:
+            # Retention may have passed while the read was under way.
+            self._behind(queue, offset)
+            return outside(queue, offset) or QueueRead(
+                ReadStatus.BEHIND, queue.first_offset, queue.first_offset, queue.confirmed
+            )
+        assert read is not None
+        return read
+
+    def _behind(self, queue: Queue, offset: int) -> None:
+        """Count a reader that retention passed, and say so: at most a line per second."""
+        self._behind_reads += 1
+        now = monotonic()
+        if now - self._behind_logged_at >= BEHIND_LOG_INTERVAL_S:
+            self._behind_logged_at = now
+            log.warning(
+                "a reader was behind retention; it goes on at the first offset",
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                offset=offset,
+                first_offset=queue.first_offset,
+                behind_reads=self._behind_reads,
+            )
 
     def tail(self, position: int, max_bytes: int = TAIL_READ_BYTES) -> Sequence[Batch] | None:
         found = self._tail.since(position, max_bytes)
@@ -507,4 +613,11 @@ class LogStore:
 
     def read_log(self, position: int, max_bytes: int) -> list[Batch]:
         self._cold_reads += 1
-        return self._reader.read_log(position, max_bytes, self.confirmed_position)
+        try:
+            return self._reader.read_log(position, max_bytes, self.confirmed_position)
+        except StorageError:
+            first_position = self.first_position
+            if position >= first_position:
+                raise
+            self._behind_reads += 1
+            raise BehindError(position, first_position) from None

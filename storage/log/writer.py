@@ -16,7 +16,7 @@ from typing import Final
 from holdmq.errors import StorageError
 from storage.log.core.names import blank_parts
 from storage.log.core.queues import Queue
-from storage.log.failures import sync_failure, thread_failure, write_failure
+from storage.log.failures import FULL_ERRORS, reserve_failure, sync_failure, thread_failure, write_failure
 from storage.log.segments import Segments
 from storage.store import Appended, Batch
 
@@ -32,9 +32,21 @@ _NEW_SEGMENT: Final = "new segment"
 
 
 class Pending:
-    """A stamped batch on its way: `segment_end` is of its segment, `blank_size` lies before it."""
+    """A stamped batch on its way: `segment_end` is of its segment, `blank_size` lies before it.
 
-    __slots__ = ("batch", "blank_size", "done", "generation", "queued_at", "queues", "segment_end")
+    `is_rolling`: it lets an old segment go, so the reserve is there for it.
+    """
+
+    __slots__ = (
+        "batch",
+        "blank_size",
+        "done",
+        "generation",
+        "is_rolling",
+        "queued_at",
+        "queues",
+        "segment_end",
+    )
 
     def __init__(
         self,
@@ -45,6 +57,7 @@ class Pending:
         segment_end: int,
         generation: int,
         queued_at: float,
+        is_rolling: bool = False,
     ) -> None:
         self.batch = batch
         self.done = done
@@ -53,6 +66,7 @@ class Pending:
         self.segment_end = segment_end
         self.generation = generation
         self.queued_at = queued_at
+        self.is_rolling = is_rolling
 
 
 class Writer:
@@ -134,7 +148,7 @@ class Writer:
             if item is None:
                 self._is_stopping = True
                 break
-            if item.blank_size or item.generation != first.generation:
+            if item.blank_size or item.generation != first.generation or item.is_rolling != first.is_rolling:
                 self._held = item
                 break
             group.append(item)
@@ -148,6 +162,9 @@ class Writer:
         if self.fatal is not None:
             self._refuse(first.generation, self.fatal)
             return
+        if self.segments.is_in_reserve and not first.is_rolling:
+            self._refuse(first.generation, reserve_failure(str(self.segments.directory)))
+            return
         position = first.batch.position
         operation = "write"
         try:
@@ -158,7 +175,7 @@ class Writer:
             if first.blank_size:
                 # The next segment comes first: a full disk then leaves no half-closed one behind.
                 operation = _NEW_SEGMENT
-                self.segments.prepare(position)
+                self._prepare(first)
                 operation = "write"
                 self._roll(first)
             operation = "write"
@@ -188,6 +205,19 @@ class Writer:
             self.synced = self.written
         self.groups += 1
         self._confirmed(group)
+
+    def _prepare(self, first: Pending) -> None:
+        """Have the segment that `first` begins; only rolling may take the reserve for it."""
+        try:
+            self.segments.prepare(first.batch.position)
+        except OSError as error:
+            is_taken = (
+                error.errno in FULL_ERRORS
+                and first.is_rolling
+                and self.segments.take_reserve(first.batch.position)
+            )
+            if not is_taken:
+                raise
 
     def _roll(self, first: Pending) -> None:
         """Close the ongoing segment with a blank and enter the next one."""

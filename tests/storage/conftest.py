@@ -13,7 +13,7 @@ import pytest
 from holdmq.config import StorageSection
 from holdmq.errors import StorageError
 from holdmq.record_batch import encode_batch
-from storage.log.disk import Buffer, Disk, File, RealDisk
+from storage.log.disk import Buffer, Disk, File, RealDisk, Space
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, HashFilter, ReadStatus, Run
 
@@ -69,6 +69,8 @@ class WatchedDisk(RealDisk):
     def __init__(self, is_quick: bool = True) -> None:
         self.is_quick = is_quick
         self.calls: list[tuple[str, str]] = []
+        # How full the machine that runs the tests is must not matter to them.
+        self.filled: Space | None = Space(100, 90)
         self.failing: Callable[[str, Path], int | None] = lambda _operation, _path: None
 
     def check(self, operation: str, path: Path) -> None:
@@ -86,6 +88,17 @@ class WatchedDisk(RealDisk):
     def sync_directory(self, directory: Path) -> None:
         if not self.is_quick:
             super().sync_directory(directory)
+
+    def space(self, directory: Path) -> Space:
+        return self.filled or super().space(directory)
+
+    def unlink(self, path: Path) -> None:
+        self.check("unlink", path)
+        super().unlink(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.check("rename", target)
+        super().rename(source, target)
 
     def sync_all(self, directory: Path) -> None:
         if not self.is_quick:

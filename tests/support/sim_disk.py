@@ -19,7 +19,7 @@ from random import Random
 from threading import RLock
 from typing import Final, NamedTuple
 
-from storage.log.disk import Buffer, File
+from storage.log.disk import Buffer, File, Space
 
 SECTOR: Final = 512
 """What a disk writes at once or, when the power goes in that moment, only in part."""
@@ -405,6 +405,12 @@ class SimDisk:
                 inode.sync()
             for each in _directories(self.root):
                 each.sync()
+
+    def space(self, directory: Path) -> Space:
+        with self.at("space", directory, is_point=False):
+            if self.capacity_bytes is None:
+                return Space(0, 0)
+            return Space(self.capacity_bytes, max(0, self.capacity_bytes - self.used_bytes))
 
     # For SimFile
 

@@ -305,7 +305,8 @@ def small_filesystem(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_real_full_filesystem_refuses_and_resumes(driver: MakeDriver, small_filesystem: Path) -> None:
-    d = driver(small_filesystem / "store", disk=RealDisk()).open()
+    unlimited = {"disk_early_percent": 100, "disk_forced_percent": 100, "disk_refuse_percent": 100}
+    d = driver(small_filesystem / "store", disk=RealDisk(), **unlimited).open()
     filler = small_filesystem / "filler"
     expected = b""
     errors: list[Any] = []
