@@ -180,8 +180,8 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 
         def stop(number: signal.Signals) -> None:
             if not stopping.is_set():
-                log.info("draining", signal=number.name)
                 stopping.set()
+                log.info("draining", signal=number.name)
                 loop.call_later(STOP_LIMIT_S, give_up, f"not drained after {STOP_LIMIT_S:.0f} s")
             elif number == signal.SIGINT:
                 give_up("interrupted a second time")

@@ -14,10 +14,10 @@ import logging
 import platform
 import sys
 from collections.abc import MutableMapping
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, cast
 
 import structlog
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, disable_created_metrics
 
 import holdmq
 from holdmq.config import LogSection
@@ -33,6 +33,10 @@ Gauge(
     "holdmq_build_info", "Always 1; the labels say what runs.", ["version", "python"], registry=METRICS
 ).labels(holdmq.__version__, platform.python_version()).set(1)
 
+LINES_LOST: Final = Counter(
+    "holdmq_log_lines_lost_total", "Log lines that standard error did not take.", registry=METRICS
+)
+
 Logger = structlog.typing.FilteringBoundLogger
 
 _LEVELS: Final = {
@@ -41,6 +45,25 @@ _LEVELS: Final = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+
+
+class _Sink:
+    """A stream whose reader may be gone: a line that it does not take is counted, and nothing fails for it."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # a broken pipe, a full disk; a stream closed at exit
+            LINES_LOST.inc()
+
+    def flush(self) -> None:
+        """Nothing is left to flush."""
 
 
 def is_human(log: LogSection, stream: TextIO) -> bool:
@@ -64,13 +87,14 @@ def setup(service: str, log: LogSection, stream: TextIO | None = None) -> Logger
         structlog.processors.TimeStamper(fmt="%H:%M:%S.%f" if human else "iso", utc=not human),
     ]
     ending = _rendering(human, target)
+    sink = cast("TextIO", _Sink(target))
     structlog.configure(
         processors=[*shared, *ending],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[log.level]),
-        logger_factory=structlog.WriteLoggerFactory(target),
+        logger_factory=structlog.WriteLoggerFactory(sink),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(target)
+    handler = logging.StreamHandler(sink)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, _name_library],

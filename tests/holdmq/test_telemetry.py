@@ -109,3 +109,19 @@ def test_metrics_say_what_runs_and_hold_the_process() -> None:
     text = generate_latest(telemetry.METRICS).decode()
     assert f'version="{holdmq.__version__}"' in text
     assert "process_resident_memory_bytes" in text
+
+
+class Gone(io.StringIO):
+    def write(self, _text: str) -> int:
+        raise BrokenPipeError
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_a_reader_that_is_gone_costs_lines_and_nothing_else() -> None:
+    before = telemetry.LINES_LOST._value.get()
+    log = telemetry.setup("broker", LogSection(), Gone())
+    log.info("nobody reads this")
+    logging.getLogger("library").error("nor this")
+    assert telemetry.LINES_LOST._value.get() == before + 2
