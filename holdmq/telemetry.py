@@ -48,9 +48,9 @@ _LEVELS: Final = {
 
 
 class _Sink:
-    """A stream whose reader may be gone: a line that it does not take is counted, and nothing fails for it."""
+    """A stream whose reader may be gone: a line that it does not take is counted, nothing fails."""
 
-    __slots__ = ("_stream",)
+    __slots__ = ("__weakref__", "_stream")
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
