@@ -1,7 +1,7 @@
 """The producer: messages to queues, batched per event-loop turn, stored once each.
 
 What is sent in one turn of the loop leaves in one PRODUCE per broker (up to 1 MiB each).
-Every message has a sequence in its queue; what a broker refuses for now, or does not answer,
+Every message has a sequence in its queue; what a broker refuses for the moment, or does not answer,
 is sent again with the same sequence until its deadline, so it is stored once and in order.
 Only what a broker did not answer before it was gone for `reroute_s` may be stored twice.
 """
