@@ -8,10 +8,12 @@ place: it becomes the next one when the disk is full and only rolling may go on.
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 
+from holdmq.record import BLANK_SIZE_MIN
 from storage.log.core.names import holding, name_of, offsets_of
 from storage.log.disk import Disk, File
 
@@ -40,7 +42,8 @@ class Segments:
         self._lock = Lock()
         # Held while files are fsynced or cut: neither may see the other's files half done.
         self._sync_lock = Lock()
-        self._unsynced: list[File] = []
+        # With the offsets that their segments begin at, in the order of the log.
+        self._unsynced: list[tuple[int, File]] = []
 
     def load(self) -> None:
         """Read the directory; each segment ends where the next begins, the last with its file."""
@@ -140,20 +143,20 @@ class Segments:
         file = self._disk.open(segment.path)
         with self._lock:
             self.current = file
-            self._unsynced.append(file)
+            self._unsynced.append((start, file))
         return file
 
     def sync(self) -> None:
         """fdatasync everything written so far, oldest segment first; OSError as the disk says."""
         with self._sync_lock:
             with self._lock:
-                files = list(self._unsynced)
-            for file in files:
+                unsynced = list(self._unsynced)
+            for _, file in unsynced:
                 file.sync()
             with self._lock:
-                for file in files:
+                for start, file in unsynced:
                     if file is not self.current:
-                        self._unsynced.remove(file)
+                        self._unsynced.remove((start, file))
                         file.close()
 
     def cut(self, end: int) -> File:
@@ -163,10 +166,10 @@ class Segments:
         """
         with self._sync_lock:
             with self._lock:
-                for file in self._unsynced:
-                    file.close()
-                self._unsynced.clear()
-                self.current = None
+                for start, file in list(self._unsynced):
+                    if start >= end:
+                        self._unsynced.remove((start, file))
+                        file.close()
                 keep = [segment for segment in self.table if segment.start < end]
                 for segment in self.table[len(keep) :]:
                     self._disk.unlink(segment.path)
@@ -175,19 +178,43 @@ class Segments:
             if not keep or keep[-1].end <= end:
                 return self.enter(end)
             last = keep[-1]
-            file = self._disk.open(last.path)
-            with self._lock:
-                self.current = file
-                self._unsynced.append(file)
+            file = self._reopen(last)
             file.truncate(end - last.start)
-            file.preallocate(last.end - last.start)
-            file.sync()
+            if last.end - end < BLANK_SIZE_MIN:
+                # Only a file that lost its end has so little room: not even for a blank, so it ends here.
+                self._sync_cut(file, last.path)
+                self.table = [*keep[:-1], last._replace(end=end)]
+                return self.enter(end)
+            try:
+                file.preallocate(last.end - last.start)
+            finally:
+                # Also without room for it: what was cut must not come back after a power loss.
+                self._sync_cut(file, last.path)
             return file
+
+    def _reopen(self, segment: Segment) -> File:
+        """Make a segment the current one; what it has that is not yet fsynced still will be."""
+        for start, file in self._unsynced:
+            if start == segment.start:
+                self.current = file
+                return file
+        file = self._disk.open(segment.path)
+        with self._lock:
+            self.current = file
+            self._unsynced.append((segment.start, file))
+        return file
+
+    def _sync_cut(self, file: File, path: Path) -> None:
+        try:
+            file.sync()
+        except OSError as error:
+            # Whatever its reason, a failed fsync is not to be retried: it must not look like a full disk.
+            raise OSError(errno.EIO, f"fsync: {error.strerror}", str(path)) from error
 
     def close(self) -> None:
         """Close all files; the caller has synced."""
         with self._lock:
-            for file in self._unsynced:
+            for _, file in self._unsynced:
                 file.close()
             self._unsynced.clear()
             self.current = None

@@ -170,8 +170,7 @@ class Writer:
         try:
             if self._must_cut:
                 operation = "cut"
-                self.segments.cut(self.written)
-                self._must_cut = False
+                self._cut()
             if first.blank_size:
                 # The next segment comes first: a full disk then leaves no half-closed one behind.
                 operation = _NEW_SEGMENT
@@ -186,9 +185,10 @@ class Writer:
             file.write([item.batch.records for item in group], position - start)
         except OSError as error:
             failure = write_failure(error, operation, str(self.segments.directory), position)
-            if failure.retriable:
-                self._must_cut = self._must_cut or operation != _NEW_SEGMENT
-            else:
+            if failure.retriable and operation == "write":
+                self._must_cut = True
+                failure = self._cut_at_once() or failure
+            if not failure.retriable:
                 self.fatal = failure
             self._refuse(first.generation, failure)
             return
@@ -218,6 +218,22 @@ class Writer:
             )
             if not is_taken:
                 raise
+
+    def _cut_at_once(self) -> StorageError | None:
+        """Remove what a failed write left before its batches are refused: a crash must not bring them back.
+
+        The failure if the disk fails for good; a disk that is too full even for this is cut later.
+        """
+        try:
+            self._cut()
+        except OSError as error:
+            failure = write_failure(error, "cut", str(self.segments.directory), self.written)
+            return None if failure.retriable else failure
+        return None
+
+    def _cut(self) -> None:
+        self.segments.cut(self.written)
+        self._must_cut = False
 
     def _roll(self, first: Pending) -> None:
         """Close the ongoing segment with a blank and enter the next one."""

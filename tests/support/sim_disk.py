@@ -192,8 +192,15 @@ class SimFile:
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
         self._check(writes=True)
-        with self._disk.at("write", self._path):
-            data = b"".join(buffers)
+        data = b"".join(buffers)
+        try:
+            lock = self._disk.at("write", self._path)
+        except OSError:
+            # A write fails in the middle: what went before is in the file.
+            if part := data[: self._disk.part_of(len(data))]:
+                self._disk.change(self.inode, offset, part)
+            raise
+        with lock:
             fitting = self._disk.grow(self.inode, offset + len(data))
             if data[: max(0, fitting - offset)]:
                 self._disk.change(self.inode, offset, data[: fitting - offset])
@@ -432,6 +439,10 @@ class SimDisk:
         change = Change(self._serial, offset, data)
         inode.changes.append(change)
         apply(inode.data, change)
+
+    def part_of(self, size: int) -> int:
+        """How much of a failing write gets through: anything from nothing to all."""
+        return self._serial * 2_654_435_761 % (size + 1)
 
     def grow(self, inode: Inode, size: int) -> int:
         """Take blocks up to `size`; up to where there were some."""

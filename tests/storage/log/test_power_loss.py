@@ -1,0 +1,176 @@
+"""Power loss at every write and fsync of scripted runs: what was promised is there, and nothing else."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+import structlog
+from sim_disk import PowerLoss, SimDisk
+from sim_store import SimStore, check, random_runs
+
+SYNC_POINTS_MIN = 2_000
+ASYNC_POINTS_MIN = 600
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Thousands of recoveries have nothing new to say."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    yield
+    structlog.reset_defaults()
+
+
+class Script:
+    """A seeded run of a store; at each point of it the power is lost, in a copy."""
+
+    def __init__(self, seed: int, flush: str) -> None:
+        self.chance = Random(seed)
+        self.seed = seed
+        self.sim = SimStore(SimDisk(), flush)
+        self.watch()
+        self.points = 0
+        self.again = 0
+        self.losses = 0
+        self.refused = 0
+        self.durable = 0
+        self.is_running = False
+
+    def watch(self) -> None:
+        self.sim.disk.at_point = self.lose_power
+
+    def lose_power(self, point: int, _operation: str, _path: Path) -> None:
+        self.points += 1
+        sim = self.sim
+        seed = self.seed * 1_000_003 + point
+        disk = sim.disk.after_power_loss(seed)
+        disk.capacity_bytes = None
+        promised = len(sim.model.log) if sim.flush == "sync" else self.synced()
+        chance = Random(seed)
+        if chance.random() < 0.25:
+            disk = self.lose_power_again(disk, chance)
+        store = check(disk, sim.flush, sim.model, promised, sim.clock, sim.epoch, not self.is_running)
+        self.losses += store.confirmed_position < len(sim.model.log)
+        store.close()
+
+    def synced(self) -> int:
+        """What async flush promises; a store that is just opening does not know it yet."""
+        self.durable = max(self.durable, self.sim.store.synced_position)
+        return self.durable
+
+    def lose_power_again(self, disk: SimDisk, chance: Random) -> SimDisk:
+        """The start after it does not get through either."""
+        last = chance.randrange(1, 40)
+
+        def off(point: int, _operation: str, _path: Path) -> None:
+            disk.is_off = point == last
+
+        disk.at_point = off
+        again = SimStore(disk, self.sim.flush, self.sim.clock)
+        try:
+            again.open()
+        except PowerLoss:
+            self.again += 1
+        return disk.after_power_loss(chance.randrange(1 << 30))
+
+    def play(self, points: int) -> None:
+        sim = self.sim
+        sim.open()
+        self.is_running = True
+        while self.points < points:
+            self.move()
+        sim.settle()
+        sim.check_reads()
+        self.is_running = False
+        sim.store.close()
+
+    def move(self) -> None:
+        sim, chance = self.sim, self.chance
+        what = chance.random()
+        if what < 0.45:
+            for _ in range(chance.choice((1, 1, 2, 4))):
+                sim.append(random_runs(chance))
+        elif what < 0.65:
+            sim.write()
+        elif what < 0.83:
+            sim.deliver()
+        elif what < 0.90:
+            sim.index()
+        elif what < 0.93:
+            sim.checkpoint()
+        elif what < 0.96:
+            sim.check_reads()
+        elif what < 0.98:
+            self.fill_up()
+        elif what < 0.995:
+            self.restart(chance.random() < 0.5)
+
+    def fill_up(self) -> None:
+        """No space for a while: batches are refused, or split between the two sides of the moment."""
+        sim = self.sim
+        if self.chance.random() < 0.4:
+            sim.disk.capacity_bytes = sim.disk.used_bytes + self.chance.choice((0, 0, 500))
+        else:
+            # File systems that copy on write run out of space inside of a preallocated file, too.
+            directory = self.chance.choice(("commitlog", "commitlog", "0"))
+            sim.disk.failing = failing("write", errno.ENOSPC, directory)
+        sent = []
+        for _ in range(3):
+            sent += [sim.append(random_runs(self.chance)) for _ in range(self.chance.choice((1, 2, 3)))]
+            sim.write()
+        sim.index()
+        sim.deliver()
+        sim.disk.capacity_bytes = None
+        sim.disk.failing = failing("", 0)
+        sim.settle()
+        assert sim.store.state().ok or not sim.append(random_runs(self.chance)).error
+        sim.settle()
+        assert sim.store.state().ok
+        self.refused += sum(each.error is not None for each in sent)
+
+    def restart(self, is_clean: bool) -> None:
+        sim = self.sim
+        if is_clean:
+            sim.settle()
+            self.is_running = False
+            sim.store.close()
+        else:
+            self.is_running = False
+            sim.kill()
+            self.watch()
+        before = len(sim.model.log)
+        sim.open()
+        assert sim.store.confirmed_position >= before, "a killed process takes nothing with it"
+        self.is_running = True
+        sim.model.found(sim.store)
+
+
+def failing(operation: str, code: int, directory: str = "") -> Callable[[str, Path], int | None]:
+    return lambda asked, path: code if asked == operation and path.parent.name == directory else None
+
+
+def play(flush: str, seeds: range, points: int) -> dict[str, int]:
+    totals = {"points": 0, "again": 0, "losses": 0, "refused": 0}
+    for seed in seeds:
+        script = Script(seed, flush)
+        script.play(points)
+        for name in totals:
+            totals[name] += getattr(script, name)
+    print(f"{flush}: {totals}")
+    return totals
+
+
+def test_sync_flush_keeps_every_promise_at_every_point() -> None:
+    totals = play("sync", range(6), 340)
+    assert totals["points"] >= SYNC_POINTS_MIN
+    assert totals["again"] > 100
+    assert totals["losses"] == 0
+
+
+def test_async_flush_loses_only_a_suffix_and_says_so() -> None:
+    totals = play("async", range(100, 104), 200)
+    assert totals["points"] >= ASYNC_POINTS_MIN
+    assert totals["losses"] > 50

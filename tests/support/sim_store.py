@@ -1,0 +1,332 @@
+"""The log engine on a simulated disk, stepped by hand, beside a model of what it has promised.
+
+The model knows every batch in the order of the log and what was said about it. `check` opens the
+store that a crash left and compares: nothing promised is missing, nothing is there that was not
+appended, every index equals one built anew, nothing stale lies behind the end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+from sim_disk import SimDisk
+
+from holdmq.config import StorageSection
+from holdmq.errors import StorageError
+from holdmq.record_batch import encode_batch
+from storage.log.consume_queue import ConsumeQueues
+from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
+from storage.log.store import LogStore, open_store
+from storage.store import Batch, ReadStatus, Run
+
+HOME: Final = Path("/store")
+SEGMENT_BYTES: Final = 8192
+QUEUE_FILE_BYTES: Final = 400
+Key = tuple[str, int]
+
+
+def new_store(
+    disk: SimDisk,
+    flush: str,
+    post: Callable[[Callable[[], object]], None],
+    clock: Clock,
+    retention_segments: int = 0,
+) -> LogStore:
+    """A store with tiny segments, files and caches, so that little work meets every border."""
+    settings = StorageSection.model_validate({"data_dir": str(HOME), "flush": flush}).model_copy(
+        update={
+            "segment_size_bytes": SEGMENT_BYTES,
+            "consume_queue_file_bytes": QUEUE_FILE_BYTES,
+            "tail_cache_bytes": 6000,
+            "retention_segments": retention_segments,
+            # A disk without a byte left is a case of its own; how full it is otherwise is not.
+            "disk_early_percent": 1000.0,
+            "disk_forced_percent": 1000.0,
+            "disk_refuse_percent": 1000.0,
+        }
+    )
+    return open_store(
+        settings, "b1", lambda _: 1, post, disk=disk, clock_ms=clock.ms, clock=clock.s, has_threads=False
+    )  # fmt: skip
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def s(self) -> float:
+        return self.now_s
+
+    def ms(self) -> int:
+        return 1_700_000_000_000 + int(self.now_s * 1e3)
+
+
+class Sent:
+    """A batch and what was said about it: `error` once refused, `is_done` once confirmed."""
+
+    __slots__ = ("batch", "error", "is_done")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.error: StorageError | None = None
+        self.is_done = False
+
+
+class Model:
+    """What the log must hold: `log` is byte for byte its confirmed part, blanks as zeros."""
+
+    def __init__(self) -> None:
+        self.log = bytearray()
+        self.record_bytes = 0
+        self.ends: dict[Key, int] = {}
+        self.in_flight: deque[Sent] = deque()
+        self.doubtful: list[Sent] = []
+
+    def confirm(self, batch: Batch) -> None:
+        assert batch.position >= len(self.log)
+        place(self.log, batch)
+        self.record_bytes += len(batch.records)
+        for run in batch.runs:
+            assert run.base_offset == self.ends.get((run.topic, run.queue_id), 0), "offsets are dense"
+            self.ends[run.topic, run.queue_id] = run.base_offset + run.count
+
+    def possible(self) -> tuple[bytearray, list[Batch]]:
+        """The longest log that may be found: behind what is confirmed, what nobody was told about."""
+        log, batches = bytearray(self.log), []
+        for sent in (*self.doubtful, *self.in_flight):
+            if sent.batch.position >= len(log):
+                place(log, sent.batch)
+                batches.append(sent.batch)
+        return log, batches
+
+    def found(self, store: LogStore) -> None:
+        """Continue from what a store holds after a crash that was checked."""
+        self.__init__()  # type: ignore[misc]
+        for batch in read_all(store):
+            self.confirm(batch)
+
+
+def place(log: bytearray, batch: Batch) -> None:
+    log.extend(bytes(batch.position - len(log)))
+    log.extend(batch.records)
+
+
+class SimStore:
+    """A store, its disk, its "event loop" and the model; nothing happens that is not asked for."""
+
+    def __init__(self, disk: SimDisk, flush: str, clock: Clock | None = None) -> None:
+        self.disk = disk
+        self.flush = flush
+        self.clock = clock or Clock()
+        self.posted: deque[Callable[[], object]] = deque()
+        self.model = Model()
+        self.store = new_store(disk, flush, self.posted.append, self.clock)
+        self.epoch = 0
+        self.serial = 0
+
+    def open(self) -> None:
+        self.posted.clear()
+        self.store = new_store(self.disk, self.flush, self.posted.append, self.clock)
+        self.store.open()
+        self.epoch = self.store.epoch
+
+    def kill(self) -> None:
+        """End the process, not the machine."""
+        self.disk = self.disk.after_kill()
+
+    def append(self, runs: list[tuple[str, int, int, int]]) -> Sent:
+        """Append a batch of (topic, queue, records, body bytes) runs."""
+        raw, sizes, made = b"", [], []
+        for topic, queue_id, count, body_bytes in runs:
+            bodies = [b"%d." % (self.serial + i) * (1 + body_bytes // 8) for i in range(count)]
+            properties = [b"TAGS\x01%d/t\x02" % (self.serial % 7)] * count
+            part, part_sizes = encode_batch(topic.encode(), queue_id, bodies, properties, 5)
+            raw += part
+            sizes.append(part_sizes)
+            made.append(Run(topic, queue_id, count))
+            self.serial += count
+        sent = Sent(Batch(memoryview(bytearray(raw)), np.concatenate(sizes), made))
+        self.store.append(sent.batch, lambda _, error: self._answered(sent, error))
+        if sent.batch.position >= 0:
+            self.model.in_flight.append(sent)
+        return sent
+
+    def _answered(self, sent: Sent, error: StorageError | None) -> None:
+        assert not sent.is_done
+        assert sent.error is None
+        if sent.batch.position >= 0:
+            assert self.model.in_flight.popleft() is sent, "answered in order"
+        if error is None:
+            sent.is_done = True
+            self.model.confirm(sent.batch)
+        else:
+            sent.error = error
+            # A disk that failed may have it nevertheless; a full one must not.
+            if sent.batch.position >= 0 and not error.retriable:
+                self.model.doubtful.append(sent)
+
+    def write(self) -> bool:
+        """One group of the writer."""
+        return self.store.writer.step()
+
+    def index(self) -> None:
+        """One interval of the flusher."""
+        self.store.flusher.step()
+
+    def checkpoint(self) -> None:
+        """One interval of the flusher, with a checkpoint."""
+        self.clock.now_s += 11
+        self.store.flusher.step()
+
+    def deliver(self) -> None:
+        """Let the event loop run what was posted."""
+        while self.posted:
+            self.posted.popleft()()
+
+    def settle(self) -> None:
+        """Write and answer everything."""
+        while self.write():
+            self.deliver()
+        self.deliver()
+
+    def check_reads(self) -> None:
+        """What is visible is exactly what was confirmed, wherever it is read from."""
+        store, model = self.store, self.model
+        assert store.confirmed_position == len(model.log)
+        assert {key: store.bounds(*key)[1] for key in model.ends} == model.ends
+        position = max(store.first_position, len(model.log) - 3 * SEGMENT_BYTES // 2)
+        batches = store.read_log(position, 1 << 20) if position in self._starts(position) else []
+        for batch in batches:
+            assert batch.records == model.log[batch.position : batch.end]
+        for batch in store.tail(store.confirmed_position - 1) or []:
+            assert batch.records == model.log[batch.position : batch.end]
+        for (topic, queue_id), end in model.ends.items():
+            offset = max(store.bounds(topic, queue_id)[0], end - 12)
+            while offset < end:
+                read = store.read_queue(topic, queue_id, store.epoch, offset, 500, 5)
+                if read is None:
+                    read = store.read_queue_cold(topic, queue_id, store.epoch, offset, 500, 5)
+                assert read.status == ReadStatus.FOUND
+                assert read.next_offset > offset
+                for part in read.parts:
+                    assert bytes(part) in model.log
+                offset = read.next_offset
+            assert store.read_queue(topic, queue_id, store.epoch, end, 500, 5).status == ReadStatus.AT_END
+
+    def _starts(self, position: int) -> tuple[int, ...]:
+        return (position,) if position in (0, self.store.first_position) else ()
+
+
+def read_all(store: LogStore) -> list[Batch]:
+    """The whole log, from disk."""
+    batches: list[Batch] = []
+    position = store.first_position
+    while position < store.confirmed_position:
+        read = store.read_log(position, 1 << 20)
+        if not read:
+            break
+        batches += read
+        position = read[-1].end
+    return batches
+
+
+def check(
+    disk: SimDisk, flush: str, model: Model, promised_end: int, clock: Clock, epoch: int, is_old: bool = False
+) -> LogStore:
+    """Open what a crash left, and compare; the open store, on which nothing was appended.
+
+    The log must reach `promised_end`. `epoch` is the one in which everything of the model was
+    seen; unless the crash came between sessions (`is_old`) a later one must have begun.
+    """
+    store = new_store(disk, flush, lambda callback: callback(), clock)
+    store.open()
+    batches = read_all(store)
+    end = store.confirmed_position
+    assert end >= promised_end, f"the log ends at {end}, {promised_end} was promised"
+    log, in_flight = model.possible()
+    _check_log(batches, log, end, in_flight)
+    if len(model.log) > end:
+        assert store.epoch > epoch, "who saw more must be told"
+    if not is_old:
+        assert store.epoch > epoch
+    _check_queues(store, disk, batches)
+    _check_nothing_behind(disk, end)
+    if store.epoch > epoch > 0:
+        _check_ahead(store, model, epoch)
+    return store
+
+
+def _check_log(batches: list[Batch], log: bytearray, end: int, in_flight: list[Batch]) -> None:
+    seen = 0
+    for batch in batches:
+        assert batch.end <= len(log), "nothing is invented"
+        assert batch.records == log[batch.position : batch.end], f"at {batch.position}"
+        seen += len(batch.records)
+    # Whatever is not a record below the end is a blank, and the model has zeros there.
+    between = bytearray(log[:end])
+    for batch in batches:
+        between[batch.position : batch.end] = bytes(len(batch.records))
+    assert not between.strip(b"\0"), "nothing is left out"
+    if batches:
+        assert end == batches[-1].end or end % SEGMENT_BYTES == 0
+
+
+def _check_queues(store: LogStore, disk: SimDisk, batches: list[Batch]) -> None:
+    files = ConsumeQueues(disk, HOME / "consumequeue", QUEUE_FILE_BYTES)
+    rebuilt: dict[Key, list[Entries]] = {}
+    for batch in batches:
+        entries, at = entries_of([batch]), 0
+        for run in batch.runs:
+            rebuilt.setdefault((run.topic, run.queue_id), []).append(entries[at : at + run.count])
+            at += run.count
+    for key, parts in rebuilt.items():
+        expected = b"".join(part.tobytes() for part in parts)
+        count = len(expected) // ENTRY_SIZE
+        assert store.bounds(*key) == (0, count)
+        raw = b""
+        while len(raw) < len(expected):
+            part = files.read(key, len(raw) // ENTRY_SIZE, count - len(raw) // ENTRY_SIZE)
+            assert len(part), f"{key} has no entry {len(raw) // ENTRY_SIZE}"
+            raw += part.tobytes()
+        assert raw == expected, f"the consume queue of {key}"
+        last = np.frombuffer(raw, ENTRY)[-1]
+        read = store.read_queue_cold(*key, 0, count - 1, 1, 1)
+        assert read.status == ReadStatus.FOUND
+        assert read.size_bytes == last["size"]
+
+
+def _check_nothing_behind(disk: SimDisk, end: int) -> None:
+    for name in disk.list(HOME / "commitlog"):
+        start = int(name)
+        content = disk.content(HOME / "commitlog" / name)
+        assert not content[max(0, end - start) :].strip(b"\0"), f"stale bytes behind {end}"
+
+
+def _check_ahead(store: LogStore, model: Model, epoch: int) -> None:
+    """Positions of the older epoch that are gone are answered with where to go on."""
+    for key, seen in model.ends.items():
+        end = store.bounds(*key)[1]
+        if end >= seen:
+            continue
+        read = store.read_queue(*key, epoch, seen, 1000, 10)
+        if read is None:
+            read = store.read_queue_cold(*key, epoch, seen, 1000, 10)
+        assert (read.status, read.next_offset) == (ReadStatus.AHEAD, end)
+
+
+def random_runs(chance: Random) -> list[tuple[str, int, int, int]]:
+    """A batch over one or several queues, now and then large."""
+    count = chance.choice((1, 1, 1, 2, 3))
+    keys = chance.sample([("a", 0), ("a", 1), ("b", 0), ("b", 7), ("%RETRY%c", 0)], count)
+    body = chance.choice((0, 10, 100, 900))
+    return [(topic, queue_id, chance.choice((1, 1, 2, 5)), body) for topic, queue_id in keys]
+
+
+Settings = dict[str, Any]
