@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from sim_disk import SimDisk
@@ -33,7 +33,7 @@ Key = tuple[str, int]
 def new_store(
     disk: SimDisk,
     flush: str,
-    post: Callable[[Callable[[], object]], None],
+    post: Callable[[Callable[[], object]], object],
     clock: Clock,
     retention_segments: int = 0,
 ) -> LogStore:
@@ -218,7 +218,9 @@ class SimStore:
                 for part in read.parts:
                     assert bytes(part) in model.log
                 offset = read.next_offset
-            assert store.read_queue(topic, queue_id, store.epoch, end, 500, 5).status == ReadStatus.AT_END
+            read = store.read_queue(topic, queue_id, store.epoch, end, 500, 5)
+            assert read is not None
+            assert read.status == ReadStatus.AT_END
 
     def _starts(self, position: int) -> tuple[int, ...]:
         return (position,) if position in (0, self.store.first_position) else ()
@@ -327,6 +329,3 @@ def random_runs(chance: Random) -> list[tuple[str, int, int, int]]:
     keys = chance.sample([("a", 0), ("a", 1), ("b", 0), ("b", 7), ("%RETRY%c", 0)], count)
     body = chance.choice((0, 10, 100, 900))
     return [(topic, queue_id, chance.choice((1, 1, 2, 5)), body) for topic, queue_id in keys]
-
-
-Settings = dict[str, Any]
