@@ -93,8 +93,10 @@ def test_a_disk_that_stays_full_while_the_end_is_cleaned_refuses_on(
 ) -> None:
     d = driver(disk=watched_disk).open()
     d.append_and_wait(1)
-    for operation in ("write", "preallocate", "preallocate"):
-        watched_disk.failing = failing(operation, errno.ENOSPC)
+    for full in ({"write", "preallocate"}, {"preallocate"}, {"preallocate"}):
+        watched_disk.failing = lambda asked, path, full=full: (
+            errno.ENOSPC if asked in full and path.parent.name == "commitlog" else None
+        )
         d.append(1)
         assert isinstance(d.wait(1)[0], StoreFullError)
     watched_disk.failing = works
