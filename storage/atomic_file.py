@@ -39,7 +39,7 @@ class AtomicFile:
         self.path = path
         self._format = file_format
         self.backup_path = path.with_name(path.name + ".bak")
-        self._disk: Disk = disk or RealDisk()
+        self._disk: Disk = RealDisk() if disk is None else disk
 
     def load(self, accept_backup: bool = False) -> Loaded | None:
         """Read the file; None when neither it nor a backup exists.
