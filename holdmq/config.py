@@ -20,7 +20,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
 
 from holdmq.errors import ConfigError
 
@@ -140,6 +140,19 @@ class StorageSection(Section):
     read_threads: int = Field(
         2, ge=1, le=64, description="Threads for cold reads: a disk answers a few requests at once well."
     )
+    chunk_cache_bytes: int = Field(
+        64 * _MIB,
+        ge=0,
+        le=64 * _GIB,
+        description="Older parts of the log kept in memory for readers that catch up: some forty of them at "
+        "a time, with what is read ahead for them.",
+    )
+    memory_limit_bytes: int = Field(
+        0,
+        ge=0,
+        description="Memory that the caches may count on: at 40 % of it what is idle goes, from 75 % on "
+        "nothing new is cached. 0 = the limit of the cgroup, or all that the machine has.",
+    )
     retention_age_s: int = Field(
         259_200,
         ge=1,
@@ -193,11 +206,14 @@ class StorageSection(Section):
         "most a few GB.",
     )
 
-    @model_validator(mode="after")
-    def _watermarks_ascend(self) -> StorageSection:
-        if not self.disk_early_percent <= self.disk_forced_percent <= self.disk_refuse_percent:
-            raise ValueError("disk_early_percent, disk_forced_percent, disk_refuse_percent must ascend")
-        return self
+    @field_validator("disk_forced_percent", "disk_refuse_percent")
+    @classmethod
+    def _watermarks_ascend(cls, value: float, info: ValidationInfo) -> float:
+        lower = {"disk_forced_percent": "disk_early_percent", "disk_refuse_percent": "disk_forced_percent"}
+        below = lower[str(info.field_name)]
+        if value < info.data.get(below, 0):
+            raise ValueError(f"must be at least {below}, which is {info.data[below]:g}")
+        return value
 
 
 class GatewaySection(Section):

@@ -68,7 +68,17 @@ def load(
         section, _, name = item.key.partition(".")
         values.setdefault(section, {})[name] = _checked(item, field)
         sources[item.key] = item.source
-    return Config.model_validate(values).with_sources(sources)
+    try:
+        return Config.model_validate(values).with_sources(sources)
+    except ValidationError as error:
+        # Each value is right by itself; a section found that they do not go together.
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        source = sources.get(key, "its default")
+        message = problem["msg"].removeprefix("Value error, ")
+        raise ConfigError(
+            f'the value {problem["input"]} of "{key}" in {source} is wrong: {message}'
+        ) from error
 
 
 def reference() -> list[KeyInfo]:

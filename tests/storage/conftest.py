@@ -70,7 +70,7 @@ class WatchedDisk(RealDisk):
         self.is_quick = is_quick
         self.calls: list[tuple[str, str]] = []
         # How full the machine that runs the tests is must not matter to them.
-        self.filled: Space | None = Space(100, 90)
+        self.filled: Space | None = Space(100 << 30, 90 << 30)
         self.failing: Callable[[str, Path], int | None] = lambda _operation, _path: None
 
     def check(self, operation: str, path: Path) -> None:
@@ -133,7 +133,18 @@ class Driver:
         self.store.open()
         return self
 
-    def append(self, count: int, topic: str = "devices", queue_id: int = 0, body: bytes = b"21") -> Batch:
+    def rolled(self, count: int, **kind: Any) -> Batch:
+        """Append what lets old segments go."""
+        return self.append(count, is_rolling=True, **kind)
+
+    def append(
+        self,
+        count: int,
+        topic: str = "devices",
+        queue_id: int = 0,
+        body: bytes = b"21",
+        is_rolling: bool = False,
+    ) -> Batch:
         raw, sizes = encode_batch(
             topic.encode(),
             queue_id,
@@ -142,7 +153,8 @@ class Driver:
             5,
         )
         batch = Batch(memoryview(bytearray(raw)), sizes, [Run(topic, queue_id, count)])
-        self.store.append(batch, lambda _batch, error: self.results.append(error))
+        append = self.store.roll if is_rolling else self.store.append
+        append(batch, lambda _batch, error: self.results.append(error))
         return batch
 
     def wait(self, results: int) -> list[StorageError | None]:
