@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import OrderedDict
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ from storage.log.core.entries import (
 )
 from storage.log.core.names import name_of, offsets_of
 from storage.log.disk import Disk, File
+from storage.log.open_files import OpenFiles
 
 OPEN_FILES_MAX: Final = 256
 """Files that stay open for writing: a broker with 10,000 queues has 1,024 descriptors in all by default."""
@@ -35,6 +37,7 @@ class ConsumeQueues:
         self.directory = directory
         self.writes = 0
         self._disk = disk
+        self._files = OpenFiles.of(disk)
         self._file_size = file_size_of(file_bytes)
         self._starts: dict[Key, list[int]] = {}
         self._open: OrderedDict[Path, File] = OrderedDict()
@@ -48,8 +51,7 @@ class ConsumeQueues:
         for span in spans_to_write(starts, first, len(entries), self._file_size):
             if span.start not in starts:
                 self._disk.make_directory(directory, durable=False)
-                starts.append(span.start)
-                starts.sort()
+                insort(starts, span.start)
                 self._has_new_names = True
             begin = span.first - first
             path = directory / name_of(span.start)
@@ -59,14 +61,12 @@ class ConsumeQueues:
 
     def read(self, key: Key, first: int, wanted: int) -> Entries:
         """Up to `wanted` entries from offset `first` on; fewer where a file ends."""
-        span = span_to_read(offsets_of(self._disk.list(self._directory(key))), first, wanted)
+        # A copy: the writer may add or remove a file meanwhile.
+        span = span_to_read(self._starts_of(key).copy(), first, wanted)
         if span is None:
             return np.empty(0, ENTRY)
-        file = self._disk.open_to_read(self._directory(key) / name_of(span.start))
-        try:
-            raw = file.read(span.at, span.entries * ENTRY_SIZE)
-        finally:
-            file.close()
+        path = self._directory(key) / name_of(span.start)
+        raw = self._files.read(path, span.at, span.entries * ENTRY_SIZE)
         return np.frombuffer(raw, ENTRY, len(raw) // ENTRY_SIZE)
 
     def first_at_or_after(self, key: Key, low: int, high: int, position: int) -> int:
@@ -152,7 +152,8 @@ class ConsumeQueues:
     def _starts_of(self, key: Key) -> list[int]:
         starts = self._starts.get(key)
         if starts is None:
-            starts = self._starts[key] = offsets_of(self._disk.list(self._directory(key)))
+            listed = offsets_of(self._disk.list(self._directory(key)))
+            starts = self._starts.setdefault(key, listed)
         return starts
 
     def _to_write(self, path: Path) -> File:

@@ -111,7 +111,10 @@ class Retains(Protocol):
 
 
 class Flusher:
-    """Indexes what was confirmed. `indexed` and `synced` may be read from any thread."""
+    """Indexes what was confirmed. `indexed` and `synced` may be read from any thread.
+
+    `upkeep` is called after every step: what else is due about once a second.
+    """
 
     def __init__(
         self,
@@ -131,6 +134,7 @@ class Flusher:
         self.confirmed: deque[tuple[Batch, list[Queue]]] = deque()
         self.wake = Event()
         self.prepare_at = -1
+        self.upkeep: Callable[[], None] | None = None
         self._writer = writer
         self._queues = queues
         self._checkpoint = checkpoint
@@ -192,6 +196,8 @@ class Flusher:
         if not self._has_ended:
             stopping = self._stopping
             self._has_ended = not self._flush(stopping) or stopping
+        if self.upkeep is not None:
+            self.upkeep()
 
     def _flush(self, stopping: bool) -> bool:
         """False = the disk failed, for good."""

@@ -1,42 +1,62 @@
-"""Cold reads, on the reader pool: preadv, checked record by record before anyone sees them."""
+"""Cold reads, on the reader pool: in chunks that were checked before anyone sees a record of them."""
 
 from __future__ import annotations
 
+from threading import local
 from typing import Final
 
 import numpy as np
 
 from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.record import RECORD_BYTES_LIMIT
-from holdmq.record_batch import Ints, check_layout, decode_columns, verify_bodies, verify_stamps
+from holdmq.record_batch import Hashes, Ints, check_layout, decode_columns, verify_stamps
+from holdmq.record_crc import first_damaged
+from holdmq.tag_table import TagTable
+from storage.log.chunks import CHUNK_BYTES, Chunks, Damage
 from storage.log.consume_queue import ConsumeQueues
+from storage.log.core.chunks import Chunk, ChunkCache
 from storage.log.core.entries import Entries, Range, ranges_of
-from storage.log.core.names import blank_size_at
 from storage.log.core.queues import Queue, outside
-from storage.log.core.scan import KeyLevels, batch_of, next_whole, whole_records
+from storage.log.core.scan import KeyLevels, batch_of, next_whole, part_of
 from storage.log.disk import Disk
+from storage.log.open_files import OpenFiles
 from storage.log.segments import Segment, Segments
 from storage.store import Batch, HashFilter, QueueRead, ReadStatus
 
-CHUNK_BYTES: Final = 1 << 20
-"""One read of the log: large enough for a disk's full speed, small enough for 2 readers' memory."""
 GAP_BYTES_MAX: Final = 64 << 10
 """Foreign bytes between two wanted records that are read along rather than seeked over."""
 ENTRIES_PER_READ: Final = 65_536
 """Entries that one cold read tests: 1.3 MB of index."""
+THIN_PART: Final = 2
+"""Where less than half of a chunk is wanted, reading just that is cheaper than checking all of it."""
 _HINT: Final = "the disk or memory damaged it; reading goes on behind it"
 
 
 class ColdReader:
-    """Reads of what is no longer in memory. Every method blocks and may run on several threads."""
+    """Reads of what is no longer in memory. Every method blocks and may run on several threads.
 
-    def __init__(self, disk: Disk, segments: Segments, queues: ConsumeQueues, key_levels: KeyLevels) -> None:
-        self.reads = 0
+    Without `chunks` of its own nothing stays in memory from one read to the next.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        segments: Segments,
+        queues: ConsumeQueues,
+        key_levels: KeyLevels,
+        chunks: Chunks | None = None,
+    ) -> None:
         self.corrupt = 0
-        self._disk = disk
+        self.chunks = chunks or Chunks(OpenFiles.of(disk), segments, ChunkCache(0))
         self._segments = segments
         self._queues = queues
         self._key_levels = key_levels
+        self._tables = local()
+
+    @property
+    def reads(self) -> int:
+        """Reads of log files so far."""
+        return self.chunks.reads
 
     def read_log(self, position: int, max_bytes: int, end: int) -> list[Batch]:
         """Batches from `position` on, at least a record, nothing at or behind `end`.
@@ -45,74 +65,88 @@ class ColdReader:
         """
         batches: list[Batch] = []
         while position < end and max_bytes > 0:
-            segment = self._segments.locate(position)
-            if segment is None:
-                raise StorageError("no segment holds it", operation="read", offset=position)
-            stop = min(end, segment.end)
-            view = self._read(segment, position, min(stop - position, max(CHUNK_BYTES, max_bytes)))
-            whole = whole_records(view, position)
-            if not len(whole.sizes):
-                blank = blank_size_at(view, 0)
-                if blank and position + blank == segment.end:
-                    position = segment.end
-                    continue
-                if not whole.reason and len(view) < stop - position:
-                    view = self._read(segment, position, min(stop - position, RECORD_BYTES_LIMIT))
-                    whole = whole_records(view, position)
-                if not len(whole.sizes):
-                    if batches:
-                        break
-                    raise self._damaged(segment, position, stop, end, whole.reason or "it ends nowhere")
-            batch = self._batch(view, whole.sizes, position, max_bytes)
+            found = self.chunks.at(position, end, max_bytes)
+            if found is None:
+                break
+            if isinstance(found, Damage):
+                if batches:
+                    break
+                raise self._damaged(found, end)
+            position = max(position, found.position)  # a blank was passed
+            first = int(np.searchsorted(found.starts, position - found.position))
+            if int(found.starts[first]) + found.position != position:
+                raise self._damaged(self._no_record(position), end)
+            batch = self._part(found, first, max_bytes)
             batches.append(batch)
             position = batch.end
             max_bytes -= len(batch.records)
         return batches
 
-    def _batch(self, view: memoryview, sizes: Ints, position: int, max_bytes: int) -> Batch:
-        fitting = int(np.searchsorted(np.cumsum(sizes), max_bytes, "right"))
-        return batch_of(view, sizes[: max(1, fitting)], position, self._key_levels)
+    def _part(self, chunk: Chunk, first: int, max_bytes: int) -> Batch:
+        """The chunk's records from index `first` on that fit, but always one."""
+        batch = chunk.batch
+        if batch is None:
+            batch = batch_of(chunk.view, chunk.sizes, chunk.position, self._key_levels, self._hashes)
+            chunk.batch = batch
+        limit = int(chunk.starts[first]) + max_bytes
+        if limit >= len(chunk.view):
+            return part_of(batch, first, len(chunk.sizes))
+        fitting = int(np.searchsorted(chunk.starts, limit, "right")) - 1
+        return part_of(batch, first, max(first + 1, fitting))
 
-    def _damaged(
-        self, segment: Segment, position: int, stop: int, end: int, reason: str
-    ) -> CorruptRecordError:
+    def _hashes(self, records: memoryview, starts: Ints, sizes: Ints, key_levels: int) -> Hashes | None:
+        """`tag_hashes`, with a table per thread: it is no place to wait for each other."""
+        tables: dict[int, TagTable] | None = getattr(self._tables, "of_levels", None)
+        if tables is None:
+            tables = self._tables.of_levels = {}
+        table = tables.get(key_levels)
+        if table is None:
+            table = tables[key_levels] = TagTable(key_levels)
+        return table.hashes(records, starts, sizes)
+
+    def _no_record(self, position: int) -> Damage:
+        """What to say of a position inside a record."""
+        segment = self._segments.locate(position)
+        if segment is None:
+            raise StorageError("no segment holds it", operation="read", offset=position)
+        return Damage(segment, position, segment.end, "no record begins here")
+
+    def _damaged(self, damage: Damage, end: int) -> CorruptRecordError:
         self.corrupt += 1
+        segment, position, stop, reason = damage
         error = CorruptRecordError(
             reason, operation="read", path=str(segment.path), offset=position, hint=_HINT
         )
+        stop = min(stop, end)
         error.resume_at = self._resume_at(segment, position, stop)
         if error.resume_at < 0:
-            error.resume_at = min(stop, end)
+            error.resume_at = stop
         return error
 
     def _resume_at(self, segment: Segment, position: int, stop: int) -> int:
         """The next whole record of the segment behind `position`; -1 = none."""
         at = position
         while at < stop:
-            view = self._read(segment, at, min(stop - at, 2 * RECORD_BYTES_LIMIT))
+            view = self.chunks.read(segment, at, min(stop - at, 2 * RECORD_BYTES_LIMIT))
             found = next_whole(view, at, 1 if at == position else 0)
             if found >= 0:
                 return at + found
             at += max(1, len(view) - RECORD_BYTES_LIMIT) if at + len(view) < stop else len(view)
         return -1
 
-    def _read(self, segment: Segment, position: int, size: int) -> memoryview:
-        self.reads += 1
-        try:
-            file = self._disk.open_to_read(segment.path)
-            try:
-                return memoryview(file.read(position - segment.start, size))
-            finally:
-                file.close()
-        except OSError as error:
-            raise StorageError(
-                error.strerror or str(error), operation="read", path=str(segment.path), offset=position
-            ) from error
-
     def read_queue(
-        self, queue: Queue, offset: int, max_bytes: int, max_count: int, wanted: HashFilter | None
+        self,
+        queue: Queue,
+        offset: int,
+        max_bytes: int,
+        max_count: int,
+        wanted: HashFilter | None,
+        end: int,
     ) -> QueueRead:
-        """Read what the consume-queue files know; FOUND with nothing where only memory knows more."""
+        """Read what the consume-queue files know; FOUND with nothing where only memory knows more.
+
+        `end` is the confirmed position.
+        """
         answer = outside(queue, offset)
         if answer is not None:
             return answer
@@ -149,7 +183,7 @@ class ColdReader:
         if wanted is not None:
             picked = np.flatnonzero(wanted.mask(entries["hash"].astype(np.uint64)))[:max_count]
         complete = len(entries) if wanted is None or len(picked) < max_count else int(picked[-1]) + 1
-        self._read_entries(read, offset, entries, picked, max_bytes, complete)
+        self._read_entries(read, offset, entries, picked, max_bytes, complete, end)
         return read
 
     def _read_entries(
@@ -160,6 +194,7 @@ class ColdReader:
         picked: Ints,
         max_bytes: int,
         complete: int,
+        end: int,
     ) -> None:
         sizes = entries["size"][picked].astype(np.int64)
         fitting = int(np.searchsorted(np.cumsum(sizes), max_bytes, "right"))
@@ -168,23 +203,65 @@ class ColdReader:
             complete = int(picked[fitting]) if fitting < len(picked) else complete
             picked, sizes = picked[:fitting], sizes[:fitting]
         positions = entries["position"][picked].astype(np.int64)
-        starts = [segment.start for segment in self._segments.table]
-        for part in ranges_of(positions, sizes, starts, GAP_BYTES_MAX, CHUNK_BYTES):
+        is_thin = len(picked) * THIN_PART < complete
+        done = 0
+        while done < len(picked):
+            chunk, last = self._chunk_for(positions, sizes, done, is_thin, end)
+            span = slice(done, last)
+            wanted = offset + picked[span]
+            if chunk is None:
+                good = self._read_single(read, positions[span], sizes[span], wanted)
+            else:
+                good = _take(read, chunk, positions[span], sizes[span], wanted)
+            done += good
+            if done < last:
+                break
+        if done == len(picked):
+            read.next_offset = offset + complete
+            return
+        read.next_offset = offset + int(picked[done])
+        if not read.count:
+            self._say_corrupt(read, int(positions[done]))
+
+    def _say_corrupt(self, read: QueueRead, position: int) -> None:
+        segment = self._segments.locate(position)
+        path = segment.path if segment else self._segments.directory
+        read.status = ReadStatus.CORRUPT
+        read.reason = f"the record at {position} in {path} is damaged; {_HINT}"
+        read.next_offset += 1
+        self.corrupt += 1
+
+    def _chunk_for(
+        self, positions: Ints, sizes: Ints, first: int, is_thin: bool, end: int
+    ) -> tuple[Chunk | None, int]:
+        """What record `first` of a read is taken from, and up to which record that serves.
+
+        None = single reads: little is wanted there, or there is damage.
+        """
+        position = int(positions[first])
+        chunk = self.chunks.cached(position)
+        if chunk is None:
+            last = int(np.searchsorted(positions, position + CHUNK_BYTES))
+            wanted_bytes = int(sizes[first:last].sum())
+            span = int(positions[last - 1] + sizes[last - 1]) - position
+            is_thin = is_thin or wanted_bytes * THIN_PART < span
+            if is_thin:
+                return None, last
+            found = self.chunks.at(position, end, wanted_bytes)
+            if not isinstance(found, Chunk):
+                return None, first + 1
+            chunk = found
+        return chunk, max(first + 1, int(np.searchsorted(positions, chunk.end)))
+
+    def _read_single(self, read: QueueRead, positions: Ints, sizes: Ints, offsets: Ints) -> int:
+        """Add records that lie far apart; how many came before the first that is damaged."""
+        segment_starts = [segment.start for segment in self._segments.table]
+        for part in ranges_of(positions, sizes, segment_starts, GAP_BYTES_MAX, CHUNK_BYTES):
             span = slice(part.first, part.first + part.entries)
-            good = self._read_range(read, part, positions[span], sizes[span], offset + picked[span])
+            good = self._read_range(read, part, positions[span], sizes[span], offsets[span])
             if good < part.entries:
-                bad = part.first + good
-                if not read.count:
-                    read.status = ReadStatus.CORRUPT
-                    segment = self._segments.locate(int(positions[bad]))
-                    path = segment.path if segment else self._segments.directory
-                    read.reason = f"the record at {int(positions[bad])} in {path} is damaged; {_HINT}"
-                    self.corrupt += 1
-                    read.next_offset = offset + int(picked[bad]) + 1
-                else:
-                    read.next_offset = offset + int(picked[bad])
-                return
-        read.next_offset = offset + complete
+                return part.first + good
+        return len(positions)
 
     def _read_range(
         self,
@@ -198,13 +275,13 @@ class ColdReader:
         segment = self._segments.locate(part.position)
         if segment is None:
             return 0
-        view = self._read(segment, part.position, part.size)
+        view = self.chunks.read(segment, part.position, part.size)
         starts = positions - part.position
         good = len(starts) if len(view) == part.size else 0
         bad = check_layout(view, starts, sizes) if good else None
         if bad is not None:
             good = bad.entry
-        for verify in (verify_bodies, verify_stamps):
+        for verify in (first_damaged, verify_stamps):
             if good:
                 at = verify(view, starts[:good], sizes[:good])
                 good = at if at >= 0 else good
@@ -214,6 +291,16 @@ class ColdReader:
             good = int(wrong.argmax()) if wrong.any() else good
         _add_parts(read, view, starts[:good], sizes[:good])
         return good
+
+
+def _take(read: QueueRead, chunk: Chunk, positions: Ints, sizes: Ints, offsets: Ints) -> int:
+    """Add records of a chunk; how many came before the first that is not as its entry says."""
+    starts = positions - chunk.position
+    at = np.minimum(np.searchsorted(chunk.starts, starts), len(chunk.starts) - 1)
+    wrong = (chunk.starts[at] != starts) | (chunk.sizes[at] != sizes) | (chunk.queue_offsets[at] != offsets)
+    good = int(wrong.argmax()) if wrong.any() else len(starts)
+    _add_parts(read, chunk.view, starts[:good], sizes[:good])
+    return good
 
 
 def _add_parts(read: QueueRead, view: memoryview, starts: Ints, sizes: Ints) -> None:

@@ -21,7 +21,9 @@ from holdmq.config import StorageSection
 from holdmq.errors import BehindError, StorageError, StoreFullError
 from holdmq.record import BLANK_SIZE_MIN
 from holdmq.record_batch import stamp, tag_hashes
+from storage.log.chunks import Chunks
 from storage.log.consume_queue import ConsumeQueues
+from storage.log.core.chunks import ChunkCache
 from storage.log.core.epochs import Epochs
 from storage.log.core.names import place
 from storage.log.core.queues import Chunk, Queue, outside, read_memory
@@ -31,6 +33,7 @@ from storage.log.disk import Disk, RealDisk
 from storage.log.failures import FULL_HINT, write_failure
 from storage.log.flusher import Checkpoint, Flusher
 from storage.log.home import Home
+from storage.log.open_files import OpenFiles
 from storage.log.reader import ColdReader
 from storage.log.recovery import Recovery
 from storage.log.retention import Deletion, Retention, limits_of
@@ -91,7 +94,7 @@ def open_store(
         key_levels,
         post,
         accept_backup,
-        disk or RealDisk(),
+        RealDisk() if disk is None else disk,
         clock_ms,
         clock,
         has_threads,
@@ -120,7 +123,10 @@ class LogStore:
         self._key_levels = key_levels
         self._post = post
         self._accept_backup = accept_backup
+        files = OpenFiles(disk)
+        disk = files
         self._disk = disk
+        self._read_files = files
         self._clock_ms = clock_ms
         self._has_threads = has_threads
         self._home = Home(disk, directory)
@@ -151,9 +157,18 @@ class LogStore:
             clock,
             self.retention,
         )
-        self._reader = ColdReader(disk, self._segments, self._files, key_levels)
-        self._epochs = Epochs([])
         self.reader_pool = ThreadPoolExecutor(settings.read_threads, "log-reader")
+        self.chunks = Chunks(
+            files,
+            self._segments,
+            ChunkCache(settings.chunk_cache_bytes),
+            self.reader_pool if has_threads else None,
+            settings.memory_limit_bytes,
+            clock,
+        )
+        self.flusher.upkeep = self._upkeep
+        self._reader = ColdReader(disk, self._segments, self._files, key_levels, self.chunks)
+        self._epochs = Epochs([])
         self.confirmed_position = 0
         self.cut_bytes = 0
         self._tail = Tail(0, settings.tail_cache_bytes)
@@ -248,6 +263,7 @@ class LogStore:
         """Close every file and give the lock back."""
         self._segments.close()
         self._files.close()
+        self._read_files.close()
         self._home.close()
 
     # Identity and state
@@ -259,6 +275,9 @@ class LogStore:
     @property
     def epoch(self) -> int:
         return self._epochs.current
+
+    def epoch_limit(self, epoch: int) -> int | None:
+        return self._epochs.limit_of(epoch) if 0 < epoch < self._epochs.current else None
 
     @property
     def first_position(self) -> int:
@@ -297,7 +316,7 @@ class LogStore:
             "tail_hits_total": self._tail_reads,
             "tail_misses_total": self._tail_misses,
             "cold_reads_total": self._cold_reads,
-            "disk_reads_total": self._reader.reads,
+            **self.chunks.numbers(),
             "corrupt_reads_total": self._reader.corrupt,
             "behind_reads_total": self._behind_reads,
             "recovery_cut_bytes": self.cut_bytes,
@@ -408,6 +427,9 @@ class LogStore:
 
     def _writing_failed(self, error: StorageError, generation: int) -> None:
         self._post(partial(self._take_back, error, generation))
+
+    def _upkeep(self) -> None:
+        self.chunks.upkeep(self.writer.written, self._tail_reads + self._memory_reads)
 
     def _flushing_failed(self, error: StorageError) -> None:
         self._post(partial(self._fail, error))
@@ -574,7 +596,9 @@ class LogStore:
             if offset > survived:
                 return QueueRead(ReadStatus.AHEAD, survived, queue.first_offset, queue.confirmed)
         try:
-            read = self._reader.read_queue(queue, offset, max_bytes, max_count, wanted)
+            read = self._reader.read_queue(
+                queue, offset, max_bytes, max_count, wanted, self.confirmed_position
+            )
         except StorageError:
             if offset >= queue.first_offset:
                 raise

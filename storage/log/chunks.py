@@ -1,0 +1,254 @@
+"""Chunks of the log: read from disk once, checked once, kept for the readers that come next.
+
+Called on the reader pool; a chunk ahead of those who read in sequence is read by another of its
+threads. Nothing here waits for a task that may not have begun. Source: storage.md, Reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from threading import Lock
+from time import monotonic
+from typing import Final, NamedTuple
+
+from holdmq.errors import StorageError
+from holdmq.record import RECORD_BYTES_LIMIT
+from holdmq.record_batch import decode_columns, starts_of
+from storage.log.activity import Activity
+from storage.log.core.chunks import Chunk, ChunkCache
+from storage.log.core.names import blank_size_at
+from storage.log.core.scan import head_size, whole_records
+from storage.log.memory import memory_limit, memory_used
+from storage.log.open_files import OpenFiles
+from storage.log.segments import Segment, Segments
+
+CHUNK_BYTES: Final = 1 << 20
+"""One read of the log: large enough for a disk's full speed, small enough for 2 readers' memory."""
+UNCACHED_BYTES: Final = 128 << 10
+"""The least that is read when it cannot be kept: who reads little at a time would read it all again."""
+JOIN_BYTES: Final = 64 << 10
+"""A chunk begins where the last one ended if that is no farther away: no holes between chunks."""
+AHEAD_MAX: Final = 8
+"""Chunks being read ahead at once, whoever reads: more would only push each other out of the cache."""
+
+UPKEEP_S: Final = 1.0
+"""Between two looks at the memory that is used, and what rates are counted over."""
+
+
+class Damage(NamedTuple):
+    """Why there is no record at a position of a segment."""
+
+    segment: Segment
+    position: int
+    stop: int
+    reason: str
+
+
+class Chunks:
+    """The log's chunks. Any thread of the reader pool may call it.
+
+    Without an executor nothing is read ahead; `memory_limit_bytes` 0 = what `memory_limit` finds.
+    """
+
+    def __init__(
+        self,
+        files: OpenFiles,
+        segments: Segments,
+        cache: ChunkCache,
+        executor: Executor | None = None,
+        memory_limit_bytes: int = 0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.activity = Activity()
+        self.reads = 0
+        self.read_ahead = 0
+        self.cache = cache
+        self._files = files
+        self._segments = segments
+        self._executor = executor
+        self._clock = clock
+        self._lock = Lock()
+        self._memory_limit = memory_limit(memory_limit_bytes)
+        self._kept_at = float("-inf")
+        self._ahead: dict[int, Future[None]] = {}
+
+    def at(self, position: int, end: int, wanted_bytes: int = CHUNK_BYTES) -> Chunk | Damage | None:
+        """The chunk with the record at `position`, or behind a blank there; None = `end` is reached.
+
+        `end` is the confirmed position: nothing behind it is read. Raises StorageError when the
+        disk does, or when no segment holds the position.
+        """
+        while position < end:
+            chunk = self.cached(position)
+            if chunk is not None:
+                self._ask_ahead(chunk, end)
+                return chunk
+            segment = self._segments.locate(position)
+            if segment is None:
+                raise StorageError("no segment holds it", operation="read", offset=position)
+            stop = min(end, segment.end)
+            begin, follows = self._begin(segment, position)
+            size = CHUNK_BYTES if self.cache.takes else max(UNCACHED_BYTES, wanted_bytes)
+            found = self._load(segment, begin, stop, size)
+            if begin < position and not (isinstance(found, Chunk) and position < found.end):
+                # Damage on the way: what lies behind it is not to blame.
+                found, follows = self._load(segment, position, stop, size), False
+            if isinstance(found, int):
+                position = found
+                continue
+            if isinstance(found, Chunk):
+                found.follows = follows
+                self._keep(found)
+                self._ask_ahead(found, end)
+            return found
+        return None
+
+    def cached(self, position: int) -> Chunk | None:
+        """The chunk with the record at `position` if it is in memory, or just being read ahead."""
+        with self._lock:
+            chunk = self.cache.get(position, self._clock())
+            begin, future = position, None
+            if chunk is None and self._ahead:
+                before = self.cache.before(position)
+                if before is not None and position - before.end <= JOIN_BYTES:
+                    begin = before.end
+                future = self._ahead.get(begin)
+                # Not begun: it will not begin, and this thread reads it. Begun: it ends by itself.
+                if future is not None and future.cancel():
+                    del self._ahead[begin]
+                    future = None
+        if future is not None:
+            future.exception()
+            with self._lock:
+                chunk = self.cache.get(position, self._clock())
+        if chunk is not None:
+            self.activity.hit(chunk.segment_start)
+        return chunk
+
+    def _begin(self, segment: Segment, position: int) -> tuple[int, bool]:
+        """Where to begin to read for `position`, and whether a chunk before it was read."""
+        with self._lock:
+            before = self.cache.before(position)
+        if before is None or position - before.end > JOIN_BYTES or before.end <= segment.start:
+            return position, before is not None and before.end == position
+        return before.end, True
+
+    def _load(self, segment: Segment, position: int, stop: int, size: int) -> Chunk | Damage | int:
+        """Read and check records from `position` on; a number is where to go on behind a blank."""
+        with self._lock:
+            following = self.cache.following(position)
+        wanted = min(size, stop - position, following - position if following > 0 else size)
+        view = self.read(segment, position, wanted)
+        whole = whole_records(view, position, at_once=True)
+        if not len(whole.sizes):
+            blank = blank_size_at(view, 0)
+            if blank and position + blank == segment.end:
+                return segment.end
+            needed = head_size(view)
+            if not whole.reason and len(view) < needed <= min(stop - position, RECORD_BYTES_LIMIT):
+                view = self.read(segment, position, needed)
+                whole = whole_records(view, position, at_once=True)
+            if not len(whole.sizes):
+                return Damage(segment, position, stop, whole.reason or "it ends nowhere")
+        starts = starts_of(whole.sizes)
+        view = view[: int(starts[-1] + whole.sizes[-1])]
+        columns = decode_columns(view, starts, whole.sizes)
+        return Chunk(segment.start, position, view, starts, whole.sizes, columns.queue_offset)
+
+    def read(self, segment: Segment, position: int, size: int) -> memoryview:
+        """Read a stretch of a segment, unchecked; StorageError as the disk says."""
+        self.reads += 1
+        try:
+            data = self._files.read(segment.path, position - segment.start, size)
+        except OSError as error:
+            raise StorageError(
+                error.strerror or str(error), operation="read", path=str(segment.path), offset=position
+            ) from error
+        self.activity.read(segment.start, len(data))
+        return memoryview(data)
+
+    def _keep(self, chunk: Chunk) -> None:
+        with self._lock:
+            self.cache.add(chunk, self._clock())
+
+    # Ahead
+
+    def _ask_ahead(self, chunk: Chunk, end: int) -> None:
+        """Have the chunk behind one that is read in sequence read by another thread."""
+        if not chunk.follows or self._executor is None or chunk.end >= end:
+            return
+        position = chunk.end
+        with self._lock:
+            before = self.cache.before(position)
+            if (
+                not self.cache.takes
+                or position in self._ahead
+                or len(self._ahead) >= AHEAD_MAX
+                or (before is not None and before.end > position)
+            ):
+                return
+            chunk.follows = False  # once is enough
+            future: Future[None] = Future()
+            self._ahead[position] = future
+        try:
+            self._executor.submit(self._read_ahead, position, end, future)
+        except RuntimeError:
+            # The pool is shut down: the store closes.
+            with self._lock:
+                del self._ahead[position]
+
+    def _read_ahead(self, position: int, end: int, future: Future[None]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            segment = self._segments.locate(position)
+            if segment is not None:
+                found = self._load(segment, position, min(end, segment.end), CHUNK_BYTES)
+                if isinstance(found, Chunk):
+                    found.follows = True
+                    self.read_ahead += 1
+                    self._keep(found)
+        except StorageError:
+            # Whoever needs it reads it again, and says so.
+            return
+        finally:
+            with self._lock:
+                self._ahead.pop(position, None)
+            future.set_result(None)
+
+    # Every second
+
+    def upkeep(self, end: int, tail_hits: int) -> None:
+        """Apply the memory rules, forget what retention took, count; does nothing within a second.
+
+        `end` is the log's, `tail_hits` how many reads memory has answered since the start.
+        """
+        now = self._clock()
+        if now - self._kept_at < UPKEEP_S:
+            return
+        self._kept_at = now
+        used_share = memory_used() / self._memory_limit
+        with self._lock:
+            self.cache.used_share = used_share
+            self.cache.drop_idle(now)
+            self.cache.drop_below(self._segments.first_position)
+        self.activity.tick(self._segments.table, end, tail_hits, now)
+
+    def numbers(self) -> dict[str, float]:
+        """Counters and gauges, as `MessageStore.numbers`."""
+        cache = self.cache
+        return {
+            "disk_reads_total": self.reads,
+            "disk_read_bytes_total": self.activity.read_bytes,
+            "read_ahead_total": self.read_ahead,
+            "chunk_hits_total": cache.hits,
+            "chunk_misses_total": cache.misses,
+            "chunks_dropped_total": cache.dropped,
+            "chunks_refused_total": cache.refused,
+            "chunks": len(cache),
+            "chunk_bytes": cache.size_bytes,
+            "memory_used_share": cache.used_share,
+            "read_files": len(self._files),
+            "read_files_opened_total": self._files.opened,
+        }

@@ -1,0 +1,34 @@
+"""How much memory this process may use, and how much of it is used. Linux; every function blocks briefly."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_V1: Final = Path("/sys/fs/cgroup/memory")
+_STATM: Final = Path("/proc/self/statm")
+
+
+def memory_limit(configured: int = 0, root: Path = _CGROUP, v1: Path = _V1) -> int:
+    """The limit in bytes: the configured one, else the least of the cgroup's and the machine's."""
+    if configured > 0:
+        return configured
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = (_number(root / "memory.max"), _number(v1 / "memory.limit_in_bytes"))
+    return min([machine, *(limit for limit in found if limit > 0)])
+
+
+def memory_used(statm: Path = _STATM) -> int:
+    """The bytes of this process that lie in memory."""
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _number(path: Path) -> int:
+    """What a cgroup file says; 0 = it says "max", or is not there."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdigit() else 0
