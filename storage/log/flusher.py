@@ -73,7 +73,8 @@ class Checkpoint:
             "tombstones": _by_topic(self.tombstones),
         }
         self._file.save(content, self._version)
-        self.position, self.store_ms, self.queues = position, store_ms, queues
+        # Copied: the caller goes on counting in its own, and what is saved must stay of one moment.
+        self.position, self.store_ms, self.queues = position, store_ms, dict(queues)
 
     def save_firsts(self, ends: Mapping[Key, tuple[int, int]]) -> None:
         """Replace the file durably, with the first offsets of `ends` and everything else as it was."""
