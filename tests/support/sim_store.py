@@ -80,12 +80,18 @@ class Sent:
 
 
 class Model:
-    """What the log must hold: `log` is byte for byte its confirmed part, blanks as zeros."""
+    """What the log must hold: `log` is byte for byte its confirmed part, blanks and what went as zeros.
+
+    `places` has position, queue and offset of every record.
+    """
 
     def __init__(self) -> None:
         self.log = bytearray()
         self.record_bytes = 0
         self.ends: dict[Key, int] = {}
+        self.places: list[tuple[int, Key, int]] = []
+        self.first_position = 0
+        self.records: dict[Key, list[bytes]] = {}
         self.in_flight: deque[Sent] = deque()
         self.doubtful: list[Sent] = []
 
@@ -96,6 +102,19 @@ class Model:
         for run in batch.runs:
             assert run.base_offset == self.ends.get((run.topic, run.queue_id), 0), "offsets are dense"
             self.ends[run.topic, run.queue_id] = run.base_offset + run.count
+        at = 0
+        for run in batch.runs:
+            key = (run.topic, run.queue_id)
+            of_queue = self.records.setdefault(key, [])
+            for index in range(at, at + run.count):
+                begin = int(batch.starts[index])
+                self.places.append((batch.position + begin, key, run.base_offset + index - at))
+                of_queue.append(bytes(batch.records[begin : begin + int(batch.sizes[index])]))
+            at += run.count
+
+    def queue(self, key: Key) -> list[bytes]:
+        """A queue's records, from offset 0 on."""
+        return self.records.get(key, [])
 
     def possible(self) -> tuple[bytearray, list[Batch]]:
         """The longest log that may be found: behind what is confirmed, what nobody was told about."""
@@ -108,9 +127,41 @@ class Model:
 
     def found(self, store: LogStore) -> None:
         """Continue from what a store holds after a crash that was checked."""
+        keys = list(self.ends)
         self.__init__()  # type: ignore[misc]
+        self.first_position = store.first_position
+        for key in keys:
+            first, following = store.bounds(*key)
+            if following:
+                self.ends[key] = first
+                self.records[key] = [b""] * first
         for batch in read_all(store):
             self.confirm(batch)
+
+    def bounds(self, first_position: int, end: int, in_flight: list[Batch]) -> dict[Key, tuple[int, int]]:
+        """First and next offset of every queue in a log that begins and ends there."""
+        places = list(self.places)
+        for batch in in_flight:
+            offsets = [
+                ((run.topic, run.queue_id), run.base_offset + i)
+                for run in batch.runs
+                for i in range(run.count)
+            ]
+            starts = (batch.starts + batch.position).tolist()
+            places += [(start, key, offset) for start, (key, offset) in zip(starts, offsets, strict=True)]
+        firsts: dict[Key, int] = {}
+        # A queue of which nothing is left goes on counting.
+        following = {key: count for key, count in self.bases().items() if count}
+        for position, key, offset in places:
+            if position < end:
+                following[key] = offset + 1
+                if position >= first_position:
+                    firsts.setdefault(key, offset)
+        return {key: (firsts.get(key, count), count) for key, count in following.items()}
+
+    def bases(self) -> dict[Key, int]:
+        """The offset at which the model began to know each queue."""
+        return {**self.ends, **{key: offset for _, key, offset in reversed(self.places)}}
 
 
 def place(log: bytearray, batch: Batch) -> None:
@@ -121,19 +172,22 @@ def place(log: bytearray, batch: Batch) -> None:
 class SimStore:
     """A store, its disk, its "event loop" and the model; nothing happens that is not asked for."""
 
-    def __init__(self, disk: SimDisk, flush: str, clock: Clock | None = None) -> None:
+    def __init__(
+        self, disk: SimDisk, flush: str, clock: Clock | None = None, retention_segments: int = 0
+    ) -> None:
         self.disk = disk
         self.flush = flush
+        self.retention_segments = retention_segments
         self.clock = clock or Clock()
         self.posted: deque[Callable[[], object]] = deque()
         self.model = Model()
-        self.store = new_store(disk, flush, self.posted.append, self.clock)
+        self.store = new_store(disk, flush, self.posted.append, self.clock, retention_segments)
         self.epoch = 0
         self.serial = 0
 
     def open(self) -> None:
         self.posted.clear()
-        self.store = new_store(self.disk, self.flush, self.posted.append, self.clock)
+        self.store = new_store(self.disk, self.flush, self.posted.append, self.clock, self.retention_segments)
         self.store.open()
         self.epoch = self.store.epoch
 
@@ -200,7 +254,9 @@ class SimStore:
         """What is visible is exactly what was confirmed, wherever it is read from."""
         store, model = self.store, self.model
         assert store.confirmed_position == len(model.log)
-        assert {key: store.bounds(*key)[1] for key in model.ends} == model.ends
+        model.first_position = store.first_position
+        bounds = model.bounds(store.first_position, len(model.log), [])
+        assert {key: store.bounds(*key) for key in model.ends} == bounds
         position = max(store.first_position, len(model.log) - 3 * SEGMENT_BYTES // 2)
         batches = store.read_log(position, 1 << 20) if position in self._starts(position) else []
         for batch in batches:
@@ -253,34 +309,39 @@ def check(
     end = store.confirmed_position
     assert end >= promised_end, f"the log ends at {end}, {promised_end} was promised"
     log, in_flight = model.possible()
-    _check_log(batches, log, end, in_flight)
+    first = store.first_position
+    assert first <= model.first_position + SEGMENT_BYTES, "one segment goes at a time"
+    _check_log(batches, log, first, end)
     if len(model.log) > end:
         assert store.epoch > epoch, "who saw more must be told"
     if not is_old:
         assert store.epoch > epoch
-    _check_queues(store, disk, batches)
+    expected = model.bounds(first, end, in_flight)
+    assert {key: store.bounds(*key) for key in expected} == expected
+    _check_queues(store, disk, batches, expected)
     _check_nothing_behind(disk, end)
     if store.epoch > epoch > 0:
         _check_ahead(store, model, epoch)
     return store
 
 
-def _check_log(batches: list[Batch], log: bytearray, end: int, in_flight: list[Batch]) -> None:
-    seen = 0
+def _check_log(batches: list[Batch], log: bytearray, first: int, end: int) -> None:
     for batch in batches:
         assert batch.end <= len(log), "nothing is invented"
         assert batch.records == log[batch.position : batch.end], f"at {batch.position}"
-        seen += len(batch.records)
     # Whatever is not a record below the end is a blank, and the model has zeros there.
     between = bytearray(log[:end])
     for batch in batches:
         between[batch.position : batch.end] = bytes(len(batch.records))
-    assert not between.strip(b"\0"), "nothing is left out"
+    assert not between[first:].strip(b"\0"), "nothing is left out"
     if batches:
         assert end == batches[-1].end or end % SEGMENT_BYTES == 0
 
 
-def _check_queues(store: LogStore, disk: SimDisk, batches: list[Batch]) -> None:
+def _check_queues(
+    store: LogStore, disk: SimDisk, batches: list[Batch], bounds: dict[Key, tuple[int, int]]
+) -> None:
+    """The entries on disk are those that the log gives."""
     files = ConsumeQueues(disk, HOME / "consumequeue", QUEUE_FILE_BYTES)
     rebuilt: dict[Key, list[Entries]] = {}
     for batch in batches:
@@ -290,16 +351,17 @@ def _check_queues(store: LogStore, disk: SimDisk, batches: list[Batch]) -> None:
             at += run.count
     for key, parts in rebuilt.items():
         expected = b"".join(part.tobytes() for part in parts)
-        count = len(expected) // ENTRY_SIZE
-        assert store.bounds(*key) == (0, count)
+        first, following = bounds[key]
+        assert len(expected) == (following - first) * ENTRY_SIZE
         raw = b""
         while len(raw) < len(expected):
-            part = files.read(key, len(raw) // ENTRY_SIZE, count - len(raw) // ENTRY_SIZE)
-            assert len(part), f"{key} has no entry {len(raw) // ENTRY_SIZE}"
+            offset = first + len(raw) // ENTRY_SIZE
+            part = files.read(key, offset, following - offset)
+            assert len(part), f"{key} has no entry {offset}"
             raw += part.tobytes()
         assert raw == expected, f"the consume queue of {key}"
         last = np.frombuffer(raw, ENTRY)[-1]
-        read = store.read_queue_cold(*key, 0, count - 1, 1, 1)
+        read = store.read_queue_cold(*key, 0, following - 1, 1, 1)
         assert read.status == ReadStatus.FOUND
         assert read.size_bytes == last["size"]
 

@@ -117,7 +117,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(part=st.floats(0, 1), max_bytes=st.sampled_from([1, 3000, 1 << 20]))
     def read_log(self, part: float, max_bytes: int) -> None:
         """From a record's start on, from disk and from memory."""
-        starts = [*self.sim.model.starts, self.sim.store.confirmed_position]
+        starts = [*(place[0] for place in self.sim.model.places), self.sim.store.confirmed_position]
         position = starts[int(part * (len(starts) - 1))]
         batches = self.sim.store.read_log(position, max_bytes)
         assert bool(batches) == (position < self.sim.store.confirmed_position)

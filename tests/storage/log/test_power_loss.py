@@ -10,10 +10,11 @@ from random import Random
 import pytest
 import structlog
 from sim_disk import PowerLoss, SimDisk
-from sim_store import SimStore, check, random_runs
+from sim_store import SEGMENT_BYTES, SimStore, check, random_runs
 
 SYNC_POINTS_MIN = 2_000
 ASYNC_POINTS_MIN = 600
+RETENTION_POINTS_MIN = 700
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +28,17 @@ def quiet() -> Iterator[None]:
 class Script:
     """A seeded run of a store; at each point of it the power is lost, in a copy."""
 
-    def __init__(self, seed: int, flush: str) -> None:
+    def __init__(self, seed: int, flush: str, retention_segments: int) -> None:
         self.chance = Random(seed)
         self.seed = seed
-        self.sim = SimStore(SimDisk(), flush)
+        self.sim = SimStore(SimDisk(), flush, None, retention_segments)
         self.watch()
         self.points = 0
         self.again = 0
         self.losses = 0
         self.refused = 0
         self.durable = 0
+        self.first_position = 0
         self.is_running = False
 
     def watch(self) -> None:
@@ -48,6 +50,8 @@ class Script:
         seed = self.seed * 1_000_003 + point
         disk = sim.disk.after_power_loss(seed)
         disk.capacity_bytes = None
+        if self.is_running:
+            sim.model.first_position = sim.store.first_position
         promised = len(sim.model.log) if sim.flush == "sync" else self.synced()
         chance = Random(seed)
         if chance.random() < 0.25:
@@ -69,7 +73,7 @@ class Script:
             disk.is_off = point == last
 
         disk.at_point = off
-        again = SimStore(disk, self.sim.flush, self.sim.clock)
+        again = SimStore(disk, self.sim.flush, self.sim.clock, self.sim.retention_segments)
         try:
             again.open()
         except PowerLoss:
@@ -86,6 +90,7 @@ class Script:
         sim.check_reads()
         self.is_running = False
         sim.store.close()
+        self.first_position = sim.store.first_position
 
     def move(self) -> None:
         sim, chance = self.sim, self.chance
@@ -152,10 +157,10 @@ def failing(operation: str, code: int, directory: str = "") -> Callable[[str, Pa
     return lambda asked, path: code if asked == operation and path.parent.name == directory else None
 
 
-def play(flush: str, seeds: range, points: int) -> dict[str, int]:
-    totals = {"points": 0, "again": 0, "losses": 0, "refused": 0}
+def play(flush: str, seeds: range, points: int, retention_segments: int = 0) -> dict[str, int]:
+    totals = {"points": 0, "again": 0, "losses": 0, "refused": 0, "first_position": 0}
     for seed in seeds:
-        script = Script(seed, flush)
+        script = Script(seed, flush, retention_segments)
         script.play(points)
         for name in totals:
             totals[name] += getattr(script, name)
@@ -174,3 +179,11 @@ def test_async_flush_loses_only_a_suffix_and_says_so() -> None:
     totals = play("async", range(100, 104), 200)
     assert totals["points"] >= ASYNC_POINTS_MIN
     assert totals["losses"] > 50
+    assert totals["refused"] > 0
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_retention_takes_only_the_oldest_whenever_the_power_goes(flush: str) -> None:
+    totals = play(flush, range(200, 202), 350, retention_segments=2)
+    assert totals["points"] >= RETENTION_POINTS_MIN
+    assert totals["first_position"] > 4 * SEGMENT_BYTES
