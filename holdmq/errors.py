@@ -29,7 +29,7 @@ request may succeed later without anybody's help.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 
 class Code(IntEnum):
@@ -211,19 +211,24 @@ class RequestTimeout(TransportError):
 
 
 class RemoteError(HoldMQError):
-    """A peer answered a request with an error code and a remark."""
+    """A peer answered a request with an error code and a remark.
 
-    def __init__(self, code: Code, remark: str) -> None:
+    `ext_fields` are what the answer says beyond them (OFFSET_AHEAD: `position` and `log_epoch` where to
+    continue).
+    """
+
+    def __init__(self, code: Code, remark: str, ext_fields: dict[str, Any] | None = None) -> None:
         super().__init__(f"{code.name}: {remark or CODES[code].meaning}")
         self.code = code
         self.remark = remark
+        self.ext_fields = ext_fields or {}
 
 
 class BusyError(RemoteError):
     """The peer is under pressure: wait `retry_after_ms` (with jitter), then try again."""
 
     def __init__(self, remark: str, retry_after_ms: int) -> None:
-        super().__init__(Code.BUSY, remark)
+        super().__init__(Code.BUSY, remark, {"retry_after_ms": retry_after_ms})
         self.retry_after_ms = retry_after_ms
 
 

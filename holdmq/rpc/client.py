@@ -155,14 +155,14 @@ class Client:
         self._lost.clear()
 
         def protocol() -> Connection:
-            return Connection(self, FRAME_MAX_BYTES)
+            return Connection(self, FRAME_MAX_BYTES, reads_while_unwritable=True)
 
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             if self.address.startswith("unix:"):
                 _, connection = await loop.create_unix_connection(protocol, self.address[5:])
             else:
                 host, _, port = self.address.rpartition(":")
-                if not host or not port.isdigit():
+                if not host or not port.isdigit() or not 0 < int(port) < 65536:
                     raise TransportError(f"{self.address!r} is no address: host:port or unix:PATH is")
                 _, connection = await loop.create_connection(protocol, host.strip("[]"), int(port))
         request = HelloRequest(PROTOCOL_VERSION, self._role, self._client_id, self._software)
@@ -172,13 +172,18 @@ class Client:
             if connection.is_closed:
                 # Lost between the answer's arrival and this task's turn: nobody would tell us again.
                 raise TransportError(f"connection to {self.address} lost right after HELLO")
-        except HoldMQError:
+        except BaseException:
             connection.close()
             raise
         self.connection = connection
         self.hello = hello
         self.last_error = None
-        self._on_up(connection, hello)
+        try:
+            self._on_up(connection, hello)
+        except Exception as e:
+            log.exception("a connection could not be used", peer=self.address)
+            connection.close(TransportError(f"the connection could not be used: {e}"))
+            return
         self._up.set()
 
     # Handler

@@ -4,14 +4,16 @@ Requests are answered by callbacks, so that a held request costs an entry in a d
 neither a task nor a future. All deadlines of a connection share one timer.
 
 Backpressure: `outstanding_max_bytes` bounds the requests that were received and not yet
-answered (past it the socket is not read until half of them are), and while the peer does
-not take what we write, nothing more is read from it.
+answered (past it the socket is not read until half of them are). The accepting side reads
+nothing more from a peer that does not take what it writes; the calling side always reads, or
+both could wait for each other for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -29,6 +31,8 @@ OUTSTANDING_MAX_BYTES: Final = 32 << 20
 """Requests in hand per connection: eight PRODUCE bodies of the largest record."""
 REQUEST_OVERHEAD_BYTES: Final = 256
 """What an outstanding request counts beside its body, so that empty ones are bounded too."""
+DEAD_PEER_S: Final = 30
+"""A peer whose host answers nothing for this long is gone: three times a broker's longest usual silence."""
 WRITE_HIGH_BYTES: Final = 8 << 20
 """Unsent bytes at which a peer counts as not reading: one largest PULL answer."""
 
@@ -73,7 +77,7 @@ class Request:
 
     def refuse(self, error: HoldMQError) -> None:
         """Answer with the error's code, its sentence, and a retry-after where it has one."""
-        ext = {"retry_after_ms": error.retry_after_ms} if isinstance(error, BusyError) else {}
+        ext = error.ext_fields if isinstance(error, RemoteError) else {}
         remark = error.remark if isinstance(error, RemoteError) else str(error)
         self._answer(Command(error.code, self.command.opaque, RESPONSE, remark, ext), (), 0)
 
@@ -99,6 +103,17 @@ class Handler(Protocol):
         """The peer reads again after `connection.is_writable` was False."""
 
 
+def _keep_alive(sock: socket.socket) -> None:
+    """Find out about a host that vanished without a word."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_PEER_S // 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, DEAD_PEER_S // 6))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_S * 1000)
+
+
 class Connection(asyncio.Protocol):
     """One connection. Made by rpc.server and rpc.client; `request` and `call` are its use."""
 
@@ -111,6 +126,7 @@ class Connection(asyncio.Protocol):
         "_outstanding",
         "_outstanding_max_bytes",
         "_pending",
+        "_reads_while_unwritable",
         "_timer",
         "_timer_at",
         "_transport",
@@ -129,6 +145,7 @@ class Connection(asyncio.Protocol):
         handler: Handler,
         frame_max_bytes: int,
         outstanding_max_bytes: int = OUTSTANDING_MAX_BYTES,
+        reads_while_unwritable: bool = False,
         on_open: Callable[[Connection], None] | None = None,
     ) -> None:
         self.handler = handler
@@ -148,6 +165,7 @@ class Connection(asyncio.Protocol):
         self._outstanding = 0
         self._outstanding_max_bytes = outstanding_max_bytes
         self._is_paused = False
+        self._reads_while_unwritable = reads_while_unwritable
         self._loop = asyncio.get_running_loop()
         self._on_open = on_open
 
@@ -160,6 +178,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        _keep_alive(transport.get_extra_info("socket"))
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) > 1 else "unix"
         self.connected_ms = time.time_ns() // 1_000_000
@@ -308,7 +327,7 @@ class Connection(asyncio.Protocol):
             retry_after_ms = command.ext_fields.get("retry_after_ms", 100)
             entry[1](BusyError(command.remark, retry_after_ms if isinstance(retry_after_ms, int) else 100))
         else:
-            entry[1](RemoteError(code, command.remark))
+            entry[1](RemoteError(code, command.remark, command.ext_fields))
 
     def _refuse_connection(self, error: WireError) -> None:
         self.send(Command(error.code, 0, RESPONSE, str(error)))
@@ -325,7 +344,8 @@ class Connection(asyncio.Protocol):
         self.handler.connection_closed(self, reason)
 
     def _set_paused(self) -> None:
-        wanted = not self.is_writable or self._outstanding > self._outstanding_max_bytes
+        is_stuck = not (self.is_writable or self._reads_while_unwritable)
+        wanted = is_stuck or self._outstanding > self._outstanding_max_bytes
         if wanted == self._is_paused or self._transport is None or self._transport.is_closing():
             return
         self._is_paused = wanted

@@ -87,7 +87,7 @@ class Server:
         self._listeners.clear()
 
     def _protocol(self) -> Connection:
-        return Connection(self, HELLO_MAX_BYTES, self._outstanding_max_bytes, self._opened)
+        return Connection(self, HELLO_MAX_BYTES, self._outstanding_max_bytes, on_open=self._opened)
 
     def _opened(self, connection: Connection) -> None:
         self.connections[connection] = None

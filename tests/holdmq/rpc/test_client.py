@@ -21,6 +21,7 @@ from holdmq.rpc.connection import Connection, Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import (
     Empty,
+    QueueBoundsRequest,
 )
 
 # Reconnecting
@@ -153,3 +154,19 @@ async def test_unix_sockets_work_the_same(tmp_path: Path) -> None:
     assert bytes((await client.call(RequestCode.PRODUCE, Empty(), body=[b"u"], body_length=1)).body) == b"u"
     await client.close()
     await peer.server.close()
+
+
+async def test_large_answers_and_large_requests_at_once_do_not_wait_for_each_other(
+    peer: Peer, client: Client, until: Until
+) -> None:
+    await client.call(RequestCode.QUEUE_BOUNDS, QueueBoundsRequest([]))
+    connection = client.connection
+    assert connection is not None
+    answers: list[Reply | HoldMQError] = []
+    body = bytes(900 << 10)
+    for _ in range(16):
+        connection.request(RequestCode.READ, Empty(), answers.append, 50.0)
+    for _ in range(48):
+        connection.request(RequestCode.PRODUCE, Empty(), answers.append, 50.0, [body], len(body))
+    await until(lambda: len(answers) == 64)
+    assert all(isinstance(answer, Reply) for answer in answers)
