@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Literal, NamedTuple, Self
 
+import structlog
+
 from holdmq.client.bounds import queue_bounds
 from holdmq.client.cursors import Asked, Cursor, Position, Pulled, ask, take_answer, wire_queues
 from holdmq.client.route import Link, RouteTable
@@ -49,6 +51,9 @@ MISSING_REFRESH_S: Final = 1.0
 ASSIGN_TIMEOUT_S: Final = 10.0
 
 Start = Literal["earliest", "latest"] | int
+
+
+log = structlog.get_logger("holdmq.client")
 
 
 class _Filter(NamedTuple):
@@ -95,6 +100,7 @@ class PullConsumer:
         self._answers: deque[_Answer] = deque()
         self._errors: deque[HoldMQError] = deque()
         self._arrived = asyncio.Event()
+        self.undecodable = 0
         self._polls = 0
         self._is_polling = False
         self._is_started = False
@@ -359,10 +365,15 @@ class PullConsumer:
         at = 0
         is_filtered = self._tags is not None or self._tag_filter is not None
         while at < len(records):
-            if not is_filtered or self._passes(tag_of_record(records, at)):
-                record = decode_record(records, at)
-                messages.append(record.to_message(part.queue.broker))
-            at += int.from_bytes(records[at : at + 4], "big")
+            size = int.from_bytes(records[at : at + 4], "big")
+            try:
+                if not is_filtered or self._passes(tag_of_record(records, at)):
+                    messages.append(decode_record(records, at).to_message(part.queue.broker))
+            except (HoldMQError, UnicodeDecodeError) as error:
+                # Brokers refuse such records; one that is there all the same must not hide the others.
+                self.undecodable += 1
+                log.error("a record cannot be decoded", queue=str(part.queue), reason=str(error))
+            at += size
         return messages
 
     def _passes(self, tag: str | None) -> bool:

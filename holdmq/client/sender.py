@@ -305,7 +305,7 @@ class Sender:
             lane.is_gapped = True
             self._stall(lane, 0)
         if error.code == Code.QUEUE_UNKNOWN:
-            # A final refusal consumes its sequences: the messages get new ones where they belong.
+            # No sequence is consumed where no queue is: the messages get new ones where they belong.
             self._misrouted += run.chunks
             self._misrouted_at = self._loop.time()
             self._routes.refresh_soon()

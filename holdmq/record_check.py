@@ -1,0 +1,71 @@
+"""Whether the properties of a batch may be stored: readers must never meet what they cannot decode.
+
+The usual batch is decided with a few passes over all its property bytes at once; only records
+that carry an MQTT 5 block, an escape or a character that no tag may have are looked at singly.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from holdmq.errors import HoldMQError
+from holdmq.mqtt.publish import decode_publish_properties
+from holdmq.record_batch import BadEntry, Ints, properties_bounds, starts_of
+from holdmq.record_properties import decode_properties, tag_of
+from holdmq.topics import tag_fault
+
+_SINGLY: Final = (b"\x00", b"\x03", b"+", b"#")
+
+
+def check_properties(records: bytes | memoryview, sizes: Ints) -> BadEntry | None:
+    """The first record whose property pairs, tag or MQTT 5 block cannot be decoded, and why; else None.
+
+    The records have passed `record_batch.check_entries`.
+    """
+    begins, ends = properties_bounds(np.frombuffer(records, np.uint8), starts_of(sizes), sizes)
+    data = bytes(records)
+    properties = [data[b:e] for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
+    joined = b"".join(properties)
+    if not joined or _is_plain(joined, properties):
+        return None
+    for index, one in enumerate(properties):
+        if (fault := properties_fault(one)) is not None:
+            return BadEntry(index, fault)
+    return None
+
+
+def properties_fault(properties: bytes) -> str | None:
+    """What is wrong with one record's properties; None = nothing."""
+    try:
+        decoded = decode_properties(properties)
+        tag = tag_of(properties)
+        if tag is not None and (fault := tag_fault(tag)) is not None:
+            return f"its tag {fault}"
+        if decoded.mqtt:
+            decode_publish_properties(decoded.mqtt)
+    except HoldMQError as error:
+        return f"its properties: {error}"
+    return None
+
+
+def _is_plain(joined: bytes, properties: list[bytes]) -> bool:
+    """Whether all is well without looking at single records; False = perhaps not."""
+    if any(mark in joined for mark in _SINGLY) or any(one and one[-1] != 2 for one in properties):
+        return False
+    raw = np.frombuffer(joined, np.uint8)
+    at = np.flatnonzero(raw <= 2)
+    marks = raw[at]
+    # Every record ends with U+0002, so marks that alternate over all of them alternate in each.
+    if len(marks) % 2 or (marks[0::2] != 1).any() or (marks[1::2] != 2).any():
+        return False
+    # A key must not be empty: U+0001 right at the start or right behind U+0002.
+    firsts = at[0::2]
+    if firsts[0] == 0 or (firsts[1:] == at[1:-1:2] + 1).any():
+        return False
+    try:
+        joined.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
