@@ -15,6 +15,7 @@ from broker.core.topics import TopicTable
 from broker.statistics import Statistics
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, WireError
 from holdmq.record_batch import check_entries
+from holdmq.record_check import check_properties
 from holdmq.rpc.connection import Request
 from holdmq.topics import is_system_topic
 from holdmq.wire.header import rows
@@ -124,7 +125,9 @@ class Produce:
             )
         records = body[begin:]
         claimed = [(r.topic.encode(), r.queue_id, r.records) for r in runs]
-        bad = check_entries(records, sizes, claimed, self._record_max_bytes)
+        bad = check_entries(records, sizes, claimed, self._record_max_bytes) or check_properties(
+            records, sizes
+        )
         if bad is not None:
             raise RemoteError(Code.MALFORMED_BATCH, f"record {bad.entry}: {bad.reason}")
         return records, sizes
@@ -140,8 +143,11 @@ class Produce:
         error = self._run_error(run)
         if error is not None:
             self.refused_runs += 1
-            if error.code not in _NOWHERE:
-                self.sequences.consume(key, run.producer_epoch, run.first_sequence, run.records, now)
+            if error.code not in _NOWHERE and not self.sequences.consume(
+                key, run.producer_epoch, run.first_sequence, run.records, now
+            ):
+                # Refused for good, its sequences would be a gap that nobody fills: in its turn, then.
+                error = RemoteError(Code.OUT_OF_SEQUENCE, "an earlier batch of this producer is missing")
             pending.settle(index, error.code, -1, error.remark)
             return None
         if busy:
@@ -160,7 +166,7 @@ class Produce:
             pending.settle(index, Code.OK, repeat.base_offset)
         else:
             pending.waiting += 1
-            repeat.waiting.append((pending, index))
+            repeat.wait((pending, index))
         return None
 
     def _run_error(self, run: ProduceRun) -> RemoteError | None:
@@ -195,9 +201,15 @@ class Produce:
             if error is None:
                 self._confirmed(pending, accepted, batch)
             else:
+                if batch.position >= 0:
+                    self._take_back(accepted)
                 self._refused(pending, accepted, error)
 
-        self._store.append(Batch(records, sizes, stored), done)
+        batch = Batch(records, sizes, stored)
+        self._store.append(batch, done)
+        if batch.position < 0:
+            # Refused at once; `done` comes later, and what follows must not be accepted meanwhile.
+            self._take_back(accepted)
 
     def _confirmed(self, pending: _Pending, accepted: list[_Accepted], batch: Batch) -> None:
         first = 0
@@ -215,12 +227,15 @@ class Produce:
         pending.answer_if_done()
 
     def _refused(self, pending: _Pending, accepted: list[_Accepted], error: HoldMQError) -> None:
-        now = time.monotonic()
         self.refused_runs += len(accepted)
         for a in accepted:
-            self.sequences.refuse(a.key, a.run.producer_epoch, a.run.first_sequence, now)
             self._settle(pending, a, error.code, -1, str(error))
         pending.answer_if_done()
+
+    def _take_back(self, accepted: list[_Accepted]) -> None:
+        now = time.monotonic()
+        for a in accepted:
+            self.sequences.refuse(a.key, a.run.producer_epoch, a.run.first_sequence, now)
 
     def _settle(
         self, pending: _Pending, a: _Accepted, code: Code, base_offset: int, remark: str = ""

@@ -78,8 +78,14 @@ class Reads:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"{READERS_MAX} readers on one connection")
         end, first = self._store.confirmed_position, self._store.first_position
         position = end if header.position is None else header.position
-        if position > end:
-            raise RemoteError(Code.OFFSET_AHEAD, f"position {position} is past the end; continue at {end}")
+        limit = self._store.epoch_limit(header.log_epoch)
+        resume = end if limit is None else min(end, limit)
+        if position > resume:
+            raise RemoteError(
+                Code.OFFSET_AHEAD,
+                f"position {position} of log epoch {header.log_epoch} was taken back; continue at {resume}",
+                {"position": resume, "log_epoch": self._store.epoch},
+            )
         reader = Reader(header.reader_id, max(position, first))
         reader.filters.change(rows(FilterTerm, header.add), ())
         replaced = readers.get(header.reader_id)
@@ -93,11 +99,13 @@ class Reads:
             self._tick = self._loop.call_later(TICK_S, self._end_holds)
 
     def change_filter(self, request: Request) -> None:
-        """READ_FILTER: from the position answered on, the new terms hold."""
+        """READ_FILTER: from the position answered on, the new terms hold.
+
+        What is confirmed and not yet scanned is judged by them too: added terms may be early, which the
+        reader's own test mends, and removed ones nobody waits for.
+        """
         header = request.header(ReadFilterRequest)
         opened = self._get(request.connection, header.reader_id)
-        # What was confirmed and not yet scanned must not be judged by terms that come after it:
-        # added terms may only be early, removed ones only late, and the reader tests again.
         opened.reader.filters.change(rows(FilterTerm, header.add), rows(FilterTerm, header.remove))
         request.reply(ReadPosition(self._store.confirmed_position, self._store.epoch))
 
@@ -185,6 +193,9 @@ class Reads:
             reader.position = picked.position
             reader.served_at = self._loop.time()
             if not picked.count:
+                if reader.position < self._store.confirmed_position:
+                    # Much lies ahead that does not match: others get their turn before it goes on.
+                    opened.timer = self._loop.call_later(0, self._due, opened)
                 return
             self._answer(opened, picked)
 

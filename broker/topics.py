@@ -1,7 +1,7 @@
 """topic.json: topics are durable before their first record.
 
-Changes are written by one thread, one after the other; what is asked for meanwhile shares
-the next write.
+Changes are written by one thread, one after the other; topics that are asked for while a
+write is under way go into the next one together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from broker.core.topics import Topic, TopicTable
 from holdmq.errors import Code, HoldMQError, RemoteError
@@ -65,31 +65,39 @@ class Topics:
         self._thread.shutdown(wait=True)
 
     def _write_next(self) -> None:
-        """Take one waiting request: write the table with its topic, then add it and answer."""
-        while self._waiting:
-            request, header = self._waiting.pop(0)
+        """Write the table with every topic that is waited for, then add them and answer."""
+        waiting, self._waiting = self._waiting, []
+        adding: dict[str, Topic] = {}
+        asked: list[tuple[Request, str]] = []
+        for request, header in waiting:
             try:
-                topic = self._plan(header)
+                topic = adding.get(header.topic) or self._plan(header, len(adding))
             except HoldMQError as e:
                 request.refuse(e)
                 continue
-            if topic is None:
-                known = self.table.get(header.topic)
-                assert known is not None
-                request.reply(TopicCreateResponse([known.row()]))
-                continue
-            content = self.table.content(adding=topic)
-            self._write(topic, content, request)
-            return
+            if topic is not None:
+                adding[topic.name] = topic
+            asked.append((request, header.topic))
+        if adding:
+            self._write(adding, asked)
+        else:
+            self._answer(asked)
 
-    def _plan(self, header: TopicCreateRequest) -> Topic | None:
+    def _plan(self, header: TopicCreateRequest, adding: int) -> Topic | None:
         if header.by_use and self.table.get(header.topic) is not None:
             return None
-        return self.table.plan_create(header.topic, header.queues, header.key_levels, header.kind)
+        return self.table.plan_create(header.topic, header.queues, header.key_levels, header.kind, adding)
 
-    def _write(self, topic: Topic, content: dict[str, Any], request: Request) -> None:
+    def _answer(self, asked: list[tuple[Request, str]]) -> None:
+        for request, name in asked:
+            known = self.table.get(name)
+            assert known is not None
+            request.reply(TopicCreateResponse([known.row()]))
+
+    def _write(self, adding: dict[str, Topic], asked: list[tuple[Request, str]]) -> None:
         loop = asyncio.get_running_loop()
-        version = self.table.data_version + 1
+        content = self.table.content(adding)
+        version = self.table.data_version + len(adding)
         future = loop.run_in_executor(self._thread, self._file.save, content, version)
         self._writing = future
 
@@ -99,13 +107,16 @@ class Topics:
                 return
             error = finished.exception()
             if error is None:
-                self.table.add(topic)
-                request.reply(TopicCreateResponse([topic.row()]))
+                for topic in adding.values():
+                    self.table.add(topic)
+                self._answer(asked)
                 self.on_change()
-            elif isinstance(error, HoldMQError):
-                request.refuse(error)
             else:
-                request.refuse(RemoteError(Code.SYSTEM_ERROR, f"topic.json could not be written: {error}"))
-            self._write_next()
+                if not isinstance(error, HoldMQError):
+                    error = RemoteError(Code.SYSTEM_ERROR, f"topic.json could not be written: {error}")
+                for request, _ in asked:
+                    request.refuse(error)
+            if self._waiting:
+                self._write_next()
 
         future.add_done_callback(done)

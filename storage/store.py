@@ -176,6 +176,12 @@ class MessageStore(Protocol):
     def confirmed_position(self) -> int:
         """The log offset up to which records are visible."""
 
+    def epoch_limit(self, epoch: int) -> int | None:
+        """Where positions learnt in `epoch` end: what lay past it was taken back. None = no limit.
+
+        0 is no claim about an epoch.
+        """
+
     def append(self, batch: Batch, done: Appended) -> None:
         """Stamp a batch, in the order of calls, and queue it for the writer.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ TERMS_MAX: Final = 1_000_000
 """Terms of one filter: a worker's bound on MQTT filters."""
 
 Hashes = npt.NDArray[np.uint64]
+K = TypeVar("K", int, str)
 
 
 class TopicFilter:
@@ -35,18 +36,21 @@ class TopicFilter:
         self.prefix: Counter[int] = Counter()
         self.mqtt: Counter[str] = Counter()
 
-    def change(self, term: FilterTerm, by: int) -> None:
-        """Add (by = 1) or take away (by = -1) a term; taking away one that is not there changes nothing."""
+    def change(self, term: FilterTerm, by: int) -> int:
+        """Add (by = 1) or take away (by = -1) a term; by how many different terms this changed.
+
+        Taking away one that is not there changes nothing.
+        """
         if term.kind == TermKind.TOPIC:
-            self.all = max(0, self.all + by)
-        elif term.kind == TermKind.TAG:
-            _count(self.exact, term.hash, by)
-        elif term.kind == TermKind.PREFIX:
-            _count(self.prefix, term.hash >> 32, by)
-        elif term.kind == TermKind.MQTT:
-            _count(self.mqtt, term.filter, by)
-        else:
-            raise WireError(f"filter term kind {term.kind} is not known", Code.MISSING_FIELD)
+            before, self.all = self.all, max(0, self.all + by)
+            return bool(self.all) - bool(before)
+        if term.kind == TermKind.TAG:
+            return _count(self.exact, term.hash, by)
+        if term.kind == TermKind.PREFIX:
+            return _count(self.prefix, term.hash >> 32, by)
+        if term.kind == TermKind.MQTT:
+            return _count(self.mqtt, term.filter, by)
+        raise WireError(f"filter term kind {term.kind} is not known", Code.MISSING_FIELD)
 
     @property
     def is_empty(self) -> bool:
@@ -74,39 +78,45 @@ class TopicFilter:
         return any(matches(f"t/{f}", topic) for f in self.mqtt)
 
 
-def _count(counter: Counter[int] | Counter[str], key: int | str, by: int) -> None:
-    left = counter.get(key, 0) + by  # type: ignore[arg-type]
+def _count(counter: Counter[K], key: K, by: int) -> int:
+    before = len(counter)
+    left = counter.get(key, 0) + by
     if left > 0:
-        counter[key] = left  # type: ignore[index]
+        counter[key] = left
     else:
-        counter.pop(key, None)  # type: ignore[arg-type]
+        counter.pop(key, None)
+    return len(counter) - before
 
 
 class FilterSet:
     """The terms of one reader or one registered filter."""
 
-    __slots__ = ("_any", "_topics", "terms_max")
+    __slots__ = ("_any", "_size", "_topics", "terms_max")
 
     def __init__(self, terms_max: int = TERMS_MAX) -> None:
         self.terms_max = terms_max
+        self._size = 0
         self._topics: dict[str, TopicFilter] = {}
         self._any = TopicFilter()
 
     def __len__(self) -> int:
-        each = [self._any, *self._topics.values()]
-        return sum(bool(t.all) + len(t.exact) + len(t.prefix) + len(t.mqtt) for t in each)
+        return self._size
 
     def change(self, add: Iterable[FilterTerm], remove: Iterable[FilterTerm]) -> None:
-        """Add and remove terms; each added term is removed once for each time that it was added."""
+        """Add and remove terms; each added term is removed once for each time that it was added.
+
+        Raises WireError (LIMIT_EXCEEDED) when there would be more than `terms_max`; nothing is changed then.
+        """
+        add = list(add)
+        if self._size + len(add) > self.terms_max:
+            raise WireError(f"more than {self.terms_max} filter terms", Code.LIMIT_EXCEEDED)
         for term in add:
-            self._topic_filter(term.topic).change(term, 1)
+            self._size += self._topic_filter(term.topic).change(term, 1)
         for term in remove:
             wanted = self._topic_filter(term.topic)
-            wanted.change(term, -1)
+            self._size += wanted.change(term, -1)
             if term.topic and wanted.is_empty:
                 del self._topics[term.topic]
-        if len(self._topics) > self.terms_max:
-            raise WireError(f"more than {self.terms_max} filter terms", Code.LIMIT_EXCEEDED)
 
     def _topic_filter(self, topic: str) -> TopicFilter:
         return self._topics.setdefault(topic, TopicFilter()) if topic else self._any

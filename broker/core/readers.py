@@ -130,7 +130,7 @@ def _matching(
 class Reader:
     """One reader's state; its READ requests wait in the shell."""
 
-    __slots__ = ("filters", "is_cold", "is_loading", "position", "reader_id", "served_at")
+    __slots__ = ("filters", "is_loading", "position", "reader_id", "served_at")
 
     def __init__(self, reader_id: int, position: int) -> None:
         self.reader_id = reader_id
@@ -138,7 +138,6 @@ class Reader:
         self.filters = FilterSet()
         self.served_at = 0.0
         self.is_loading = False
-        self.is_cold = False
 
     def due_at(self, waiting_bytes: int, now: float) -> float:
         """When this reader should be served, given how much lies before it."""

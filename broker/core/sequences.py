@@ -6,7 +6,7 @@ sequence expected and the last `WINDOW_BATCHES` accepted batches::
     first sequence = next          accept, next += records
     first sequence > next          OUT_OF_SEQUENCE: an earlier batch was refused or is on its way
     a remembered batch             a repeat: answered with the first offsets, once confirmed
-    older than what is remembered  a repeat whose offsets are forgotten: base offset -1
+    anything else below next       OUT_OF_SEQUENCE: never an ok for what may not be stored
     older epoch                    PRODUCER_FENCED
     newer epoch                    a new start: any first sequence
 
@@ -24,7 +24,9 @@ from holdmq.errors import Code
 WINDOW_BATCHES: Final = 64
 """Batches remembered per window: more than any client keeps in flight."""
 WINDOWS_MAX: Final = 200_000
-"""Windows in memory (about 500 bytes each): 50 gateway workers on 4,000 queues."""
+"""Windows in memory (about 400 bytes each): 50 gateway workers on 4,000 queues."""
+BATCHES_MAX: Final = 500_000
+"""Batches remembered in all windows (about 200 bytes each); past it the longest unused windows go."""
 WINDOW_IDLE_S: Final = 24 * 3600.0
 """A window unused this long is forgotten: longer than any client retries."""
 
@@ -42,12 +44,18 @@ class SequencedBatch:
         self.records = records
         self.base_offset = -1
         self.is_confirmed = False
-        self.waiting: list[Any] = []
+        self.waiting: list[Any] | None = None
+
+    def wait(self, somebody: Any) -> None:
+        """Note who sent this batch again before it was stored."""
+        if self.waiting is None:
+            self.waiting = []
+        self.waiting.append(somebody)
 
     def take_waiting(self) -> list[Any]:
-        """Whoever sent this batch again before it was stored, once."""
-        waiting, self.waiting = self.waiting, []
-        return waiting
+        """Whoever waits for this batch, once."""
+        waiting, self.waiting = self.waiting, None
+        return waiting or []
 
 
 class Window:
@@ -83,9 +91,11 @@ class Verdict:
 class Sequences:
     """All windows of a broker, least recently used first."""
 
-    def __init__(self, windows_max: int = WINDOWS_MAX) -> None:
+    def __init__(self, windows_max: int = WINDOWS_MAX, batches_max: int = BATCHES_MAX) -> None:
+        self.batches = 0
         self._windows: OrderedDict[Key, Window] = OrderedDict()
         self._windows_max = windows_max
+        self._batches_max = batches_max
         self.repeats = 0
         self.evicted = 0
 
@@ -98,14 +108,17 @@ class Sequences:
         if epoch < window.epoch:
             return Verdict(Code.PRODUCER_FENCED, remark=f"producer {key[0]} has epoch {window.epoch}")
         if epoch > window.epoch:
-            window.epoch, window.next = epoch, first
-            window.batches.clear()
+            self._restart(window, epoch, first)
         if first == window.next:
             batch = SequencedBatch(first, records)
             window.batches.append(batch)
             window.next = first + records
-            if len(window.batches) > WINDOW_BATCHES and window.batches[0].is_confirmed:
+            self.batches += 1
+            while len(window.batches) > WINDOW_BATCHES and window.batches[0].is_confirmed:
                 window.batches.popleft()
+                self.batches -= 1
+            while self.batches > self._batches_max and len(self._windows) > 1:
+                self._evict()
             return Verdict(Code.OK, accepted=batch)
         if first > window.next:
             return Verdict(
@@ -121,6 +134,7 @@ class Sequences:
         window.next = min(window.next, first)
         while window.batches and window.batches[-1].first >= first:
             window.batches.pop()
+            self.batches -= 1
 
     def postpone(self, key: Key, epoch: int, first: int, now: float) -> None:
         """The run was refused before it was looked at and will come again; later ones wait for it.
@@ -129,14 +143,18 @@ class Sequences:
         """
         window = self._window(key, epoch, first, now)
         if epoch > window.epoch:
-            window.epoch, window.next = epoch, first
-            window.batches.clear()
+            self._restart(window, epoch, first)
 
-    def consume(self, key: Key, epoch: int, first: int, records: int, now: float) -> None:
-        """The run was refused for good: what follows it is welcome."""
+    def consume(self, key: Key, epoch: int, first: int, records: int, now: float) -> bool:
+        """The run is refused for good: what follows it is welcome. False if it is not its turn."""
         window = self._window(key, epoch, first, now)
+        if epoch > window.epoch:
+            self._restart(window, epoch, first)
+        if window.epoch == epoch and window.next < first:
+            return False
         if window.epoch == epoch and window.next == first:
             window.next = first + records
+        return True
 
     def expire(self, now: float) -> None:
         """Forget windows that were idle for WINDOW_IDLE_S."""
@@ -144,15 +162,27 @@ class Sequences:
             window = next(iter(self._windows.values()))
             if now - window.used_at < WINDOW_IDLE_S:
                 return
-            self._windows.popitem(last=False)
+            self._forget()
+
+    def _restart(self, window: Window, epoch: int, first: int) -> None:
+        self.batches -= len(window.batches)
+        window.epoch, window.next = epoch, first
+        window.batches.clear()
+
+    def _forget(self) -> None:
+        window = self._windows.popitem(last=False)[1]
+        self.batches -= len(window.batches)
+
+    def _evict(self) -> None:
+        self._forget()
+        self.evicted += 1
 
     def _window(self, key: Key, epoch: int, first: int, now: float) -> Window:
         window = self._windows.get(key)
         if window is None:
             window = self._windows[key] = Window(epoch, first, now)
             if len(self._windows) > self._windows_max:
-                self._windows.popitem(last=False)
-                self.evicted += 1
+                self._evict()
             return window
         window.used_at = now
         self._windows.move_to_end(key)
@@ -168,6 +198,4 @@ class Sequences:
                     Code.OUT_OF_SEQUENCE,
                     remark=f"{key[1]}/{key[2]}: {first} (+{records}) came as {batch.first}+{batch.records}",
                 )
-        forgotten = SequencedBatch(first, records)
-        forgotten.is_confirmed = True
-        return Verdict(Code.OK, repeat=forgotten)
+        return Verdict(Code.OUT_OF_SEQUENCE, remark=f"{key[1]}/{key[2]}: {first} is below {window.next}")

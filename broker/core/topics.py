@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
@@ -80,10 +81,13 @@ class TopicTable:
         names = sorted(n for n in self._topics if include_system or not n.startswith("%"))
         return [self._topics[n].row() for n in names]
 
-    def plan_create(self, name: str, queues: int, key_levels: int, kind: str) -> Topic | None:
+    def plan_create(
+        self, name: str, queues: int, key_levels: int, kind: str, adding: int = 0
+    ) -> Topic | None:
         """The topic to add for a request, or None when it exists with these settings.
 
-        `queues` 0 = the default. Raises RemoteError: TOPIC_INVALID, TOPIC_LIMIT, TOPIC_EXISTS.
+        `queues` 0 = the default; `adding` more topics are about to be added.
+        Raises RemoteError: TOPIC_INVALID, TOPIC_LIMIT, TOPIC_EXISTS.
         """
         queues = queues or self._queues_default
         fault = topic_fault(name)
@@ -106,7 +110,7 @@ class TopicTable:
                 f"topic {name!r} exists with {known.write_queues} queues, "
                 f"key_levels {known.key_levels}, kind {known.kind}",
             )
-        if len(self._topics) >= self._topics_max:
+        if len(self._topics) + adding >= self._topics_max:
             raise RemoteError(
                 Code.TOPIC_LIMIT,
                 f"broker.topics_max ({self._topics_max}) topics exist; delete some or raise it",
@@ -118,9 +122,9 @@ class TopicTable:
         self._topics[topic.name] = topic
         self.data_version += 1
 
-    def content(self, adding: Topic | None = None) -> dict[str, Any]:
-        """What topic.json holds: the table, and with it the topic about to be added."""
-        topics = {**self._topics, **({adding.name: adding} if adding else {})}
+    def content(self, adding: Mapping[str, Topic]) -> dict[str, Any]:
+        """What topic.json holds: the table, and with it the topics about to be added."""
+        topics = {**self._topics, **adding}
         return {name: asdict(topic) for name, topic in sorted(topics.items())}
 
     def load(self, content: dict[str, Any], data_version: int, path: str) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from broker_stack import Stack, make_record, produce_body
 
-from holdmq.errors import Code, RemoteError
-from holdmq.record import decode_record
+from holdmq.errors import Code, RemoteError, StorageError
+from holdmq.record import decode_record, encode_record
+from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
-from holdmq.wire.headers import ProduceRun, PullQueue, RunResult
+from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, PullQueue, RunResult
+from storage.store import Batch
 
 
 async def test_a_batch_gets_dense_offsets_and_its_positions(broker: Stack) -> None:
@@ -170,3 +173,53 @@ async def test_a_refusal_for_a_missing_topic_consumes_no_sequence(broker: Stack)
     await broker.create("late")
     response = await broker.produce_raw(body, [run])
     assert tuple(response.results[0][:2]) == (Code.OK, 0)
+
+
+async def test_what_follows_a_batch_that_the_store_refuses_at_once_waits_for_it(broker: Stack) -> None:
+    await broker.create("t")
+    await broker.produce("t", 0, (b"0", None))
+    connection = broker.client.connection
+    assert connection is not None
+    answers: list[Any] = []
+
+    def send(sequence: int) -> None:
+        body = produce_body([make_record("t", 0, b"%d" % sequence)])
+        header = ProduceRequest(zlib.crc32(body), [ProduceRun("t", 0, 1, 1, 1, sequence)])
+        connection.request(RequestCode.PRODUCE, header, answers.append, 5.0, [body], len(body))
+
+    append = broker.store.append
+    refused: list[Batch] = []
+
+    def refuse_first(batch: Batch, done: Any) -> None:
+        if refused:
+            append(batch, done)
+            return
+        refused.append(batch)
+        error = StorageError("it would not fit", operation="append")
+        asyncio.get_running_loop().call_soon(done, batch, error)
+
+    broker.store.append = refuse_first  # type: ignore[method-assign]
+    send(1)
+    send(2)
+    while len(answers) < 2:
+        await asyncio.sleep(0.01)
+    codes = [a.header(ProduceResponse).results[0][0] for a in answers]
+    assert sorted(codes) == sorted([Code.STORE_FAILED, Code.OUT_OF_SEQUENCE])
+    answers.clear()
+    send(1)
+    send(2)
+    while len(answers) < 2:
+        await asyncio.sleep(0.01)
+    _, got = await broker.pull(PullQueue("t", 0, 0, 0))
+    assert got == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    "properties", [b"TAGS\x01a/#\x02", b"TAGS\x01\xff\x02", b"CLIENT_ID", b"\x00\x26\x00"]
+)
+async def test_properties_that_no_reader_could_decode_are_refused(broker: Stack, properties: bytes) -> None:
+    await broker.create("t")
+    record = encode_record(b"t", 0, b"body", properties, 0, bytes(8))
+    with pytest.raises(RemoteError, match="record 0") as refused:
+        await broker.produce_raw(produce_body([record]), [ProduceRun("t", 0, 1, 1, 1, 0)])
+    assert refused.value.code == Code.MALFORMED_BATCH

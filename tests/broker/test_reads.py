@@ -130,3 +130,32 @@ async def test_outstanding_reads_are_bounded(broker: Stack, monkeypatch: pytest.
     await broker.client.call(RequestCode.READ_CLOSE, ReadCloseRequest(1))
     assert await asyncio.gather(*waiting) == [[], []]
     assert broker.server.reads.readers == 0
+
+
+async def test_a_match_far_behind_foreign_messages_does_not_wait_for_a_hold(
+    broker: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.reads.TAIL_SCAN_BYTES", 2_000)
+    await broker.create("t")
+    start = await open_reader(broker, filter_terms("t/a"))
+    for _ in range(20):
+        await broker.produce("t", 0, (bytes(1000), "b"))
+    await broker.produce("t", 0, (b"found", "a"))
+    await open_reader(broker, filter_terms("t/a"), position=start)
+    assert await asyncio.wait_for(read(broker, hold_ms=60_000), 20) == [b"found"]
+
+
+async def test_a_position_that_a_cut_took_back_is_answered_with_where_to_continue(
+    start: Callable[..., Awaitable[Stack]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = await start()
+    await broker.create("t")
+    await broker.produce("t", 0, (b"a", None), (b"b", None))
+    monkeypatch.setattr(type(broker.store), "epoch_limit", lambda _store, epoch: 100 if epoch == 1 else None)
+    request = ReadOpenRequest(1, 1, 200, [])
+    with pytest.raises(RemoteError) as refused:
+        await broker.client.call(RequestCode.READ_OPEN, request)
+    assert refused.value.code == Code.OFFSET_AHEAD
+    assert refused.value.ext_fields["position"] == 100
+    assert refused.value.ext_fields["log_epoch"] == broker.store.epoch
+    await broker.client.call(RequestCode.READ_OPEN, ReadOpenRequest(1, 1, 100, []))

@@ -92,3 +92,17 @@ def test_every_mqtt_filter_lets_through_what_it_matches(
         assert passes(wanted, topic, tag)
     wanted.change((), terms)
     assert len(wanted) == 0
+
+
+def test_terms_are_bounded_and_a_refused_change_changes_nothing() -> None:
+    wanted = FilterSet(terms_max=3)
+    wanted.change([FilterTerm(TermKind.TAG, "a", h, "") for h in (1, 2)], ())
+    wanted.change([FilterTerm(TermKind.MQTT, "", 0, "+/x")], ())
+    assert len(wanted) == 3
+    with pytest.raises(WireError, match="more than 3"):
+        wanted.change([FilterTerm(TermKind.TAG, "a", 9, "")], ())
+    assert len(wanted) == 3
+    assert not wanted.may_pass_any("%a", np.array([9], dtype=np.uint64))
+    wanted.change((), [FilterTerm(TermKind.TAG, "a", 1, "")])
+    wanted.change([FilterTerm(TermKind.TAG, "a", 9, "")], ())
+    assert len(wanted) == 3

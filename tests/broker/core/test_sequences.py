@@ -52,7 +52,7 @@ def test_a_repeat_of_an_unconfirmed_batch_waits_for_it() -> None:
     assert again is first
     assert again is not None
     assert not again.is_confirmed
-    again.waiting.append("somebody")
+    again.wait("somebody")
     assert again.take_waiting() == ["somebody"]
     assert again.take_waiting() == []
 
@@ -63,14 +63,43 @@ def test_a_repeat_cut_otherwise_than_the_first_time_is_refused() -> None:
     assert table.offer(KEY, 1, 2, 2, 0.0).code == Code.OUT_OF_SEQUENCE
 
 
-def test_a_repeat_older_than_the_window_is_known_to_be_stored_but_not_where() -> None:
+def test_what_is_below_next_and_not_remembered_is_never_answered_as_stored() -> None:
     table = Sequences()
-    for i in range(WINDOW_BATCHES + 5):
+    for i in range(10, 10 + WINDOW_BATCHES + 5):
         accept(table, i, 1)
-    repeat = table.offer(KEY, 1, 0, 1, 0.0).repeat
-    assert repeat is not None
-    assert repeat.is_confirmed
-    assert repeat.base_offset == -1
+    for first in (0, 9, 10, 14):
+        assert table.offer(KEY, 1, first, 1, 0.0).code == Code.OUT_OF_SEQUENCE
+    assert table.offer(KEY, 1, 15, 1, 0.0).repeat is not None
+
+
+def test_a_window_shrinks_again_after_much_was_unconfirmed() -> None:
+    table = Sequences()
+    batches = [table.offer(KEY, 1, i, 1, 0.0).accepted for i in range(3 * WINDOW_BATCHES)]
+    assert table.batches == 3 * WINDOW_BATCHES
+    for batch in batches:
+        assert batch is not None
+        batch.is_confirmed = True
+    accept(table, 3 * WINDOW_BATCHES, 1)
+    assert table.batches == WINDOW_BATCHES
+
+
+def test_batches_are_bounded_over_all_windows() -> None:
+    table = Sequences(batches_max=10)
+    for producer in range(4):
+        for i in range(4):
+            table.offer((producer, "t", 0), 1, i, 1, 0.0)
+    assert table.batches <= 10
+    assert table.evicted == 2
+
+
+def test_a_final_refusal_out_of_turn_consumes_nothing() -> None:
+    table = Sequences()
+    accept(table, 0, 1)
+    table.postpone(KEY, 1, 1, 0.0)
+    assert not table.consume(KEY, 1, 2, 1, 0.0)
+    accept(table, 1, 1)
+    assert table.consume(KEY, 1, 2, 1, 0.0)
+    accept(table, 3, 1)
 
 
 def test_after_a_passing_refusal_everything_waits_for_the_refused_batch() -> None:
