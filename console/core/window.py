@@ -16,8 +16,8 @@ WINDOW_S: Final = 900
 CELLS_MAX: Final = 400_000
 """(second, topic) pairs kept, about 100 MB: 900 seconds of 440 topics; with more the window is shorter."""
 
-SETTLED_AFTER_S: Final = 3.0
-"""The newest second is complete when it ended this long ago: two batches of a busy machine. The second
+SETTLED_AFTER_S: Final = 1.0
+"""The newest second is complete when it ended this long ago: twice what the job usually takes. The second
 before the newest always is: the batch that saw the newest had read it to its end."""
 
 IDLE_AFTER_S: Final = 8.0
