@@ -82,7 +82,10 @@ async def read_all(registry: str, topics: list[str]) -> dict[str, dict[int, dict
 
 
 def check_devices(fleet: Fleet, queues: dict[int, dict[int, bytes]]) -> None:
-    """Every PUBACKed number is there, offsets are dense, and first occurrences are in order."""
+    """Every PUBACKed number is there, offsets are dense, and first occurrences are in order.
+
+    What was not acknowledged when its connection ended may come late: the device is on another worker by then.
+    """
     seen: dict[str, list[int]] = defaultdict(list)
     for messages in queues.values():
         assert sorted(messages) == list(range(len(messages)))
@@ -92,5 +95,7 @@ def check_devices(fleet: Fleet, queues: dict[int, dict[int, bytes]]) -> None:
     for device in fleet.devices:
         first_seen = list(dict.fromkeys(seen[device.name]))
         assert set(device.acknowledged) <= set(first_seen), f"{device.name} lost acknowledged messages"
-        assert first_seen == sorted(first_seen), f"{device.name}'s messages are out of order"
-        assert device.acknowledged == sorted(device.acknowledged)
+        acknowledged = set(device.acknowledged)
+        in_order = [number for number in first_seen if number in acknowledged]
+        assert in_order == device.acknowledged, f"{device.name}'s messages are out of order"
+        assert in_order == sorted(in_order)
