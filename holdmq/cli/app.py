@@ -10,7 +10,7 @@ import typer
 
 import holdmq
 from holdmq import telemetry
-from holdmq.cli import config, pub, services, sub, topic, up
+from holdmq.cli import config, log, pub, services, sub, topic, up
 from holdmq.config import LogSection
 from holdmq.errors import ConfigError, HoldMQError, UsageError
 from holdmq.process import EXIT_FAILED, EXIT_USAGE
@@ -50,6 +50,7 @@ pub.register(app)
 sub.register(app)
 app.add_typer(topic.app, name="topic")
 app.add_typer(config.app, name="config")
+app.add_typer(log.app, name="log")
 
 
 @app.command(
@@ -72,15 +73,21 @@ def main() -> NoReturn:
     except HoldMQError as error:
         _fail(str(error), EXIT_USAGE if isinstance(error, ConfigError | UsageError) else EXIT_FAILED)
     except BrokenPipeError:
-        # Who reads our output has seen enough (`holdmq sub … | head`); Python must not flush into it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_FAILED)
+        _end_quietly()
     except Exception as error:
+        if isinstance(error, ExceptionGroup) and error.split(BrokenPipeError)[1] is None:
+            _end_quietly()
         if os.environ.get(ENV_TRACEBACK):
             raise
         detail = f"{type(error).__name__}: {error}"
         _fail(f"this is a bug: {detail}; {ENV_TRACEBACK}=1 shows where it comes from", EXIT_FAILED)
     sys.exit(0)
+
+
+def _end_quietly() -> NoReturn:
+    """Who reads our output has seen enough (`holdmq sub … | head`); Python must not flush into it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(EXIT_FAILED)
 
 
 def _fail(sentence: str, code: int) -> NoReturn:

@@ -84,7 +84,7 @@ async def read_all(registry: str, topics: list[str]) -> dict[str, dict[int, dict
 def check_devices(fleet: Fleet, queues: dict[int, dict[int, bytes]]) -> None:
     """Every PUBACKed number is there, offsets are dense, and first occurrences are in order.
 
-    What was not acknowledged when its connection ended may come late: the device is on another worker by then.
+    What was not acknowledged when its connection ended may come late: its device is elsewhere by then.
     """
     seen: dict[str, list[int]] = defaultdict(list)
     for messages in queues.values():

@@ -140,6 +140,24 @@ def test_a_body_that_is_no_text_is_base64_in_json(cli: Cli, tmp_path: Path) -> N
     assert got["body_base64"] == "/wA="
 
 
+def test_a_subscription_whose_reader_has_seen_enough_ends_without_a_word(
+    cli: Cli, cluster: list[str]
+) -> None:
+    cli("pub", "pipe/x", "--lines", stdin="1\n2\n3\n")
+    with subprocess.Popen(
+        command("sub", "pipe/x", "--from", "earliest", *cluster),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as reading:
+        assert reading.stdout is not None
+        assert reading.stderr is not None
+        assert reading.stdout.readline() == b"pipe/x 1\n"
+        reading.stdout.close()
+        cli("pub", "pipe/x", "--lines", stdin="4\n" * 100)
+        assert reading.stderr.read() == b""
+        assert reading.wait(30) == 1
+
+
 def test_ctrl_c_ends_a_subscription_with_success(cli: Cli, cluster: list[str]) -> None:
     cli("pub", "ending/x", "-m", "1")
     with subprocess.Popen(
