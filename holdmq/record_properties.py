@@ -23,7 +23,10 @@ RESERVED_KEYS: Final[dict[str, str]] = {
     "KEYS": "a key of the message; one pair for each",
     "UNIQ_KEY": "the producer's own id of the message",
     "PS": "producer id, epoch and sequence, for the window that is completed from the log",
-    "ORIGIN": "topic, queue, first offset and attempt of the message that this is a copy of",
+    "ORIGIN": "topic/queue/first offset/attempt of the message that this is a copy of; the last one is the "
+    "latest move",
+    "DUE": "when the timer releases the message, in ms since the epoch; kept by the copy that it releases",
+    "DEST": "topic/queue that the timer releases the message to",
     "CLIENT_ID": "the MQTT client, or the SDK instance, that published",
 }
 """Keys with a meaning of their own. A user's key is stored with `USER_PREFIX`, so none can collide."""

@@ -7,6 +7,7 @@
     clean            the log's end, written by a clean close; gone while open
     epoch.json       log epochs          checkpoint.json   what is durable, and every queue's end
     commitlog/       segments            consumequeue/     derived       cut/   what recovery cut off
+    timer/           derived
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Home:
         self.commitlog = directory / "commitlog"
         self.consumequeue = directory / "consumequeue"
         self.cut = directory / "cut"
+        self.timer = directory / "timer"
         self.checkpoint_file = AtomicFile(directory / "checkpoint.json", disk)
         self.store_id = b""
         self.is_new = False

@@ -29,6 +29,7 @@ from storage.log.core.names import place
 from storage.log.core.queues import Chunk, Queue, outside, read_memory
 from storage.log.core.scan import KeyLevels
 from storage.log.core.tail import Tail
+from storage.log.derived import Derived
 from storage.log.disk import Disk, RealDisk
 from storage.log.failures import FULL_HINT, write_failure
 from storage.log.flusher import Checkpoint, Flusher
@@ -173,7 +174,23 @@ class LogStore:
         self.cut_bytes = 0
         self._tail = Tail(0, settings.tail_cache_bytes)
         self._queues: dict[tuple[str, int], Queue] = {}
-        self._subscribers: list[Confirmed] = []
+        self.derived = Derived(
+            disk,
+            self._home,
+            self._segments,
+            self._reader,
+            key_levels,
+            self.append,
+            self.roll,
+            post,
+            lambda: self.writer.synced,
+            clock_ms,
+            clock,
+            self._following_failed,
+        )
+        self.timer = self.derived.timer
+        self.retention.before_delete.append(self.derived.before_delete)
+        self._subscribers: list[Confirmed] = [self.derived.offer]
         self._pending: deque[Pending] = deque()
         self._pending_bytes = 0
         self._generation = 0
@@ -239,6 +256,7 @@ class LogStore:
         self._segment_end = self._confirmed_segment_end = self._segments.table[-1].end
         self.writer.start(recovered.end, self._has_threads)
         self.flusher.start(recovered.end, recovered.store_ms, recovered.queues, self._has_threads)
+        self.derived.start(self.first_position, recovered.end, self._has_threads)
         self._refusal = None
         self._is_open = True
 
@@ -251,6 +269,7 @@ class LogStore:
         self._is_open = False
         self.writer.stop()
         self.flusher.stop()
+        self.derived.stop()
         try:
             if self.writer.fatal is None and self.writer.synced == self.writer.written:
                 self._home.mark_clean(self.writer.written)
@@ -331,6 +350,7 @@ class LogStore:
             "indexed_position": flusher.indexed,
             "epoch": self.epoch,
             "writable": float(self.state().ok),
+            **self.derived.numbers(),
             **self.retention.numbers(),
         }
 
@@ -433,6 +453,11 @@ class LogStore:
 
     def _flushing_failed(self, error: StorageError) -> None:
         self._post(partial(self._fail, error))
+
+    def _following_failed(self, error: StorageError) -> None:
+        """What is derived from the log cannot be kept: called on the threads that keep it."""
+        self.writer.fatal = self.writer.fatal or error
+        self._flushing_failed(error)
 
     # Called on the loop
 

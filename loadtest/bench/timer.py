@@ -1,0 +1,169 @@
+"""The timer alone: memory and lateness with many pending messages, and many due in one second.
+
+    python -m loadtest.bench.timer --pending 1000000 --due 10000
+
+Schedules `--pending` messages of `--body-bytes` bytes, spread over `--spread-s` from an hour on, then
+`--due` more that are due in the course of one second, and prints how late each came (StoreTimestamp
+minus due time) and what the pending ones cost in memory. The process's own growth is measured after
+the log's tail cache has been filled, so that what is printed is the timer's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import platform
+import queue
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from holdmq.config import StorageSection
+from holdmq.errors import StorageError
+from holdmq.record import decode_record, encode_record
+from storage.log.store import LogStore, now_ms, open_store
+from storage.log.timer import Delayed
+from storage.store import Batch
+
+TOPIC = b"bench"
+BATCH = 500
+
+
+class Bench:
+    """A store whose callbacks run here, as they would on the event loop."""
+
+    def __init__(self, directory: str, flush: str) -> None:
+        self.posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self.settings = StorageSection.model_validate(
+            {"data_dir": directory, "flush": flush, "tail_cache_bytes": 1 << 20}
+        )
+        self.store = self._open()
+        self.answered = 0
+
+    def _open(self) -> LogStore:
+        store = open_store(self.settings, "bench", lambda _: 1, self.posted.put)
+        store.open()
+        return store
+
+    def run(self, until: Callable[[], bool], timeout_s: float) -> None:
+        """Run callbacks until something holds."""
+        deadline = time.monotonic() + timeout_s
+        while not until():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the benchmark does not come to its end")
+            try:
+                self.posted.get(timeout=0.05)()
+            except queue.Empty:
+                continue
+
+    def _done(self, _batch: Batch, error: StorageError | None) -> None:
+        if error is not None:
+            raise error
+        self.answered += 1
+
+    def schedule(self, dues: list[int], body: bytes, window: int = 16) -> None:
+        """Schedule a message for every due time, in batches."""
+        record = encode_record(TOPIC, 0, body, b"TAGS\x01t\x02", now_ms())
+        asked = self.answered
+        for first in range(0, len(dues), BATCH):
+            messages = [Delayed(record, due) for due in dues[first : first + BATCH]]
+            self.store.timer.schedule(messages, self._done)
+            asked += 1
+            self.run(lambda wanted=asked - window: self.answered >= wanted, 60)  # type: ignore[misc]
+        self.run(lambda: self.answered >= asked, 60)
+
+    def settle(self) -> None:
+        """Until everything that is pending has come to its file."""
+        timer = self.store.timer
+        self.run(lambda: timer.follower.position >= self.store.confirmed_position, 300)
+        self.run(lambda: self.store.numbers()["timer_unwritten_entries"] < 70_000, 300)
+
+    def reopen(self) -> float:
+        """Close and open again; seconds until the timer knows everything."""
+        self.store.close()
+        begin = time.perf_counter()
+        self.store = self._open()
+        self.settle()
+        return time.perf_counter() - begin
+
+    def lateness(self, wanted: int) -> list[int]:
+        """How late each released message is, in ms, once there are so many."""
+        self.run(lambda: self.store.bounds("bench", 0)[1] >= wanted, 120)
+        found: list[int] = []
+        position = 0
+        self.run(lambda: self.store.numbers()["indexed_position"] >= self.store.confirmed_position, 60)
+        offset = 0
+        while offset < wanted:
+            read = self.store.read_queue_cold("bench", 0, 0, offset, 8 << 20, 1 << 20)
+            offset = read.next_offset
+            raw = b"".join(read.parts)
+            position = 0
+            while position < len(raw):
+                record = decode_record(raw, position)
+                position += record.total_size
+                due = int(record.properties.split(b"DUE\x01")[1].split(b"\x02")[0])
+                found.append(record.store_ms - due)
+        return sorted(found)
+
+
+def rss_mib() -> float:
+    """Resident memory of this process that is no file's, in MiB."""
+    gc.collect()
+    with open("/proc/self/status") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return int(fields["RssAnon"].split()[0]) / 1024
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark and print its figures."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.timer", description=__doc__)
+    parser.add_argument("--pending", type=int, default=1_000_000, help="messages that wait meanwhile")
+    parser.add_argument("--due", type=int, default=10_000, help="messages due in one second")
+    parser.add_argument("--seconds", type=int, default=3, help="such seconds, one after the other")
+    parser.add_argument(
+        "--spread-s", type=int, default=3600, help="the pending ones' due times, from an hour on"
+    )
+    parser.add_argument("--body-bytes", type=int, default=100)
+    parser.add_argument("--flush", choices=("async", "sync"), default="async")
+    parser.add_argument("--data", default=None, help="directory to work in (default: a temporary one)")
+    options = parser.parse_args(arguments)
+    out = sys.stdout.write
+    shown = ", ".join(f"{k}={v}" for k, v in sorted(vars(options).items()))
+    out(f"timer bench: {shown}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
+    directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
+    body = os.urandom(options.body_bytes)
+    bench = Bench(directory, options.flush)
+    try:
+        bench.schedule([now_ms() + 7_200_000] * 10_000, body)
+        before = rss_mib()
+        far = now_ms() + 3_600_000
+        step_ms = options.spread_s * 1000 / max(1, options.pending)
+        begin = time.perf_counter()
+        bench.schedule([far + int(i * step_ms) for i in range(options.pending)], body)
+        scheduled_s = time.perf_counter() - begin
+        bench.settle()
+        known_s = time.perf_counter() - begin
+        out(f"schedule: {options.pending / scheduled_s:,.0f}/s; known after {known_s:.1f} s\n")
+        out(f"memory of {options.pending:,} pending: {rss_mib() - before:.1f} MiB\n")
+        soon = now_ms() + 3_000
+        every = 1000 / options.due
+        bench.schedule([soon + int(i * every) for i in range(options.due * options.seconds)], body)
+        late = bench.lateness(options.due * options.seconds)
+        figures = ", ".join(
+            f"{name} {late[int(len(late) * part)]} ms"
+            for name, part in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
+        )
+        out(f"lateness of {len(late):,}: {figures}, max {late[-1]} ms, min {late[0]} ms\n")
+        out(f"clean restart with {bench.store.timer.pending:,} pending: {bench.reopen():.2f} s\n")
+        out(f"memory after it: {rss_mib() - before:.1f} MiB\n")
+    finally:
+        bench.store.close()
+        shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,75 @@
+"""What is derived from the log by threads of its own: the timer. All of it follows confirmed records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdmq.errors import StorageError
+from storage.log.core.scan import KeyLevels
+from storage.log.disk import Disk
+from storage.log.follower import Follower
+from storage.log.home import Home
+from storage.log.reader import ColdReader
+from storage.log.segments import Segment, Segments
+from storage.log.timer import Timer, is_wanted
+from storage.log.timer_files import BucketFiles, WaitingRecords
+from storage.store import Appended, Batch
+
+Append = Callable[[Batch, Appended], None]
+
+
+class Derived:
+    """Makes, starts and stops them together. `failed` gets what is final, on their threads."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        home: Home,
+        segments: Segments,
+        reader: ColdReader,
+        key_levels: KeyLevels,
+        append: Append,
+        roll: Append,
+        post: Callable[[Callable[[], object]], object],
+        synced: Callable[[], int],
+        clock_ms: Callable[[], int],
+        clock: Callable[[], float],
+        failed: Callable[[StorageError], None],
+    ) -> None:
+        self._has_threads = True
+        self.timer = Timer(
+            BucketFiles(disk, home.timer),
+            WaitingRecords(disk, segments),
+            Follower(reader, "timer", is_wanted),
+            key_levels,
+            append,
+            roll,
+            post,
+            synced,
+            clock_ms,
+            clock,
+            failed,
+        )
+
+    def offer(self, batches: list[Batch]) -> None:
+        """Batches that were confirmed. Called on the loop."""
+        self.timer.follower.offer(batches)
+
+    def start(self, log_first: int, log_end: int, has_threads: bool) -> None:
+        """Begin; the log is confirmed from `log_first` to `log_end`. No threads: the caller steps them."""
+        self._has_threads = has_threads
+        self.timer.start(log_first, log_end, has_threads)
+
+    def stop(self) -> None:
+        """Write down what is known, then end. Blocking; the log is synced."""
+        self.timer.stop()
+
+    def before_delete(self, segment: Segment) -> bool:
+        """Whether nothing here needs a segment any more; False = not yet. Never waits."""
+        if not self._has_threads:
+            self.timer.step()
+        return self.timer.rolling.before_delete(segment)
+
+    def numbers(self) -> dict[str, float]:
+        """Counters (names in _total) and gauges."""
+        return self.timer.numbers()

@@ -1,0 +1,151 @@
+"""Before a segment goes, the timers that wait in it are appended again, keeping origin and times.
+
+Which ones those are is read from the bucket files, here, on a thread of its own that lives as long
+as that takes; whether they still wait is the timer's thread to say, which also appends them. Source:
+storage.md, Retention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Thread
+from time import monotonic, sleep
+from typing import Final
+
+import numpy as np
+import structlog
+
+from holdmq.errors import StorageError
+from storage.log.core.timer import NO_ROWS, Rows, pending_of
+from storage.log.segments import Segment
+from storage.log.timer_files import BucketFiles
+
+RECORDS: Final = 512
+SIZE_BYTES: Final = 512 << 10
+"""A batch of rolling: small beside a segment, so that it fits whatever is left."""
+TIMEOUT_S: Final = 60.0
+"""How long one answer may take: a disk that takes longer has other troubles."""
+POLL_S: Final = 0.02
+"""Between looks at timers that are just being released, and at what is being fsynced."""
+
+log = structlog.get_logger("holdmq.storage")
+
+
+class Roll:
+    """A question to the timer's thread. `rows` None: write a checkpoint; the answer is its position.
+
+    With rows: append again what still waits of them; the answer is the log position behind them, 0
+    when none did, -1 when some are just being released: ask again.
+    """
+
+    __slots__ = ("answer", "rows")
+
+    def __init__(self, rows: Rows | None) -> None:
+        self.rows = rows
+        self.answer: Future[int] = Future()
+
+
+class Rolling:
+    """`ask` puts a question to the timer; it raises StorageError when the timer has ended.
+
+    `is_idle`: nothing waits, and the log below a position is known and of no more interest.
+    """
+
+    def __init__(
+        self,
+        files: BucketFiles,
+        synced: Callable[[], int],
+        ask: Callable[[Roll], None],
+        is_idle: Callable[[int], bool],
+    ) -> None:
+        self.failures = 0
+        self._files = files
+        self._synced = synced
+        self._ask = ask
+        self._is_idle = is_idle
+        self._thread: Thread | None = None
+        self._free_end = -1
+
+    def before_delete(self, segment: Segment) -> bool:
+        """Whether no timer needs this segment; False = not yet, and somebody sees to it. Never waits."""
+        if segment.end <= self._free_end or self._is_idle(segment.end):
+            return True
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = Thread(target=self._free, args=(segment,), name="timer-roll", daemon=True)
+            self._thread.start()
+        return False
+
+    def _free(self, segment: Segment) -> None:
+        try:
+            self.roll(segment.start, segment.end)
+        except (StorageError, OSError, TimeoutError) as error:
+            self.failures += 1
+            log.warning("timers could not be appended again", segment=segment.start, reason=str(error))
+        else:
+            self._free_end = segment.end
+
+    def pending_in(self, start: int, end: int) -> int:
+        """How many timers wait in the log from `start` to `end`. Blocking.
+
+        Raises StorageError when the timer has not come so far.
+        """
+        return sum(len(rows) for rows in self._waiting_in(start, end))
+
+    def roll(self, start: int, end: int) -> None:
+        """Append every timer that waits in the log from `start` to `end` again.
+
+        Blocking; afterwards, and durably, none waits there. Raises StorageError when that cannot be.
+        """
+        needed = 0
+        deadline = monotonic() + TIMEOUT_S
+        while True:
+            waiting = self._waiting_in(start, end)
+            if not waiting:
+                break
+            for rows in waiting:
+                for part in _parts(rows):
+                    needed = max(needed, self._answer(part))
+            if monotonic() > deadline:
+                raise StorageError("it takes too long", operation="roll", offset=start)
+            # What was rolled is known when the log was followed that far; what is being released, too.
+            sleep(POLL_S)
+        while self._synced() < needed:
+            if monotonic() > deadline:
+                raise StorageError("they are not fsynced", operation="roll", offset=start)
+            sleep(POLL_S)
+
+    def _waiting_in(self, start: int, end: int) -> list[Rows]:
+        """What the files say, bucket by bucket, after a checkpoint."""
+        position = self._answer(None)
+        if position < end:
+            raise StorageError(
+                f"the timer knows the log up to {position} only, not to {end}", operation="roll", offset=start
+            )
+        found: list[Rows] = []
+        for minute in self._files.minutes.tolist():
+            parts = list(self._files.read(minute))
+            rows = pending_of(np.concatenate(parts)) if parts else NO_ROWS
+            rows = rows[(rows["position"] >= start) & (rows["position"] < end)]
+            if len(rows):
+                found.append(rows)
+        return found
+
+    def _answer(self, rows: Rows | None) -> int:
+        question = Roll(rows)
+        self._ask(question)
+        return question.answer.result(TIMEOUT_S)
+
+
+def _parts(rows: Rows) -> list[Rows]:
+    """Rows in parts of one batch each."""
+    parts: list[Rows] = []
+    first = size = 0
+    for index, row_size in enumerate(rows["size"].tolist()):
+        if index > first and (index - first >= RECORDS or size + row_size > SIZE_BYTES):
+            parts.append(rows[first:index])
+            first, size = index, 0
+        size += row_size
+    if first < len(rows):
+        parts.append(rows[first:])
+    return parts

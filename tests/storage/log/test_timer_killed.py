@@ -1,0 +1,110 @@
+"""kill -9 of a process with a timer: every delayed message is released, once, at its place."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from holdmq.record import decode_record
+from storage.log.core.delayed import value_of
+
+ROUNDS: Final = 6
+CHILD: Final = """
+import queue, random, sys, time
+from holdmq.config import StorageSection
+from holdmq.record import encode_record
+from storage.log import timer
+from storage.log.store import now_ms, open_store
+from storage.log.timer import Delayed
+
+timer.CHECKPOINT_INTERVAL_S = 0.05
+directory, seed = sys.argv[1], int(sys.argv[2])
+rnd = random.Random(seed)
+posted = queue.SimpleQueue()
+settings = StorageSection.model_validate(
+    {"data_dir": directory, "segment_size_bytes": 1 << 20, "flush_interval_ms": 20}
+)
+store = open_store(settings, "b1", lambda _: 1, posted.put)
+store.open()
+
+
+def confirmed(names):
+    def done(_batch, error):
+        assert error is None, error
+        sys.stdout.write("".join(f"{name}\\n" for name in names))
+        sys.stdout.flush()
+    return done
+
+
+count = 0
+while True:
+    names = [f"{seed}-{count + i}" for i in range(rnd.randrange(1, 20))]
+    count += len(names)
+    messages = []
+    for name in names:
+        body = name.encode() + bytes(rnd.randrange(300))
+        due_ms = now_ms() + rnd.choice([0, 5, 50, 300, 60_000])
+        messages.append(Delayed(encode_record(b"devices", 0, body, b"", 1), due_ms))
+    store.timer.schedule(messages, confirmed(names))
+    until = time.monotonic() + 0.002
+    while time.monotonic() < until:
+        try:
+            posted.get(timeout=0.001)()
+        except queue.Empty:
+            pass
+"""
+
+
+def kill_after(directory: Path, seed: int, seconds: float) -> list[str]:
+    """Run the child for a while, then kill -9; the names that it said are stored."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(directory), str(seed)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    lines = [child.stdout.readline()]  # it is open, and has stored something
+    time.sleep(seconds)
+    child.send_signal(signal.SIGKILL)
+    rest, _ = child.communicate(timeout=30)
+    assert child.returncode == -signal.SIGKILL
+    whole = (lines[0] + rest).rpartition("\n")[0]
+    return whole.split("\n")
+
+
+def test_every_delayed_message_is_released_once_across_kills(
+    driver: Callable[..., Any], tmp_path: Path
+) -> None:
+    directory = tmp_path / "store"
+    rnd = random.Random(11)
+    stored: set[str] = set()
+    for seed in range(ROUNDS):
+        stored.update(kill_after(directory, seed, rnd.uniform(0.1, 0.6)))
+    d = driver(directory).open()
+    assert d.store.epoch > 1
+    d.clock_ms = int(time.time() * 1e3) + 200_000
+    d.store.timer.wake()
+    until = time.monotonic() + 30
+    while d.store.bounds("devices", 0)[1] < d.store.bounds("%TIMER", 0)[1]:
+        assert time.monotonic() < until
+        d.posted.get(timeout=30)()
+    d.wait_indexed()
+    raw = d.queue_bytes("devices", 0, cold=True)
+    released: list[str] = []
+    origins: list[bytes | None] = []
+    at = 0
+    while at < len(raw):
+        record = decode_record(raw, at)
+        at += record.total_size
+        released.append(record.body.rstrip(b"\0").decode())
+        origins.append(value_of(record.properties, b"ORIGIN"))
+    assert len(stored) > ROUNDS * 20
+    assert len(set(origins)) == len(origins)
+    assert len(set(released)) == len(released)
+    assert stored <= set(released)
+    # What was not answered may be stored all the same, but is nothing that nobody sent.
+    assert len(released) == d.store.bounds("%TIMER", 0)[1]
