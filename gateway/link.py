@@ -6,10 +6,10 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING, Final
 
-from gateway.core.producer import Batch, Producer
+from gateway.core.producer import Batch, Producer, new_producer_id
 from gateway.reader import LiveReader
 from holdmq import telemetry
-from holdmq.errors import BusyError, HoldMQError, RequestTimeout, TransportError
+from holdmq.errors import BusyError, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
@@ -41,7 +41,7 @@ class BrokerLink:
         "reader",
     )
 
-    def __init__(self, worker: Worker, name: str, producer_id: int) -> None:
+    def __init__(self, worker: Worker, name: str) -> None:
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
@@ -50,7 +50,7 @@ class BrokerLink:
         self.connection: Connection | None = None
         self.clock_ahead_ms = 0
         """The broker's clock minus ours: message expiry counts on the broker's."""
-        self.producer = Producer(producer_id, self._loop.time(), self)
+        self.producer = Producer(new_producer_id(), self)
         self.reader = LiveReader(worker, self)
         self.held: dict[Shell, None] = {}
         """Shells whose sockets are not read until this broker takes more."""
@@ -122,18 +122,20 @@ class BrokerLink:
         producer = self.producer
         now = self._loop.time()
         if isinstance(result, Reply):
-            answer = result.header(ProduceResponse)
-            producer.answered(batch, rows(RunResult, answer.results), answer.retry_after_ms, now)
+            try:
+                answer = result.header(ProduceResponse)
+                producer.answered(batch, rows(RunResult, answer.results), answer.retry_after_ms, now)
+            except WireError as error:
+                self._connect_again(f"broker {self.name} answers PRODUCE with what is no answer: {error}")
+                return
             if producer.must_reroute:
                 producer.must_reroute = False
                 self._worker.route_is_stale()
         elif isinstance(result, RequestTimeout):
-            log.warning("a broker does not answer; connecting again", broker=self.name)
-            if self.connection is not None:
-                self.connection.close(result)
+            self._connect_again(str(result))
             return
-        elif isinstance(result, TransportError):
-            return  # `down` follows and keeps the batch
+        elif not isinstance(result, RemoteError):
+            return  # the connection is gone: `down` follows and keeps the batch
         else:
             retry_after_ms = result.retry_after_ms if isinstance(result, BusyError) else 0
             log.warning("a produce batch was refused", broker=self.name, reason=str(result))
@@ -142,6 +144,12 @@ class BrokerLink:
         self.flush()
         if self.held and not producer.is_full:
             self.release()
+
+    def _connect_again(self, reason: str) -> None:
+        """Whether the broker has what is in flight is unknown: another connection finds out."""
+        if self.connection is not None:
+            log.warning("a broker does not answer; connecting again", broker=self.name, reason=reason)
+            self.connection.close(TransportError(reason))
 
     # Holding sockets
 

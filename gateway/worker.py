@@ -47,6 +47,8 @@ START_ROUTES_S: Final = 5.0
 """How long a starting worker waits for its brokers before it accepts clients without them."""
 REFUSALS_LOGGED_PER_S: Final = 20
 """Refused connections that are logged each second: a scan must not fill a disk."""
+STUCK_LOGGED_MAX: Final = 8
+"""Queues named in one line: a broker that hangs has thousands."""
 
 log = telemetry.get_logger()
 
@@ -80,7 +82,6 @@ class Worker:
         self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
         self.resume_below_bytes = PENDING_MAX_BYTES // 2
         self._drain_s = section.drain_s
-        self._producer_id = secrets.randbits(62)
         self._wheel: Wheel[Session] = Wheel(self.now())
         self._shells: set[Shell] = set()
         self._sessions: dict[str, Session] = {}
@@ -160,7 +161,7 @@ class Worker:
     def _brokers_changed(self) -> None:
         for name in self.routes.brokers():
             if name not in self.links:
-                link = BrokerLink(self, name, self._producer_id)
+                link = BrokerLink(self, name)
                 link.reader.add(self.subscriptions.all_terms())
                 self.links[name] = link
                 route_link = self.routes.link(name)
@@ -353,9 +354,15 @@ class Worker:
                 shell.transport.abort()
                 del self._lingering[shell]
         for name, link in list(self.links.items()):
-            if link.producer.stuck_s(now) > REROUTE_S:
-                log.warning("a broker takes nothing; its connections are closed", broker=name)
-                link.producer.abandon()
+            stuck = link.producer.stuck(now - REROUTE_S)
+            if stuck:
+                log.warning(
+                    "a broker takes nothing for these queues; their connections are closed",
+                    broker=name,
+                    queues=[f"{target.topic}/{target.queue_id}" for target in stuck[:STUCK_LOGGED_MAX]],
+                    count=len(stuck),
+                )
+                link.producer.abandon(stuck, now)
                 link.flush()
                 link.release()
             if link.connection is None and self.routes.is_resting(name, now):
@@ -391,6 +398,7 @@ class Worker:
         counters.produce_records_total = sum(p.records for p in producers)
         counters.produce_refused_records_total = sum(p.refused_records for p in producers)
         counters.produce_resent_batches_total = sum(p.resent_batches for p in producers)
+        counters.produce_epochs_total = sum(p.epochs for p in producers)
         counters.produce_pending_bytes = sum(p.pending_bytes for p in producers)
         counters.catchup_readers = self.catchup.readers
         counters.loop_lag_ms_max = int(self._lag_max_s * 1000)

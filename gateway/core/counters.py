@@ -31,6 +31,7 @@ HELP: Final = {
     "produce_records_total": "Records that brokers confirmed.",
     "produce_refused_records_total": "Records refused for good or given up.",
     "produce_resent_batches_total": "Batches sent again.",
+    "produce_epochs_total": "Times that a producer numbered anew after a give-up.",
     "produce_pending_bytes": "Bytes handed to brokers and not confirmed.",
     "sockets_paused_total": "Times that a socket was not read because of its broker or its window.",
     "topics_waiting": "Connections that wait for a topic to be created.",
@@ -83,6 +84,7 @@ class Counters:
     produce_records_total: int
     produce_refused_records_total: int
     produce_resent_batches_total: int
+    produce_epochs_total: int
     produce_pending_bytes: int
     sockets_paused_total: int
     topics_waiting: int

@@ -10,19 +10,24 @@
             BATCH_MAX_BYTES                           └─ connection lost: back to waiting as they are
 
 Sequences count records per queue and are given when a batch is sealed; a batch is resent with the
-runs that it had, so that the broker knows what it has already (wire.md, PRODUCE). What is given
-up raises the epoch: the broker then stops waiting for the missing sequences.
+runs that it had, so that the broker knows what it has already (wire.md, PRODUCE). After a give-up
+that the broker did not count it would wait for sequences that never come. Then a new epoch begins:
+nothing new leaves until every answer is in and nothing is left of which it is unknown whether the
+broker has it, and only then is everything that waits numbered anew. Numbering anew what may be
+stored would store it twice, and new sequences beside old ones would be taken for repeats.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
+from collections.abc import Callable, Iterable
 from struct import pack
 from typing import Any, Final
 from zlib import crc32
 
 from gateway.core.receipts import CLOSE, Receipt
-from holdmq.errors import CODES, Code
+from holdmq.errors import CODES, Code, WireError
 from holdmq.mqtt.reasons import ReasonCode
 from holdmq.wire.headers import ProduceRun, RunResult
 
@@ -50,32 +55,50 @@ REFUSALS: Final[dict[Code, int]] = {
 """Refusals that are the message's own: it is answered. All other final ones end the connection, as an
 answer would tell an MQTT 3 client that the log has what it has not."""
 _REROUTE: Final = frozenset((Code.QUEUE_UNKNOWN, Code.TOPIC_UNKNOWN))
-"""The route is stale: trying the same queue again would not help."""
+"""The route is stale: trying the same queue again would not help. The broker counts none of these."""
+_NOT_STORED: Final = frozenset((Code.OUT_OF_SEQUENCE, Code.STORE_FULL, Code.STORE_FAILED))
+"""Refusals after which the broker surely has not got the run. BUSY may be said before it looked."""
+
+
+def new_producer_id() -> int:
+    """An id that no producer before had: a broker's memory of another must never answer for this one."""
+    return secrets.randbits(63)
 
 
 class Target:
-    """One queue at one broker, as a place to send to; `run` is its part of the open batch."""
+    """One queue at one broker, as a place to send to; `run` is its part of the open batch.
 
-    __slots__ = ("next_sequence", "producer", "queue_id", "run", "topic")
+    `runs` are those not settled, oldest first; `progress_at` is when one was settled last, or began to wait.
+    """
+
+    __slots__ = ("next_sequence", "producer", "progress_at", "queue_id", "run", "runs", "topic")
 
     def __init__(self, producer: Producer, topic: str, queue_id: int) -> None:
         self.producer = producer
         self.topic = topic
         self.queue_id = queue_id
         self.next_sequence = 0
+        self.progress_at = 0.0
         self.run: Run | None = None
+        self.runs: deque[Run] = deque()
 
 
 class Run:
-    """Consecutive records of one queue, and who is owed for them."""
+    """Consecutive records of one queue, and who is owed for them.
 
-    __slots__ = ("first_sequence", "receipts", "records", "target")
+    `may_be_stored`: it was sent, and the connection was lost before the answer. `is_settled`: nobody is
+    owed for it any more, whatever becomes of it.
+    """
+
+    __slots__ = ("first_sequence", "is_settled", "may_be_stored", "receipts", "records", "target")
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.records: list[bytes] = []
         self.receipts: list[Receipt] = []
         self.first_sequence = 0
+        self.is_settled = False
+        self.may_be_stored = False
 
 
 class Batch:
@@ -87,6 +110,11 @@ class Batch:
         self.runs: list[Run] = []
         self.size_bytes = 0
         self.serial = 0
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether the broker may have a part of it without our knowing."""
+        return any(run.may_be_stored for run in self.runs)
 
     def encode(self) -> tuple[bytes, bytes, int]:
         """Sizes, records, and the CRC-32 of both as one body."""
@@ -117,13 +145,17 @@ class Producer:
 
     The shell calls `next_batch` until None at the end of a turn, sends each, and tells what became
     of it: `answered`, `refused` (whole), or `disconnected` for all in flight. Counters are plain
-    attributes: `batches`, `records`, `refused_records`, `resent_batches`, `abandoned_records`. `shell` is
-    the owner's own; `record_max_bytes` is what the broker accepts (it refuses a whole batch for one record
-    that is larger), 0 = not known yet.
+    attributes: `batches`, `records`, `refused_records`, `resent_batches`, `abandoned_records`, `epochs`.
+    `shell` is the owner's own; `record_max_bytes` is what the broker accepts (it refuses a whole batch
+    for one record that is larger), 0 = not known yet. `new_id` gives the next producer id when this one
+    is used up or fenced.
     """
 
     __slots__ = (
         "_backoff_s",
+        "_is_epoch_due",
+        "_is_fenced",
+        "_new_id",
         "_open",
         "_open_bytes",
         "_refused",
@@ -133,12 +165,12 @@ class Producer:
         "abandoned_records",
         "batches",
         "epoch",
+        "epochs",
         "in_flight",
         "is_connected",
         "must_reroute",
         "pending_bytes",
         "producer_id",
-        "progress_at",
         "record_max_bytes",
         "records",
         "refused_records",
@@ -147,7 +179,9 @@ class Producer:
         "shell",
     )
 
-    def __init__(self, producer_id: int, now: float, shell: Any = None) -> None:
+    def __init__(
+        self, producer_id: int, shell: Any = None, new_id: Callable[[], int] = new_producer_id
+    ) -> None:
         self.producer_id = producer_id
         self.shell = shell
         self.record_max_bytes = 0
@@ -156,10 +190,10 @@ class Producer:
         self.in_flight: dict[int, Batch] = {}
         self.pending_bytes = 0
         self.retry_at = 0.0
-        self.progress_at = now
         self.must_reroute = False
         self.batches = self.records = self.resent_batches = 0
-        self.refused_records = self.abandoned_records = 0
+        self.refused_records = self.abandoned_records = self.epochs = 0
+        self._new_id = new_id
         self._open = Batch()
         self._open_bytes = 0
         self._waiting: deque[Batch] = deque()
@@ -167,6 +201,8 @@ class Producer:
         self._targets: dict[tuple[str, int], Target] = {}
         self._serial = 0
         self._backoff_s = BACKOFF_MIN_S
+        self._is_epoch_due = False
+        self._is_fenced = False
 
     @property
     def is_full(self) -> bool:
@@ -187,13 +223,14 @@ class Producer:
         return target
 
     def open_run(self, target: Target, now: float) -> Run:
-        """The target's run in the open batch, begun if there is none. The caller appends to its records
-        and receipts, and then calls `added`."""
+        """The target's run in the open batch, begun if there is none. The caller appends at least one record
+        (and receipts), and then calls `added`."""
         run = target.run
         if run is None:
-            if self.is_idle:
-                self.progress_at = now
+            if not target.runs:
+                target.progress_at = now
             run = target.run = Run(target)
+            target.runs.append(run)
             self._open.runs.append(run)
         return run
 
@@ -212,6 +249,10 @@ class Producer:
             if self.in_flight:
                 return None
             self._take_back()
+        if self._is_epoch_due and not any(batch.may_be_stored for batch in self._waiting):
+            if self.in_flight:
+                return None
+            self._begin_epoch()
         if self._waiting:
             batch = self._waiting.popleft()
         elif self._open_bytes and len(self.in_flight) < IN_FLIGHT_GROUP:
@@ -223,31 +264,51 @@ class Producer:
         return batch
 
     def answered(self, batch: Batch, results: list[RunResult], retry_after_ms: int, now: float) -> None:
-        """The broker answered each run: settle receipts, keep what is to be sent again."""
-        if self.in_flight.pop(batch.serial, None) is None:
+        """The broker answered each run: settle receipts, keep what is to be sent again.
+
+        Raises WireError, and has changed nothing, when there is not one result per run: the peer is broken,
+        and whether it has the batch is found out by sending it again over another connection.
+        """
+        if batch.serial not in self.in_flight:
             return
-        again: list[Run] = []
-        for run, result in zip(batch.runs, results, strict=True):
-            if result.status == 0:
-                self.records += len(run.records)
-                for receipt in run.receipts:
-                    receipt.settle(0)
-                continue
-            code = _code(result.status)
-            if code in _REROUTE:
-                self.must_reroute = True
-                self._give_up(run, CLOSE | ReasonCode.SERVER_BUSY)
-            elif CODES[code].retriable:
-                again.append(run)
-            else:
-                self._give_up(run, REFUSALS.get(code, CLOSE | ReasonCode.SERVER_BUSY))
+        if len(results) != len(batch.runs):
+            raise WireError(f"{len(results)} results for the {len(batch.runs)} runs of a PRODUCE")
+        del self.in_flight[batch.serial]
+        decided = zip(batch.runs, results, strict=True)
+        again = [run for run, result in decided if self._decide(run, result, now)]
         if again:
             batch.runs = again
             self._keep(batch, retry_after_ms, now)
         else:
             self.pending_bytes -= batch.size_bytes
             self._backoff_s = BACKOFF_MIN_S
-            self.progress_at = now
+
+    def _decide(self, run: Run, result: RunResult, now: float) -> bool:
+        """Settle one run by its result; True = it must be sent again."""
+        if run.is_settled:
+            return False  # given up while it was on its way
+        target = run.target
+        if result.status == 0:
+            self.records += len(run.records)
+            self._settle(run, 0, now)
+            return False
+        code = _code(result.status)
+        # Whatever is refused behind a run that is still owed was not counted by the broker.
+        is_oldest = target.runs[0] is run
+        if code not in _REROUTE and CODES[code].retriable:
+            if code in _NOT_STORED:
+                run.may_be_stored = False
+            if code == Code.OUT_OF_SEQUENCE and is_oldest:
+                self._is_epoch_due = True  # what the broker waits for is not ours to send any more
+            return True
+        if code in _REROUTE:
+            self.must_reroute = True
+        if code == Code.PRODUCER_FENCED:
+            self._is_fenced = True
+        if code in _REROUTE or code == Code.PRODUCER_FENCED or not is_oldest:
+            self._is_epoch_due = True
+        self._give_up(run, REFUSALS.get(code, CLOSE | ReasonCode.SERVER_BUSY), now)
+        return False
 
     def refused(self, batch: Batch, code: Code, retry_after_ms: int, now: float) -> None:
         """The broker refused the whole batch."""
@@ -257,9 +318,9 @@ class Producer:
             self._keep(batch, retry_after_ms, now)
             return
         for run in batch.runs:
-            self._give_up(run, CLOSE | ReasonCode.SERVER_BUSY)
+            self._give_up(run, CLOSE | ReasonCode.SERVER_BUSY, now)
         self.pending_bytes -= batch.size_bytes
-        self.epoch = min(self.epoch + 1, EPOCH_MAX)
+        self._is_epoch_due = True
 
     def connected(self) -> None:
         """A connection is there: what was unanswered goes first, in its order."""
@@ -269,41 +330,47 @@ class Producer:
     def disconnected(self) -> None:
         """The connection is gone; whether the broker has what was in flight is unknown."""
         self.is_connected = False
+        for batch in self.in_flight.values():
+            for run in batch.runs:
+                run.may_be_stored = True
         self._refused += self.in_flight.values()
         self.in_flight.clear()
 
-    def stuck_s(self, now: float) -> float:
-        """For how long nothing has been confirmed although something waits."""
-        return 0.0 if self.is_idle else now - self.progress_at
+    def stuck(self, since: float) -> list[Target]:
+        """The targets of which nothing has been settled since then although something waits."""
+        return [t for t in self._targets.values() if t.runs and t.progress_at < since]
 
-    def abandon(self) -> None:
-        """Drop everything: its sessions end unanswered and send again to another queue."""
+    def abandon(self, targets: Iterable[Target], now: float) -> None:
+        """Give up all that waits for these targets: its sessions end unanswered and send it again."""
         if self._open_bytes:
             self._waiting.append(self._seal())
-        for batch in (*self.in_flight.values(), *self._refused, *self._waiting):
-            for run in batch.runs:
-                self._give_up(run, CLOSE | ReasonCode.SERVER_BUSY)
+        for target in targets:
+            for run in list(target.runs):
                 self.abandoned_records += len(run.records)
-        self.in_flight.clear()
-        self._refused.clear()
-        self._waiting.clear()
-        self.pending_bytes = 0
-        self.epoch = min(self.epoch + 1, EPOCH_MAX)
+                self._give_up(run, CLOSE | ReasonCode.SERVER_BUSY, now)
+                self._is_epoch_due = True
+        # On its way or not: of a batch in which nobody is interested nothing is sent again.
+        for serial, batch in list(self.in_flight.items()):
+            if self._is_given_up(batch):
+                del self.in_flight[serial]
+        self._waiting = deque(batch for batch in self._waiting if not self._is_given_up(batch))
+        self._refused = [batch for batch in self._refused if not self._is_given_up(batch)]
+        for batch in (*self._waiting, *self._refused):
+            batch.runs = [run for run in batch.runs if not run.is_settled]
+
+    def _is_given_up(self, batch: Batch) -> bool:
+        """Whether nothing of a batch is owed; its bytes are then pending no more."""
+        if not all(run.is_settled for run in batch.runs):
+            return False
+        self.pending_bytes -= batch.size_bytes
+        return True
 
     def _seal(self) -> Batch:
         batch = self._open
         batch.size_bytes = self._open_bytes
         for run in batch.runs:
-            target = run.target
-            if not run.records:  # its only record was refused after the run was opened
-                target.run = None
-                for receipt in run.receipts:
-                    receipt.settle(0)
-                continue
-            run.first_sequence = target.next_sequence
-            target.next_sequence += len(run.records)
-            target.run = None
-        batch.runs = [run for run in batch.runs if run.records]
+            run.target.run = None
+            _number(run)
         self._serial += 1
         batch.serial = self._serial
         self._open = Batch()
@@ -319,13 +386,49 @@ class Producer:
     def _take_back(self) -> None:
         self._refused.sort(key=lambda batch: batch.serial)
         self.resent_batches += len(self._refused)
+        for batch in self._refused:
+            batch.runs = [run for run in batch.runs if not run.is_settled]
         self._waiting.extendleft(reversed(self._refused))
         self._refused.clear()
 
-    def _give_up(self, run: Run, outcome: int) -> None:
-        self.refused_records += len(run.records)
+    def _begin_epoch(self) -> None:
+        """Number everything that waits anew. Nothing is in flight, and nothing that waits may be stored."""
+        self._is_epoch_due = False
+        self.epochs += 1
+        if self._is_fenced or self.epoch >= EPOCH_MAX:
+            self._is_fenced = False
+            self.producer_id = self._new_id()
+            self.epoch = 1
+        else:
+            self.epoch += 1
+        for target in self._targets.values():
+            target.next_sequence = 0
+        for batch in self._waiting:
+            for run in batch.runs:
+                _number(run)
+
+    def _settle(self, run: Run, outcome: int, now: float) -> None:
+        run.is_settled = True
+        target = run.target
+        target.progress_at = now
+        if target.runs[0] is run:
+            target.runs.popleft()
+        else:
+            target.runs.remove(run)
         for receipt in run.receipts:
             receipt.settle(outcome)
+
+    def _give_up(self, run: Run, outcome: int, now: float) -> None:
+        if not run.is_settled:
+            self.refused_records += len(run.records)
+            self._settle(run, outcome, now)
+
+
+def _number(run: Run) -> None:
+    """Give a run the next sequences of its target."""
+    target = run.target
+    run.first_sequence = target.next_sequence
+    target.next_sequence += len(run.records)
 
 
 def _code(status: int) -> Code:

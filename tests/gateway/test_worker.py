@@ -199,7 +199,8 @@ async def test_connections_of_a_broker_that_stays_away_are_closed_without_an_ans
     broker.hold = True
     client.send(Publish("a/b", b"2", 1, packet_id=2))
     await running.until(lambda: broker.held)
-    running.worker.links["b0"].producer.progress_at -= 60
+    for target in running.worker.links["b0"].producer.stuck(running.worker.now()):
+        target.progress_at -= 60
     farewell = await client.next()
     assert isinstance(farewell, Disconnect)
     assert farewell.reason_code == 0x89

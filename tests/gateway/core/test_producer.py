@@ -3,6 +3,9 @@ from __future__ import annotations
 import struct
 import zlib
 
+import pytest
+
+from broker.core.sequences import Sequences
 from gateway.core.producer import (
     BATCH_MAX_BYTES,
     IN_FLIGHT_GROUP,
@@ -10,9 +13,11 @@ from gateway.core.producer import (
     PENDING_MAX_BYTES,
     Batch,
     Producer,
+    Run,
+    new_producer_id,
 )
 from gateway.core.receipts import CLOSE, Receipt
-from holdmq.errors import Code
+from holdmq.errors import Code, WireError
 from holdmq.mqtt import PUBACK
 from holdmq.wire.headers import RunResult
 
@@ -30,9 +35,14 @@ OWNER = Owner()
 
 
 def add(
-    producer: Producer, packet_id: int, queue_id: int = 0, size: int = 100, owner: Owner | None = None
+    producer: Producer,
+    packet_id: int,
+    queue_id: int = 0,
+    size: int = 100,
+    owner: Owner | None = None,
+    now: float = 0.0,
 ) -> None:
-    run = producer.open_run(producer.target("t", queue_id), 0.0)
+    run = producer.open_run(producer.target("t", queue_id), now)
     receipt = Receipt(owner or OWNER, PUBACK)
     receipt.packet_ids.append(packet_id)
     run.receipts.append(receipt)
@@ -46,7 +56,7 @@ def answer(producer: Producer, batch: Batch, *codes: int, now: float = 0.0) -> N
 
 
 def connected() -> Producer:
-    producer = Producer(1, 0.0)
+    producer = Producer(1, new_id=iter(range(2, 99)).__next__)
     producer.connected()
     return producer
 
@@ -186,29 +196,221 @@ def test_a_broker_that_cannot_write_never_gets_its_messages_acknowledged() -> No
     assert owner.outcomes[0][1] & CLOSE
 
 
-def test_a_batch_that_is_refused_whole_raises_the_epoch() -> None:
+def test_a_batch_that_is_refused_whole_begins_an_epoch_before_anything_new_leaves() -> None:
     owner = Owner()
     producer = connected()
     add(producer, 1, owner=owner)
-    epoch = producer.epoch
     producer.refused(send(producer), Code.MALFORMED_BATCH, 0, 0.0)
     assert owner.outcomes[0][1] & CLOSE
-    assert producer.epoch == epoch + 1
+    assert producer.is_idle
+    assert producer.pending_bytes == 0
+    add(producer, 2, owner=owner)
+    assert sequences(send(producer)) == [(0, 0, 1)]
+    assert producer.epoch == 2
+
+
+class Broker:
+    """The broker's own windows behind a producer: what it would store, and what it would answer."""
+
+    def __init__(self) -> None:
+        self.windows = Sequences()
+        self.log: list[bytes] = []
+        self.consumes = True
+
+    def results(self, producer: Producer, batch: Batch, *codes: Code) -> list[RunResult]:
+        """Take a batch as it is on the wire now. `codes` refuse runs before their sequences are looked at."""
+        given = list(codes) or [Code.OK] * len(batch.runs)
+        return [self._run(producer, run, code) for run, code in zip(batch.runs, given, strict=True)]
+
+    def _run(self, producer: Producer, run: Run, code: Code) -> RunResult:
+        key = (producer.producer_id, run.target.topic, run.target.queue_id)
+        place = (key, producer.epoch, run.first_sequence)
+        if code == Code.BUSY:
+            self.windows.postpone(*place, 0.0)
+            return RunResult(code, -1, "")
+        if code != Code.OK:
+            if self.consumes:
+                self.windows.consume(*place, len(run.records), 0.0)
+            return RunResult(code, -1, "")
+        verdict = self.windows.offer(*place, len(run.records), 0.0)
+        if verdict.accepted is not None:
+            verdict.accepted.is_confirmed = True
+            self.log += run.records
+        return RunResult(int(verdict.code), 0, "")
+
+    def run(self, producer: Producer, now: float = 0.0) -> float:
+        """Answer all there is to answer; the time at which nothing was left to send."""
+        for _ in range(50):
+            while (batch := producer.next_batch(now)) is not None:
+                producer.answered(batch, self.results(producer, batch), 0, now)
+            if producer.is_idle:
+                return now
+            now = max(now, producer.retry_at)
+        raise AssertionError("the producer never gets rid of what it has")
+
+
+def body(packet_id: int) -> bytes:
+    return b"%d" % packet_id
+
+
+def put(producer: Producer, packet_id: int, owner: Owner, queue_id: int = 0) -> None:
+    run = producer.open_run(producer.target("t", queue_id), 0.0)
+    receipt = Receipt(owner, PUBACK)
+    receipt.packet_ids.append(packet_id)
+    run.receipts.append(receipt)
+    run.records.append(body(packet_id))
+    producer.added(1)
+
+
+def acknowledged(owner: Owner) -> list[bytes]:
+    return [body(packet_id) for packet_id, outcome in owner.outcomes if outcome == 0]
+
+
+def test_what_was_in_flight_behind_a_refused_batch_is_stored_before_it_is_acknowledged() -> None:
+    owner, broker, producer = Owner(), Broker(), connected()
+    put(producer, 1, owner)
+    broker.run(producer)
+    put(producer, 2, owner)
+    refused = send(producer)
+    put(producer, 3, owner)
+    behind = send(producer)
+    answers = broker.results(producer, behind)  # the broker has not counted the refused batch
+    producer.refused(refused, Code.RECORD_TOO_LARGE, 0, 0.0)
+    put(producer, 4, owner)
+    assert producer.next_batch(0.0) is None, "new sequences would make old ones look like repeats"
+    producer.answered(behind, answers, 0, 0.0)
+    broker.run(producer, 10.0)
+    assert broker.log == acknowledged(owner) == [b"1", b"3", b"4"]
+
+
+def test_what_may_be_stored_is_settled_in_its_own_epoch_before_the_next_one_begins() -> None:
+    owner, broker, producer = Owner(), Broker(), connected()
+    put(producer, 1, owner)
+    stored = send(producer)
+    broker.results(producer, stored)  # the answer is lost with the connection
+    put(producer, 2, owner, queue_id=1)
+    broker.results(producer, send(producer))
+    producer.disconnected()
+    producer.connected()
+    producer.refused(send(producer), Code.MALFORMED_BATCH, 0, 0.0)
+    put(producer, 3, owner, queue_id=1)
+    broker.run(producer, 10.0)
+    assert broker.log == [b"1", b"2", b"3"], "nothing is stored twice"
+    assert acknowledged(owner) == [b"2", b"3"]
+    assert producer.epoch == 2
+
+
+def test_a_queue_that_comes_to_be_takes_messages_after_refusals_that_the_broker_did_not_count() -> None:
+    owner, broker, producer = Owner(), Broker(), connected()
+    put(producer, 1, owner)
+    broker.run(producer)
+    broker.consumes = False
+    put(producer, 2, owner)
+    batch = send(producer)
+    producer.answered(batch, broker.results(producer, batch, Code.TOPIC_UNKNOWN), 0, 0.0)
+    put(producer, 3, owner)
+    broker.run(producer, 10.0)
+    assert broker.log == acknowledged(owner) == [b"1", b"3"]
+
+
+def test_a_refusal_for_good_behind_a_postponed_run_leaves_no_gap() -> None:
+    owner, broker, producer = Owner(), Broker(), connected()
+    put(producer, 1, owner)
+    first = send(producer)
+    put(producer, 2, owner)
+    second = send(producer)
+    producer.answered(first, broker.results(producer, first, Code.BUSY), 0, 0.0)
+    producer.answered(second, broker.results(producer, second, Code.TOPIC_PERM), 0, 0.0)
+    put(producer, 3, owner)
+    broker.run(producer, 10.0)
+    assert broker.log == acknowledged(owner) == [b"1", b"3"]
+
+
+def test_a_broker_that_waits_for_what_was_never_owed_gets_a_new_epoch() -> None:
+    owner, broker, producer = Owner(), Broker(), connected()
+    put(producer, 1, owner)
+    broker.run(producer)
+    producer.target("t", 0).next_sequence += 5
+    put(producer, 2, owner)
+    broker.run(producer)
+    assert broker.log == acknowledged(owner) == [b"1", b"2"]
+    assert producer.epochs == 1
+
+
+def test_a_fenced_producer_goes_on_under_another_id() -> None:
+    owner, producer = Owner(), connected()
+    add(producer, 1, owner=owner)
+    answer(producer, send(producer), Code.PRODUCER_FENCED)
+    assert owner.outcomes[0][1] & CLOSE
+    add(producer, 2, owner=owner)
+    batch = send(producer)
+    assert (producer.producer_id, producer.epoch) == (2, 1)
+    assert sequences(batch) == [(0, 0, 1)]
+
+
+def test_epochs_end_with_a_new_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.core.producer.EPOCH_MAX", 1)
+    producer = connected()
+    add(producer, 1)
+    producer.refused(send(producer), Code.MALFORMED_BATCH, 0, 0.0)
+    add(producer, 2)
+    send(producer)
+    assert (producer.producer_id, producer.epoch) == (2, 1)
+
+
+def test_every_new_producer_id_is_another() -> None:
+    assert len({new_producer_id() for _ in range(100)}) == 100
+
+
+def test_an_answer_with_the_wrong_number_of_results_changes_nothing() -> None:
+    owner, producer = Owner(), connected()
+    add(producer, 1, owner=owner)
+    add(producer, 2, queue_id=1, owner=owner)
+    batch = send(producer)
+    with pytest.raises(WireError):
+        answer(producer, batch, Code.OK)
+    assert not owner.outcomes
+    producer.disconnected()
+    producer.connected()
+    answer(producer, send(producer))
+    assert owner.outcomes == [(1, 0), (2, 0)]
+    assert producer.is_idle
+
+
+def test_a_target_that_gets_nothing_through_is_stuck_while_others_go_on() -> None:
+    owner, producer = Owner(), connected()
+    for now in (0.0, 20.0):
+        add(producer, 1, owner=owner, now=now)
+        add(producer, 2, queue_id=1, owner=owner, now=now)
+        while (batch := producer.next_batch(now)) is not None:
+            codes = [Code.OK if run.target.queue_id else Code.BUSY for run in batch.runs]
+            answer(producer, batch, *codes, now=now)
+    add(producer, 3, queue_id=1, owner=owner, now=20.0)
+    assert producer.stuck(10.0) == [producer.target("t", 0)]
+    producer.abandon(producer.stuck(10.0), 20.0)
+    assert [packet_id for packet_id, outcome in owner.outcomes if outcome & CLOSE] == [1, 1]
+    assert producer.stuck(99.0) == [producer.target("t", 1)]
+    while (batch := producer.next_batch(30.0)) is not None:
+        answer(producer, batch, now=30.0)
+    assert {packet_id for packet_id, outcome in owner.outcomes if outcome == 0} == {2, 3}
     assert producer.is_idle
     assert producer.pending_bytes == 0
 
 
-def test_abandoning_closes_every_owner_and_raises_the_epoch() -> None:
+def test_abandoning_closes_every_owner_and_begins_an_epoch() -> None:
     owner = Owner()
     producer = connected()
     for n in range(4):
         add(producer, n + 1, owner=owner)
         producer.next_batch(0.0)
-    assert producer.stuck_s(11.0) == 11.0
-    producer.abandon()
+    stuck = producer.stuck(11.0)
+    producer.abandon(stuck, 11.0)
     assert sorted(packet_id for packet_id, outcome in owner.outcomes if outcome & CLOSE) == [1, 2, 3, 4]
     assert producer.is_idle
-    assert producer.stuck_s(99.0) == 0.0
+    assert producer.pending_bytes == 0
+    assert producer.stuck(99.0) == []
+    add(producer, 5)
+    assert sequences(send(producer, 11.0)) == [(0, 0, 1)]
     assert producer.epoch == 2
 
 
@@ -219,17 +421,6 @@ def test_a_stale_route_closes_the_owners_and_asks_for_routes() -> None:
     answer(producer, send(producer), Code.QUEUE_UNKNOWN)
     assert producer.must_reroute
     assert owner.outcomes[0][1] & CLOSE
-
-
-def test_a_run_whose_only_record_was_refused_is_not_sent() -> None:
-    owner = Owner()
-    producer = connected()
-    run = producer.open_run(producer.target("t", 3), 0.0)
-    run.receipts.append(Receipt(owner, PUBACK))
-    assert producer.next_batch(0.0) is None
-    add(producer, 2)
-    assert sequences(send(producer)) == [(0, 0, 1)]
-    assert run.receipts[0].outcome == 0
 
 
 def test_sequences_count_records_per_queue() -> None:
