@@ -1,4 +1,7 @@
-"""A broker and registry in memory, over the real RPC, whose refusals tests choose."""
+"""A broker and registry in memory, over the real RPC, whose refusals tests choose.
+
+What it decides by itself it decides with the broker's own windows and filters.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
+from broker.core.filters import FilterSet
+from broker.core.sequences import Sequences
 from gateway.worker import Worker
 from holdmq.config import ClientSection, Config, GatewaySection
-from holdmq.errors import Code, RemoteError
+from holdmq.errors import CODES, Code, RemoteError
 from holdmq.mqtt import (
     MQTT_3_1_1,
     SERVER,
@@ -30,6 +36,7 @@ from holdmq.mqtt import (
     publishes,
 )
 from holdmq.record import decode_record
+from holdmq.record_tags import tag_hash
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import Server
 from holdmq.wire.codes import RequestCode
@@ -62,7 +69,12 @@ class _Reader:
     def __init__(self, position: int) -> None:
         self.position = position
         self.terms: list[FilterTerm] = []
+        self.filters = FilterSet()
         self.reads: list[Request] = []
+
+
+NOT_COUNTED = (Code.TOPIC_UNKNOWN, Code.QUEUE_UNKNOWN)
+"""Refusals that consume no sequence at a broker."""
 
 
 class MemoryBroker:
@@ -84,8 +96,7 @@ class MemoryBroker:
         self.silent_filters = False
         self.opened: list[ReadOpenRequest] = []
         self.heartbeats: list[dict[str, Any]] = []
-        self.next: dict[tuple[int, str, int], tuple[int, int]] = {}
-        self.seen: set[tuple[int, str, int, int, int]] = set()
+        self.sequences = Sequences()
         self._readers: dict[tuple[int, int], _Reader] = {}
         self.server = Server(
             {
@@ -127,12 +138,28 @@ class MemoryBroker:
                 credit = reader.reads[0].header(ReadRequest).credit_bytes
                 taken: list[bytes] = []
                 for record in self.log[index:]:
-                    if taken and sum(map(len, taken)) + len(record) > credit:
-                        break
-                    taken.append(record)
-                reader.position = self.starts[index + len(taken)]
+                    if self.passes(reader.filters, record):
+                        if taken and sum(map(len, taken)) + len(record) > credit:
+                            break
+                        taken.append(record)
+                    index += 1
+                reader.position = self.starts[index]
                 body = b"".join(taken)
-                reader.reads.pop(0).reply(ReadResponse(reader.position, 1, len(taken)), [body], len(body))
+                if taken or not reader.reads[0].header(ReadRequest).hold_ms:
+                    reader.reads.pop(0).reply(ReadResponse(reader.position, 1, len(taken)), [body], len(body))
+
+    def passes(self, filters: FilterSet, raw: bytes) -> bool:
+        """Whether the broker would give this record to a reader."""
+        record = decode_record(raw)
+        topic = record.topic.decode()
+        row = self.topics.get(topic)
+        tag = record.tag
+        hashes = np.array([tag_hash(tag, row.key_levels if row else 1)], np.uint64)
+        text = None if tag is None else tag.decode()
+        return any(
+            part.all or part.indices_by_hash(hashes, 1) or (part.needs_tags and part.passes_tag(text))
+            for part in filters.of_topic(topic)
+        )
 
     def _hello(self, _connection: Connection, _hello: HelloRequest) -> HelloResponse:
         return HelloResponse(1, "b0", "test", Worker.wall_ms(), b"12345678", 1, 4 << 20, 16 << 20)
@@ -156,42 +183,51 @@ class MemoryBroker:
         header = request.header(ProduceRequest)
         runs = rows(ProduceRun, header.runs)
         self.produced.append(runs)
-        verdict = self.verdicts.pop(0) if self.verdicts else [self._verdict(run) for run in runs]
-        if isinstance(verdict, Exception):
-            assert isinstance(verdict, RemoteError)
-            request.refuse(verdict)
+        chosen = self.verdicts.pop(0) if self.verdicts else [0] * len(runs)
+        if isinstance(chosen, Exception):
+            assert isinstance(chosen, RemoteError)
+            request.refuse(chosen)
             return
         count = int.from_bytes(request.body[:4], "big")
         sizes = struct.unpack_from(f">{count}I", request.body, 4)
         pos, at = 4 + 4 * count, 0
-        for run, code in zip(runs, verdict, strict=True):
-            key = (run.producer_id, run.topic, run.queue_id, run.producer_epoch, run.first_sequence)
+        results: list[RunResult] = []
+        for run, code in zip(runs, chosen, strict=True):
+            result, is_new = self._decide(run, code)
+            results.append(result)
             for size in sizes[at : at + run.records]:
-                if code == 0 and key not in self.seen:
+                if is_new:
                     self.append(bytes(request.body[pos : pos + size]))
                 pos += size
             at += run.records
-            if code in (0, 16):
-                self.next[key[:3]] = (run.producer_epoch, run.first_sequence + run.records)
-            if code == 0:
-                self.seen.add(key)
-        request.reply(ProduceResponse([RunResult(code, 0 if not code else -1, "") for code in verdict]))
+        request.reply(ProduceResponse(results))
         self.serve()
 
-    def _verdict(self, run: ProduceRun) -> int:
-        epoch, expected = self.next.get((run.producer_id, run.topic, run.queue_id), (0, 0))
-        if run.producer_epoch < epoch:
-            return Code.PRODUCER_FENCED
-        return Code.OUT_OF_SEQUENCE if run.producer_epoch == epoch and run.first_sequence > expected else 0
+    def _decide(self, run: ProduceRun, code: int) -> tuple[RunResult, bool]:
+        """The result of a run, refused with `code` unless 0, and whether its records are new."""
+        key = (run.producer_id, run.topic, run.queue_id)
+        place = (key, run.producer_epoch, run.first_sequence)
+        if code == 0:
+            verdict = self.sequences.offer(*place, run.records, 0.0)
+            if verdict.accepted is not None:
+                verdict.accepted.is_confirmed = True
+            offset = 0 if verdict.code == Code.OK else -1
+            return RunResult(int(verdict.code), offset, ""), verdict.accepted is not None
+        if code == Code.BUSY:
+            self.sequences.postpone(*place, 0.0)
+        elif not CODES[Code(code)].retriable and code not in NOT_COUNTED:
+            self.sequences.consume(*place, run.records, 0.0)
+        return RunResult(code, -1, ""), False
 
     def _open(self, request: Request) -> None:
         header = request.header(ReadOpenRequest)
         self.opened.append(header)
         position = self.end if header.position is None else header.position
         if position > self.end:
-            raise RemoteError(Code.OFFSET_AHEAD, f"continue at {self.end}")
+            raise RemoteError(Code.OFFSET_AHEAD, "ahead", {"position": self.end, "log_epoch": 1})
         reader = self._readers[id(request.connection), header.reader_id] = _Reader(position)
         reader.terms += rows(FilterTerm, header.add)
+        reader.filters.change(rows(FilterTerm, header.add), ())
         request.reply(ReadPosition(position, 1))
 
     def _filter(self, request: Request) -> None:
@@ -200,6 +236,7 @@ class MemoryBroker:
         reader.terms += rows(FilterTerm, header.add)
         for term in rows(FilterTerm, header.remove):
             reader.terms.remove(term)
+        reader.filters.change(rows(FilterTerm, header.add), rows(FilterTerm, header.remove))
         if not self.silent_filters:
             request.reply(ReadPosition(self.end, 1))
 

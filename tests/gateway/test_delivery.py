@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broker.core.sequences import Sequences
 from holdmq.mqtt import (
     MQTT_3_1_1,
     MQTT_5,
@@ -125,7 +126,7 @@ async def test_an_expired_message_is_not_delivered_and_the_rest_of_an_interval_i
     running.broker.serve()
     message = await subscriber.next()
     assert message.payload == b"in time"
-    assert message.properties.message_expiry_interval in (49, 50)
+    assert message.properties.message_expiry_interval in (49, 50, 51)
     assert running.worker.counters.messages_expired_total == 1
 
 
@@ -319,7 +320,7 @@ async def test_a_log_that_was_cut_below_the_position_is_followed_from_its_end(st
     for connection in list(running.broker.server.connections):
         connection.close()
     await running.until(lambda: running.worker.counters.offset_ahead_total == 1 and link.reader.is_open)
-    running.broker.next.clear()
+    running.broker.sequences = Sequences()
     await publish(publisher, Publish("a/b", b"3", 1, packet_id=3))
     assert (await subscriber.next()).payload == b"3"
 
