@@ -1,7 +1,7 @@
 """Small files that are replaced as a whole: configuration, checkpoint, epochs.
 
-A file is JSON: `format`, `dataVersion`, `crc32` (of the content's canonical JSON) and
-`content`. It is written beside its place, fsynced and renamed over; what was there before
+A file is JSON: `format`, `dataVersion`, `crc32` (of these two and the content's canonical JSON)
+and `content`. It is written beside its place, fsynced and renamed over; what was there before
 stays as `.bak`. Source: storage.md, Files.
 """
 
@@ -69,9 +69,7 @@ class AtomicFile:
 
     def save(self, content: dict[str, Any], data_version: int) -> None:
         """Replace the file durably; the one before becomes the backup. Raises StorageError."""
-        body = _canonical(content)
-        head = f'{{"format":{self._format},"dataVersion":{data_version},"crc32":{crc32(body)},"content":'
-        raw = b"".join((head.encode(), body, b"}\n"))
+        raw = _rendered(self._format, data_version, _canonical(content))
         directory = self.path.parent
         temporary = self.path.with_name(self.path.name + ".tmp")
         disk = self._disk
@@ -89,6 +87,19 @@ class AtomicFile:
         except OSError as error:
             kind = StoreFullError if error.errno in FULL_ERRORS else StorageError
             raise kind(error.strerror or str(error), operation="write", path=str(self.path)) from error
+
+    def problem(self) -> str:
+        """What is wrong with the file, byte for byte; empty = nothing. StorageError if it cannot be read."""
+        raw = self._read(self.path)
+        if raw is None:
+            return "it is missing"
+        parsed = self._parse(raw, self.path)
+        if not isinstance(parsed, Loaded):
+            return parsed
+        version: int = json.loads(raw)["format"]
+        if raw != _rendered(version, parsed.data_version, _canonical(parsed.content)):
+            return "it is damaged, or was edited: its bytes are not as they were written"
+        return ""
 
     def _write(self, path: Path, raw: bytes) -> None:
         file = self._disk.open(path, create=True)
@@ -132,9 +143,19 @@ class AtomicFile:
         data_version = value.get("dataVersion")
         if not isinstance(version, int) or not isinstance(content, dict) or not isinstance(data_version, int):
             return "it is damaged: format, dataVersion or content is missing"
-        if crc32(_canonical(content)) != value.get("crc32"):
+        if _checksum(version, data_version, _canonical(content)) != value.get("crc32"):
             return "it is damaged: its checksum does not match"
         return Loaded(content, data_version, False)
+
+
+def _rendered(version: int, data_version: int, body: bytes) -> bytes:
+    checksum = _checksum(version, data_version, body)
+    head = f'{{"format":{version},"dataVersion":{data_version},"crc32":{checksum},"content":'
+    return b"".join((head.encode(), body, b"}\n"))
+
+
+def _checksum(version: int, data_version: int, body: bytes) -> int:
+    return crc32(body, crc32(f"{version},{data_version},".encode()))
 
 
 def _canonical(content: dict[str, Any]) -> bytes:

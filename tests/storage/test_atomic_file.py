@@ -27,8 +27,7 @@ def test_every_damaged_byte_is_refused_and_only_an_accepted_backup_helps(tmp_pat
     file.save({"a": 1}, 1)
     file.save({"b": 22}, 7)
     whole = file.path.read_bytes()
-    content_at = whole.index(b'"content":') + len(b'"content":')
-    for at in [0, 3, *range(content_at, len(whole) - 1)]:
+    for at in range(len(whole) - 1):
         raw = bytearray(whole)
         raw[at] ^= 1
         file.path.write_bytes(raw)

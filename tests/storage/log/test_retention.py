@@ -6,25 +6,23 @@ import errno
 import os
 import subprocess
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sim_disk import PowerLoss, SimDisk
+from stepped_store import Stepped
 
-from holdmq.config import Config, StorageSection
+from holdmq.config import Config
 from holdmq.config_sources import load
 from holdmq.errors import BehindError, ConfigError, StorageError, StoreFullError, UsageError
-from holdmq.record_batch import encode_batch
 from storage.log import retention
 from storage.log.core.names import offsets_of
 from storage.log.core.retention import LogNeed, QueueNeed
 from storage.log.disk import RealDisk, Space
 from storage.log.segments import Segment
-from storage.log.store import LogStore, open_store
-from storage.store import Batch, ReadStatus, Run
+from storage.store import Batch, ReadStatus
 
 MakeDriver = Callable[..., Any]
 HOURS_72_MS = 72 * 3_600_000
@@ -360,7 +358,7 @@ def test_a_full_disk_does_not_keep_segments_from_going(keeping: MakeDriver, watc
     wait_for(lambda: d.store._checkpoint.position == tail.end)
 
     def full(operation: str, path: Path) -> int | None:
-        return errno.ENOSPC if operation == "write" and path.name.startswith("checkpoint") else None
+        return errno.ENOSPC if operation == "write" and path.name == "checkpoint.json.tmp" else None
 
     watched_disk.failing = full
     d.clock_ms += 2 * HOURS_72_MS
@@ -393,41 +391,6 @@ def test_watermarks_that_do_not_ascend_are_refused_by_name() -> None:
 
 
 # Crashes
-
-
-class Stepped:
-    """A store on a simulated disk with tiny segments, without threads."""
-
-    def __init__(self, disk: SimDisk) -> None:
-        self.posted: deque[Callable[[], object]] = deque()
-        self.now_s = 1000.0
-        settings = StorageSection(data_dir="/store", retention_interval_ms=1).model_copy(
-            update={"segment_size_bytes": 4096, "consume_queue_file_bytes": 200, "tail_cache_bytes": 1}
-        )
-        self.store: LogStore = open_store(
-            settings, "b1", lambda _: 1, self.posted.append, disk=disk,
-            clock_ms=lambda: int(self.now_s * 1e3), clock=lambda: self.now_s, has_threads=False,
-        )  # fmt: skip
-        self.store.open()
-
-    def append(self, queue_id: int, count: int) -> bytes:
-        raw, sizes = encode_batch(b"devices", queue_id, [b"21"] * count, b"", 5)
-        batch = Batch(memoryview(bytearray(raw)), sizes, [Run("devices", queue_id, count)])
-        self.store.append(batch, lambda _batch, error: errors.append(error))
-        errors: list[Any] = []
-        while self.store.writer.step():
-            pass
-        while self.posted:
-            self.posted.popleft()()
-        assert errors == [None]
-        return bytes(batch.records)
-
-    def retain(self, age_s: int = 0) -> None:
-        for _ in range(6):
-            self.now_s += age_s / 6 + 1
-            self.store.flusher.step()
-        while self.posted:
-            self.posted.popleft()()
 
 
 def check_after_crash(disk: SimDisk, records: list[bytes]) -> None:
