@@ -42,10 +42,11 @@ check: .make/test
 test: .make/test
 	$(PY) -m pytest $(ARGS)
 
-bench: .make/test
+bench: .make/test $(if $(filter 1,$(COMPILE)),build/compiled)
 	@for file in loadtest/bench/[a-z]*.py; do \
 		name=$$(basename "$$file" .py); \
-		echo "== $$name"; $(PY) -m "loadtest.bench.$$name" $(ARGS) || exit 1; \
+		echo "== $$name"; PYTHONPATH=$(if $(filter 1,$(COMPILE)),$(wildcard build/compiled)) \
+			$(PY) -m "loadtest.bench.$$name" $(ARGS) || exit 1; \
 	done
 
 compile: build/compiled
