@@ -44,12 +44,17 @@ class LiveReader:
 
     Terms are counted, as filters share them; changes of one loop turn travel together. `position`
     is how far the log has been scanned for this worker, None before the reader was ever open.
+
+    Each opening is a generation: answers to an earlier one's requests count no more, or one that was
+    lost would be jumped over by the next. Each has READS_OUTSTANDING reads, as the broker answers an
+    earlier one's when it opens.
     """
 
     __slots__ = (
         "_add",
         "_change_due",
         "_connection",
+        "_generation",
         "_is_open",
         "_link",
         "_loop",
@@ -73,6 +78,7 @@ class LiveReader:
         self._change_due = False
         self._unanswered = 0
         self._is_open = False
+        self._generation = 0
         self._connection: Connection | None = None
         self.position: int | None = None
         self.log_epoch = 0
@@ -127,16 +133,20 @@ class LiveReader:
         self._connection.request(
             RequestCode.READ_FILTER,
             ReadFilterRequest(LIVE_READER_ID, add, remove),
-            functools.partial(self._changed, waiting),
+            functools.partial(self._changed, self._generation, waiting),
             CALL_TIMEOUT_S,
         )
 
-    def _changed(self, waiting: list[Callable[[], None]], result: Reply | HoldMQError) -> None:
+    def _changed(
+        self, generation: int, waiting: list[Callable[[], None]], result: Reply | HoldMQError
+    ) -> None:
         self._unanswered -= 1
         if isinstance(result, HoldMQError):
             # Opening again sends every term, and calls those who wait.
             self._waiting += waiting
-            self._failed("READ_FILTER", result)
+            if self._is_open and generation != self._generation:
+                self._change_soon()  # it has opened again meanwhile
+            self._failed(generation, "READ_FILTER", result)
             return
         for on_effect in waiting:
             on_effect()
@@ -153,38 +163,42 @@ class LiveReader:
         """The connection is gone; the position stays."""
         self._connection = None
         self._is_open = False
+        self._generation += 1
+
+    def _open_again(self, generation: int) -> None:
+        if generation == self._generation:
+            self._open()
 
     def _open(self) -> None:
         connection = self._connection
         if connection is None:
             return
+        self._generation += 1
         self._add.clear()
         self._remove.clear()
         waiting, self._waiting = self._waiting, []
         connection.request(
             RequestCode.READ_OPEN,
             ReadOpenRequest(LIVE_READER_ID, self.log_epoch, self.position, list(self._terms)),
-            functools.partial(self._opened, connection, waiting),
+            functools.partial(self._opened, self._generation, connection, waiting),
             CALL_TIMEOUT_S,
         )
 
     def _opened(
-        self, connection: Connection, waiting: list[Callable[[], None]], result: Reply | HoldMQError
+        self,
+        generation: int,
+        connection: Connection,
+        waiting: list[Callable[[], None]],
+        result: Reply | HoldMQError,
     ) -> None:
-        if connection is not self._connection:
+        if generation != self._generation:
             self._waiting += waiting
             return
         if isinstance(result, HoldMQError):
             if isinstance(result, RemoteError) and result.code == Code.OFFSET_AHEAD:
-                # The log was cut: what was delivered from beyond the cut is gone there, and new
-                # messages come from its end on.
-                log.warning(
-                    "the broker's log ends before our position", broker=self._link.name, reason=str(result)
-                )
-                self._worker.counters.offset_ahead_total += 1
-                self.position = None
+                self._go_back(result)
             self._waiting += waiting
-            self._failed("READ_OPEN", result)
+            self._failed(generation, "READ_OPEN", result)
             return
         answer = result.header(ReadPosition)
         self._is_open = True
@@ -194,39 +208,48 @@ class LiveReader:
         for on_effect in waiting:
             on_effect()
         for _ in range(READS_OUTSTANDING):
-            self._read(connection)
+            self._read(generation, connection)
         if self._add or self._remove or self._waiting:
             self._change_soon()
         self._worker.reader_opened()
         self._worker.settle()
 
-    def _read(self, connection: Connection) -> None:
+    def _go_back(self, error: RemoteError) -> None:
+        """The log was cut, what was delivered from beyond it is gone: go on where the broker says."""
+        log.warning("the broker's log ends before our position", broker=self._link.name, reason=str(error))
+        self._worker.counters.offset_ahead_total += 1
+        position = error.ext_fields.get("position")
+        log_epoch = error.ext_fields.get("log_epoch")
+        self.position = position if isinstance(position, int) else None
+        self.log_epoch = log_epoch if isinstance(log_epoch, int) else 0
+
+    def _read(self, generation: int, connection: Connection) -> None:
         connection.request(
             RequestCode.READ,
             ReadRequest(LIVE_READER_ID, READ_CREDIT_BYTES, READ_HOLD_MS),
-            functools.partial(self._received, connection),
+            functools.partial(self._received, generation, connection),
             READ_HOLD_MS / 1000 + CALL_TIMEOUT_S,
         )
 
-    def _received(self, connection: Connection, result: Reply | HoldMQError) -> None:
-        if connection is not self._connection:
+    def _received(self, generation: int, connection: Connection, result: Reply | HoldMQError) -> None:
+        if generation != self._generation:
             return
         if isinstance(result, HoldMQError):
-            self._failed("READ", result)
+            self._failed(generation, "READ", result)
             return
         answer = result.header(ReadResponse)
         # Asked for before the answer is handled, so that the broker fills it meanwhile.
-        self._read(connection)
+        self._read(generation, connection)
         self.log_epoch = answer.log_epoch
         self._worker.live(self._link, result.body, answer.position, answer.records)
 
-    def _failed(self, what: str, error: HoldMQError) -> None:
+    def _failed(self, generation: int, what: str, error: HoldMQError) -> None:
         """A lost connection opens the reader by itself; after any other failure open it again soon."""
-        if self._connection is None or self._connection.is_closed:
+        if generation != self._generation or self._connection is None or self._connection.is_closed:
             return
         log.warning(
             "a reader failed; opening it again", request=what, broker=self._link.name, reason=str(error)
         )
-        if self._is_open or what == "READ_OPEN":
-            self._is_open = False
-            self._loop.call_later(REOPEN_S, self._open)
+        self._is_open = False
+        self._generation += 1
+        self._loop.call_later(REOPEN_S, self._open_again, self._generation)

@@ -148,6 +148,16 @@ class MemoryBroker:
                 if taken or not reader.reads[0].header(ReadRequest).hold_ms:
                     reader.reads.pop(0).reply(ReadResponse(reader.position, 1, len(taken)), [body], len(body))
 
+    def reads(self) -> list[Request]:
+        """The READs of the live reader that wait for an answer."""
+        return next(r.reads for (_, reader_id), r in self._readers.items() if reader_id == 0)
+
+    def skip(self) -> None:
+        """Move the live reader to the end without giving it what lies before."""
+        for (_, reader_id), reader in self._readers.items():
+            if reader_id == 0:
+                reader.position = self.end
+
     def passes(self, filters: FilterSet, raw: bytes) -> bool:
         """Whether the broker would give this record to a reader."""
         record = decode_record(raw)
@@ -225,7 +235,10 @@ class MemoryBroker:
         position = self.end if header.position is None else header.position
         if position > self.end:
             raise RemoteError(Code.OFFSET_AHEAD, "ahead", {"position": self.end, "log_epoch": 1})
-        reader = self._readers[id(request.connection), header.reader_id] = _Reader(position)
+        key = id(request.connection), header.reader_id
+        for read in self._readers[key].reads if key in self._readers else ():
+            read.reply(ReadResponse(position, 1, 0))
+        reader = self._readers[key] = _Reader(position)
         reader.terms += rows(FilterTerm, header.add)
         reader.filters.change(rows(FilterTerm, header.add), ())
         request.reply(ReadPosition(position, 1))

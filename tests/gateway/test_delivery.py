@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from broker.core.sequences import Sequences
+from gateway.reader import READS_OUTSTANDING
+from holdmq.errors import Code, RemoteError
 from holdmq.mqtt import (
     MQTT_3_1_1,
     MQTT_5,
@@ -343,11 +345,35 @@ async def test_a_reader_that_the_broker_forgot_is_opened_again(start_worker: Sta
     subscriber, publisher = await pair(running)
     await subscriber.subscribe("a/#")
     running.broker._readers.clear()
-    running.worker.links["b0"].reader._read(running.worker.links["b0"].connection)
+    reader = running.worker.links["b0"].reader
+    reader._read(reader._generation, running.worker.links["b0"].connection)
     await running.until(lambda: len([o for o in running.broker.opened if o.reader_id == 0]) == 2)
     await running.until(lambda: running.worker.links["b0"].reader.is_open)
     await publish(publisher, Publish("a/b", b"1", 1, packet_id=1))
     assert (await subscriber.next()).payload == b"1"
+
+
+async def test_a_read_that_fails_is_not_jumped_over_by_the_next_one(start_worker: Start) -> None:
+    running = await start_worker()
+    broker = running.broker
+    subscriber, publisher = await pair(running)
+    await subscriber.subscribe("a/#")
+    await running.until(lambda: len(broker.reads()) == READS_OUTSTANDING)
+    for n in range(3):
+        # Its records are lost with it; the broker's reader has gone on, and the second read is answered.
+        failing = broker.reads().pop(0)
+        record = encode_record(b"a", 0, b"%d" % n, encode_properties([("TAGS", "b")]), 0)
+        broker.append(record)
+        broker.skip()
+        failing.refuse(RemoteError(Code.SYSTEM_ERROR, "the disk"))
+        await publish(publisher, Publish("a/b", b"%d and more" % n, 0))
+        assert (await subscriber.next()).payload == b"%d" % n
+        assert (await subscriber.next()).payload == b"%d and more" % n
+        await running.until(lambda: len(broker.reads()) == READS_OUTSTANDING)
+    link = running.worker.links["b0"]
+    assert link.connection is not None
+    await asyncio.sleep(0.05)
+    assert len(link.connection._pending) == READS_OUTSTANDING, "opening again leaves nothing outstanding"
 
 
 async def test_a_topic_created_with_other_key_levels_changes_the_terms_of_its_filters(
