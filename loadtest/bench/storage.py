@@ -89,7 +89,9 @@ class Bench:
         return count, time.perf_counter() - begin
 
 
-def prepare(records: int, batch_records: int, body_bytes: int, queues: int) -> list[tuple[bytearray, Ints]]:
+def prepare(
+    records: int, batch_records: int, body_bytes: int, queues: int, topic: str = TOPIC
+) -> list[tuple[bytearray, Ints]]:
     """Encoded batches, a queue each in turn; every record has a tag, 1,000 different ones in all."""
     body = os.urandom(body_bytes)
     made = []
@@ -99,7 +101,7 @@ def prepare(records: int, batch_records: int, body_bytes: int, queues: int) -> l
             b"TAGS\x01%d/temp\x02CLIENT_ID\x01d%d\x02" % (i % 1000, i % 1000)
             for i in range(first, first + batch_records)
         ]
-        raw, sizes = encode_batch(TOPIC.encode(), index % queues, [body] * batch_records, properties, 1)
+        raw, sizes = encode_batch(topic.encode(), index % queues, [body] * batch_records, properties, 1)
         made.append((bytearray(raw), sizes))
     return made
 
@@ -111,6 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batches", default="1,8,64,512", help="records per batch, one row each")
     parser.add_argument("--body-bytes", type=int, default=100)
     parser.add_argument("--queues", type=int, default=4)
+    parser.add_argument("--read-records", type=int, default=2_000_000, help="of the sequential read")
     parser.add_argument("--window", type=int, default=256, help="unconfirmed batches")
     parser.add_argument("--flush", choices=("async", "sync"), default="async")
     parser.add_argument("--segment-mib", type=int, default=256)
@@ -139,7 +142,28 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             bench.store.close()
             shutil.rmtree(directory)
+    sequential(options.read_records, options.body_bytes, options.segment_mib, options.data)
     return 0
+
+
+def sequential(records: int, body_bytes: int, segment_mib: int, data: str | None) -> None:
+    """Read one queue, and the log, from their start: a store that was opened again, nothing in its caches."""
+    directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=data)
+    try:
+        bench = Bench(directory, "async", segment_mib)
+        for _ in range(max(1, records // 204_800)):
+            bench.append(prepare(204_800, 512, body_bytes, 1), 1, 256)
+        bench.store.close()
+        rates = []
+        for reading in (Bench.read_queue, Bench.read_log):
+            bench = Bench(directory, "async", segment_mib)
+            count, seconds = reading(bench)
+            rates.append(count / seconds)
+            bench.store.close()
+        sys.stdout.write(f"sequential read of {count} records, one queue in batches of 512: ")
+        sys.stdout.write(f"queue {rates[0]:,.0f}/s, log {rates[1]:,.0f}/s\n")
+    finally:
+        shutil.rmtree(directory)
 
 
 if __name__ == "__main__":
