@@ -11,6 +11,7 @@ import functools
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from gateway.core.lag import Lag
 from gateway.delivery import Delivery
 from gateway.session.session import CLOSED, Session
 from holdmq import telemetry
@@ -32,15 +33,23 @@ log = telemetry.get_logger()
 
 
 class _Turn:
-    """One session being served from one broker."""
+    """One session being served from one broker; `filters` tells whether its reader knows all of them."""
 
-    __slots__ = ("connection", "link", "reader_id", "session")
+    __slots__ = ("connection", "filters", "link", "reader_id", "session")
 
-    def __init__(self, session: Session, link: BrokerLink, connection: Connection, reader_id: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        link: BrokerLink,
+        connection: Connection,
+        reader_id: int,
+        filters: tuple[int, int],
+    ) -> None:
         self.session = session
         self.link = link
         self.connection = connection
         self.reader_id = reader_id
+        self.filters = filters
 
 
 class CatchUp:
@@ -90,7 +99,7 @@ class CatchUp:
             link = self._worker.links.get(broker)
             if link is None or link.connection is None or not link.reader.is_open:
                 continue
-            turn = _Turn(session, link, link.connection, self._free.pop())
+            turn = _Turn(session, link, link.connection, self._free.pop(), self._filters(lag))
             link.connection.request(
                 RequestCode.READ_OPEN,
                 ReadOpenRequest(
@@ -102,6 +111,9 @@ class CatchUp:
             self._read(turn)
             return True
         return False
+
+    def _filters(self, lag: Lag) -> tuple[int, int]:
+        return lag.filters_added, self._worker.subscriptions.terms_version
 
     def _opened(self, turn: _Turn, result: Reply | HoldMQError) -> None:
         if isinstance(result, RemoteError) and result.code == Code.OFFSET_AHEAD:
@@ -118,6 +130,8 @@ class CatchUp:
         )
 
     def _received(self, turn: _Turn, result: Reply | HoldMQError) -> None:
+        if turn.reader_id < 0:
+            return  # the turn ended by the answer to its opening
         session = turn.session
         outbound = session.outbound
         lag = outbound.lag if outbound is not None else None
@@ -132,6 +146,11 @@ class CatchUp:
             else:
                 log.warning("a catch-up read failed", broker=broker, reason=str(result))
                 self._end(turn)
+            return
+        if turn.filters != self._filters(lag):
+            # The answer may lack what a filter wants that the reader does not know, and the live feed
+            # leaves it to us: read it again with all filters.
+            self._end(turn)
             return
         answer = result.header(ReadResponse)
         self._worker.counters.catchup_records_total += answer.records

@@ -67,6 +67,8 @@ class Subscriptions:
         """`key_levels` with which terms were made, by log topic, where it is not 1: what is removed must be
         what was added, and keeping every filter's terms would cost an idle connection 200 bytes."""
         self._waiting: deque[_Waiter] = deque()
+        self.terms_version = 0
+        """Counts changes of what filters mean to brokers: terms made before are not enough."""
 
     def subscribe(self, session: Session, event: Subscribing) -> None:
         """Add the granted filters; the SUBACK follows when every broker has them, at most 2 s later."""
@@ -83,6 +85,7 @@ class Subscriptions:
             else:
                 self._counters.subscriptions += 1
                 if outbound.lag is not None and outbound.lag.positions:
+                    outbound.lag.filters_added += 1
                     granted.starts = {name: link.reader.position or 0 for name, link in self._links.items()}
             outbound.subscriptions[topic_filter] = granted
             if self.trie.add(topic_filter, session, granted):
@@ -92,7 +95,7 @@ class Subscriptions:
             session, event.packet_id, [code for code, _ in event.granted], self._now() + SUBACK_WAIT_S
         )
         for link in self._links.values():
-            if link.reader.when_in_effect(waiter.in_effect):
+            if not link.is_gone and link.reader.when_in_effect(waiter.in_effect):
                 waiter.left += 1
         if not waiter.left and self._links:
             waiter.answer()
@@ -146,6 +149,7 @@ class Subscriptions:
         changed = {topic for topic in topics if self._key_levels(topic) != self._levels.get(topic, 1)}
         if not changed:
             return
+        self.terms_version += 1
         affected = [f for f in self.trie.filters() if topic_of_filter(f) in changed]
         old = [self._make_terms(topic_filter) for topic_filter in affected]
         for topic in changed:

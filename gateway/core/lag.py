@@ -5,14 +5,16 @@ from __future__ import annotations
 
 class Lag:
     """`positions`: per broker, the first record that was not delivered; the session reads on from there.
-    `floors`: per broker that is live again, the position up to which catching up delivered."""
+    `floors`: per broker that is live again, the position up to which catching up delivered.
+    `filters_added` counts filters that came meanwhile: a reader opened before does not know them."""
 
-    __slots__ = ("floors", "is_queued", "positions")
+    __slots__ = ("filters_added", "floors", "is_queued", "positions")
 
     def __init__(self) -> None:
         self.positions: dict[str, int] = {}
         self.floors: dict[str, int] = {}
         self.is_queued = False
+        self.filters_added = 0
 
     def wants_live(self, broker: str, position: int) -> bool:
         """Whether the live feed is to deliver the record at `position`; else catching up does or did."""

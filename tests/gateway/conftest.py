@@ -91,12 +91,17 @@ class MemoryBroker:
         self.verdicts: list[list[int] | Exception] = []
         self.held: list[Callable[[], None]] = []
         self.hold = False
+        self.results_dropped = 0
+        self.hold_catchup = False
+        self.held_catchup: list[Callable[[], None]] = []
         self.topics: dict[str, TopicRow] = {}
         self.create_error: RemoteError | None = None
         self.silent_filters = False
         self.opened: list[ReadOpenRequest] = []
         self.heartbeats: list[dict[str, Any]] = []
         self.sequences = Sequences()
+        self.listed: MemoryBroker | None = self
+        """The broker that the registry routes to; None = it calls none live."""
         self._readers: dict[tuple[int, int], _Reader] = {}
         self.server = Server(
             {
@@ -210,7 +215,8 @@ class MemoryBroker:
                     self.append(bytes(request.body[pos : pos + size]))
                 pos += size
             at += run.records
-        request.reply(ProduceResponse(results))
+        dropped, self.results_dropped = self.results_dropped, 0
+        request.reply(ProduceResponse(results[dropped:]))
         self.serve()
 
     def _decide(self, run: ProduceRun, code: int) -> tuple[RunResult, bool]:
@@ -258,6 +264,9 @@ class MemoryBroker:
 
     def _read(self, request: Request) -> None:
         header = request.header(ReadRequest)
+        if self.hold_catchup and header.reader_id:
+            self.held_catchup.append(lambda: self._read(request))
+            return
         reader = self._readers.get((id(request.connection), header.reader_id))
         if reader is None:
             raise RemoteError(Code.READER_UNKNOWN, "open it again")
@@ -281,8 +290,11 @@ class MemoryBroker:
         request.reply(TopicCreateResponse([row]))
 
     def _route(self, request: Request) -> None:
-        routes = [RouteRow(t.topic, "b0", 4, 4, 6, "log", t.key_levels) for t in self.topics.values()]
-        brokers = [BrokerRow("test", "b0", 0, f"127.0.0.1:{self.server.port}")]
+        if self.listed is None:
+            request.reply(RouteGetResponse([], [], 1))
+            return
+        routes = [RouteRow(t.topic, "b0", 4, 4, 6, "log", t.key_levels) for t in self.listed.topics.values()]
+        brokers = [BrokerRow("test", "b0", 0, f"127.0.0.1:{self.listed.server.port}")]
         request.reply(RouteGetResponse(routes, brokers, 1))
 
 

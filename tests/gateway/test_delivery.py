@@ -264,6 +264,31 @@ async def test_a_subscription_made_while_lagging_does_not_get_older_messages(sta
     assert [m.payload for m in got] == [b"a0", b"a1", b"a2", b"a3", b"after"]
 
 
+async def test_a_subscription_made_in_the_middle_of_a_turn_misses_nothing(start_worker: Start) -> None:
+    running = await start_worker(inflight_max=2)
+    broker = running.broker
+    subscriber, publisher = await pair(running)
+    await subscriber.subscribe("a/#")
+    await publish(publisher, *[Publish("a/b", b"a%d" % n, 1, packet_id=n + 1) for n in range(3)])
+    await running.until(lambda: running.worker.counters.lagging_sessions == 1)
+    got = [await subscriber.next() for _ in range(2)]
+    broker.hold_catchup = True
+    subscriber.send(*[PubAck(message.packet_id) for message in got])
+    await running.until(lambda: broker.held_catchup)
+    # The turn's reader is open and does not know this filter.
+    await subscriber.subscribe("new/#")
+    await publish(publisher, *[Publish("new/x", b"new%d" % n, 1, packet_id=n + 1) for n in range(2)])
+    broker.hold_catchup = False
+    for read in broker.held_catchup:
+        read()
+    while len(got) < 5:
+        message = await subscriber.next()
+        got.append(message)
+        subscriber.send(PubAck(message.packet_id))
+    assert [m.payload for m in got] == [b"a0", b"a1", b"a2", b"new0", b"new1"]
+    await running.until(lambda: running.worker.counters.lagging_sessions == 0)
+
+
 async def test_catch_up_readers_are_bounded_and_every_session_gets_its_turn(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
