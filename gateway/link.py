@@ -36,6 +36,7 @@ class BrokerLink:
         "clock_ahead_ms",
         "connection",
         "held",
+        "is_routed",
         "name",
         "producer",
         "reader",
@@ -48,6 +49,8 @@ class BrokerLink:
         self._retry: asyncio.TimerHandle | None = None
         self.name = name
         self.connection: Connection | None = None
+        self.is_routed = True
+        """Whether a registry calls this broker live."""
         self.clock_ahead_ms = 0
         """The broker's clock minus ours: message expiry counts on the broker's."""
         self.producer = Producer(new_producer_id(), self)
@@ -72,6 +75,11 @@ class BrokerLink:
         self.connection = None
         self.producer.disconnected()
         self.reader.disconnected()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody knows this broker any more: it is not waited for."""
+        return self.connection is None and not self.is_routed
 
     def heartbeat(self, state: dict[str, object]) -> None:
         """Tell the broker what this worker does (shown by CONNECTION_LIST)."""

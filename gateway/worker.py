@@ -122,7 +122,7 @@ class Worker:
     async def _wait_for_brokers(self, stopping: asyncio.Event) -> None:
         deadline = self.now() + START_ROUTES_S
         while not stopping.is_set() and self.now() < deadline:
-            if self.links and all(link.reader.is_open for link in self.links.values()):
+            if self.is_ready:
                 return
             await asyncio.sleep(0.02)
 
@@ -159,15 +159,26 @@ class Worker:
     # Brokers
 
     def _brokers_changed(self) -> None:
-        for name in self.routes.brokers():
-            if name not in self.links:
-                link = BrokerLink(self, name)
+        """Brokers came or went. A link is kept for good: sessions, positions and receipts refer to it, and
+        brokers are few; what the route table has forgotten and learnt again is connected again."""
+        routed = self.routes.brokers()
+        for name in routed:
+            link = self.links.get(name)
+            if link is None:
+                link = self.links[name] = BrokerLink(self, name)
                 link.reader.add(self.subscriptions.all_terms())
-                self.links[name] = link
-                route_link = self.routes.link(name)
-                if route_link.client.connection is not None and route_link.client.hello is not None:
-                    link.up(route_link.client.connection, route_link.client.hello)
-        self.counters.brokers_known = len(self.links)
+            client = self.routes.link(name).client
+            if link.connection is None and client.connection is not None and client.hello is not None:
+                link.up(client.connection, client.hello)
+        for name, link in self.links.items():
+            link.is_routed = name in routed
+        self.counters.brokers_known = len(routed)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every broker of the route feeds this worker."""
+        routed = [link for link in self.links.values() if link.is_routed]
+        return bool(routed) and all(link.reader.is_open for link in routed)
 
     def _routes_changed(self, topics: frozenset[str]) -> None:
         self.topics.routes_changed()
@@ -353,7 +364,7 @@ class Worker:
                 self.counters.refused["does_not_read"] += 1
                 shell.transport.abort()
                 del self._lingering[shell]
-        for name, link in list(self.links.items()):
+        for name, link in self.links.items():
             stuck = link.producer.stuck(now - REROUTE_S)
             if stuck:
                 log.warning(
@@ -369,9 +380,6 @@ class Worker:
                 for shell in list(link.held):
                     shell.close(ReasonCode.SERVER_BUSY, "broker_unavailable", f"broker {name} is away")
                 link.held.clear()
-                if name not in self.routes.brokers():
-                    del self.links[name]
-        self.counters.brokers_known = len(self.links)
         self._send_report()
 
     def _send_heartbeats(self) -> None:
@@ -403,8 +411,7 @@ class Worker:
         counters.catchup_readers = self.catchup.readers
         counters.loop_lag_ms_max = int(self._lag_max_s * 1000)
         self._lag_max_s = 0.0
-        ready = bool(self.links) and all(link.reader.is_open for link in self.links.values())
-        report = {"ready": ready, "numbers": counters.snapshot(), "refused": counters.refused}
+        report = {"ready": self.is_ready, "numbers": counters.snapshot(), "refused": counters.refused}
         with contextlib.suppress(BlockingIOError, ConnectionError):
             self._report.send(json.dumps(report).encode())
 

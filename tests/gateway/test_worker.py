@@ -15,6 +15,7 @@ from holdmq.mqtt import (
     Publish,
     Will,
 )
+from holdmq.record import encode_properties, encode_record
 
 Start = Callable[..., Awaitable[Any]]
 
@@ -265,3 +266,78 @@ async def test_brokers_hear_what_a_worker_does(start_worker: Start) -> None:
     await running.client("c1")
     running.worker._send_heartbeats()
     await running.until(lambda: any(state["connections"] == 1 for state in running.broker.heartbeats))
+
+
+async def test_a_broker_that_was_forgotten_and_comes_back_finds_everybody_where_they_were(
+    memory_broker: Any, start_worker: Start
+) -> None:
+    broker = memory_broker.__class__()
+    await broker.listen()
+    memory_broker.listed = broker
+    running = await start_worker()
+    worker = running.worker
+    link = worker.links["b0"]
+    subscriber = await running.client("s")
+    await subscriber.subscribe("a/#")
+    idle = await running.client("idle", MQTT_5)
+    eager = await running.client("eager", MQTT_5)
+    for client in (idle, eager):
+        client.send(Publish("a/b", b"before", 1, packet_id=1))
+        assert await client.acked(1) == [1]
+        assert (await subscriber.next()).payload == b"before"
+    port = broker.server.port
+    worker.routes.reroute_s = 0.05
+    await broker.server.close()
+    memory_broker.listed = None
+    await worker.routes.refresh()
+    await running.until(lambda: worker.routes.is_resting("b0", 0.0) and "b0" not in worker.routes._links)
+    assert not worker.is_ready
+    eager.send(Publish("a/b", b"nowhere to go", 1, packet_id=2))
+    farewell = await eager.next()
+    assert isinstance(farewell, Disconnect)
+    assert farewell.reason_code == 0x89
+    await subscriber.subscribe("b/#")
+    worker.routes.reroute_s = 10.0
+    broker.append(encode_record(b"a", 0, b"meanwhile", encode_properties([("TAGS", "b")]), 0))
+    await broker.listen(port)
+    memory_broker.listed = broker
+    await worker.routes.refresh()
+    await running.until(lambda: worker.is_ready)
+    assert worker.links["b0"] is link
+    assert (await subscriber.next()).payload == b"meanwhile"
+    idle.send(Publish("b/c", b"after", 1, packet_id=2))
+    assert await idle.acked(1) == [2]
+    assert b"after" in broker.bodies
+    assert {(await subscriber.next()).payload for _ in range(2)} == {b"after", b"nowhere to go"}
+    await broker.server.close()
+
+
+async def test_a_broker_that_answers_with_the_wrong_number_of_results_is_connected_again(
+    start_worker: Start,
+) -> None:
+    running = await start_worker()
+    broker = running.broker
+    client = await running.client("c1")
+    client.send(Publish("d/x", b"1", 1, packet_id=1))
+    assert await client.acked(1) == [1]
+    broker.results_dropped = 1
+    client.send(Publish("d/x", b"2", 1, packet_id=2))
+    assert await client.acked(1) == [2]
+    assert broker.bodies == [b"1", b"2"]
+    assert broker.results_dropped == 0
+
+
+async def test_what_is_published_after_a_whole_batch_was_refused_is_in_the_log(start_worker: Start) -> None:
+    running = await start_worker()
+    broker = running.broker
+    client, other = await running.client("c1", MQTT_5), await running.client("c2", MQTT_5)
+    for each in (client, other):
+        each.send(Publish("d/x", b"first", 1, packet_id=1))
+        assert await each.acked(1) == [1]
+    broker.verdicts = [RemoteError(Code.RECORD_TOO_LARGE, "record 0")]
+    client.send(Publish("d/x", b"refused", 1, packet_id=2))
+    assert isinstance(await client.next(), Disconnect)
+    other.send(Publish("d/x", b"second", 1, packet_id=2))
+    assert await other.acked(1) == [2]
+    assert broker.bodies == [b"first", b"first", b"second"]
+    assert running.worker.links["b0"].producer.epochs == 1
