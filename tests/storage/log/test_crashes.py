@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from holdmq.errors import StorageError, StoreFullError, StoreReadOnlyError
 from storage.log.core.names import name_of
-from storage.log.store import LogStore
+from storage.log.store import CONFIRM_BATCHES_MAX, LogStore
 from storage.store import ReadStatus
 
 RECORDS = 200
@@ -125,6 +125,7 @@ def test_a_log_of_200_records_truncated_at_every_byte_of_the_last_three_recovers
         sim.model.found(sim.store)
         appended(sim, 3)
         sim.check_reads()
+        found_after(sim.disk.after_kill(), sim, len(sim.model.log))
 
 
 def test_a_flip_of_any_byte_of_the_last_three_of_200_records_is_found_and_cut() -> None:
@@ -241,6 +242,30 @@ def test_a_full_disk_refuses_what_is_queued_behind_and_offsets_go_back(flush: st
     found_after(sim.disk.after_kill(), sim, len(sim.model.log))
 
 
+def test_a_large_group_is_confirmed_in_turns_and_what_fails_behind_it_waits_for_its_own() -> None:
+    sim = opened("sync")
+    sent = [sim.append(ONE) for _ in range(CONFIRM_BATCHES_MAX * 2 + 5)]
+    # Small segments split what is a single group otherwise.
+    while sim.write():
+        pass
+    largest = max(len(callback.args[0]) for callback in sim.posted)  # type: ignore[attr-defined]
+    assert largest > CONFIRM_BATCHES_MAX
+    fail(sim, "write", errno.ENOSPC)
+    behind = sim.append(ONE)
+    sim.write()
+    turns = []
+    while sim.posted:
+        sim.posted.popleft()()
+        turns.append(sum(each.is_done for each in sent) - sum(turns))
+        assert sim.store.confirmed_position == len(sim.model.log)
+    assert turns[0] == CONFIRM_BATCHES_MAX
+    assert sum(turns) == len(sent)
+    assert isinstance(behind.error, StoreFullError), "told after everyone before it"
+    mend(sim)
+    appended(sim, 1)
+    sim.check_reads()
+
+
 def test_what_was_refused_for_want_of_space_does_not_come_back_after_a_crash(flush: str) -> None:
     for serial in range(12):
         sim = opened(flush)
@@ -284,6 +309,20 @@ def test_a_segment_that_was_left_is_still_fsynced_after_the_next_one_was_cut() -
     sim.settle()
     mend(sim)
     sim.index()
+    assert sim.store.synced_position == len(sim.model.log) > SEGMENT_BYTES
+    for seed in range(20):
+        found_after(sim.disk.after_power_loss(seed), sim, len(sim.model.log))
+
+
+def test_what_a_start_found_in_memory_only_is_durable_from_then_on() -> None:
+    sim = opened("async")
+    appended(sim, 1)
+    sim.checkpoint()
+    # No new index file: making its name durable would take everything else along.
+    appended(sim, 14, [("a", 0, 1, 3000)])
+    assert sim.store.synced_position < SEGMENT_BYTES
+    sim.kill()
+    sim.open()
     assert sim.store.synced_position == len(sim.model.log) > SEGMENT_BYTES
     for seed in range(20):
         found_after(sim.disk.after_power_loss(seed), sim, len(sim.model.log))

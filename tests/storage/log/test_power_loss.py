@@ -110,7 +110,7 @@ class Script:
             sim.check_reads()
         elif what < 0.98:
             self.fill_up()
-        elif what < 0.995:
+        elif what < 0.995 or sim.retention_segments:
             self.restart(chance.random() < 0.5)
 
     def fill_up(self) -> None:
@@ -138,6 +138,11 @@ class Script:
 
     def restart(self, is_clean: bool) -> None:
         sim = self.sim
+        if sim.retention_segments:
+            # More is due than retention has seen to when the end comes.
+            for _ in range(12):
+                sim.append([("a", 0, 1, 1500)])
+            sim.settle()
         if is_clean:
             sim.settle()
             self.is_running = False
@@ -151,6 +156,11 @@ class Script:
         assert sim.store.confirmed_position >= before, "a killed process takes nothing with it"
         self.is_running = True
         sim.model.found(sim.store)
+        if sim.retention_segments:
+            # The first pass of retention comes before the first checkpoint.
+            sim.append(random_runs(self.chance))
+            sim.settle()
+            sim.index()
 
 
 def failing(operation: str, code: int, directory: str = "") -> Callable[[str, Path], int | None]:

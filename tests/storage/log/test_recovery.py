@@ -79,7 +79,8 @@ def test_a_log_cut_at_any_byte_of_the_last_records_recovers_to_the_prefix(
     driver: MakeDriver, crashed: tuple[Path, list[int], bytes], tmp_path: Path
 ) -> None:
     directory, ends, whole = crashed
-    for cut in range(ends[-4], ends[-1]):
+    # Some on a real file system; test_crashes does every byte on a simulated disk.
+    for cut in range(ends[-4], ends[-1], 7):
         keep = max(end for end in ends if end <= cut)
 
         def change(raw: bytearray, cut: int = cut) -> None:
@@ -94,7 +95,7 @@ def test_any_flipped_byte_of_the_last_records_cuts_there(
     driver: MakeDriver, crashed: tuple[Path, list[int], bytes], tmp_path: Path
 ) -> None:
     directory, ends, whole = crashed
-    for at in range(ends[-4], ends[-1]):
+    for at in range(ends[-4], ends[-1], 7):
         keep = max(end for end in ends if end <= at)
 
         def change(raw: bytearray, at: int = at) -> None:
