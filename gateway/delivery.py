@@ -11,7 +11,7 @@ from gateway.core.lag import Lag
 from gateway.session.outbound import Granted
 from gateway.session.session import CLOSED, Session
 from holdmq import telemetry
-from holdmq.errors import RecordError
+from holdmq.errors import HoldMQError, RecordError
 from holdmq.mqtt import (
     MQTT_5,
     FilterTrie,
@@ -21,6 +21,8 @@ from holdmq.mqtt import (
     matches,
 )
 from holdmq.record import (
+    FIXED_SIZE,
+    PHYSICAL_OFFSET_AT,
     RECORD_BYTES_LIMIT,
     SYS_COMPRESSED,
     SYS_QOS,
@@ -30,7 +32,7 @@ from holdmq.record import (
     decode_properties,
     decode_record,
 )
-from holdmq.topics import OTHER_TOPIC, level_of_topic
+from holdmq.topics import OTHER_TOPIC, level_of_topic, tag_fault
 
 if TYPE_CHECKING:
     from gateway.link import BrokerLink
@@ -39,6 +41,10 @@ LEVELS_CACHED_MAX: Final = 10_000
 """Log topics whose MQTT level is remembered: a broker's topics_max."""
 TRIE_FROM_FILTERS: Final = 16
 """From so many filters on a lagging session is matched through the trie instead of one by one."""
+MALFORMED_LOGGED_PER_S: Final = 20
+"""Lines about records that cannot be delivered: one bad client must not fill a disk."""
+UNDELIVERABLE: Final = (HoldMQError, UnicodeError, zlib.error)
+"""What a record raises that no MQTT packet can carry; brokers refuse such ones, older logs may have them."""
 
 log = telemetry.get_logger()
 
@@ -117,27 +123,31 @@ class Delivery:
         self._counters = counters
         self._wall_ms = wall_ms
         self._levels: dict[bytes, bytes | None] = {}
+        self.malformed_logged = 0
+        """Lines about malformed records in this second; the worker begins the next."""
 
     def records(self, link: BrokerLink, body: memoryview) -> list[Outgoing]:
         """The records of a READ answer that MQTT may see and that have not expired, in log order."""
         data = bytes(body)
         now_ms = self._wall_ms() + link.clock_ahead_ms
         found: list[Outgoing] = []
-        pos = 0
-        while pos < len(data):
+        end = 0
+        while end < len(data):
+            pos = end
+            # Whatever the record is, the next one begins behind its size.
+            size = int.from_bytes(data[pos : pos + 4], "big")
+            end = pos + size
+            if size < FIXED_SIZE or end > len(data):
+                self._malformed(link, _position(data, pos), f"{size} bytes: the rest of an answer is lost")
+                break
             try:
                 record = decode_record(data, pos)
-                pos += record.total_size
                 topic = self._mqtt_topic(record)
                 if topic is None:
                     continue
                 outgoing = Outgoing(record, topic, now_ms)
-            except (RecordError, zlib.error) as error:
-                self._counters.messages_malformed_total += 1
-                log.error("a record cannot be delivered", broker=link.name, reason=str(error))
-                size = int.from_bytes(data[pos : pos + 4], "big") if pos + 4 <= len(data) else 0
-                if isinstance(error, RecordError) and size < 99:
-                    break  # without a size nothing behind it can be found
+            except UNDELIVERABLE as error:
+                self._malformed(link, _position(data, pos), str(error))
                 continue
             if outgoing.is_expired:
                 self._counters.messages_expired_total += 1
@@ -145,10 +155,20 @@ class Delivery:
             found.append(outgoing)
         return found
 
+    def _malformed(self, link: BrokerLink, position: int, reason: str) -> None:
+        """Count a record that cannot be delivered; everything behind it still is."""
+        self._counters.messages_malformed_total += 1
+        if self.malformed_logged < MALFORMED_LOGGED_PER_S:
+            self.malformed_logged += 1
+            log.error("a record cannot be delivered", broker=link.name, position=position, reason=reason)
+
     def _mqtt_topic(self, record: Record) -> bytes | None:
         """The MQTT topic; None for what MQTT cannot see."""
         topic = record.topic
         tag = record.tag
+        fault = None if tag is None else tag_fault(tag)
+        if fault is not None:
+            raise RecordError(fault)  # [MQTT-3.3.2-1] [MQTT-3.3.2-2]
         if topic in self._levels:
             level = self._levels[topic]
         else:
@@ -171,17 +191,18 @@ class Delivery:
         match = self._trie.match
         for outgoing in self.records(link, body):
             pairs = match(outgoing.mqtt_topic)
-            if not pairs:
-                continue
-            if len(pairs) == 1:
-                session, granted = pairs[0]
-                self._live_one(link, outgoing, session, [granted])
-                continue
-            merged: dict[Session, list[Granted]] = {}
-            for session, granted in pairs:
-                merged.setdefault(session, []).append(granted)
-            for session, several in merged.items():
-                self._live_one(link, outgoing, session, several)
+            try:
+                if len(pairs) == 1:
+                    session, granted = pairs[0]
+                    self._live_one(link, outgoing, session, [granted])
+                elif pairs:
+                    merged: dict[Session, list[Granted]] = {}
+                    for session, granted in pairs:
+                        merged.setdefault(session, []).append(granted)
+                    for session, several in merged.items():
+                        self._live_one(link, outgoing, session, several)
+            except UNDELIVERABLE as error:
+                self._malformed(link, outgoing.record.physical_offset, str(error))
 
     def _live_one(
         self, link: BrokerLink, outgoing: Outgoing, session: Session, several: list[Granted]
@@ -226,6 +247,13 @@ class Delivery:
 
         QoS 0 is not replayed to sessions that lag (mqtt.md, Rules of delivery): the live feed had it.
         """
+        try:
+            return self._again(link, outgoing, session)
+        except UNDELIVERABLE as error:
+            self._malformed(link, outgoing.record.physical_offset, str(error))
+            return True
+
+    def _again(self, link: BrokerLink, outgoing: Outgoing, session: Session) -> bool:
         outbound = session.outbound
         if outbound is None or session.state == CLOSED:
             return True
@@ -273,6 +301,12 @@ class Delivery:
             if granted.identifier is not None:  # [MQTT-3.3.4-3], -4
                 identifiers += (granted.identifier,)
         return None if qos < 0 else (qos << 1 | retain, identifiers)
+
+
+def _position(data: bytes, pos: int) -> int:
+    """The log position of the record at `pos`, as far as it says."""
+    at = pos + PHYSICAL_OFFSET_AT
+    return int.from_bytes(data[at : at + 8], "big")
 
 
 def _decompress(body: bytes) -> bytes:

@@ -359,6 +359,7 @@ class Worker:
 
     def _each_second(self, now: float) -> None:
         self._logged = 0
+        self.delivery.malformed_logged = 0
         for shell, deadline in list(self._lingering.items()):
             if deadline <= now and shell.transport is not None:
                 self.counters.refused["does_not_read"] += 1

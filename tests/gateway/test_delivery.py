@@ -212,6 +212,60 @@ async def test_sdk_records_and_compressed_ones_are_mqtt_messages(start_worker: S
     assert running.worker.counters.messages_malformed_total == 1
 
 
+def malformed() -> dict[str, bytes]:
+    tag = encode_properties([("TAGS", "t")])
+    magic = bytearray(encode_record(b"bad", 0, b"", tag, 0))
+    magic[4:8] = b"XXXX"
+    return {
+        "magic": bytes(magic),
+        "mqtt block": encode_record(b"bad", 0, b"", tag + b"\0\xff\x01\x02", 0),
+        "text": encode_record(b"bad", 0, b"", b"TAGS\x01\xff\xfe\x02", 0),
+        "wildcard": encode_record(b"bad", 0, b"", encode_properties([("TAGS", "a/#")]), 0),
+        "pairs": encode_record(b"bad", 0, b"", tag + b"nonsense", 0),
+        "body": encode_record(b"bad", 0, b"not zlib", tag, 0, sys_flag=SYS_COMPRESSED),
+    }
+
+
+@pytest.mark.parametrize("kind", malformed())
+async def test_a_record_that_cannot_be_delivered_is_left_out_and_everything_behind_it_comes(
+    start_worker: Start, kind: str
+) -> None:
+    running = await start_worker()
+    subscriber = await running.client("s", MQTT_5)
+    await subscriber.subscribe("#", no_local=True)
+    connection = running.worker.links["b0"].connection
+    records = [malformed()[kind], encode_record(b"good", 0, b"behind", b"", 0)]
+    running.worker.live(running.worker.links["b0"], memoryview(b"".join(records)), 0, 2)
+    message = await subscriber.next()
+    assert (message.topic, message.payload) == ("good", b"behind")
+    assert running.worker.counters.messages_malformed_total == 1
+    assert running.worker.links["b0"].connection is connection
+
+
+async def test_lines_about_malformed_records_are_bounded(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.delivery.MALFORMED_LOGGED_PER_S", 2)
+    running = await start_worker()
+    said: list[int] = []
+    monkeypatch.setattr("gateway.delivery.log.error", lambda *_, position, **__: said.append(position))
+    records = malformed()["magic"] * 5
+    running.worker.live(running.worker.links["b0"], memoryview(records), 0, 5)
+    assert len(said) == 2
+    assert running.worker.counters.messages_malformed_total == 5
+
+
+async def test_what_is_cut_off_ends_an_answer(start_worker: Start) -> None:
+    running = await start_worker()
+    subscriber = await running.client("s")
+    await subscriber.subscribe("#")
+    good = encode_record(b"good", 0, b"first", b"", 0)
+    for rest in (good[:50], b"\0\0\0\0" + good, b"\0"):
+        running.worker.live(running.worker.links["b0"], memoryview(good + rest), 0, 2)
+        assert (await subscriber.next()).payload == b"first"
+    assert running.worker.counters.messages_malformed_total == 3
+
+
 # Lagging
 
 
