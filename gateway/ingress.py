@@ -57,6 +57,7 @@ class Ingress:
         record_max = 0
         producer: Producer | None = None
         packet_ids: list[int] = []
+        append: Callable[[bytes], None] | None = None
         for at, (entry, flags, packet_id, start, end, properties) in enumerate(run.messages):
             kind = flags & 7
             if entry is not last_entry or kind != last_kind or properties:
@@ -78,13 +79,8 @@ class Ingress:
                 target = plan.target
                 producer = target.producer
                 record_max = producer.record_max_bytes or BATCH_MAX_BYTES
-                batch_run = producer.open_run(target, self._now())
-                append = batch_run.records.append
-                if plan.packet_type:
-                    receipt = Receipt(session, plan.packet_type)
-                    packet_ids = receipt.packet_ids
-                    batch_run.receipts.append(receipt)
-                    inbound.expect(receipt)
+                packet_type = plan.packet_type
+                append = None
                 last_entry = None if properties else entry
                 last_kind = kind
             record = encode(buffer[start:end], born_ms)
@@ -93,6 +89,16 @@ class Ingress:
                 last_entry = None
                 self._refuse(session, kind, packet_id, ReasonCode.QUOTA_EXCEEDED)
                 continue
+            if append is None:
+                # Only now: a run or a receipt without a message would never be settled.
+                assert producer is not None
+                batch_run = producer.open_run(target, self._now())
+                append = batch_run.records.append
+                if packet_type:
+                    receipt = Receipt(session, packet_type)
+                    packet_ids = receipt.packet_ids
+                    batch_run.receipts.append(receipt)
+                    inbound.expect(receipt)
             append(record)
             if kind & 6:
                 packet_ids.append(packet_id)
@@ -123,6 +129,9 @@ class Ingress:
             return None
         producer = found.target.producer
         record = found.encode(will.payload, time.time_ns() // 1_000_000)
+        if len(record) > (producer.record_max_bytes or BATCH_MAX_BYTES):
+            session.context.counters.refused["will_quota_exceeded"] += 1
+            return None
         producer.open_run(found.target, self._now()).records.append(record)
         producer.shell.added(len(record))
         return None

@@ -167,6 +167,31 @@ async def test_a_record_larger_than_the_brokers_limit_is_refused_alone(start_wor
     assert running.broker.bodies == [b"small"]
 
 
+@pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5])
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_record_that_is_too_large_is_answered_though_nothing_follows_it(
+    start_worker: Start, version: int, qos: int
+) -> None:
+    running = await start_worker(packet_max_bytes=8 << 20)
+    client = await running.client("c1", version)
+    client.send(Publish("a/b", b"known", 1, packet_id=1))
+    assert await client.acked(1) == [1]
+    client.send(Publish("a/b", b"x" * (4 << 20), qos, packet_id=2))
+    assert await client.acked(1) == [2]
+    assert running.worker.counters.refused["publish_quota_exceeded"] == 1
+    assert running.worker.links["b0"].producer.is_idle
+    assert running.broker.bodies == [b"known"]
+
+
+async def test_a_will_that_is_too_large_is_dropped_and_counted_and_harms_nobody(start_worker: Start) -> None:
+    running = await start_worker()
+    running.worker.links["b0"].producer.record_max_bytes = 1000
+    client = await running.client("c1", MQTT_5, will=Will("a/b", b"x" * 2000, 1))
+    client.writer.close()
+    await running.until(lambda: running.worker.counters.refused["will_quota_exceeded"] == 1)
+    assert running.worker.links["b0"].producer.is_idle
+
+
 async def test_a_socket_is_not_read_while_its_broker_is_away_and_read_again_when_it_is_back(
     start_worker: Start,
 ) -> None:
