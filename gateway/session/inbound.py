@@ -20,16 +20,18 @@ class Inbound:
 
     `count` is how many QoS 1 and 2 publishes are not acknowledged to the end (receive maximum),
     `unsettled` how many of them still wait for their broker.
+    `is_doomed`: a message of this session may or may not be in the log, so nothing later is answered.
     `unreleased` holds QoS 2 packet ids until PUBREL: RECORDED once the log has the message.
     `targets` is the queue chosen for each log topic, kept for the connection's life; `plans` are
     the templates of the topics that repeat.
     """
 
-    __slots__ = ("count", "head", "plans", "tail", "targets", "unreleased", "unsettled")
+    __slots__ = ("count", "head", "is_doomed", "plans", "tail", "targets", "unreleased", "unsettled")
 
     def __init__(self) -> None:
         self.count = 0
         self.unsettled = 0
+        self.is_doomed = False
         self.head: Receipt | None = None
         self.tail: Receipt | None = None
         self.unreleased: dict[int, bool] | None = None

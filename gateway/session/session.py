@@ -399,13 +399,14 @@ class Session:
     def receipt_settled(self, receipt: Receipt) -> None:
         """Answer what is settled at the head of the chain (gateway.core.receipts)."""
         inbound = self.inbound
-        if inbound is None or self.state == CLOSED:
+        if inbound is None or inbound.is_doomed or self.state == CLOSED:
             return
         if inbound.head is not receipt:
             return
         for settled in inbound.take_settled():
             outcome = settled.outcome or 0
             if outcome & CLOSE:
+                inbound.is_doomed = True
                 self.context.doomed.append(self)  # nothing later may be answered
                 return
             inbound.unsettled -= len(settled.packet_ids)

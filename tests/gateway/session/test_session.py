@@ -336,6 +336,7 @@ def test_what_the_log_may_not_have_is_never_acknowledged_and_dooms_the_connectio
     bench.settle([5], outcome=CLOSE | 0x89)
     bench.settle([6])
     assert bench.context.doomed == [bench.session]
+    assert bench.sent() == [], "what is settled behind it is not answered either"
 
 
 def test_more_unacknowledged_publishes_than_the_receive_maximum_end_the_connection() -> None:  # 3.3.4
