@@ -60,6 +60,8 @@ INDEX_LAG_MAX_BYTES: Final = 256 << 20
 """Memory past the tail's bound that batches without index files may take before appends are refused."""
 BEHIND_LOG_INTERVAL_S: Final = 1.0
 """Readers that retention passed are logged this often: a thousand at once are one event."""
+CONFIRM_BATCHES_MAX: Final = 32
+"""Batches confirmed in one turn of the loop: behind a slow fsync a thousand queue, with a callback each."""
 PREPARE_PART: Final = 4
 """The next segment is made when a quarter of the ongoing one is left."""
 
@@ -192,6 +194,7 @@ class LogStore:
         self.retention.before_delete.append(self.derived.before_delete)
         self._subscribers: list[Confirmed] = [self.derived.offer]
         self._pending: deque[Pending] = deque()
+        self._written_groups: deque[Pending] = deque()
         self._pending_bytes = 0
         self._generation = 0
         self._end = 0
@@ -462,9 +465,23 @@ class LogStore:
     # Called on the loop
 
     def _confirm(self, group: list[Pending]) -> None:
-        """Make a written group visible, then tell its appenders."""
+        """Confirm a written group, a few batches in each turn of the loop."""
         if group[0].generation != self._generation:
             return  # refused meanwhile: the store has become read-only
+        is_going_on = bool(self._written_groups)
+        self._written_groups.extend(group)
+        if not is_going_on:
+            self._confirm_some()
+
+    def _confirm_some(self) -> None:
+        waiting = self._written_groups
+        if waiting:  # a refusal may have had to wait for all of it
+            self._make_visible([waiting.popleft() for _ in range(min(CONFIRM_BATCHES_MAX, len(waiting)))])
+        if waiting:
+            self._post(self._confirm_some)
+
+    def _make_visible(self, group: list[Pending]) -> None:
+        """Let readers see written batches, then tell their appenders."""
         self._full = None
         batches: list[Batch] = []
         index = self.flusher.confirmed
@@ -511,6 +528,10 @@ class LogStore:
         """Refuse everything pending; offsets go back to what is confirmed."""
         if generation not in (self._generation, ANY_GENERATION):
             return
+        if self._written_groups:
+            # Written before the failure: their turn comes first.
+            self._make_visible(list(self._written_groups))
+            self._written_groups.clear()
         self._generation += 1
         self._rollbacks += 1
         refused = list(self._pending)
