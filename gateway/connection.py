@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sys
+import termios
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
@@ -71,10 +74,21 @@ class Shell(asyncio.Protocol):
     def pause_writing(self) -> None:
         # Who does not take what is sent is not read either: acknowledgements would pile up.
         self.pause(WRITING)
+        self._worker.stalled(self)
         if self.session.outbound is not None:
             self.session.outbound.is_socket_full = True
 
+    def unsent_bytes(self) -> int:
+        """Bytes that the client's side has not taken, here and in the kernel; 0 without a socket."""
+        transport = self.transport
+        if transport is None:
+            return 0
+        kernel = bytearray(4)
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kernel)
+        return transport.get_write_buffer_size() + int.from_bytes(kernel, sys.byteorder)
+
     def resume_writing(self) -> None:
+        self._worker.unstalled(self)
         self.resume(WRITING)
         if self.session.outbound is not None:
             self.session.outbound.is_socket_full = False
@@ -155,18 +169,19 @@ class Shell(asyncio.Protocol):
         """Stop reading the socket."""
         if not self._paused_for and self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
-            self.session.is_held = True
             self._worker.counters.sockets_paused_total += 1
         self._paused_for |= reason
+        # What a client may send while it takes nothing is its own affair: only we can make it silent.
+        self.session.is_held = bool(self._paused_for & ~WRITING)
 
     def resume(self, reason: int) -> None:
         """Read the socket again, if nothing else is in the way."""
         if not self._paused_for & reason:
             return
         self._paused_for &= ~reason
+        self.session.is_held = bool(self._paused_for & ~WRITING)
+        self.session.heard_at = self._worker.now()
         if not self._paused_for and self.transport is not None and not self.transport.is_closing():
-            self.session.is_held = False
-            self.session.heard_at = self._worker.now()
             self.transport.resume_reading()
 
     # Writing and closing

@@ -20,6 +20,8 @@ TOPIC_WAITERS_MAX: Final = 10_000
 """Topics that are being created at a time; past it publishes to new ones are refused with 0x97."""
 SOCKET_HIGH_BYTES: Final = 64 << 10
 """Unsent bytes at which a subscriber counts as slow: a round trip's worth of a fast link."""
+SEND_STALLED_S: Final = 30.0
+"""How long a client may take nothing of what is sent, not one byte: the dead seconds of a cell change."""
 CONNECTIONS_OVER: Final = 1000
 """Connections beyond connections_max that still get a CONNACK with the reason; more are just closed."""
 LISTEN_BACKLOG: Final = 4096

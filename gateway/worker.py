@@ -18,7 +18,7 @@ from gateway.core.producer import PENDING_MAX_BYTES
 from gateway.core.wheel import TICK_S, Wheel
 from gateway.delivery import Delivery
 from gateway.ingress import Ingress
-from gateway.limits import CONNECTIONS_OVER, LISTEN_BACKLOG, REROUTE_S, Limits
+from gateway.limits import CONNECTIONS_OVER, LISTEN_BACKLOG, REROUTE_S, SEND_STALLED_S, Limits
 from gateway.link import BrokerLink
 from gateway.session.events import Closed
 from gateway.session.session import CLOSED, Context, Session
@@ -86,6 +86,8 @@ class Worker:
         self._shells: set[Shell] = set()
         self._sessions: dict[str, Session] = {}
         self._lingering: dict[Shell, float] = {}
+        self._stalled: dict[Shell, tuple[int, float]] = {}
+        """Connections that do not take what is sent: how much that was when looked at, and since when."""
         self._report = report
         self._is_draining = False
         self._is_settling = False
@@ -256,6 +258,7 @@ class Worker:
         """A session ended: its filters go, its will is published, its socket closes."""
         session = shell.session
         self._wheel.remove(session)
+        self._stalled.pop(shell, None)
         self.subscriptions.forget(session)
         if session.outbound is not None and session.outbound.lag is not None:
             session.outbound.lag = None
@@ -286,6 +289,7 @@ class Worker:
         """The socket is gone."""
         self._shells.discard(shell)
         self._lingering.pop(shell, None)
+        self._stalled.pop(shell, None)
         for link in self.links.values():
             link.held.pop(shell, None)
         self._wheel.remove(shell.session)
@@ -293,6 +297,30 @@ class Worker:
             # Without the cycle a closed connection is freed at once, not at the next full collection.
             shell.session.shell = None
         self.counters.connections = len(self._shells)
+
+    def stalled(self, shell: Shell) -> None:
+        """This connection's client does not take what is sent, for now."""
+        self._stalled[shell] = shell.unsent_bytes(), self.now()
+
+    def unstalled(self, shell: Shell) -> None:
+        """It took enough."""
+        self._stalled.pop(shell, None)
+
+    def _close_stalled(self, now: float) -> None:
+        """Close who has taken nothing for SEND_STALLED_S; who takes something is alive, however slow."""
+        for shell, (before, since) in list(self._stalled.items()):
+            unsent = shell.unsent_bytes()
+            if unsent < before:
+                shell.session.heard_at = since = now  # it takes, though we do not read what it may send
+            elif now - since > SEND_STALLED_S:
+                del self._stalled[shell]
+                shell.close(
+                    ReasonCode.QUOTA_EXCEEDED,
+                    "send_stalled",
+                    f"nothing of {unsent} bytes was taken for {now - since:.0f} s",
+                )
+                continue
+            self._stalled[shell] = unsent, since
 
     @staticmethod
     def _peer(shell: Shell) -> object:
@@ -365,6 +393,7 @@ class Worker:
                 self.counters.refused["does_not_read"] += 1
                 shell.transport.abort()
                 del self._lingering[shell]
+        self._close_stalled(now)
         for name, link in self.links.items():
             stuck = link.producer.stuck(now - REROUTE_S)
             if stuck:

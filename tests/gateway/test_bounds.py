@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from gateway import ingress, topics, worker
+from gateway.connection import BROKER
 from gateway.core.producer import PENDING_MAX_BYTES
+from gateway.limits import SEND_STALLED_S
 from holdmq.errors import Code, RemoteError
 from holdmq.mqtt import MQTT_5, Connect, Publish, Subscribe, Subscription, encode
 
@@ -124,4 +126,52 @@ async def test_a_closed_connection_that_does_not_read_is_reset(
     session.shell.close(0x8B, "test", "ends")
     await running.until(lambda: running.worker.counters.refused["does_not_read"] == 1)
     await running.until(lambda: running.worker.counters.connections == 0)
+    writer.close()
+
+
+async def deaf(running: Any, **fields: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Any]:
+    """A client that reads nothing and is sent more than the kernel takes; its session."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=1 << 10)
+    writer.transport.pause_reading()
+    writer.write(encode(Connect(client_id="deaf", **fields), 4))
+    await running.until(lambda: running.worker.counters.sessions == 1)
+    session = running.worker._sessions["deaf"]
+    session.send(b"\xd0\x00" * (8 << 20))
+    running.worker.settle()
+    assert running.worker._stalled
+    return reader, writer, session
+
+
+async def test_a_client_that_takes_nothing_is_closed_and_one_that_takes_something_is_not(
+    start_worker: Start,
+) -> None:
+    running = await start_worker()
+    reader, writer, session = await deaf(running)
+    now = running.worker.now()
+    running.worker._close_stalled(now + SEND_STALLED_S - 1)
+    unsent = session.shell.unsent_bytes()
+    while session.shell.unsent_bytes() >= unsent:
+        writer.transport.resume_reading()
+        await reader.read(1 << 16)
+    writer.transport.pause_reading()
+    assert running.worker._stalled
+    running.worker._close_stalled(now + SEND_STALLED_S)
+    running.worker._close_stalled(now + 2 * SEND_STALLED_S)
+    assert running.worker.counters.refused["send_stalled"] == 0
+    running.worker._close_stalled(now + 2 * SEND_STALLED_S + 1)
+    assert running.worker.counters.refused["send_stalled"] == 1
+    assert running.worker.counters.sessions == 0
+    writer.close()
+
+
+async def test_who_takes_nothing_is_not_spared_its_keep_alive_and_who_waits_for_us_is(
+    start_worker: Start,
+) -> None:
+    running = await start_worker()
+    _, writer, session = await deaf(running, keep_alive=1)
+    session.shell.pause(BROKER)
+    assert session.is_held
+    session.shell.resume(BROKER)
+    assert not session.is_held
+    await running.until(lambda: running.worker.counters.refused["keep_alive"] == 1)
     writer.close()
