@@ -1,4 +1,8 @@
-"""kill -9 of a store under load, again and again: acknowledged is stored, in place, whole, and indexed."""
+"""kill -9 of a store under load, again and again, with retention, delayed messages and tables at work.
+
+What was acknowledged is stored, in its place, whole and indexed; what was delayed is released once; a
+row is never older than what was said of it.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,20 @@ import subprocess
 import sys
 import time
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from random import Random
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from zlib import crc32
 
 import pytest
 import store_under_load
-from store_under_load import QUEUES, settings_of
+from store_under_load import LATE, QUEUES, TABLE, new_store, settings_of
 
-from storage.log.store import LogStore, open_store
+from holdmq.errors import StorageError
+from holdmq.record import VERIFY_ALL, decode_record
+from storage.log.store import LogStore
 from storage.store import Batch, ReadStatus
 
 ROUNDS = 50
@@ -49,6 +57,8 @@ class Victim:
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
         self.acks: list[Ack] = []
+        self.delayed: list[tuple[int, int]] = []
+        self.rows: dict[int, int] = {}
         self.epochs: list[int] = []
         self.first_positions: list[int] = []
 
@@ -81,6 +91,10 @@ class Victim:
         elif what == "open":
             self.epochs.append(numbers[0])
             self.first_positions.append(numbers[1])
+        elif what == "delayed":
+            self.delayed.append((numbers[0], numbers[1]))
+        elif what == "put":
+            self.rows[numbers[0]] = numbers[1]
         return what == "dead"
 
 
@@ -99,35 +113,101 @@ def test_nothing_acknowledged_is_lost_by_kill_9_however_often(
             )
             if number % ROUNDS_PER_CHECK == 0:
                 shutil.copytree(tmp_path / "store", tmp_path / "copy")
-                check(tmp_path / "copy", flush, victim.acks)
+                check(tmp_path / "copy", flush, victim)
                 shutil.rmtree(tmp_path / "copy")
     assert len(victim.acks) > rounds * 20
     assert victim.epochs == sorted(set(victim.epochs)), "each start after a kill begins an epoch"
     assert victim.first_positions[-1] > victim.first_positions[0], "retention was at work"
 
 
-def check(directory: Path, flush: str, acks: list[Ack]) -> None:
-    """Open a copy of what the kill left: compare log, queues and consume-queue files with the acks."""
+def check(directory: Path, flush: str, victim: Victim) -> None:
+    """Open a copy of what the kill left, and compare it with what was said."""
     settings = settings_of(directory, flush).model_copy(update={"retention_segments": 0})
-    store = open_store(settings, "b1", lambda _: 1, lambda _callback: None)
+    posted: SimpleQueue[Callable[[], object]] = SimpleQueue()
+    store = new_store(settings, posted.put)
     store.open()
     try:
-        batches = read_all(store)
+        end = store.confirmed_position
+        batches = read_all(store, end)
         starts = [batch.position for batch in batches]
-        assert acks
-        assert acks[-1].position < store.confirmed_position
-        for ack in acks:
+        assert victim.acks[-1].position < end
+        for ack in victim.acks:
             if ack.position >= store.first_position:
                 check_ack(ack, batches, starts)
         check_queues(store, batches)
+        check_delayed(store, posted, victim.delayed)
+        if (tables := getattr(store, "tables", None)) is not None:
+            check_rows(tables, end, posted, victim.rows)
     finally:
         store.close()
 
 
-def read_all(store: LogStore) -> list[Batch]:
+def run_until(
+    posted: SimpleQueue[Callable[[], object]], holds: Callable[[], bool], what: str, timeout_s: float = 20.0
+) -> None:
+    """Be the store's event loop until `holds`."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, what
+        try:
+            posted.get(timeout=0.02)()
+        except Empty:
+            continue
+
+
+def check_delayed(
+    store: LogStore, posted: SimpleQueue[Callable[[], object]], delayed: list[tuple[int, int]]
+) -> None:
+    """All that retention has not taken is released, and nothing twice."""
+    wanted = {number for position, number in delayed if position >= store.first_position}
+    seen: list[int] = []
+    offset = store.bounds(LATE, 0)[0]
+
+    def is_all_released() -> bool:
+        nonlocal offset
+        while offset < store.bounds(LATE, 0)[1]:
+            read = store.read_queue(LATE, 0, 0, offset, 1 << 20, 1000)
+            if read is None:
+                read = store.read_queue_cold(LATE, 0, 0, offset, 1 << 20, 1000)
+            if read.next_offset == offset:
+                return False
+            for part in read.parts:
+                seen.extend(numbers_of(part))
+            offset = read.next_offset
+        return wanted <= set(seen)
+
+    run_until(posted, is_all_released, "delayed messages are released")
+    assert len(wanted) > 0
+    assert len(seen) == len(set(seen)), "none is released twice"
+
+
+def numbers_of(part: memoryview) -> Iterator[int]:
+    at = 0
+    while at < len(part):
+        record = decode_record(part, at, VERIFY_ALL)
+        at += record.total_size
+        yield int(bytes(record.body))
+
+
+def check_rows(
+    tables: Any, end: int, posted: SimpleQueue[Callable[[], object]], rows: dict[int, int]
+) -> None:
+    """Each row is what was said of it, or what was stored later and not yet said."""
+    applied: list[StorageError | None] = []
+    tables.wait_applied(end, applied.append)
+    run_until(posted, lambda: bool(applied), "the tables are applied")
+    assert applied == [None]
+    for key, number in rows.items():
+        row = tables.get(TABLE, f"k{key}")
+        assert row is not None, f"k{key} is gone"
+        assert int(row.value) >= number
+
+
+def read_all(store: LogStore, end: int) -> list[Batch]:
+    """The log up to where it ended when the store was opened: the timer goes on appending."""
     batches: list[Batch] = []
     position = store.first_position
-    while position < store.confirmed_position:
+    while position < end:
         read = store.read_log(position, 8 << 20)
         if not read:
             break
@@ -153,6 +233,8 @@ def check_queues(store: LogStore, batches: list[Batch]) -> None:
     following: dict[int, int] = {}
     for batch in batches:
         for run in batch.runs:
+            if run.topic != "devices":
+                continue
             assert run.base_offset == following.get(run.queue_id, run.base_offset)
             following[run.queue_id] = run.base_offset + run.count
             entries[run.queue_id] += run.count

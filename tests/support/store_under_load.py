@@ -8,6 +8,8 @@ store and loads it for ever; its death is told by `dead`. Everything it says on 
     pid <pid>                                                the child is there
     open <epoch> <first position>                            it has opened the store
     ack <position> <bytes> <crc32> <queue> <base offset>     a batch was confirmed
+    delayed <position> <number>                              a message that is released when it is due
+    put <key> <number>                                       a table's row, if the store has tables
 """
 
 from __future__ import annotations
@@ -15,22 +17,29 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
+from typing import Any, Final
 from zlib import crc32
 
 import structlog
 
 from holdmq.config import StorageSection
 from holdmq.errors import StorageError
+from holdmq.record import encode_record
 from holdmq.record_batch import encode_batch
-from storage.log.store import LogStore, open_store
+from storage.log.store import LogStore, now_ms, open_store
+from storage.log.timer import Delayed
 from storage.store import Batch, Run
 
-QUEUES = 3
-WINDOW = 16
-MIB = 1 << 20
+QUEUES: Final = 3
+WINDOW: Final = 16
+MIB: Final = 1 << 20
+LATE: Final = "late"
+TABLE: Final = "table"
+KEYS: Final = 40
 
 
 def settings_of(directory: Path, flush: str) -> StorageSection:
@@ -52,23 +61,39 @@ def settings_of(directory: Path, flush: str) -> StorageSection:
     )
 
 
+def new_store(settings: StorageSection, post: Callable[[Callable[[], object]], object]) -> LogStore:
+    """A store with all that it has to be killed with."""
+    more: dict[str, Any] = {"is_table": is_table} if "is_table" in signature(open_store).parameters else {}
+    return open_store(settings, "b1", lambda _: 1, post, **more)
+
+
+def is_table(topic: str) -> bool:
+    return topic == TABLE
+
+
 def say(*words: object) -> None:
     """One write per line, so that SIGKILL leaves no half of one behind a whole."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 class Load:
-    """Appends batches, at most `WINDOW` unconfirmed."""
+    """Appends batches, delays messages and puts rows; at most `WINDOW` unconfirmed."""
 
     def __init__(self, store: LogStore, posted: SimpleQueue[Callable[[], object]], seed: int) -> None:
         self._store = store
         self._posted = posted
         self._chance = Random(seed)
         self._waiting = 0
+        self._number = seed * 1_000_000
 
     def run(self) -> None:
         while True:
+            self._number += 1
             self._append()
+            if not self._number % 5:
+                self._delay(self._number)
+            if not self._number % 7 and (tables := getattr(self._store, "tables", None)) is not None:
+                self._put(tables, self._number)
             while self._waiting >= WINDOW or not self._posted.empty():
                 self._posted.get()()
 
@@ -81,10 +106,34 @@ class Load:
         self._waiting += 1
         self._store.append(batch, self._answered)
 
-    def _answered(self, batch: Batch, error: StorageError | None) -> None:
+    def _delay(self, number: int) -> None:
+        record = encode_record(LATE.encode(), 0, b"%d" % number, b"", 5)
+        self._waiting += 1
+        due_ms = now_ms() + self._chance.choice((0, 10, 100))
+
+        def stored(batch: Batch, error: StorageError | None) -> None:
+            self._told(error)
+            say("delayed", batch.position, number)
+
+        self._store.timer.schedule([Delayed(record, due_ms)], stored)
+
+    def _put(self, tables: Any, number: int) -> None:
+        key = number % KEYS
+        self._waiting += 1
+
+        def stored(_batch: Batch, error: StorageError | None) -> None:
+            self._told(error)
+            say("put", key, number)
+
+        tables.put(TABLE, f"k{key}", b"%d" % number, stored)
+
+    def _told(self, error: StorageError | None) -> None:
         self._waiting -= 1
         if error is not None:
             raise error
+
+    def _answered(self, batch: Batch, error: StorageError | None) -> None:
+        self._told(error)
         run = batch.runs[0]
         say("ack", batch.position, len(batch.records), crc32(batch.records), run.queue_id, run.base_offset)
 
@@ -92,7 +141,7 @@ class Load:
 def load(directory: Path, flush: str, seed: int) -> None:
     """Open the store and load it until killed."""
     posted: SimpleQueue[Callable[[], object]] = SimpleQueue()
-    store = open_store(settings_of(directory, flush), "b1", lambda _: 1, posted.put)
+    store = new_store(settings_of(directory, flush), posted.put)
     store.open()
     say("open", store.epoch, store.first_position)
     Load(store, posted, seed).run()
