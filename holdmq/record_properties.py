@@ -27,6 +27,7 @@ RESERVED_KEYS: Final[dict[str, str]] = {
     "latest move",
     "DUE": "when the timer releases the message, in ms since the epoch; kept by the copy that it releases",
     "DEST": "topic/queue that the timer releases the message to",
+    "DELETED": "in a table: the key has no value from now on; empty",
     "CLIENT_ID": "the MQTT client, or the SDK instance, that published",
 }
 """Keys with a meaning of their own. A user's key is stored with `USER_PREFIX`, so none can collide."""

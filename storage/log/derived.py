@@ -1,16 +1,19 @@
-"""What is derived from the log by threads of its own: the timer. All of it follows confirmed records."""
+"""What is derived from the log by threads of its own: timer and tables. Both follow confirmed records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from holdmq.errors import StorageError
+from storage.log.core.epochs import Epochs
 from storage.log.core.scan import KeyLevels
 from storage.log.disk import Disk
 from storage.log.follower import Follower
 from storage.log.home import Home
 from storage.log.reader import ColdReader
 from storage.log.segments import Segment, Segments
+from storage.log.table_files import TableFiles
+from storage.log.tables import Tables, wanted_by
 from storage.log.timer import Timer, is_wanted
 from storage.log.timer_files import BucketFiles, WaitingRecords
 from storage.store import Appended, Batch
@@ -34,6 +37,7 @@ class Derived:
         synced: Callable[[], int],
         clock_ms: Callable[[], int],
         clock: Callable[[], float],
+        is_table: Callable[[str], bool] | None,
         failed: Callable[[StorageError], None],
     ) -> None:
         self._has_threads = True
@@ -51,25 +55,52 @@ class Derived:
             failed,
         )
 
+        self.tables: Tables | None = None
+        if is_table is not None:
+            self.tables = Tables(
+                TableFiles(disk, home.tables),
+                Follower(reader, "tables", wanted_by(is_table)),
+                is_table,
+                append,
+                post,
+                synced,
+                clock,
+                failed,
+            )
+
     def offer(self, batches: list[Batch]) -> None:
         """Batches that were confirmed. Called on the loop."""
         self.timer.follower.offer(batches)
+        if self.tables is not None:
+            self.tables.follower.offer(batches)
 
-    def start(self, log_first: int, log_end: int, has_threads: bool) -> None:
-        """Begin; the log is confirmed from `log_first` to `log_end`. No threads: the caller steps them."""
+    def start(self, log_first: int, log_end: int, epochs: Epochs, has_threads: bool) -> None:
+        """Begin; the log is confirmed from `log_first` to `log_end`. No threads: the caller steps them.
+
+        Raises StorageError when the tables cannot be opened.
+        """
         self._has_threads = has_threads
+        if self.tables is not None:
+            self.tables.start(log_first, log_end, epochs, has_threads)
         self.timer.start(log_first, log_end, has_threads)
 
     def stop(self) -> None:
         """Write down what is known, then end. Blocking; the log is synced."""
         self.timer.stop()
+        if self.tables is not None:
+            self.tables.stop()
 
     def before_delete(self, segment: Segment) -> bool:
         """Whether nothing here needs a segment any more; False = not yet. Never waits."""
         if not self._has_threads:
             self.timer.step()
-        return self.timer.rolling.before_delete(segment)
+            if self.tables is not None:
+                self.tables.is_free(segment.end)
+                self.tables.step()
+        are_tables_free = self.tables is None or self.tables.is_free(segment.end)
+        return self.timer.rolling.before_delete(segment) and are_tables_free
 
     def numbers(self) -> dict[str, float]:
         """Counters (names in _total) and gauges."""
-        return self.timer.numbers()
+        tables = {} if self.tables is None else self.tables.numbers()
+        return {**self.timer.numbers(), **tables}

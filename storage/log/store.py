@@ -84,12 +84,14 @@ def open_store(
     clock_ms: Callable[[], int] = now_ms,
     clock: Callable[[], float] = monotonic,
     has_threads: bool = True,
+    is_table: Callable[[str], bool] | None = None,
 ) -> LogStore:
     """The store of a configuration; the caller calls `open` (blocking) before anything else.
 
     `key_levels` says a topic's; `post` runs a callable on the event loop and may be called from
     any thread (`loop.call_soon_threadsafe`). Without threads of its own nothing is written until
-    the caller steps `writer` and `flusher`: each order of events is then reproducible.
+    the caller steps `writer` and `flusher`: each order of events is then reproducible. `is_table` says
+    which topics are tables; None = this store keeps none (`tables` is None).
     """
     return LogStore(
         settings,
@@ -101,6 +103,7 @@ def open_store(
         clock_ms,
         clock,
         has_threads,
+        is_table,
     )
 
 
@@ -118,6 +121,7 @@ class LogStore:
         clock_ms: Callable[[], int],
         clock: Callable[[], float],
         has_threads: bool,
+        is_table: Callable[[str], bool] | None,
     ) -> None:
         directory = Path(settings.data_dir)
         is_sync = settings.flush == "sync"
@@ -188,9 +192,11 @@ class LogStore:
             lambda: self.writer.synced,
             clock_ms,
             clock,
+            is_table,
             self._following_failed,
         )
         self.timer = self.derived.timer
+        self.tables = self.derived.tables
         self.retention.before_delete.append(self.derived.before_delete)
         self._subscribers: list[Confirmed] = [self.derived.offer]
         self._pending: deque[Pending] = deque()
@@ -218,6 +224,7 @@ class LogStore:
         try:
             self._open()
         except OSError as error:
+            self.derived.stop()
             self._release()
             raise StorageError(
                 error.strerror or str(error),
@@ -225,6 +232,7 @@ class LogStore:
                 path=error.filename or str(self._home.directory),
             ) from error
         except StorageError:
+            self.derived.stop()
             self._release()
             raise
 
@@ -257,9 +265,9 @@ class LogStore:
         self._store_ms = recovered.store_ms
         self._tail = Tail(recovered.end, self._settings.tail_cache_bytes)
         self._segment_end = self._confirmed_segment_end = self._segments.table[-1].end
+        self.derived.start(self.first_position, recovered.end, self._epochs, self._has_threads)
         self.writer.start(recovered.end, self._has_threads)
         self.flusher.start(recovered.end, recovered.store_ms, recovered.queues, self._has_threads)
-        self.derived.start(self.first_position, recovered.end, self._has_threads)
         self._refusal = None
         self._is_open = True
 

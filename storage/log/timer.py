@@ -201,10 +201,10 @@ class Timer:
         """Write a last checkpoint, then end. Blocking; the log is synced."""
         self._stopping = True
         self.follower.wake.set()
-        if self._has_thread:
-            self._thread.join()
-        else:
+        if not self._has_thread:
             self._guarded(self._end)
+        elif self._thread.ident is not None:
+            self._thread.join()
 
     def step(self) -> float:
         """Do what there is to do; how many seconds there is nothing. Blocking, without a thread only."""
