@@ -25,6 +25,8 @@ class Reports:
         self.workers = workers
         self.restarts = 0
         self.is_draining = False
+        self.silent: set[int] = set()
+        """Workers that have not reported for long."""
         self._live: dict[int, dict[str, Any]] = {}
         self._ended: Counter[str] = Counter()
         self._ended_refused: Counter[str] = Counter()
@@ -48,6 +50,9 @@ class Reports:
         reports = list(self._live.values())
         if not reports:
             return False, "starting"
+        silent = sorted(self.silent)
+        if silent:
+            return False, f"worker {', '.join(map(str, silent))} does not answer"
         if not any(report["ready"] for report in reports):
             return False, "no worker is connected to every broker of the route"
         return True, "ready"
@@ -74,6 +79,12 @@ class Reports:
         for reason, count in sorted(refused.items()):
             by_reason.add_metric([reason], count)
         yield by_reason
+        by_worker = GaugeMetricFamily(
+            "holdmq_gateway_worker_connections", "Connections open now, by worker.", labels=["worker"]
+        )
+        for index, report in sorted(self._live.copy().items()):
+            by_worker.add_metric([str(index)], report["numbers"].get("connections", 0))
+        yield by_worker
         yield GaugeMetricFamily("holdmq_gateway_workers", "Worker processes that report.", value=len(reports))
         yield CounterMetricFamily(
             "holdmq_gateway_worker_restarts", "Workers that ended by themselves.", value=self.restarts

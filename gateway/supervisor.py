@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -29,6 +30,11 @@ RESTART_PAUSE_S: Final = 1.0
 """A worker that ends at once is not started in a tight circle."""
 KILL_AFTER_S: Final = 5.0
 """How much longer than drain_s a worker may take before it is killed."""
+SILENT_UNREADY_S: Final = 5.0
+"""A worker that has not reported for so many of its seconds serves nobody: the gateway is not ready."""
+SILENT_KILL_S: Final = 20.0
+"""Then it hangs: its clients have waited long enough, and only a successor can help them."""
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 log = telemetry.get_logger()
 
@@ -39,6 +45,8 @@ class _Child:
     pid: int
     report: socket.socket
     started_at: float
+    heard_at: float
+    is_killed: bool = False
 
 
 class Supervisor:
@@ -52,6 +60,7 @@ class Supervisor:
         self._children: dict[int, _Child] = {}
         self._restarts: list[tuple[float, int]] = []
         self._selector = selectors.DefaultSelector()
+        self._signal = 0
         self._is_stopping = False
         self._kill_at = 0.0
         self._admin: AdminServer | None = None
@@ -65,8 +74,8 @@ class Supervisor:
         wake_read.setblocking(False)
         wake_write.setblocking(False)
         signal.set_wakeup_fd(wake_write.fileno())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
+        for number in SIGNALS:
+            signal.signal(number, self._signalled)
         self._selector.register(wake_read, selectors.EVENT_READ, None)
         collector = GatewayCollector(self._reports)
         telemetry.METRICS.register(collector)
@@ -129,13 +138,17 @@ class Supervisor:
     def _fork(self, index: int) -> None:
         parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent_pid = os.getpid()
+        # A signal that meets the child before it has handlers of its own waits until it has.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         pid = os.fork()
         if pid == 0:
             parent_end.close()
             os._exit(self._be_worker(index, child_end, parent_pid))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         child_end.close()
         parent_end.setblocking(False)
-        child = self._children[pid] = _Child(index, pid, parent_end, time.monotonic())
+        now = time.monotonic()
+        child = self._children[pid] = _Child(index, pid, parent_end, now, now)
         self._selector.register(parent_end, selectors.EVENT_READ, child)
 
     def _be_worker(self, index: int, report: socket.socket, parent_pid: int) -> int:
@@ -153,7 +166,12 @@ class Supervisor:
             # Messages and batches hold no cycles: collecting less often saves pauses, not memory.
             gc.set_threshold(GC_THRESHOLD, 20, 20)
             config, listener = self._config, self._listeners[index]
-            run_until_stopped(lambda stopping: serve(config, index, listener, report, stopping))
+
+            async def worker(stopping: asyncio.Event) -> None:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+                await serve(config, index, listener, report, stopping)
+
+            run_until_stopped(worker)
         except BaseException:
             # The child must never return into the parent's code.
             log.critical("a gateway worker failed", worker=index, exc_info=True)
@@ -163,13 +181,22 @@ class Supervisor:
         return 0
 
     def _turn(self, wake: socket.socket) -> None:
-        self._beat = time.monotonic()
+        began = time.monotonic()
+        if began - self._beat > SILENT_UNREADY_S:
+            # Nobody ran: who stopped this process or the machine stopped the workers too.
+            for child in self._children.values():
+                child.heard_at = began
+        self._beat = began
+        if self._signal and not self._is_stopping:
+            self._stop()
         for key, _ in self._selector.select(1.0):
             if key.data is None:
                 wake.recv(4096)
             else:
                 self._read_report(key.data)
         now = time.monotonic()
+        if not self._is_stopping:
+            self._end_silent(now)
         due = [index for at, index in self._restarts if at <= now]
         if due:
             self._restarts = [entry for entry in self._restarts if entry[0] > now]
@@ -185,6 +212,21 @@ class Supervisor:
                     os.kill(child.pid, signal.SIGKILL)
                 self._kill_at = now + KILL_AFTER_S
 
+    def _end_silent(self, now: float) -> None:
+        """A worker that does not report hangs: say so, and in the end kill it to have it started again."""
+        silent = {c.index: now - c.heard_at for c in self._children.values()}
+        self._reports.silent = {index for index, age in silent.items() if age > SILENT_UNREADY_S}
+        for child in self._children.values():
+            if now - child.heard_at > SILENT_KILL_S and not child.is_killed:
+                child.is_killed = True
+                log.error(
+                    "a gateway worker hangs and is killed",
+                    worker=child.index,
+                    pid=child.pid,
+                    silent_s=round(now - child.heard_at, 1),
+                )
+                os.kill(child.pid, signal.SIGKILL)
+
     def _read_report(self, child: _Child) -> None:
         try:
             data = child.report.recv(REPORT_MAX_BYTES)
@@ -193,6 +235,7 @@ class Supervisor:
         except ConnectionError:
             data = b""
         if data:
+            child.heard_at = time.monotonic()
             self._reports.received(child.index, json.loads(data))
             return
         self._selector.unregister(child.report)
@@ -226,9 +269,11 @@ class Supervisor:
 
     # Signals and health
 
-    def _stop(self, number: int, _frame: object) -> None:
-        if self._is_stopping:
-            return
+    def _signalled(self, number: int, _frame: object) -> None:
+        """Only note it: a handler runs in the middle of anything. The wake-up fd ends the wait."""
+        self._signal = number
+
+    def _stop(self) -> None:
         self._is_stopping = True
         self._reports.is_draining = True
         self._kill_at = time.monotonic() + self._section.drain_s + KILL_AFTER_S
@@ -236,7 +281,7 @@ class Supervisor:
             listener.close()  # or the kernel would go on accepting for nobody
         for child in self._children.values():
             os.kill(child.pid, signal.SIGTERM)
-        log.info("draining", signal=signal.Signals(number).name)
+        log.info("draining", signal=signal.Signals(self._signal).name)
 
     def _liveness(self) -> tuple[bool, str]:
         late = time.monotonic() - self._beat
