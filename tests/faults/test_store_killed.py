@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from random import Random
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 from zlib import crc32
 
 import pytest
@@ -136,8 +136,7 @@ def check(directory: Path, flush: str, victim: Victim) -> None:
                 check_ack(ack, batches, starts)
         check_queues(store, batches)
         check_delayed(store, posted, victim.delayed)
-        if (tables := getattr(store, "tables", None)) is not None:
-            check_rows(tables, end, posted, victim.rows)
+        check_rows(store, end, posted, victim.rows)
     finally:
         store.close()
 
@@ -190,9 +189,12 @@ def numbers_of(part: memoryview) -> Iterator[int]:
 
 
 def check_rows(
-    tables: Any, end: int, posted: SimpleQueue[Callable[[], object]], rows: dict[int, int]
+    store: LogStore, end: int, posted: SimpleQueue[Callable[[], object]], rows: dict[int, int]
 ) -> None:
     """Each row is what was said of it, or what was stored later and not yet said."""
+    tables = store.tables
+    assert tables is not None
+    assert rows
     applied: list[StorageError | None] = []
     tables.wait_applied(end, applied.append)
     run_until(posted, lambda: bool(applied), "the tables are applied")

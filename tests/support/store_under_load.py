@@ -9,7 +9,7 @@ store and loads it for ever; its death is told by `dead`. Everything it says on 
     open <epoch> <first position>                            it has opened the store
     ack <position> <bytes> <crc32> <queue> <base offset>     a batch was confirmed
     delayed <position> <number>                              a message that is released when it is due
-    put <key> <number>                                       a table's row, if the store has tables
+    put <key> <number>                                       a table's row
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
 from queue import SimpleQueue
 from random import Random
-from typing import Any, Final
+from typing import Final
 from zlib import crc32
 
 import structlog
@@ -63,8 +62,7 @@ def settings_of(directory: Path, flush: str) -> StorageSection:
 
 def new_store(settings: StorageSection, post: Callable[[Callable[[], object]], object]) -> LogStore:
     """A store with all that it has to be killed with."""
-    more: dict[str, Any] = {"is_table": is_table} if "is_table" in signature(open_store).parameters else {}
-    return open_store(settings, "b1", lambda _: 1, post, **more)
+    return open_store(settings, "b1", lambda _: 1, post, is_table=is_table)
 
 
 def is_table(topic: str) -> bool:
@@ -92,8 +90,8 @@ class Load:
             self._append()
             if not self._number % 5:
                 self._delay(self._number)
-            if not self._number % 7 and (tables := getattr(self._store, "tables", None)) is not None:
-                self._put(tables, self._number)
+            if not self._number % 7:
+                self._put(self._number)
             while self._waiting >= WINDOW or not self._posted.empty():
                 self._posted.get()()
 
@@ -117,7 +115,9 @@ class Load:
 
         self._store.timer.schedule([Delayed(record, due_ms)], stored)
 
-    def _put(self, tables: Any, number: int) -> None:
+    def _put(self, number: int) -> None:
+        tables = self._store.tables
+        assert tables is not None
         key = number % KEYS
         self._waiting += 1
 
