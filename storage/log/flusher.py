@@ -111,6 +111,19 @@ class Retains(Protocol):
         """Do what is due; StorageError when the disk failed for good."""
 
 
+class FollowsLog(Protocol):
+    """An index that fills itself from the log: `storage.log.key_index.KeyIndex`. OSError is final."""
+
+    def add(self, batches: list[Batch]) -> None:
+        """Take confirmed batches, in log order."""
+
+    def step(self) -> bool:
+        """Write what was taken; True = more is left to do."""
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+
+
 class Flusher:
     """Indexes what was confirmed. `indexed` and `synced` may be read from any thread.
 
@@ -136,6 +149,7 @@ class Flusher:
         self.wake = Event()
         self.prepare_at = -1
         self.upkeep: Callable[[], None] | None = None
+        self.keys: FollowsLog | None = None
         self._writer = writer
         self._queues = queues
         self._checkpoint = checkpoint
@@ -206,7 +220,7 @@ class Flusher:
         # Indexing what is not yet fsynced is fine: after a crash entries past the checkpoint go.
         if not self._is_sync and not self._sync_log():
             return False
-        if not self._index():
+        if not self._index() or not self._step_keys(stopping):
             return False
         if self._is_checkpoint_due(stopping) and not self._save_checkpoint():
             return False
@@ -270,6 +284,18 @@ class Flusher:
                 return True  # no space: again after the next interval
             self.indexed = self._unwritten_end
 
+    def _step_keys(self, stopping: bool) -> bool:
+        """Let the index of keys write; False = the disk failed, for good."""
+        if self.keys is None:
+            return True
+        try:
+            if self.keys.step() and not stopping:
+                self.wake.set()
+        except OSError as error:
+            self._fail(write_failure(error, "write", str(self._queues.directory), None))
+            return False
+        return True
+
     def _collect(self) -> None:
         """Take confirmed batches and sort their entries by queue."""
         if self._unwritten:
@@ -282,6 +308,8 @@ class Flusher:
             queues.extend(of_batch)
         if not batches:
             return
+        if self.keys is not None:
+            self.keys.add(batches)
         entries = entries_of(batches)
         by_queue: dict[Key, tuple[Queue, int, list[Entries]]] = {}
         at = 0
@@ -323,6 +351,8 @@ class Flusher:
             return False
         try:
             self._queues.sync()
+            if self.keys is not None:
+                self.keys.sync()
         except OSError as error:
             self._fail(sync_failure(error, str(self._queues.directory), self._writer.synced))
             return False

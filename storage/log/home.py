@@ -7,6 +7,7 @@
     clean            the log's end, written by a clean close; gone while open
     epoch.json       log epochs          checkpoint.json   what is durable, and every queue's end
     commitlog/       segments            consumequeue/     derived       cut/   what recovery cut off
+    keyindex/        derived
     timer/           derived             tables/           derived, with the snapshots they start from
 """
 
@@ -34,6 +35,7 @@ class Home:
         self.consumequeue = directory / "consumequeue"
         self.cut = directory / "cut"
         self.timer = directory / "timer"
+        self.keyindex = directory / "keyindex"
         self.tables = directory / "tables"
         self.checkpoint_file = AtomicFile(directory / "checkpoint.json", disk)
         self.store_id = b""

@@ -34,7 +34,9 @@ from storage.log.disk import Disk, RealDisk
 from storage.log.failures import FULL_HINT, write_failure
 from storage.log.flusher import Checkpoint, Flusher
 from storage.log.home import Home
+from storage.log.key_index import KeyIndex
 from storage.log.open_files import OpenFiles
+from storage.log.query import Index
 from storage.log.reader import ColdReader
 from storage.log.recovery import Recovery
 from storage.log.retention import Deletion, Retention, limits_of
@@ -175,6 +177,19 @@ class LogStore:
         )
         self.flusher.upkeep = self._upkeep
         self._reader = ColdReader(disk, self._segments, self._files, key_levels, self.chunks)
+        self._keys = KeyIndex(disk, self._home.keyindex, self._read_for_index)
+        self.flusher.keys = self._keys
+        self.retention.indexes.append(self._keys.drop)
+        self.index = Index(
+            disk,
+            self._segments,
+            self._files,
+            self._keys,
+            self.read_log,
+            self._queue_of,
+            lambda: self.store_id,
+            lambda: self.confirmed_position,
+        )
         self._epochs = Epochs([])
         self.confirmed_position = 0
         self.cut_bytes = 0
@@ -266,6 +281,7 @@ class LogStore:
         self._tail = Tail(recovered.end, self._settings.tail_cache_bytes)
         self._segment_end = self._confirmed_segment_end = self._segments.table[-1].end
         self.derived.start(self.first_position, recovered.end, self._epochs, self._has_threads)
+        self._keys.open(self.first_position, recovered.end)
         self.writer.start(recovered.end, self._has_threads)
         self.flusher.start(recovered.end, recovered.store_ms, recovered.queues, self._has_threads)
         self._refusal = None
@@ -363,6 +379,7 @@ class LogStore:
             "writable": float(self.state().ok),
             **self.derived.numbers(),
             **self.retention.numbers(),
+            **self._keys.numbers(),
         }
 
     # Append
@@ -559,6 +576,11 @@ class LogStore:
         self._refused += len(refused)
         for item in refused:
             item.done(item.batch, error)
+
+    def _read_for_index(self, position: int, max_bytes: int, end: int) -> list[Batch]:
+        if position < self.first_position:
+            raise BehindError(position, self.first_position)
+        return self._reader.read_log(position, max_bytes, end)
 
     def _queue_of(self, key: tuple[str, int]) -> Queue | None:
         return self._queues.get(key)

@@ -1,0 +1,351 @@
+"""The index of keys and unique ids on disk: filled by the flushing thread, searched by the reader pool.
+
+It follows the log at its own pace: what is missing since its last durable header (all of it, when
+the files were deleted) is read from the log again, a slice per step. Layout: `core.hash_index`.
+Source: storage.md, Other indexes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import structlog
+
+from holdmq.errors import BehindError, CorruptRecordError
+from storage.log.core.hash_index import (
+    ENTRY,
+    ENTRY_SIZE,
+    HEADER_SIZE,
+    SLOT,
+    SLOT_SIZE,
+    Entry,
+    Header,
+    Slots,
+    add_to_slots,
+    entries_of,
+    link,
+)
+from storage.log.core.names import name_of, offsets_of
+from storage.log.disk import Disk
+from storage.log.failures import FULL_ERRORS
+from storage.store import Batch
+
+SLOTS: Final = 1 << 20
+"""Slots of a file: 4 MiB of memory for the one that is being filled."""
+ENTRIES_MAX: Final = 4 << 20
+"""Entries of a file: four in a chain on average, 84 MB."""
+PENDING_MAX: Final = 1 << 20
+"""Entries that wait for a full disk (some 100 MB): past it they are read from the log again later."""
+CATCH_UP_BYTES: Final = 4 << 20
+"""What a step reads of the log when the index is behind: consume queues wait no longer than that takes."""
+PROBES_MAX: Final = 1 << 16
+"""Entries of one file that a search looks at: a key that shares its chain with one of millions ends there."""
+_SLICE: Final = 1 << 16
+
+ReadLog = Callable[[int, int, int], list[Batch]]
+"""Position, bytes, end: batches from there on, as `ColdReader.read_log`."""
+
+log = structlog.get_logger("holdmq.storage")
+
+
+class Found(NamedTuple):
+    """Candidates, newest first: log offsets whose record has the hash. `is_complete`: none was left out."""
+
+    positions: list[int]
+    is_complete: bool
+
+
+class _File:
+    """A file of the index; `slots` are in memory while it is being filled."""
+
+    __slots__ = ("entries", "first", "first_ms", "path", "slots", "slots_count")
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path = path
+        self.first = header.first
+        self.first_ms = header.first_ms
+        self.entries = header.entries
+        self.slots_count = header.slots
+        self.slots: Slots | None = None
+
+    @property
+    def entries_at(self) -> int:
+        return HEADER_SIZE + self.slots_count * SLOT_SIZE
+
+
+class KeyIndex:
+    """`position`: the log is indexed up to there; `add` … `drop` belong to the flushing thread."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        read_log: ReadLog,
+        slots: int = SLOTS,
+        entries_max: int = ENTRIES_MAX,
+    ) -> None:
+        self.position = 0
+        self.written_entries = 0
+        self.failures = 0
+        self.discards = 0
+        self.rebuilds = 0
+        self._disk = disk
+        self._directory = directory
+        self._read_log = read_log
+        self._slots = slots
+        self._entries_max = entries_max
+        self._files: list[_File] = []
+        self._pending: list[Entry] = []
+        self._offered_end = 0
+        self._written_end = 0
+        self._synced_end = -1
+
+    def open(self, first_position: int, end: int) -> None:
+        """Load what is there for a log from `first_position` to `end`; OSError as the disk says."""
+        self._disk.make_directory(self._directory)
+        starts = offsets_of(self._disk.list(self._directory))
+        headers = [self._header(start) for start in starts]
+        known = [header for header in headers if header is not None]
+        is_whole = len(known) == len(starts) > 0 and known[0].first <= first_position <= known[-1].end
+        for header, following in zip(known, starts[1:], strict=False):
+            is_whole = is_whole and header.end == following
+        if is_whole:
+            while known[-1].first > end and len(known) > 1:
+                self._disk.unlink(self._directory / name_of(known.pop().first))
+            self._files = [_File(self._directory / name_of(header.first), header) for header in known]
+            self._written_end = min(known[-1].end, end)
+            self._load_last(end)
+        else:
+            if end > first_position:
+                self.rebuilds += 1
+                log.warning("the index of keys is built again from the log", up_to=end)
+            for start in starts:
+                self._disk.unlink(self._directory / name_of(start))
+            self._files = []
+            self._written_end = first_position
+            self._begin_file(0)
+        self.position = self._written_end
+        self._offered_end = end
+
+    def _header(self, start: int) -> Header | None:
+        file = self._disk.open_to_read(self._directory / name_of(start))
+        try:
+            header = Header.unpack(file.read(0, HEADER_SIZE))
+        finally:
+            file.close()
+        return header if header is not None and header.first == start else None
+
+    def _load_last(self, end: int) -> None:
+        """Slots of the file that is being filled follow from its entries; those past the log's end go."""
+        last = self._files[-1]
+        slots: Slots = np.zeros(last.slots_count, np.uint32)
+        count = 0
+        file = self._disk.open_to_read(last.path)
+        try:
+            while count < last.entries:
+                wanted = min(_SLICE, last.entries - count)
+                raw = file.read(last.entries_at + count * ENTRY_SIZE, wanted * ENTRY_SIZE)
+                entries = np.frombuffer(raw, ENTRY, len(raw) // ENTRY_SIZE)
+                inside = int(np.searchsorted(entries["position"].astype(np.int64), end))
+                add_to_slots(slots, entries[:inside], count + 1)
+                count += inside
+                if inside < wanted:
+                    break
+        finally:
+            file.close()
+        last.entries, last.slots = count, slots
+
+    def _begin_file(self, first_ms: int) -> None:
+        header = Header(self._slots, 0, self._written_end, self._written_end, first_ms)
+        path = self._directory / name_of(header.first)
+        file = self._disk.open(path, create=True)
+        try:
+            file.truncate(0)
+            file.write([header.pack()], 0)
+            file.sync()
+        finally:
+            file.close()
+        self._disk.sync_directory(self._directory)
+        made = _File(path, header)
+        made.slots = np.zeros(self._slots, np.uint32)
+        self._files = [*self._files, made]
+        self._synced_end = self._written_end
+
+    # Filling
+
+    def add(self, batches: list[Batch]) -> None:
+        """Take confirmed batches, in log order."""
+        if self.position == self._offered_end:
+            for batch in batches:
+                self._pending.extend(entries_of(batch))
+            self.position = batches[-1].end
+        self._offered_end = batches[-1].end
+        if len(self._pending) > PENDING_MAX:
+            self.discards += 1
+            self._pending.clear()
+            self.position = self._written_end
+
+    def step(self) -> bool:
+        """Write what was taken, and a slice of what is missing; True = more of it is left.
+
+        A full disk is counted and tried again; any other OSError is the caller's.
+        """
+        try:
+            self._write()
+            if self.position < self._offered_end:
+                self._catch_up()
+                self._write()
+        except OSError as error:
+            self.failures += 1
+            if error.errno not in FULL_ERRORS:
+                raise
+            return False
+        return self.position < self._offered_end
+
+    def _catch_up(self) -> None:
+        try:
+            batches = self._read_log(self.position, CATCH_UP_BYTES, self._offered_end)
+        except (CorruptRecordError, BehindError) as error:
+            self.position = min(error.resume_at, self._offered_end)
+            return
+        for batch in batches:
+            self._pending.extend(entries_of(batch))
+        self.position = batches[-1].end if batches else self._offered_end
+
+    def _write(self) -> None:
+        while self._pending:
+            current = self._files[-1]
+            room = self._entries_max - current.entries
+            if room <= 0:
+                self._finish_file(current)
+                self._begin_file(self._pending[0].store_ms)
+                continue
+            if not current.entries:
+                current.first_ms = self._pending[0].store_ms
+            # All entries of a record lie in one file: the next one begins with the record behind.
+            while (
+                room < len(self._pending) and self._pending[room].position == self._pending[room - 1].position
+            ):
+                room += 1
+            self._append(current, self._pending[:room])
+            self._pending = self._pending[room:]
+            self._written_end = self._pending[0].position if self._pending else self.position
+        self._written_end = self.position
+
+    def _append(self, current: _File, entries: list[Entry]) -> None:
+        assert current.slots is not None
+        made = link(entries, current.entries + 1, current.first_ms, current.slots)
+        file = self._disk.open(current.path)
+        try:
+            file.write([made.tobytes()], current.entries_at + current.entries * ENTRY_SIZE)
+        finally:
+            file.close()
+        add_to_slots(current.slots, made, current.entries + 1)
+        current.entries += len(entries)
+        self.written_entries += len(entries)
+
+    def _finish_file(self, current: _File) -> None:
+        """Write the slots; from now on searches read them from the file."""
+        assert current.slots is not None
+        file = self._disk.open(current.path)
+        try:
+            file.write([current.slots.astype(SLOT).tobytes()], HEADER_SIZE)
+        finally:
+            file.close()
+        self.sync()
+        current.slots = None
+
+    def sync(self) -> None:
+        """Make what was written durable, then the header that says so. OSError is final: a failed fsync."""
+        if self._synced_end == self._written_end or not self._files:
+            return
+        current = self._files[-1]
+        header = Header(
+            current.slots_count, current.entries, current.first, self._written_end, current.first_ms
+        )
+        file = self._disk.open(current.path)
+        try:
+            file.sync()
+            file.write([header.pack()], 0)
+            file.sync()
+        finally:
+            file.close()
+        self._synced_end = self._written_end
+
+    def drop(self, first_position: int) -> int:
+        """Remove files that speak only of the log below a position; how many those were."""
+        removed = 0
+        while len(self._files) > 1 and self._files[1].first <= first_position:
+            gone = self._files[0]
+            self._files = self._files[1:]
+            self._disk.unlink(gone.path)
+            removed += 1
+        return removed
+
+    def numbers(self) -> dict[str, float]:
+        """Counters and gauges for metrics; any thread."""
+        return {
+            "key_index_entries_total": self.written_entries,
+            "key_index_failures_total": self.failures,
+            "key_index_discards_total": self.discards,
+            "key_index_rebuilds_total": self.rebuilds,
+            "key_index_files": len(self._files),
+            "key_index_pending": len(self._pending),
+            "key_index_position": self.position,
+        }
+
+    # Searching
+
+    def find(self, hash_: int, begin_ms: int, end_ms: int, max_count: int) -> Found:
+        """Records whose key has this hash, stored from `begin_ms` to `end_ms`, included. Blocking."""
+        positions: list[int] = []
+        is_complete = not self._pending and self.position == self._offered_end
+        newer_ms = -1
+        for current in reversed(self._files):
+            # Store times never decrease: the next file's first is at or behind this one's last.
+            if (newer_ms >= 0 and newer_ms < begin_ms) or len(positions) >= max_count:
+                break
+            if current.first_ms <= end_ms and current.entries:
+                wanted = max_count - len(positions)
+                found = self._find_in(current, hash_, begin_ms, end_ms, wanted)
+                positions += found.positions
+                is_complete = is_complete and found.is_complete
+            if current.entries:
+                newer_ms = current.first_ms
+        return Found(positions, is_complete)
+
+    def _find_in(self, current: _File, hash_: int, begin_ms: int, end_ms: int, max_count: int) -> Found:
+        slots = current.slots
+        slot = hash_ % current.slots_count
+        positions: list[int] = []
+        try:
+            file = self._disk.open_to_read(current.path)
+        except FileNotFoundError:
+            return Found([], True)  # retention was faster
+        try:
+            if slots is None:
+                number = int.from_bytes(file.read(HEADER_SIZE + slot * SLOT_SIZE, SLOT_SIZE), "big")
+            else:
+                number = int(slots[slot])
+            for _ in range(PROBES_MAX):
+                if not number or len(positions) >= max_count:
+                    return Found(positions, True)
+                raw = file.read(current.entries_at + (number - 1) * ENTRY_SIZE, ENTRY_SIZE)
+                if len(raw) < ENTRY_SIZE:
+                    return Found(positions, False)
+                entry = np.frombuffer(raw, ENTRY)[0]
+                store_ms = current.first_ms + int(entry["seconds"]) * 1000
+                if store_ms + 999 < begin_ms:
+                    return Found(positions, True)
+                if int(entry["hash"]) == hash_ and store_ms <= end_ms:
+                    positions.append(int(entry["position"]))
+                before = int(entry["before"])
+                if before >= number:
+                    return Found(positions, False)  # no chain goes forward: the file is damaged
+                number = before
+            return Found(positions, False)
+        finally:
+            file.close()

@@ -1,0 +1,226 @@
+"""Looking messages up: by key, by unique id, by time, by id, and backwards. Blocking: for the reader pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Final, NamedTuple
+
+from holdmq.errors import BehindError, CorruptRecordError, StorageError
+from holdmq.message import MessageId
+from holdmq.record import MAGIC, Record, decode_record
+from holdmq.record_properties import encode_properties
+from storage.log.backwards import BackwardReader
+from storage.log.consume_queue import ConsumeQueues
+from storage.log.core.hash_index import KEY, UNIQUE, hash_of, keys_in
+from storage.log.core.queues import Queue
+from storage.log.disk import Disk
+from storage.log.key_index import KeyIndex
+from storage.log.segments import Segments
+from storage.log.times import Times
+from storage.store import Batch
+
+RESULTS_MAX: Final = 1_000
+"""Messages of one answer: what a person looks through; a program goes on from the oldest."""
+BYTES_MAX: Final = 64 << 20
+"""Bytes of one answer: 16 of the largest messages by default, far more than a page of usual ones."""
+CANDIDATES_MAX: Final = 4_096
+"""Index entries looked at per answer: 32-bit hashes collide, and each candidate costs a read."""
+END_MS: Final = (1 << 63) - 1
+
+
+class Place(Enum):
+    """What a message id names."""
+
+    FOUND = "the message is here"
+    OTHER_STORE = "the id is another store's"
+    GONE = "retention has passed it"
+    AHEAD = "the log has not come so far"
+    NO_RECORD = "no record begins there"
+    CORRUPT = "the record is damaged"
+
+
+class Located(NamedTuple):
+    """The answer for a message id: `record` when FOUND; else `reason` says it in a sentence."""
+
+    place: Place
+    record: Record | None
+    reason: str
+
+
+class Matches(NamedTuple):
+    """Records with a key, newest first. `is_complete`: there are no more.
+
+    What was confirmed within the last flush interval may still be missing.
+    """
+
+    records: list[Record]
+    is_complete: bool
+
+
+class Index:
+    """Searches of one log. Every method blocks and may run on several threads."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        segments: Segments,
+        files: ConsumeQueues,
+        keys: KeyIndex,
+        read_log: Callable[[int, int], list[Batch]],
+        queue_of: Callable[[tuple[str, int]], Queue | None],
+        store_id: Callable[[], bytes],
+        confirmed: Callable[[], int],
+    ) -> None:
+        self.keys = keys
+        self._segments = segments
+        self._files = files
+        self._read_log = read_log
+        self._queue_of = queue_of
+        self._store_id = store_id
+        self._confirmed = confirmed
+        self._disk = disk
+        self._backwards = BackwardReader(disk, segments)
+        self._times = Times(disk, segments, files)
+
+    def by_key(
+        self, topic: str, key: str, begin_ms: int = 0, end_ms: int = END_MS, max_count: int = 64
+    ) -> Matches:
+        """Messages of a topic with this key (KEYS), stored in [begin_ms, end_ms], newest first."""
+        return self._matching(KEY, topic, key, begin_ms, end_ms, max_count)
+
+    def by_unique_id(
+        self, topic: str, unique_id: str, begin_ms: int = 0, end_ms: int = END_MS, max_count: int = 64
+    ) -> Matches:
+        """Messages of a topic with the producer's own id (UNIQ_KEY), as `by_key`: more than one = resent."""
+        return self._matching(UNIQUE, topic, unique_id, begin_ms, end_ms, max_count)
+
+    def offset_at(self, topic: str, queue_id: int, store_ms: int) -> int:
+        """The first offset of a queue stored at `store_ms` or later; its end when there is none."""
+        queue = self._queue_of((topic, queue_id))
+        if queue is None:
+            return 0
+        try:
+            found = self._times.first_at((topic, queue_id), queue.first_offset, queue.indexed, store_ms)
+            if found < queue.indexed:
+                return max(found, queue.first_offset)
+            # Behind the files, in memory, every run has one store time.
+            for chunk in list(queue.chunks[queue.head :]):
+                if chunk.batch.store_ms >= store_ms and chunk.base_offset + chunk.size > found:
+                    return max(chunk.base_offset, found)
+        except OSError as error:
+            raise _failure(error) from error
+        return queue.confirmed
+
+    def before(self, position: int, max_count: int = 64, max_bytes: int = BYTES_MAX) -> list[Record]:
+        """Records before a log offset (a record's start, or the confirmed end), newest first.
+
+        Empty at the log's first record. Raises CorruptRecordError when what is before it is damaged.
+        """
+        position = min(position, self._confirmed())
+        return self._backwards.before(position, min(max_count, RESULTS_MAX), max_bytes)
+
+    def queue_before(
+        self, topic: str, queue_id: int, offset: int, max_count: int = 64, max_bytes: int = BYTES_MAX
+    ) -> list[Record]:
+        """Records of a queue before a queue offset, newest first; damaged ones are left out."""
+        queue = self._queue_of((topic, queue_id))
+        found: list[Record] = []
+        if queue is None:
+            return found
+        at = min(offset, queue.indexed)
+        try:
+            while at > queue.first_offset and len(found) < min(max_count, RESULTS_MAX) and max_bytes > 0:
+                at -= 1
+                entries = self._files.read((topic, queue_id), at, 1)
+                if not len(entries) or not int(entries["size"][0]):
+                    continue
+                record = self._record(int(entries["position"][0]))
+                if record is not None:
+                    found.append(record)
+                    max_bytes -= record.total_size
+        except OSError as error:
+            raise _failure(error) from error
+        return found
+
+    def message(self, message_id: MessageId) -> Located:
+        """The message that an id names; what else the id is, if it names none."""
+        position = message_id.physical_offset
+        if message_id.store_id != self._store_id():
+            reason = f"message {message_id} is in store {message_id.store_id.hex()}, this is "
+            return Located(Place.OTHER_STORE, None, reason + self._store_id().hex())
+        if position >= self._confirmed():
+            return self._not_found(Place.AHEAD, message_id, f"the log ends at {self._confirmed()}")
+        try:
+            batches = self._read_log(position, 1)
+        except BehindError as error:
+            return self._not_found(Place.GONE, message_id, f"the log begins at {error.resume_at}")
+        except CorruptRecordError as error:
+            if self._has_magic(position):
+                return self._not_found(Place.CORRUPT, message_id, str(error))
+            return self._not_found(Place.NO_RECORD, message_id, f"offset {position} is not a record's start")
+        # Reading begins behind a blank: that is no message either.
+        if not batches or batches[0].position != position:
+            return self._not_found(Place.NO_RECORD, message_id, f"offset {position} is not a record's start")
+        return Located(Place.FOUND, decode_record(batches[0].records), Place.FOUND.value)
+
+    def _not_found(self, place: Place, message_id: MessageId, detail: str) -> Located:
+        return Located(place, None, f"message {message_id}: {place.value}; {detail}")
+
+    def _matching(
+        self, marker: bytes, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int
+    ) -> Matches:
+        name = marker[:-1].decode()
+        escaped = encode_properties([(name, key)])[len(marker) : -1]
+        max_count = min(max_count, RESULTS_MAX)
+        records: list[Record] = []
+        size = 0
+        try:
+            found = self.keys.find(hash_of(marker, topic.encode(), escaped), begin_ms, end_ms, CANDIDATES_MAX)
+            for position in found.positions:
+                if len(records) >= max_count or size >= BYTES_MAX:
+                    return Matches(records, False)
+                record = self._record(position)
+                if record is not None and _has(record, marker, topic, escaped, begin_ms, end_ms):
+                    records.append(record)
+                    size += record.total_size
+        except OSError as error:
+            raise _failure(error) from error
+        return Matches(records, found.is_complete and len(found.positions) < CANDIDATES_MAX)
+
+    def _record(self, position: int) -> Record | None:
+        """The record at a place that an index names; None = it is gone or damaged."""
+        if position >= self._confirmed():
+            return None
+        try:
+            batches = self._read_log(position, 1)
+        except (BehindError, CorruptRecordError):
+            return None
+        return decode_record(batches[0].records) if batches and batches[0].position == position else None
+
+    def _has_magic(self, position: int) -> bool:
+        segment = self._segments.locate(position)
+        if segment is None:
+            return False
+        try:
+            file = self._disk.open_to_read(segment.path)
+            try:
+                raw = bytes(file.read(position - segment.start + 4, 4))
+            finally:
+                file.close()
+        except OSError as error:
+            raise _failure(error) from error
+        return raw == MAGIC.to_bytes(4, "big")
+
+
+def _has(record: Record, marker: bytes, topic: str, escaped: bytes, begin_ms: int, end_ms: int) -> bool:
+    properties = record.properties
+    return (
+        begin_ms <= record.store_ms <= end_ms
+        and record.topic == topic.encode()
+        and (marker, escaped) in keys_in(properties, 0, len(properties))
+    )
+
+
+def _failure(error: OSError) -> StorageError:
+    return StorageError(error.strerror or str(error), operation="read", path=str(error.filename or ""))
