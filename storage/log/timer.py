@@ -172,6 +172,7 @@ class Timer:
             "timer_unwritten_entries": self._fresh_count,
             "timer_buckets": len(self._files.minutes),
             "timer_file_failures_total": self.failures,
+            "timer_rebuilds_total": self._files.rebuilds,
             "timer_replays_total": self.follower.replays,
             "timer_checkpoint_position": self._files.saved.position,
         }

@@ -60,6 +60,7 @@ class BucketFiles:
         self._disk = disk
         self._file = AtomicFile(directory / "checkpoint.json", disk)
         self._version = 0
+        self.rebuilds = 0
         self._growing: dict[int, int] = {}
         self._is_half_done = False
 
@@ -73,6 +74,7 @@ class BucketFiles:
             return True
         names = self._disk.list(self.directory)
         if names:
+            self.rebuilds += 1
             log.warning("the timer is built again from the log", why=problem)
         for name in names:
             self._disk.unlink(self.directory / name)

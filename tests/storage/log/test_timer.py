@@ -216,6 +216,7 @@ def test_lost_timer_files_are_built_again_from_the_log(
         (directory / "checkpoint.json").write_bytes(b"{")
     d.open()
     pump(d, lambda: d.store.timer.pending == 24)
+    assert d.store.numbers()["timer_rebuilds_total"] == (lost != "all")
     pump(d, lambda: d.store.numbers()["timer_checkpoint_position"] == d.store.confirmed_position)
     after = {name: (directory / name).read_bytes() for name in timer_files(tmp_path / "store")}
     assert {name: after[name] for name in before if name > min(before)} == {
@@ -282,6 +283,37 @@ def test_a_failing_disk_for_bucket_files_makes_the_store_read_only(
     schedule(d, delayed("a", NOW + 5))
     pump(d, lambda: not d.store.state().ok)
     assert "injected into sync" in d.store.state().reason
+
+
+def test_a_checkpoint_that_was_cut_short_is_undone(
+    driver: MakeDriver, watched_disk: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(timer, "CHECKPOINT_INTERVAL_S", 0.0)
+    d = driver(disk=watched_disk).open()
+    schedule(d, *(delayed(f"{i}", NOW + i * MINUTE) for i in range(2, 5)))
+    pump(d, lambda: d.store.numbers()["timer_buckets"] == 3)
+    written: list[Path] = []
+
+    def third_write_fails(operation: str, path: Path) -> int | None:
+        if operation == "write" and path.parent.name == "timer" and path.name.isdigit():
+            written.append(path)
+        return errno.EIO if len(written) >= 3 else None
+
+    watched_disk.failing = third_write_fails
+    schedule(d, *(delayed(f"{i}", NOW + i * MINUTE) for i in range(3, 9)))
+    pump(d, lambda: not d.store.state().ok)
+    d.store.close()
+    watched_disk.failing = lambda _operation, _path: None
+    d.open()
+    pump(d, lambda: d.store.numbers()["timer_buckets"] == 7)
+    assert d.store.numbers()["timer_rebuilds_total"] == 0
+    assert d.store.timer.pending == 9
+    files = timer_files(tmp_path / "store")
+    sizes = [(tmp_path / "store" / "timer" / name).stat().st_size for name in files]
+    assert sizes == [20, 40, 40, 20, 20, 20, 20]
+    set_clock(d, NOW + 10 * MINUTE)
+    pump(d, lambda: count(d) == 9)
+    assert bodies(d) == ["2", "3", "3", "4", "4", "5", "6", "7", "8"]
 
 
 def test_a_damaged_message_is_lost_alone(driver: MakeDriver, tmp_path: Path) -> None:
