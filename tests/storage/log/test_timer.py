@@ -285,6 +285,22 @@ def test_a_failing_disk_for_bucket_files_makes_the_store_read_only(
     assert "injected into sync" in d.store.state().reason
 
 
+def test_files_never_know_more_than_what_is_fsynced(
+    driver: MakeDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(timer, "CHECKPOINT_INTERVAL_S", 0.0)
+    d = driver(flush_interval_ms=60_000).open()
+    schedule(d, delayed("now", NOW), delayed("later", NOW + 5 * MINUTE))
+    pump(d, lambda: count(d) == 1)
+    settle(d)
+    time.sleep(0.1)
+    assert d.store.numbers()["timer_unwritten_entries"] == 3
+    assert d.store.timer.kept_from == 0
+    assert timer_files(tmp_path / "store") == []
+    d.store.close()
+    assert len(timer_files(tmp_path / "store")) == 1
+
+
 def test_a_checkpoint_that_was_cut_short_is_undone(
     driver: MakeDriver, watched_disk: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
