@@ -99,6 +99,11 @@ class HashFilter:
             passed |= _contains(self._prefixes, hashes >> np.uint64(32))
         return passed
 
+    def ranges(self) -> list[tuple[int, int]]:
+        """The wanted hashes as (lowest, highest), both included."""
+        exact = [(value, value) for value in self._exact.tolist()]
+        return exact + [(value << 32, value << 32 | 0xFFFFFFFF) for value in self._prefixes.tolist()]
+
 
 def _contains(wanted: Hashes, hashes: Hashes) -> npt.NDArray[np.bool_]:
     if not len(wanted):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,9 @@ from storage.log.core.entries import (
     span_to_read,
     spans_to_write,
 )
-from storage.log.core.names import name_of, offsets_of
+from storage.log.core.names import name_of, offset_of, offsets_of
+from storage.log.core.sidecar import RUN_ENTRIES
+from storage.log.core.sidecar import SUFFIX as SIDECAR
 from storage.log.disk import Disk, File
 from storage.log.open_files import OpenFiles
 
@@ -26,6 +28,9 @@ OPEN_FILES_MAX: Final = 256
 """Files that stay open for writing: a broker with 10,000 queues has 1,024 descriptors in all by default."""
 SYNC_ONE_BY_ONE_MAX: Final = 16
 """Past this many changed files one sync of the file system is cheaper than an fsync each."""
+
+COMPLETED_MAX: Final = 4_096
+"""Complete runs that are remembered for their sidecars; the others get theirs when they are searched."""
 
 Key = tuple[str, int]
 
@@ -43,6 +48,8 @@ class ConsumeQueues:
         self._open: OrderedDict[Path, File] = OrderedDict()
         self._changed: set[Path] = set()
         self._has_new_names = False
+        self.completed: deque[tuple[Key, int]] = deque(maxlen=COMPLETED_MAX)
+        """Runs of RUN_ENTRIES that became complete: key and first entry, for sidecars."""
 
     def write(self, key: Key, first: int, entries: Entries) -> None:
         """Write entries from offset `first` on; files appear as they are needed."""
@@ -58,6 +65,8 @@ class ConsumeQueues:
             self._to_write(path).write([entries[begin : begin + span.entries].tobytes()], span.at)
             self._changed.add(path)
             self.writes += 1
+        for end in range(first // RUN_ENTRIES + 1, (first + len(entries)) // RUN_ENTRIES + 1):
+            self.completed.append((key, (end - 1) * RUN_ENTRIES))
 
     def read(self, key: Key, first: int, wanted: int) -> Entries:
         """Up to `wanted` entries from offset `first` on; fewer where a file ends."""
@@ -128,7 +137,16 @@ class ConsumeQueues:
             self._changed.discard(path)
             self._disk.unlink(path)
             removed += 1
+        if removed:
+            self._trim_sidecars(key, first)
         return removed
+
+    def _trim_sidecars(self, key: Key, first: int) -> None:
+        """Remove the sidecars of runs that end at or before entry `first`."""
+        for name in self._disk.list(self._directory(key)):
+            start = offset_of(name.removesuffix(SIDECAR)) if name.endswith(SIDECAR) else None
+            if start is not None and start // ENTRY_SIZE + RUN_ENTRIES <= first:
+                self._disk.unlink(self._directory(key) / name)
 
     def sync(self) -> None:
         """Make everything written durable."""

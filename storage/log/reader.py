@@ -18,15 +18,19 @@ from storage.log.core.chunks import Chunk, ChunkCache
 from storage.log.core.entries import Entries, Range, ranges_of
 from storage.log.core.queues import Queue, outside
 from storage.log.core.scan import KeyLevels, batch_of, next_whole, part_of
+from storage.log.core.sidecar import RUN_ENTRIES
 from storage.log.disk import Disk
 from storage.log.open_files import OpenFiles
 from storage.log.segments import Segment, Segments
+from storage.log.sidecars import Sidecars
 from storage.store import Batch, HashFilter, QueueRead, ReadStatus
 
 GAP_BYTES_MAX: Final = 64 << 10
 """Foreign bytes between two wanted records that are read along rather than seeked over."""
 ENTRIES_PER_READ: Final = 65_536
 """Entries that one cold read tests: 1.3 MB of index."""
+RUNS_PER_READ: Final = 256
+"""Runs of foreign messages that one read passes: some ten milliseconds of a pool thread."""
 THIN_PART: Final = 2
 """Where less than half of a chunk is wanted, reading just that is cheaper than checking all of it."""
 _HINT: Final = "the disk or memory damaged it; reading goes on behind it"
@@ -35,7 +39,8 @@ _HINT: Final = "the disk or memory damaged it; reading goes on behind it"
 class ColdReader:
     """Reads of what is no longer in memory. Every method blocks and may run on several threads.
 
-    Without `chunks` of its own nothing stays in memory from one read to the next.
+    Without `chunks` of its own nothing stays in memory from one read to the next; without
+    `sidecars` a filter tests every entry.
     """
 
     def __init__(
@@ -45,11 +50,13 @@ class ColdReader:
         queues: ConsumeQueues,
         key_levels: KeyLevels,
         chunks: Chunks | None = None,
+        sidecars: Sidecars | None = None,
     ) -> None:
         self.corrupt = 0
         self.chunks = chunks or Chunks(OpenFiles.of(disk), segments, ChunkCache(0))
         self._segments = segments
         self._queues = queues
+        self._sidecars = sidecars
         self._key_levels = key_levels
         self._tables = local()
 
@@ -156,8 +163,32 @@ class ColdReader:
             return read
         if wanted is None:
             limit = min(limit, max_count)
+        elif self._sidecars is not None:
+            if self._search(read, queue, wanted, max_bytes, max_count, end):
+                return read
+            # Up to the end of its run: the next one may be searched.
+            limit = min(limit, RUN_ENTRIES - offset % RUN_ENTRIES)
+        entries = self._entries(queue, offset, limit)
+        picked = np.arange(len(entries))
+        if wanted is not None:
+            picked = np.flatnonzero(wanted.mask(entries["hash"].astype(np.uint64)))[:max_count]
+        absent = np.flatnonzero(entries["size"] == 0)
+        stop = len(entries) if wanted is None or len(picked) < max_count else int(picked[-1]) + 1
+        if len(absent) and int(absent[0]) < stop:
+            # A rebuild found the record damaged, so it has no entry.
+            stop = int(absent[0])
+            picked = picked[picked < stop]
+            if not stop:
+                self._say_absent(read, queue)
+                return read
+        is_thin = len(picked) * THIN_PART < stop
+        self._read_entries(read, entries[picked], offset + picked, offset + stop, max_bytes, is_thin, end)
+        return read
+
+    def _entries(self, queue: Queue, offset: int, count: int) -> Entries:
+        """Entries of a queue from its files, at least one; StorageError when there is none."""
         try:
-            entries = self._queues.read((queue.topic, queue.queue_id), offset, limit)
+            entries = self._queues.read((queue.topic, queue.queue_id), offset, count)
         except OSError as error:
             raise StorageError(
                 error.strerror or str(error), operation="read", path=f"{queue.topic}/{queue.queue_id}"
@@ -169,57 +200,86 @@ class ColdReader:
                 path=str(self._queues.directory),
                 hint="stop the broker and delete this queue's directory: a start builds it again",
             )
-        absent = np.flatnonzero(entries["size"] == 0)
-        if len(absent):
-            # A rebuild found the record damaged, so it has no entry.
-            entries = entries[: int(absent[0])]
-            if not len(entries):
-                read.status, read.next_offset = ReadStatus.CORRUPT, offset + 1
-                read.reason = (
-                    f"the record of {queue.topic}/{queue.queue_id} offset {offset} is damaged; {_HINT}"
-                )
-                return read
-        picked = np.arange(len(entries))
-        if wanted is not None:
-            picked = np.flatnonzero(wanted.mask(entries["hash"].astype(np.uint64)))[:max_count]
-        complete = len(entries) if wanted is None or len(picked) < max_count else int(picked[-1]) + 1
-        self._read_entries(read, offset, entries, picked, max_bytes, complete, end)
-        return read
+        return entries
+
+    def _say_absent(self, read: QueueRead, queue: Queue) -> None:
+        read.status = ReadStatus.CORRUPT
+        read.reason = (
+            f"the record of {queue.topic}/{queue.queue_id} offset {read.next_offset} is damaged; {_HINT}"
+        )
+        read.next_offset += 1
+
+    def _search(
+        self, read: QueueRead, queue: Queue, wanted: HashFilter, max_bytes: int, max_count: int, end: int
+    ) -> bool:
+        """Read what sidecars find, or pass the runs in which there is nothing; False = they know nothing."""
+        assert self._sidecars is not None
+        key = (queue.topic, queue.queue_id)
+        begin = read.next_offset
+        for _ in range(RUNS_PER_READ):
+            at = read.next_offset
+            first = at - at % RUN_ENTRIES
+            try:
+                found = self._sidecars.find(key, first, queue.indexed, wanted)
+            except OSError as error:
+                raise StorageError(
+                    error.strerror or str(error), operation="read", path=f"{queue.topic}/{queue.queue_id}"
+                ) from error
+            if found is None:
+                return at > begin
+            offsets = found[found >= at]
+            if len(offsets):
+                complete = first + RUN_ENTRIES
+                if len(offsets) > max_count:
+                    offsets = offsets[:max_count]
+                    complete = int(offsets[-1]) + 1
+                entries = np.concatenate([self._entries(queue, offset, 1) for offset in offsets.tolist()])
+                absent = np.flatnonzero(entries["size"] == 0)
+                if len(absent):
+                    complete = int(offsets[absent[0]])
+                    offsets, entries = offsets[: absent[0]], entries[: absent[0]]
+                    if not len(offsets):
+                        read.next_offset = complete
+                        self._say_absent(read, queue)
+                        return True
+                self._read_entries(read, entries, offsets, complete, max_bytes, True, end)
+                return True
+            read.next_offset = first + RUN_ENTRIES
+        return True
 
     def _read_entries(
         self,
         read: QueueRead,
-        offset: int,
         entries: Entries,
-        picked: Ints,
-        max_bytes: int,
+        offsets: Ints,
         complete: int,
+        max_bytes: int,
+        is_thin: bool,
         end: int,
     ) -> None:
-        sizes = entries["size"][picked].astype(np.int64)
+        """Add the records of these entries; `complete` is where to go on behind all of them."""
+        sizes = entries["size"].astype(np.int64)
+        positions = entries["position"].astype(np.int64)
         fitting = int(np.searchsorted(np.cumsum(sizes), max_bytes, "right"))
-        if fitting < len(picked):
+        if fitting < len(sizes):
             fitting = max(1, fitting)
-            complete = int(picked[fitting]) if fitting < len(picked) else complete
-            picked, sizes = picked[:fitting], sizes[:fitting]
-        positions = entries["position"][picked].astype(np.int64)
-        is_thin = len(picked) * THIN_PART < complete
+            complete = int(offsets[fitting]) if fitting < len(offsets) else complete
+            offsets, positions, sizes = offsets[:fitting], positions[:fitting], sizes[:fitting]
         done = 0
-        while done < len(picked):
+        while done < len(offsets):
             chunk, last = self._chunk_for(positions, sizes, done, is_thin, end)
             span = slice(done, last)
-            wanted = offset + picked[span]
             if chunk is None:
-                good = self._read_single(read, positions[span], sizes[span], wanted)
+                good = self._read_single(read, positions[span], sizes[span], offsets[span])
             else:
-                good = _take(read, chunk, positions[span], sizes[span], wanted)
+                good = _take(read, chunk, positions[span], sizes[span], offsets[span])
             done += good
             if done < last:
                 break
-        if done == len(picked):
-            read.next_offset = offset + complete
+        if done == len(offsets):
+            read.next_offset = complete
             return
-        read.next_offset = offset + int(picked[done])
+        read.next_offset = int(offsets[done])
         if not read.count:
             self._say_corrupt(read, int(positions[done]))
 

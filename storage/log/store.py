@@ -41,6 +41,7 @@ from storage.log.reader import ColdReader
 from storage.log.recovery import Recovery
 from storage.log.retention import Deletion, Retention, limits_of
 from storage.log.segments import Segments
+from storage.log.sidecars import Sidecars
 from storage.log.writer import ANY_GENERATION, Pending, Writer
 from storage.store import (
     TAIL_READ_BYTES,
@@ -176,7 +177,8 @@ class LogStore:
             clock,
         )
         self.flusher.upkeep = self._upkeep
-        self._reader = ColdReader(disk, self._segments, self._files, key_levels, self.chunks)
+        self.sidecars = Sidecars(files, self._files, self.reader_pool if has_threads else None)
+        self._reader = ColdReader(disk, self._segments, self._files, key_levels, self.chunks, self.sidecars)
         self._keys = KeyIndex(disk, self._home.keyindex, self._read_for_index)
         self.flusher.keys = self._keys
         self.retention.indexes.append(self._keys.drop)
@@ -280,8 +282,8 @@ class LogStore:
         self._store_ms = recovered.store_ms
         self._tail = Tail(recovered.end, self._settings.tail_cache_bytes)
         self._segment_end = self._confirmed_segment_end = self._segments.table[-1].end
-        self.derived.start(self.first_position, recovered.end, self._epochs, self._has_threads)
         self._keys.open(self.first_position, recovered.end)
+        self.derived.start(self.first_position, recovered.end, self._epochs, self._has_threads)
         self.writer.start(recovered.end, self._has_threads)
         self.flusher.start(recovered.end, recovered.store_ms, recovered.queues, self._has_threads)
         self._refusal = None
@@ -363,6 +365,7 @@ class LogStore:
             "tail_misses_total": self._tail_misses,
             "cold_reads_total": self._cold_reads,
             **self.chunks.numbers(),
+            **self.sidecars.numbers(),
             "corrupt_reads_total": self._reader.corrupt,
             "behind_reads_total": self._behind_reads,
             "recovery_cut_bytes": self.cut_bytes,
@@ -478,6 +481,7 @@ class LogStore:
 
     def _upkeep(self) -> None:
         self.chunks.upkeep(self.writer.written, self._tail_reads + self._memory_reads)
+        self.sidecars.upkeep(self._checkpoint.position)
 
     def _flushing_failed(self, error: StorageError) -> None:
         self._post(partial(self._fail, error))
