@@ -17,8 +17,11 @@ from holdmq.message import MessageId
 from holdmq.record import decode_record, encode_properties
 from holdmq.record_batch import encode_batch
 from storage.log import key_index, query
+from storage.log.core.hash_index import KEY, hash_of
 from storage.log.core.names import offsets_of
-from storage.log.query import Place
+from storage.log.offline import OfflineStore
+from storage.log.query import END_MS, Place
+from storage.log.repair import truncate
 from storage.store import Batch, Run
 
 MakeDriver = Callable[..., Any]
@@ -140,6 +143,29 @@ def test_after_a_crash_the_index_equals_the_log(driver: MakeDriver, tmp_path: Pa
     caught_up(crashed)
     assert len(positions(crashed.store.index.by_key("devices", "k"))) == 25
     assert crashed.store.index.by_key("devices", "k").is_complete
+
+
+@pytest.mark.usefixtures("small_files")
+def test_what_a_repair_cuts_off_leaves_the_index_too(driver: MakeDriver, tmp_path: Path) -> None:
+    d = driver().open()
+    wanted = [keyed(d, "k") for _ in range(35)]
+    caught_up(d)
+    d.store.close()
+    with (tmp_path / "store" / "commitlog" / ("0" * 20)).open("r+b") as file:
+        file.seek(wanted[13] + 50)
+        file.write(b"X")
+    store = OfflineStore(tmp_path / "store")
+    store.open()
+    assert truncate(store, lambda _: 1).end == wanted[13]
+    store.close()
+    d.open()
+    assert keyed(d, "other") == wanted[13]
+    caught_up(d)
+    assert positions(d.store.index.by_key("devices", "k")) == wanted[12::-1]
+    assert positions(d.store.index.by_key("devices", "other")) == wanted[13:14]
+    assert d.store.numbers()["key_index_rebuilds_total"] == 0
+    hash_ = hash_of(KEY, b"devices", b"k")
+    assert d.store.index.keys.find(hash_, 0, END_MS, 100).positions == wanted[12::-1], "nothing stale"
 
 
 @pytest.mark.usefixtures("small_files")

@@ -397,6 +397,7 @@ def check_after_crash(disk: SimDisk, records: list[bytes]) -> None:
     """The store opens; what it holds is a suffix of the log, and every queue a suffix of itself."""
     found = Stepped(disk)
     store = found.store
+    assert store.first_position == store._checkpoint.first_position, "what was given up is gone"
     position, log = store.first_position, b""
     while position < store.confirmed_position:
         for batch in store.read_log(position, MIB):
