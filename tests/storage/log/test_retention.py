@@ -123,6 +123,7 @@ def test_index_files_follow_the_segments(keeping: MakeDriver, tmp_path: Path) ->
     d = keeping(retention_segments=1, consume_queue_file_bytes=20 * 100).open()
     fill(d, 1, queue_id=7)
     fill(d, 3)
+    d.wait_indexed()
     directory = tmp_path / "store" / "consumequeue" / "devices"
     wait_for(lambda: offsets_of(os.listdir(directory / "0")) == [12_000, 14_000, 16_000])
     assert os.listdir(directory / "7") == []
