@@ -55,7 +55,10 @@ class Release(Batch):
 
     def released(self) -> list[Entry]:
         """The entries as the log now knows them: done, by this batch."""
-        return [entry._replace(position=self.position, size=0) for entry in self.entries]
+        starts = (self.starts + self.position).tolist()
+        return [
+            entry._replace(position=start, size=0) for entry, start in zip(self.entries, starts, strict=True)
+        ]
 
 
 class Releases:
