@@ -147,6 +147,12 @@ class StorageSection(Section):
         description="Older parts of the log kept in memory for readers that catch up: some forty of them at "
         "a time, with what is read ahead for them.",
     )
+    temporary_bytes: int = Field(
+        64 * _MIB,
+        ge=1 * _MIB,
+        le=64 * _GIB,
+        description="Memory of all temporary topics together; the oldest messages are dropped and counted.",
+    )
     memory_limit_bytes: int = Field(
         0,
         ge=0,

@@ -68,6 +68,9 @@ _TAGS: Final = int.from_bytes(b"TAGS", "big")
 FEW: Final = 8
 """Up to this many records a loop in Python is cheaper than numpy's fixed cost per call (measured)."""
 
+NO_POSITION: Final = -1
+"""PhysicalOffset of a record that lies in no log."""
+
 WRONG_SIZE: Final = "its TotalSize is not its size in the batch"
 WRONG_END: Final = "its size is not repeated at its end"
 WRONG_MAGIC: Final = "its MagicCode is not HMQ1"
@@ -190,25 +193,27 @@ def stamp(
     starts: Ints,
     sizes: Ints,
     queue_offsets: Ints,
-    position: int,
+    position: int | None,
     store_ms: int,
     store_host: bytes,
 ) -> None:
     """Write the stamp (fields 6, 7, 11, 12, 21) of every record, in place.
 
-    `position` is the log offset of the buffer's first byte, `store_host` the 8-byte store id.
+    `position` is the log offset of the buffer's first byte (None = the records lie in no log: their
+    PhysicalOffset is -1), `store_host` the 8-byte store id.
     The records must have passed `check_entries`.
     """
     count = len(starts)
     if count <= FEW:
         host = int.from_bytes(store_host, "big")
         for start, size, offset in zip(starts.tolist(), sizes.tolist(), queue_offsets.tolist(), strict=True):
-            _stamp_one(records, start, size, offset, position + start, store_ms, host)
+            physical_offset = NO_POSITION if position is None else position + start
+            _stamp_one(records, start, size, offset, physical_offset, store_ms, host)
         return
     raw = _bytes_of(records)
     offsets = np.empty((count, 2), _I64)
     offsets[:, 0] = queue_offsets
-    physical = starts + position
+    physical = np.full(count, NO_POSITION, np.int64) if position is None else starts + position
     offsets[:, 1] = physical
     _scatter(raw, _PAIR, starts + QUEUE_OFFSET_AT, offsets.view(_PAIR)[:, 0])
     pair = np.frombuffer(store_ms.to_bytes(8, "big") + store_host, _PAIR)

@@ -157,6 +157,9 @@ Confirmed = Callable[[list[Batch]], None]
 class MessageStore(Protocol):
     """One broker's messages: an append-only log and the queues in it.
 
+    Messages of temporary topics (names that end in `#tmp`) are kept in memory only, in queues of their
+    own; their batches have the position -1 and are not in `tail` and `read_log`.
+
     Positions are log offsets; (`epoch`, position) stays meaningful across restarts. Records are
     visible from confirmation on: written under async flush, on disk under sync flush.
     """

@@ -106,6 +106,8 @@ class Chunks:
 
     def cached(self, position: int) -> Chunk | None:
         """The chunk with the record at `position` if it is in memory, or just being read ahead."""
+        if position < self._segments.first_position:
+            return None  # retention took it from the disk, and so from here
         with self._lock:
             chunk = self.cache.get(position, self._clock())
             begin, future = position, None

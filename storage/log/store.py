@@ -42,6 +42,7 @@ from storage.log.recovery import Recovery
 from storage.log.retention import Deletion, Retention, limits_of
 from storage.log.segments import Segments
 from storage.log.sidecars import Sidecars
+from storage.log.temporary import TemporaryTopics
 from storage.log.writer import ANY_GENERATION, Pending, Writer
 from storage.store import (
     TAIL_READ_BYTES,
@@ -168,6 +169,7 @@ class LogStore:
             self.retention,
         )
         self.reader_pool = ThreadPoolExecutor(settings.read_threads, "log-reader")
+        self.temporary = TemporaryTopics(settings.temporary_bytes, clock_ms, post)
         self.chunks = Chunks(
             files,
             self._segments,
@@ -329,7 +331,8 @@ class LogStore:
 
     @property
     def first_position(self) -> int:
-        return self._segments.first_position
+        # Retention gives a segment up first, and then removes its file.
+        return max(self._segments.first_position, self._checkpoint.first_position)
 
     @property
     def synced_position(self) -> int:
@@ -366,6 +369,7 @@ class LogStore:
             "cold_reads_total": self._cold_reads,
             **self.chunks.numbers(),
             **self.sidecars.numbers(),
+            **self.temporary.numbers(),
             "corrupt_reads_total": self._reader.corrupt,
             "behind_reads_total": self._behind_reads,
             "recovery_cut_bytes": self.cut_bytes,
@@ -388,6 +392,10 @@ class LogStore:
     # Append
 
     def append(self, batch: Batch, done: Appended) -> None:
+        for run in batch.runs:
+            if self.temporary.holds(run.topic):
+                self.temporary.append(batch, self._home.store_id, done)
+                return
         self._append(batch, done, self._above_watermark, False)
 
     def roll(self, batch: Batch, done: Appended) -> None:
@@ -469,6 +477,7 @@ class LogStore:
         )
 
     def subscribe(self, confirmed: Confirmed) -> None:
+        self.temporary.subscribers.append(confirmed)
         self._subscribers.append(confirmed)
 
     # Called on the writer's and the flusher's thread
@@ -629,6 +638,8 @@ class LogStore:
     # Reads
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        if self.temporary.holds(topic):
+            return self.temporary.bounds(topic, queue_id)
         queue = self._queues.get((topic, queue_id))
         return (0, 0) if queue is None else (queue.first_offset, queue.confirmed)
 
@@ -642,6 +653,8 @@ class LogStore:
         max_count: int,
         wanted: HashFilter | None = None,
     ) -> QueueRead | None:
+        if self.temporary.holds(topic):
+            return self.temporary.read(topic, queue_id, offset, max_bytes, max_count, wanted)
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return outside(Queue(topic, queue_id), offset)

@@ -239,3 +239,14 @@ def test_the_memory_limit_is_the_configured_one_else_the_least(tmp_path: Path) -
     assert machine > 1_000_000
     (tmp_path / "memory.limit_in_bytes").write_text("2000000\n")
     assert memory_limit(0, tmp_path / "none", tmp_path) == 2_000_000
+
+
+def test_what_retention_took_is_not_read_from_memory(driver: MakeDriver) -> None:
+    d = filled(driver, 200)
+    d.log_bytes()
+    segments = d.store._segments
+    oldest = segments.table[0]
+    assert d.store.chunks.cached(0) is not None
+    segments.drop_oldest()
+    assert d.store.chunks.cached(0) is None
+    assert d.store.chunks.cached(oldest.end) is not None
