@@ -287,10 +287,10 @@ class TableFiles:
         self._disk.rename(temporary, path)
         self._disk.sync_directory(self.directory)
         before = self._snapshot
+        self.snapshots += 1
         self._save(name, self.applied.position)
         if before is not None and before != name:
             self._disk.unlink(self.directory / before)
-        self.snapshots += 1
 
     def extend_snapshot(self, position: int) -> None:
         """Note that nothing changed up to `position`, so that the snapshot holds for it."""
