@@ -331,8 +331,7 @@ class LogStore:
 
     @property
     def first_position(self) -> int:
-        # Retention gives a segment up first, and then removes its file.
-        return max(self._segments.first_position, self._checkpoint.first_position)
+        return self._segments.first_position
 
     @property
     def synced_position(self) -> int:
@@ -732,8 +731,11 @@ class LogStore:
         self._cold_reads += 1
         try:
             return self._reader.read_log(position, max_bytes, self.confirmed_position)
-        except StorageError:
+        except StorageError as error:
             first_position = self.first_position
+            if isinstance(error.__cause__, FileNotFoundError):
+                # Retention gives a segment up, removes its file, and then forgets it.
+                first_position = max(first_position, self._checkpoint.first_position)
             if position >= first_position:
                 raise
             self._behind_reads += 1
