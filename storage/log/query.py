@@ -128,20 +128,26 @@ class Index:
         found: list[Record] = []
         if queue is None:
             return found
-        at = min(offset, queue.indexed)
+        newest = _in_memory(queue)
+        at = min(offset, queue.confirmed)
         try:
             while at > queue.first_offset and len(found) < min(max_count, RESULTS_MAX) and max_bytes > 0:
                 at -= 1
-                entries = self._files.read((topic, queue_id), at, 1)
-                if not len(entries) or not int(entries["size"][0]):
+                position = self._position(queue, at) if at < queue.indexed else newest.get(at, -1)
+                if position < 0:
                     continue
-                record = self._record(int(entries["position"][0]))
+                record = self._record(position)
                 if record is not None:
                     found.append(record)
                     max_bytes -= record.total_size
         except OSError as error:
             raise _failure(error) from error
         return found
+
+    def _position(self, queue: Queue, offset: int) -> int:
+        """The log offset of a queue's entry; -1 = it has none."""
+        entries = self._files.read((queue.topic, queue.queue_id), offset, 1)
+        return int(entries["position"][0]) if len(entries) and int(entries["size"][0]) else -1
 
     def message(self, message_id: MessageId) -> Located:
         """The message that an id names; what else the id is, if it names none."""
@@ -211,6 +217,16 @@ class Index:
         except OSError as error:
             raise _failure(error) from error
         return raw == MAGIC.to_bytes(4, "big")
+
+
+def _in_memory(queue: Queue) -> dict[int, int]:
+    """Log offsets of the queue offsets that no file knows yet."""
+    indexed = queue.indexed
+    return {
+        chunk.base_offset + i: chunk.batch.position + int(chunk.batch.starts[chunk.first + i])
+        for chunk in list(queue.chunks)
+        for i in range(max(0, indexed - chunk.base_offset), chunk.size)
+    }
 
 
 def _has(record: Record, marker: bytes, topic: str, escaped: bytes, begin_ms: int, end_ms: int) -> bool:

@@ -245,6 +245,8 @@ def test_a_time_is_found_in_memory_before_the_files_know_it(driver: MakeDriver, 
         d.append_and_wait(2)
     assert d.store.index.offset_at("devices", 0, start + 1500) == 4
     assert d.store.index.offset_at("devices", 0, start + 9000) == 10
+    newest = d.store.index.queue_before("devices", 0, 10, 4)
+    assert [record.queue_offset for record in newest] == [9, 8, 7, 6]
 
 
 def test_the_log_is_read_backwards_over_segments_and_blanks(driver: MakeDriver) -> None:
