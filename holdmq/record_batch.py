@@ -449,6 +449,12 @@ def _check_runs(raw: Bytes, starts: Ints, runs: Sequence[ClaimedRun]) -> BadEntr
     return None
 
 
+def decode_offsets(records: Buffer | Bytes, starts: Ints) -> tuple[Ints, Ints]:
+    """Queue offsets and physical offsets of well-formed records."""
+    raw = _bytes_of(records)
+    return _gather(raw, _I64, starts + QUEUE_OFFSET_AT), _gather(raw, _I64, starts + PHYSICAL_OFFSET_AT)
+
+
 def decode_columns(records: Buffer | Bytes, starts: Ints, sizes: Ints) -> Columns:
     """The columns of well-formed records; times in ms since the epoch."""
     raw = _bytes_of(records)

@@ -1,20 +1,20 @@
 """Chunks of the log: read from disk once, checked once, kept for the readers that come next.
 
-Called on the reader pool; a chunk ahead of those who read in sequence is read by another of its
-threads. Nothing here waits for a task that may not have begun. Source: storage.md, Reads.
+Called on the reader pool. Behind a chunk that is read in sequence the disk is asked for more, so
+that it reads while the chunk is checked: a thread for it would only contend for the interpreter.
+Source: storage.md, Reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from threading import Lock
 from time import monotonic
 from typing import Final, NamedTuple
 
 from holdmq.errors import StorageError
 from holdmq.record import RECORD_BYTES_LIMIT
-from holdmq.record_batch import decode_columns, starts_of
+from holdmq.record_batch import decode_offsets, starts_of
 from storage.log.activity import Activity
 from storage.log.core.chunks import Chunk, ChunkCache
 from storage.log.core.names import blank_size_at
@@ -29,9 +29,8 @@ UNCACHED_BYTES: Final = 128 << 10
 """The least that is read when it cannot be kept: who reads little at a time would read it all again."""
 JOIN_BYTES: Final = 64 << 10
 """A chunk begins where the last one ended if that is no farther away: no holes between chunks."""
-AHEAD_MAX: Final = 8
-"""Chunks being read ahead at once, whoever reads: more would only push each other out of the cache."""
-
+AHEAD_BYTES: Final = CHUNK_BYTES
+"""Asked of the disk ahead of who reads in sequence: it reads while a chunk is checked."""
 UPKEEP_S: Final = 1.0
 """Between two looks at the memory that is used, and what rates are counted over."""
 
@@ -48,7 +47,7 @@ class Damage(NamedTuple):
 class Chunks:
     """The log's chunks. Any thread of the reader pool may call it.
 
-    Without an executor nothing is read ahead; `memory_limit_bytes` 0 = what `memory_limit` finds.
+    `memory_limit_bytes` 0 = what `memory_limit` finds.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Chunks:
         files: OpenFiles,
         segments: Segments,
         cache: ChunkCache,
-        executor: Executor | None = None,
         memory_limit_bytes: int = 0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -66,12 +64,10 @@ class Chunks:
         self.cache = cache
         self._files = files
         self._segments = segments
-        self._executor = executor
         self._clock = clock
         self._lock = Lock()
         self._memory_limit = memory_limit(memory_limit_bytes)
         self._kept_at = float("-inf")
-        self._ahead: dict[int, Future[None]] = {}
 
     def at(self, position: int, end: int, wanted_bytes: int = CHUNK_BYTES) -> Chunk | Damage | None:
         """The chunk with the record at `position`, or behind a blank there; None = `end` is reached.
@@ -82,7 +78,6 @@ class Chunks:
         while position < end:
             chunk = self.cached(position)
             if chunk is not None:
-                self._ask_ahead(chunk, end)
                 return chunk
             segment = self._segments.locate(position)
             if segment is None:
@@ -90,40 +85,25 @@ class Chunks:
             stop = min(end, segment.end)
             begin, follows = self._begin(segment, position)
             size = CHUNK_BYTES if self.cache.takes else max(UNCACHED_BYTES, wanted_bytes)
-            found = self._load(segment, begin, stop, size)
+            found = self._load(segment, begin, stop, size, AHEAD_BYTES if follows else 0)
             if begin < position and not (isinstance(found, Chunk) and position < found.end):
                 # Damage on the way: what lies behind it is not to blame.
-                found, follows = self._load(segment, position, stop, size), False
+                found = self._load(segment, position, stop, size)
             if isinstance(found, int):
                 position = found
                 continue
             if isinstance(found, Chunk):
-                found.follows = follows
-                self._keep(found)
-                self._ask_ahead(found, end)
+                with self._lock:
+                    self.cache.add(found, self._clock())
             return found
         return None
 
     def cached(self, position: int) -> Chunk | None:
-        """The chunk with the record at `position` if it is in memory, or just being read ahead."""
+        """The chunk with the record at `position`, if it is in memory."""
         if position < self._segments.first_position:
             return None  # retention took it from the disk, and so from here
         with self._lock:
             chunk = self.cache.get(position, self._clock())
-            begin, future = position, None
-            if chunk is None and self._ahead:
-                before = self.cache.before(position)
-                if before is not None and position - before.end <= JOIN_BYTES:
-                    begin = before.end
-                future = self._ahead.get(begin)
-                # Not begun: it will not begin, and this thread reads it. Begun: it ends by itself.
-                if future is not None and future.cancel():
-                    del self._ahead[begin]
-                    future = None
-        if future is not None:
-            future.exception()
-            with self._lock:
-                chunk = self.cache.get(position, self._clock())
         if chunk is not None:
             self.activity.hit(chunk.segment_start)
         return chunk
@@ -136,12 +116,14 @@ class Chunks:
             return position, before is not None and before.end == position
         return before.end, True
 
-    def _load(self, segment: Segment, position: int, stop: int, size: int) -> Chunk | Damage | int:
+    def _load(
+        self, segment: Segment, position: int, stop: int, size: int, ahead: int = 0
+    ) -> Chunk | Damage | int:
         """Read and check records from `position` on; a number is where to go on behind a blank."""
         with self._lock:
             following = self.cache.following(position)
         wanted = min(size, stop - position, following - position if following > 0 else size)
-        view = self.read(segment, position, wanted)
+        view = self.read(segment, position, wanted, min(ahead, stop - position - wanted))
         whole = whole_records(view, position, at_once=True)
         if not len(whole.sizes):
             blank = blank_size_at(view, 0)
@@ -155,69 +137,23 @@ class Chunks:
                 return Damage(segment, position, stop, whole.reason or "it ends nowhere")
         starts = starts_of(whole.sizes)
         view = view[: int(starts[-1] + whole.sizes[-1])]
-        columns = decode_columns(view, starts, whole.sizes)
-        return Chunk(segment.start, position, view, starts, whole.sizes, columns.queue_offset)
+        return Chunk(segment.start, position, view, starts, whole.sizes, decode_offsets(view, starts)[0])
 
-    def read(self, segment: Segment, position: int, size: int) -> memoryview:
-        """Read a stretch of a segment, unchecked; StorageError as the disk says."""
+    def read(self, segment: Segment, position: int, size: int, ahead: int = 0) -> memoryview:
+        """Read a stretch of a segment, unchecked; StorageError as the disk says.
+
+        The disk is asked for `ahead` bytes behind it.
+        """
         self.reads += 1
+        self.read_ahead += ahead > 0
         try:
-            data = self._files.read(segment.path, position - segment.start, size)
+            data = self._files.read(segment.path, position - segment.start, size, ahead)
         except OSError as error:
             raise StorageError(
                 error.strerror or str(error), operation="read", path=str(segment.path), offset=position
             ) from error
         self.activity.read(segment.start, len(data))
         return memoryview(data)
-
-    def _keep(self, chunk: Chunk) -> None:
-        with self._lock:
-            self.cache.add(chunk, self._clock())
-
-    # Ahead
-
-    def _ask_ahead(self, chunk: Chunk, end: int) -> None:
-        """Have the chunk behind one that is read in sequence read by another thread."""
-        if not chunk.follows or self._executor is None or chunk.end >= end:
-            return
-        position = chunk.end
-        with self._lock:
-            before = self.cache.before(position)
-            if (
-                not self.cache.takes
-                or position in self._ahead
-                or len(self._ahead) >= AHEAD_MAX
-                or (before is not None and before.end > position)
-            ):
-                return
-            chunk.follows = False  # once is enough
-            future: Future[None] = Future()
-            self._ahead[position] = future
-        try:
-            self._executor.submit(self._read_ahead, position, end, future)
-        except RuntimeError:
-            # The pool is shut down: the store closes.
-            with self._lock:
-                del self._ahead[position]
-
-    def _read_ahead(self, position: int, end: int, future: Future[None]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            segment = self._segments.locate(position)
-            if segment is not None:
-                found = self._load(segment, position, min(end, segment.end), CHUNK_BYTES)
-                if isinstance(found, Chunk):
-                    found.follows = True
-                    self.read_ahead += 1
-                    self._keep(found)
-        except StorageError:
-            # Whoever needs it reads it again, and says so.
-            return
-        finally:
-            with self._lock:
-                self._ahead.pop(position, None)
-            future.set_result(None)
 
     # Every second
 

@@ -36,6 +36,9 @@ class File(Protocol):
     def read(self, offset: int, size: int) -> bytearray:
         """Up to `size` bytes from `offset` on; shorter only at the file's end."""
 
+    def read_ahead(self, offset: int, size: int) -> None:
+        """Say that this stretch will be read soon, so that the disk may begin; does not wait for it."""
+
     def sync(self) -> None:
         """Make what was written, and the size that is needed to read it, durable (fdatasync)."""
 
@@ -129,6 +132,9 @@ class RealFile:
         if done < size:
             del buffer[done:]
         return buffer
+
+    def read_ahead(self, offset: int, size: int) -> None:
+        os.posix_fadvise(self.fd, offset, size, os.POSIX_FADV_WILLNEED)
 
     def sync(self) -> None:
         os.fdatasync(self.fd)

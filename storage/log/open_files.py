@@ -47,10 +47,15 @@ class OpenFiles:
     def __len__(self) -> int:
         return len(self._files)
 
-    def read(self, path: Path, offset: int, size: int) -> bytearray:
-        """Up to `size` bytes of a file from `offset` on; shorter only at its end. Raises OSError."""
+    def read(self, path: Path, offset: int, size: int, ahead: int = 0) -> bytearray:
+        """Up to `size` bytes of a file from `offset` on; shorter only at its end. Raises OSError.
+
+        The disk is asked to read `ahead` bytes behind them meanwhile.
+        """
         entry = self._enter(path)
         try:
+            if ahead > 0:
+                entry.file.read_ahead(offset + size, ahead)
             return entry.file.read(offset, size)
         finally:
             self._leave(entry)

@@ -9,7 +9,7 @@ import numpy as np
 
 from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.record import RECORD_BYTES_LIMIT
-from holdmq.record_batch import Hashes, Ints, check_layout, decode_columns, verify_stamps
+from holdmq.record_batch import Hashes, Ints, check_layout, decode_offsets, verify_stamps
 from holdmq.record_crc import first_damaged
 from holdmq.tag_table import TagTable
 from storage.log.chunks import CHUNK_BYTES, Chunks, Damage
@@ -346,8 +346,8 @@ class ColdReader:
                 at = verify(view, starts[:good], sizes[:good])
                 good = at if at >= 0 else good
         if good:
-            columns = decode_columns(view, starts[:good], sizes[:good])
-            wrong = (columns.physical_offset != positions[:good]) | (columns.queue_offset != offsets[:good])
+            in_queue, in_log = decode_offsets(view, starts[:good])
+            wrong = (in_log != positions[:good]) | (in_queue != offsets[:good])
             good = int(wrong.argmax()) if wrong.any() else good
         _add_parts(read, view, starts[:good], sizes[:good])
         return good

@@ -171,7 +171,6 @@ class LogStore(StoreReads):
             files,
             self._segments,
             ChunkCache(settings.chunk_cache_bytes),
-            self.reader_pool if has_threads else None,
             settings.memory_limit_bytes,
             clock,
         )

@@ -34,6 +34,10 @@ class WatchedFile:
         self._disk.check("read", self._path)
         return self._file.read(offset, size)
 
+    def read_ahead(self, offset: int, size: int) -> None:
+        self._disk.check("read_ahead", self._path)
+        self._file.read_ahead(offset, size)
+
     def sync(self) -> None:
         self._disk.check("sync", self._path)
         if not self._disk.is_quick:

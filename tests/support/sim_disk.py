@@ -242,6 +242,9 @@ class SimFile:
         self._check()
         return len(self.inode.data)
 
+    def read_ahead(self, offset: int, size: int) -> None:
+        self._check()
+
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         self._check()
         end = len(self.inode.data.rstrip(b"\0"))

@@ -27,12 +27,11 @@ _RECORD_OVERHEAD_BYTES: Final = 40
 class Chunk:
     """Whole records of one segment, one behind the other, checked when they came from disk.
 
-    `batch` is made for the first who follows the log. `follows`: the chunk before it was read,
-    too, so what comes next is worth reading ahead.
+    `batch` is made for the first who follows the log.
     """
 
     __slots__ = (
-        "batch", "end", "follows", "position", "queue_offsets", "segment_start", "sizes", "starts",
+        "batch", "end", "position", "queue_offsets", "segment_start", "sizes", "starts",
         "used_at", "view",
     )  # fmt: skip
 
@@ -53,7 +52,6 @@ class Chunk:
         self.sizes = sizes
         self.queue_offsets = queue_offsets
         self.batch: Batch | None = None
-        self.follows = False
         self.used_at = 0.0
 
     @property

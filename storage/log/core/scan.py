@@ -15,6 +15,7 @@ from holdmq.record_batch import (
     Ints,
     check_layout,
     decode_columns,
+    decode_offsets,
     split_records,
     starts_of,
     tag_hashes,
@@ -67,7 +68,7 @@ def whole_records(view: memoryview, position: int, at_once: bool = False) -> Who
         if at >= 0:
             sizes, starts, reason = sizes[:at], starts[:at], "its StampCheck does not match"
     if len(sizes):
-        wrong = decode_columns(view, starts, sizes).physical_offset != starts + position
+        wrong = decode_offsets(view, starts)[1] != starts + position
         if wrong.any():
             at = int(wrong.argmax())
             sizes, reason = sizes[:at], "its PhysicalOffset is not where it lies"
