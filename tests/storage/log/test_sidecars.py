@@ -74,7 +74,7 @@ def test_a_search_gives_what_all_entries_give(store: Any) -> None:
 
 def test_foreign_runs_are_passed_without_reading_their_entries(store: Any) -> None:
     d = store
-    read = d.store.read_queue_cold("devices", 0, 0, 0, 1000, 10, wanted_of(b"nobody"))
+    read = d.store.read_queue_cold("devices", 0, 0, 5, 1000, 10, wanted_of(b"nobody"))
     assert read.next_offset == RUN_ENTRIES  # nothing is known of the run yet
     d.store.read_queue_cold("devices", 0, 0, RUN_ENTRIES, 1000, 10, wanted_of(b"nobody"))
     wait_built(d, RUNS)
