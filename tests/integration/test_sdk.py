@@ -152,7 +152,8 @@ async def test_kill_9_of_the_broker_loses_nothing_that_was_acknowledged(
     async with PullConsumer(registries) as consumer:
         await consumer.assign(["t"], "earliest")
         log: dict[tuple[int, int], bytes] = {}
-        while len(log) < len(results):
+        # Not until as many are there: a batch may be there twice. What is lost ends at the test's time limit.
+        while not results.keys() <= set(log.values()):
             for m in await consumer.poll():
                 log[(m.queue_id, m.queue_offset)] = m.body
     assert len(results) > 100
