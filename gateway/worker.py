@@ -299,7 +299,7 @@ class Worker:
         self.counters.connections = len(self._shells)
 
     def stalled(self, shell: Shell) -> None:
-        """This connection's client does not take what is sent, for now."""
+        """This connection's client has stopped taking what is sent."""
         self._stalled[shell] = shell.unsent_bytes(), self.now()
 
     def unstalled(self, shell: Shell) -> None:
