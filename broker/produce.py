@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import time
 import zlib
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -12,12 +13,15 @@ import numpy.typing as npt
 
 from broker.core.sequences import Key, SequencedBatch, Sequences
 from broker.core.topics import TopicTable
+from broker.part import Part
 from broker.statistics import Statistics
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, WireError
 from holdmq.record_batch import check_entries
 from holdmq.record_check import check_properties
 from holdmq.rpc.connection import Request
+from holdmq.rpc.server import OnRequest
 from holdmq.topics import is_system_topic
+from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, RunResult
 from storage.store import Batch, MessageStore, Run
@@ -70,7 +74,7 @@ class _Accepted:
         self.sequenced = sequenced
 
 
-class Produce:
+class Produce(Part):
     """Handles PRODUCE for one broker. Counters are plain numbers for the metrics."""
 
     def __init__(
@@ -83,6 +87,18 @@ class Produce:
         self._topics = topics
         self._statistics = statistics
         self._record_max_bytes = record_max_bytes
+
+    def routes(self) -> Mapping[RequestCode, OnRequest]:
+        return {RequestCode.PRODUCE: self.handle}
+
+    def numbers(self) -> Mapping[str, int]:
+        return {
+            "produce_batches_total": self.batches,
+            "produce_runs_refused_total": self.refused_runs,
+            "producer_windows": len(self.sequences),
+            "producer_repeats_total": self.sequences.repeats,
+            "producer_windows_evicted_total": self.sequences.evicted,
+        }
 
     def handle(self, request: Request) -> None:
         """Answer one PRODUCE, now or when the store has confirmed it."""

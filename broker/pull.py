@@ -8,14 +8,18 @@ an arrival that its filter passes, or at its deadline.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Final
 
 from broker.core.filters import FilterSet
 from broker.core.hold import Hold, Parked
 from broker.core.topics import TopicTable
+from broker.part import Part
 from broker.statistics import Statistics
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Request
+from holdmq.rpc.server import OnRequest
+from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     FilterSetRequest,
@@ -48,7 +52,7 @@ _STATUS: Final = {
 Handled = tuple[Request, PullRequest, list[PullQueue]]
 
 
-class Pull:
+class Pull(Part):
     """Handles PULL and FILTER_SET for one broker."""
 
     def __init__(self, store: MessageStore, topics: TopicTable, statistics: Statistics) -> None:
@@ -94,7 +98,13 @@ class Pull:
         for parked in woken:
             self._answer_parked(parked, True)
 
-    def forget(self, connection: Connection) -> None:
+    def routes(self) -> Mapping[RequestCode, OnRequest]:
+        return {RequestCode.PULL: self.handle, RequestCode.FILTER_SET: self.set_filter}
+
+    def numbers(self) -> Mapping[str, int]:
+        return {"pulls_parked": self.hold.size, "pulls_cold_total": self.cold_reads}
+
+    def closed(self, connection: Connection) -> None:
         """The connection closed: its filters and parked pulls go."""
         self._filters.pop(connection, None)
         for parked in self._parked.pop(connection, {}).values():

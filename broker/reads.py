@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, Final
 
 import structlog
 
 from broker.core.readers import Picked, Reader, scan
+from broker.part import Part
 from holdmq.errors import BehindError, Code, CorruptRecordError, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Request
+from holdmq.rpc.server import OnRequest
+from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     Empty,
@@ -56,7 +60,7 @@ class _Open:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class Reads:
+class Reads(Part):
     """All readers of a broker."""
 
     def __init__(self, store: MessageStore) -> None:
@@ -139,7 +143,23 @@ class Reads:
         for opened in self._open.get(connection, {}).values():
             self._schedule(opened)
 
-    def forget(self, connection: Connection) -> None:
+    def routes(self) -> Mapping[RequestCode, OnRequest]:
+        return {
+            RequestCode.READ_OPEN: self.open,
+            RequestCode.READ_FILTER: self.change_filter,
+            RequestCode.READ: self.read,
+            RequestCode.READ_CLOSE: self.close,
+        }
+
+    def numbers(self) -> Mapping[str, int]:
+        return {
+            "readers": self.readers,
+            "reads_cold_total": self.cold_reads,
+            "read_messages_total": self.records_out,
+            "read_bytes_total": self.bytes_out,
+        }
+
+    def closed(self, connection: Connection) -> None:
         """The connection closed: its readers go."""
         for opened in self._open.pop(connection, {}).values():
             self.readers -= 1

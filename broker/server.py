@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from broker.part import Part
 from broker.produce import Produce
 from broker.pull import Pull
 from broker.reads import Reads
 from broker.statistics import Statistics, TopicCounts
 from broker.topics import Topics
 from holdmq.rpc.connection import Connection, Request
-from holdmq.rpc.server import Server
+from holdmq.rpc.server import OnRequest, Server
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.frame import FRAME_OVERHEAD_BYTES
 from holdmq.wire.headers import (
@@ -46,26 +47,22 @@ class BrokerServer:
         self.pull = Pull(store, topics.table, self.statistics)
         self.reads = Reads(store)
         self.topics = topics
+        self.parts: list[Part] = [self.produce, self.pull, self.reads, topics]
         self._store = store
         self._record_max_bytes = record_max_bytes
         self._states: dict[Connection, dict[str, Any]] = {}
         store.subscribe(self._confirmed)
+        routes: dict[RequestCode, OnRequest] = {
+            RequestCode.HEARTBEAT: self._heartbeat,
+            RequestCode.TOPIC_LIST: self._list_topics,
+            RequestCode.QUEUE_BOUNDS: self._queue_bounds,
+            RequestCode.BROKER_STATUS: self._status,
+            RequestCode.CONNECTION_LIST: self._list_connections,
+        }
+        for part in self.parts:
+            routes.update(part.routes())
         self.rpc = Server(
-            {
-                RequestCode.HEARTBEAT: self._heartbeat,
-                RequestCode.PRODUCE: self.produce.handle,
-                RequestCode.PULL: self.pull.handle,
-                RequestCode.FILTER_SET: self.pull.set_filter,
-                RequestCode.READ_OPEN: self.reads.open,
-                RequestCode.READ_FILTER: self.reads.change_filter,
-                RequestCode.READ: self.reads.read,
-                RequestCode.READ_CLOSE: self.reads.close,
-                RequestCode.TOPIC_CREATE: topics.create,
-                RequestCode.TOPIC_LIST: self._list_topics,
-                RequestCode.QUEUE_BOUNDS: self._queue_bounds,
-                RequestCode.BROKER_STATUS: self._status,
-                RequestCode.CONNECTION_LIST: self._list_connections,
-            },
+            routes,
             self._hello,
             record_max_bytes + FRAME_OVERHEAD_BYTES,
             on_closed=self._closed,
@@ -74,28 +71,19 @@ class BrokerServer:
 
     async def drain(self) -> None:
         """Answer what is held, then close every connection."""
-        self.pull.release_all()
-        self.reads.release_all()
+        for part in self.parts:
+            part.release_all()
         await self.rpc.close()
 
-    def numbers(self) -> dict[str, int]:
+    def numbers(self) -> dict[str, int | float]:
         """The broker's gauges and counters by metric name (without `holdmq_broker_`)."""
-        return {
+        found: dict[str, int | float] = {
             "connections": len(self.rpc.connections),
             "connections_refused_total": self.rpc.refused,
-            "topics": len(self.topics.table),
-            "produce_batches_total": self.produce.batches,
-            "produce_runs_refused_total": self.produce.refused_runs,
-            "producer_windows": len(self.produce.sequences),
-            "producer_repeats_total": self.produce.sequences.repeats,
-            "producer_windows_evicted_total": self.produce.sequences.evicted,
-            "pulls_parked": self.pull.hold.size,
-            "pulls_cold_total": self.pull.cold_reads,
-            "readers": self.reads.readers,
-            "reads_cold_total": self.reads.cold_reads,
-            "read_messages_total": self.reads.records_out,
-            "read_bytes_total": self.reads.bytes_out,
         }
+        for part in self.parts:
+            found.update(part.numbers())
+        return found
 
     def _confirmed(self, batches: list[Batch]) -> None:
         self.pull.confirmed(batches)
@@ -103,8 +91,8 @@ class BrokerServer:
 
     def _closed(self, connection: Connection) -> None:
         self._states.pop(connection, None)
-        self.pull.forget(connection)
-        self.reads.forget(connection)
+        for part in self.parts:
+            part.closed(connection)
 
     def _hello(self, connection: Connection, hello: HelloRequest) -> HelloResponse:
         return HelloResponse(

@@ -7,14 +7,17 @@ write is under way go into the next one together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from broker.core.topics import Topic, TopicTable
+from broker.part import Part
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Request
+from holdmq.rpc.server import OnRequest
+from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import TopicCreateRequest, TopicCreateResponse
 from storage.atomic_file import AtomicFile
 
@@ -22,7 +25,7 @@ CREATES_MAX: Final = 1_000
 """TOPIC_CREATEs waiting for the file; past it BUSY."""
 
 
-class Topics:
+class Topics(Part):
     """The topic table and its file. `on_change` is called after every change is durable."""
 
     def __init__(self, path: Path, table: TopicTable, auto_create: bool) -> None:
@@ -33,6 +36,12 @@ class Topics:
         self._thread = ThreadPoolExecutor(1, "topics")
         self._waiting: list[tuple[Request, TopicCreateRequest]] = []
         self._writing: asyncio.Future[None] | None = None
+
+    def routes(self) -> Mapping[RequestCode, OnRequest]:
+        return {RequestCode.TOPIC_CREATE: self.create}
+
+    def numbers(self) -> Mapping[str, int]:
+        return {"topics": len(self.table)}
 
     def load(self, accept_backup: bool = False) -> None:
         """Read the file (blocking); an absent one is an empty table. StorageError if damaged."""

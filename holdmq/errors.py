@@ -66,6 +66,18 @@ class Code(IntEnum):
     LIMIT_EXCEEDED = 28
     SHUTTING_DOWN = 29
     TAG_INVALID = 30
+    UNAUTHENTICATED = 31
+    TOPIC_PAUSED = 32
+    TOPIC_IN_USE = 33
+    KIND_UNFIT = 34
+    GROUP_UNKNOWN = 35
+    GROUP_INVALID = 36
+    GROUP_DISABLED = 37
+    GROUP_FENCED = 38
+    MODE_CONFLICT = 39
+    RECEIPT_UNKNOWN = 40
+    MESSAGE_UNKNOWN = 41
+    DELAY_INVALID = 42
 
 
 class CodeInfo(NamedTuple):
@@ -107,6 +119,18 @@ CODES: Final[dict[Code, CodeInfo]] = {
     Code.LIMIT_EXCEEDED: CodeInfo(False, "a named limit is reached; the remark names it"),
     Code.SHUTTING_DOWN: CodeInfo(True, "the server is draining: use another, or try again"),
     Code.TAG_INVALID: CodeInfo(False, "a tag that no MQTT topic could have"),
+    Code.UNAUTHENTICATED: CodeInfo(False, "the credentials are missing, unknown or wrong"),
+    Code.TOPIC_PAUSED: CodeInfo(True, "the topic is paused: it keeps what it has and delivers nothing"),
+    Code.TOPIC_IN_USE: CodeInfo(False, "a step of a safe removal whose condition does not hold yet"),
+    Code.KIND_UNFIT: CodeInfo(False, "topics of this kind cannot do this"),
+    Code.GROUP_UNKNOWN: CodeInfo(False, "no such consumer group here"),
+    Code.GROUP_INVALID: CodeInfo(False, "not a group name that a client may use"),
+    Code.GROUP_DISABLED: CodeInfo(False, "the group's consumeEnable is off"),
+    Code.GROUP_FENCED: CodeInfo(True, "an older generation of a queue's lease: ask for the lease again"),
+    Code.MODE_CONFLICT: CodeInfo(False, "the group has members that consume in another mode"),
+    Code.RECEIPT_UNKNOWN: CodeInfo(False, "the delivery ended: its deadline passed or it was settled"),
+    Code.MESSAGE_UNKNOWN: CodeInfo(False, "no such message: it never was, or retention removed it"),
+    Code.DELAY_INVALID: CodeInfo(False, "a delay that this broker does not take"),
 }
 
 

@@ -125,12 +125,18 @@ class PulledQueue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PullRequest(Header):
-    """Read from many queues; held up to `hold_ms` when there is nothing at all."""
+    """Read from many queues; held up to `hold_ms` when there is nothing at all.
+
+    `group` "" = read for nobody. A member of a clustering group gives its name and `generations`, one per
+    queue: those of the leases under which it reads (older ones: GROUP_FENCED for their queue).
+    """
 
     queues: list[PullQueue]
     max_bytes: int
     hold_ms: int = 0
     filter_id: int | None = None
+    group: str = ""
+    generations: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
