@@ -20,7 +20,7 @@ from holdmq.client.registries import Registries
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
 from holdmq.message import TopicQueue
 from holdmq.rpc.client import Client
-from holdmq.rpc.connection import Connection, Reply
+from holdmq.rpc.connection import Connection, Reply, Request
 from holdmq.topics import topic_fault
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
@@ -96,7 +96,9 @@ class RouteTable:
     `registries` are host:port. `follow_all`: keep the routes of all topics, not only of those
     that `topic`, `follow` or `ensure_topic` named. Callbacks (lists to append to; called on the
     loop, must not raise): `on_routes(topics)` after routes of these topics changed, `on_brokers()`
-    after brokers came, went or moved, `on_up(link, connection, hello)` and `on_down(link, reason)`.
+    after brokers came, went or moved, `on_up(link, connection, hello)` and `on_down(link, reason)`,
+    `on_push(link, request)` for what a broker sends by itself: whoever takes it returns True, the others
+    False; the table answers it.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class RouteTable:
         self.on_brokers: list[Callable[[], None]] = []
         self.on_up: list[Callable[[Link, Connection, HelloResponse], None]] = []
         self.on_down: list[Callable[[Link, HoldMQError], None]] = []
+        self.on_push: list[Callable[[Link, Request], bool]] = []
         self._role = role
         self._registries = Registries(registries, role, client_id, SOFTWARE)
         self._follow_all = follow_all
@@ -382,7 +385,14 @@ class RouteTable:
                 callback(link, reason)
             self.refresh_soon()
 
-        client = Client(address, self._role, self.client_id, software=SOFTWARE, on_up=up, on_down=down)
+        def pushed(request: Request) -> None:
+            if not any([callback(link, request) for callback in self.on_push]):
+                raise RemoteError(Code.UNKNOWN_REQUEST, f"nobody here takes request {request.command.code}")
+            request.reply(Empty())
+
+        client = Client(
+            address, self._role, self.client_id, software=SOFTWARE, on_up=up, on_down=down, on_request=pushed
+        )
         link = Link(name, client)
         return link
 
