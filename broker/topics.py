@@ -14,12 +14,12 @@ from typing import Final
 
 from broker.core.topics import Topic, TopicTable
 from broker.part import Part
+from holdmq.atomic_file import AtomicFile
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import TopicCreateRequest, TopicCreateResponse
-from storage.atomic_file import AtomicFile
 
 CREATES_MAX: Final = 1_000
 """TOPIC_CREATEs waiting for the file; past it BUSY."""

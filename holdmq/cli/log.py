@@ -187,8 +187,8 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 def _key_levels(store: OfflineStore) -> Callable[[str], int] | None:
     """Every topic's key levels from topic.json; None when it cannot be read."""
     from broker.core.topics import TopicTable
+    from holdmq.atomic_file import AtomicFile
     from holdmq.errors import StorageError
-    from storage.atomic_file import AtomicFile
 
     path = store.directory / "config" / "topic.json"
     table = TopicTable(1, 1)

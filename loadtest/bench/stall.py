@@ -24,9 +24,9 @@ from typing import Final
 import uvloop
 
 from holdmq.config import StorageSection
+from holdmq.disk import File, RealDisk, RealFile
 from holdmq.errors import StorageError
 from holdmq.record_batch import encode_batch
-from storage.log.disk import File, RealDisk, RealFile
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, Run
 

@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 
 from holdmq.config import StorageSection
+from holdmq.disk import Disk, File, RealDisk, RealFile
 from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.record_batch import Ints
 from loadtest.bench.storage import TOPIC, Bench, prepare
-from storage.log.disk import Disk, File, RealDisk, RealFile
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, Run
 

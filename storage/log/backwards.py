@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from holdmq.disk import Disk, File
 from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.record import RECORD_BYTES_LIMIT, Record
 from storage.log.core.backwards import record_before
 from storage.log.core.names import blank_size_at
-from storage.log.disk import Disk, File
 from storage.log.segments import Segment, Segments
 
 CHUNK_BYTES: Final = 256 << 10

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from holdmq.disk import Disk, File
 from storage.log.core.entries import (
     ENTRY,
     ENTRY_SIZE,
@@ -21,7 +22,6 @@ from storage.log.core.entries import (
 from storage.log.core.names import name_of, offset_of, offsets_of
 from storage.log.core.sidecar import RUN_ENTRIES
 from storage.log.core.sidecar import SUFFIX as SIDECAR
-from storage.log.disk import Disk, File
 from storage.log.open_files import OpenFiles
 
 OPEN_FILES_MAX: Final = 256

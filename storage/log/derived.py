@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from holdmq.disk import Disk
 from holdmq.errors import StorageError
 from storage.log.core.epochs import Epochs
 from storage.log.core.scan import KeyLevels
-from storage.log.disk import Disk
 from storage.log.follower import Follower
 from storage.log.home import Home
 from storage.log.reader import ColdReader

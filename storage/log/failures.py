@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 from typing import Final
 
+from holdmq.disk import FULL_ERRORS
 from holdmq.errors import StorageError, StoreFullError, StoreReadOnlyError
 
-FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 FULL_HINT: Final = "free space on this file system; service resumes by itself"
 READ_ONLY_HINT: Final = "check the disk, then restart the broker"
 

@@ -17,10 +17,10 @@ import os
 from pathlib import Path
 from typing import Final
 
+from holdmq.atomic_file import AtomicFile
+from holdmq.disk import Disk, File
 from holdmq.errors import StorageError, StoreFormatError
-from storage.atomic_file import AtomicFile
 from storage.log.core.epochs import Epochs
-from storage.log.disk import Disk, File
 
 STORE_FORMAT: Final = 1
 ENGINE: Final = "log"

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import structlog
 
+from holdmq.disk import FULL_ERRORS, Disk
 from holdmq.errors import BehindError, CorruptRecordError
 from storage.log.core.hash_index import (
     ENTRY,
@@ -29,8 +30,6 @@ from storage.log.core.hash_index import (
     link,
 )
 from storage.log.core.names import name_of, offsets_of
-from storage.log.disk import Disk
-from storage.log.failures import FULL_ERRORS
 from storage.store import Batch
 
 SLOTS: Final = 1 << 20

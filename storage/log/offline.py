@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from holdmq.atomic_file import AtomicFile
 from holdmq.config import StorageSection
+from holdmq.disk import Disk, File, RealDisk
 from holdmq.errors import StorageError, StoreFormatError
 from holdmq.record import BLANK_SIZE_MIN, RECORD_BYTES_LIMIT
-from storage.atomic_file import AtomicFile
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.names import blank_size_at
 from storage.log.core.scan import KeyLevels, batch_of, next_whole, whole_records
-from storage.log.disk import Disk, File, RealDisk
 from storage.log.flusher import Checkpoint
 from storage.log.home import ENGINE
 from storage.log.segments import RESERVE, Segment, Segments

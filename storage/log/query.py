@@ -6,6 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final, NamedTuple
 
+from holdmq.disk import Disk
 from holdmq.errors import BehindError, CorruptRecordError, StorageError
 from holdmq.message import MessageId
 from holdmq.record import MAGIC, Record, decode_record
@@ -14,7 +15,6 @@ from storage.log.backwards import BackwardReader
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.hash_index import KEY, UNIQUE, hash_of, keys_in
 from storage.log.core.queues import Queue
-from storage.log.disk import Disk
 from storage.log.key_index import KeyIndex
 from storage.log.segments import Segments
 from storage.log.times import Times

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from holdmq.disk import Disk
 from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.record import RECORD_BYTES_LIMIT
 from holdmq.record_batch import Hashes, Ints, check_layout, decode_offsets, verify_stamps
@@ -19,7 +20,6 @@ from storage.log.core.entries import Entries, Range, ranges_of
 from storage.log.core.queues import Queue, outside
 from storage.log.core.scan import KeyLevels, batch_of, next_whole, part_of
 from storage.log.core.sidecar import RUN_ENTRIES
-from storage.log.disk import Disk
 from storage.log.open_files import OpenFiles
 from storage.log.segments import Segment, Segments
 from storage.log.sidecars import Sidecars

@@ -11,13 +11,13 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from holdmq.disk import Disk, File
 from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.record import BLANK_SIZE_MIN, RECORD_BYTES_LIMIT
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import entries_of
 from storage.log.core.names import blank_size_at, name_of
 from storage.log.core.scan import KeyLevels, batch_of, in_sequence, whole_records
-from storage.log.disk import Disk, File
 from storage.log.flusher import Checkpoint
 from storage.log.home import Home
 from storage.log.reader import ColdReader

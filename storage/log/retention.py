@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from holdmq.config import StorageSection
+from holdmq.disk import FULL_ERRORS, Disk
 from holdmq.errors import CorruptRecordError, StorageError, StoreFullError, UsageError
 from storage.log.backwards import BackwardReader
 from storage.log.consume_queue import ConsumeQueues, Key
@@ -29,8 +30,7 @@ from storage.log.core.retention import (
     reasons_to_delete,
     who_needs,
 )
-from storage.log.disk import Disk
-from storage.log.failures import FULL_ERRORS, FULL_HINT, sync_failure
+from storage.log.failures import FULL_HINT, sync_failure
 from storage.log.flusher import Checkpoint
 from storage.log.segments import Segment, Segments
 from storage.log.times import Times

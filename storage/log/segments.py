@@ -13,9 +13,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 
+from holdmq.disk import Disk, File
 from holdmq.record import BLANK_SIZE_MIN
 from storage.log.core.names import holding, name_of, offsets_of
-from storage.log.disk import Disk, File
 
 RESERVE: Final = "reserve"
 

@@ -18,6 +18,7 @@ import numpy as np
 import structlog
 
 from holdmq.config import StorageSection
+from holdmq.disk import Disk, RealDisk
 from holdmq.errors import BehindError, StorageError, StoreFullError
 from holdmq.record import BLANK_SIZE_MIN
 from holdmq.record_batch import stamp, tag_hashes
@@ -30,7 +31,6 @@ from storage.log.core.queues import Chunk, Queue
 from storage.log.core.scan import KeyLevels
 from storage.log.core.tail import Tail
 from storage.log.derived import Derived
-from storage.log.disk import Disk, RealDisk
 from storage.log.failures import FULL_HINT
 from storage.log.flusher import Checkpoint, Flusher
 from storage.log.home import Home
@@ -404,11 +404,8 @@ class LogStore(StoreReads):
             run.base_offset = queue.stamped
             last = first + run.count
             queue.stamped += run.count
-            if len(runs) == 1:
-                offsets += run.base_offset
-                run.hashes = tag_hashes(batch.records, starts, sizes, run.key_levels)
-            else:
-                offsets[first:last] += run.base_offset - first
+            offsets[first:last] += run.base_offset - first
+            if not run.is_hashed:
                 run.hashes = tag_hashes(batch.records, starts[first:last], sizes[first:last], run.key_levels)
             first = last
         stamp(batch.records, starts, sizes, offsets, position, store_ms, self._home.store_id)

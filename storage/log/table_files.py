@@ -23,11 +23,11 @@ from typing import Final, NamedTuple
 import lmdb
 import structlog
 
+from holdmq.atomic_file import AtomicFile
+from holdmq.disk import Disk
 from holdmq.errors import StorageError, StoreFormatError, StoreFullError, StoreReadOnlyError
-from storage.atomic_file import AtomicFile
 from storage.log.core.names import name_of
 from storage.log.core.tables import Change, Row, decode_row, encode_row, row_key, scan_prefix
-from storage.log.disk import Disk
 from storage.log.failures import FULL_HINT, READ_ONLY_HINT
 
 MAP_BYTES: Final = 64 << 20

@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from holdmq.atomic_file import AtomicFile
+from holdmq.disk import Disk
 from holdmq.errors import RecordError, StorageError, StoreFormatError
-from storage.atomic_file import AtomicFile
 from storage.log.core.delayed import Entry
 from storage.log.core.entries import ranges_of
 from storage.log.core.names import name_of, offsets_of
 from storage.log.core.timer import ENTRY_SIZE, Rows, decode_rows, encode_rows, entries_of_rows, minutes_of
-from storage.log.disk import Disk
 from storage.log.segments import Segments
 
 READ_ENTRIES: Final = 65_536

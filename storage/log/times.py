@@ -8,6 +8,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
+from holdmq.disk import Disk
 from holdmq.record import (
     FIXED_SIZE,
     IPV6_EXTRA,
@@ -19,7 +20,6 @@ from holdmq.record import (
     stamp_check,
 )
 from storage.log.consume_queue import ConsumeQueues, Key
-from storage.log.disk import Disk
 from storage.log.segments import Segments
 
 PROBES_MAX: Final = 1_000

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from holdmq.atomic_file import AtomicFile
 from holdmq.errors import StorageError
 from holdmq.record_batch import decode_columns
-from storage.atomic_file import AtomicFile
 from storage.log.consume_queue import Key
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
 from storage.log.core.names import name_of, offsets_of

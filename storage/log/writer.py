@@ -13,10 +13,11 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Final
 
+from holdmq.disk import FULL_ERRORS
 from holdmq.errors import StorageError
 from storage.log.core.names import blank_parts
 from storage.log.core.queues import Queue
-from storage.log.failures import FULL_ERRORS, reserve_failure, sync_failure, thread_failure, write_failure
+from storage.log.failures import reserve_failure, sync_failure, thread_failure, write_failure
 from storage.log.segments import Segments
 from storage.store import Appended, Batch
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from holdmq.config import StorageSection
+from holdmq.disk import Buffer, Disk, File, RealDisk, Space
 from holdmq.errors import StorageError
 from holdmq.record_batch import encode_batch
-from storage.log.disk import Buffer, Disk, File, RealDisk, Space
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, HashFilter, ReadStatus, Run
 

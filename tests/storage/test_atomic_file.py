@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from holdmq.atomic_file import AtomicFile
 from holdmq.errors import StorageError, StoreFormatError, StoreFullError
-from storage.atomic_file import AtomicFile
 
 
 def test_what_is_saved_is_loaded_and_the_one_before_is_kept(tmp_path: Path) -> None:

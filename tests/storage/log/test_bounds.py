@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from holdmq.config import StorageSection
+from holdmq.disk import RealDisk
 from holdmq.errors import StorageError
 from holdmq.record_batch import encode_batch
 from storage.log.consume_queue import OPEN_FILES_MAX
-from storage.log.disk import RealDisk
 from storage.log.open_files import READ_FILES_MAX
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, Run

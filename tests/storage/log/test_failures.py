@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from holdmq.disk import RealDisk
 from holdmq.errors import StoreFullError, StoreReadOnlyError
 from storage.log import store
 from storage.log.core.names import name_of
-from storage.log.disk import RealDisk
 
 MakeDriver = Callable[..., Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage.log.disk import File, RealDisk
+from holdmq.disk import File, RealDisk
 from storage.log.open_files import OpenFiles
 
 

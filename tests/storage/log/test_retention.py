@@ -16,11 +16,11 @@ from stepped_store import Stepped
 
 from holdmq.config import Config
 from holdmq.config_sources import load
+from holdmq.disk import RealDisk, Space
 from holdmq.errors import BehindError, ConfigError, StorageError, StoreFullError, UsageError
 from storage.log import retention
 from storage.log.core.names import offsets_of
 from storage.log.core.retention import LogNeed, QueueNeed
-from storage.log.disk import RealDisk, Space
 from storage.log.segments import Segment
 from storage.store import Batch, ReadStatus
 

@@ -1,4 +1,4 @@
-"""Every byte that the log engine reads or writes goes through these two Protocols.
+"""Every byte that the log engine and small durable files read or write goes through these two Protocols.
 
 `RealDisk` is the operating system; tests put a disk in its place that fails, tears or
 forgets. Errors are OSError everywhere: callers say what they mean for the store.
@@ -16,6 +16,8 @@ from typing import Final, NamedTuple, Protocol
 
 IOV_MAX: Final = 1024
 """Buffers of one pwritev: Linux' UIO_MAXIOV."""
+FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""No space: refused, and service resumes by itself."""
 
 Buffer = bytes | bytearray | memoryview
 

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from sim_disk import SECTOR, PowerLoss, SimDisk
 
-from storage.log.disk import Disk, RealDisk
+from holdmq.disk import Disk, RealDisk
 
 ROOT = Path("/")
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
+from holdmq.disk import FULL_ERRORS, Disk, RealDisk
 from holdmq.errors import StorageError, StoreFormatError, StoreFullError
-from storage.log.disk import Disk, RealDisk
-from storage.log.failures import FULL_ERRORS
 
 FORMAT: Final = 1
 SIZE_MAX: Final = 256 * 1024 * 1024
