@@ -16,7 +16,7 @@ from broker.core.topics import TopicTable
 from broker.part import Part
 from broker.statistics import Statistics
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, WireError
-from holdmq.record_batch import check_entries
+from holdmq.record_batch import check_entries, hashes_of
 from holdmq.record_check import check_properties
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
@@ -104,7 +104,7 @@ class Produce(Part):
         """Answer one PRODUCE, now or when the store has confirmed it."""
         header = request.header(ProduceRequest)
         runs = rows(ProduceRun, header.runs)
-        records, sizes = self._parse(request.body, header, runs)
+        records, sizes, properties = self._parse(request.body, header, runs)
         self.batches += 1
         now = time.monotonic()
         pending = _Pending(request, header, len(runs))
@@ -115,12 +115,12 @@ class Produce(Part):
             if taken is not None:
                 accepted.append(taken)
         if accepted:
-            self._append(pending, accepted, runs, records, sizes)
+            self._append(pending, accepted, runs, records, sizes, properties)
         pending.answer_if_done()
 
     def _parse(
         self, body: memoryview, header: ProduceRequest, runs: list[ProduceRun]
-    ) -> tuple[memoryview, npt.NDArray[np.int64]]:
+    ) -> tuple[memoryview, npt.NDArray[np.int64], list[bytes]]:
         if zlib.crc32(body) != header.crc:
             raise RemoteError(Code.BODY_CRC, f"the body's CRC-32 is not {header.crc:#010x}")
         if len(body) < 4:
@@ -141,12 +141,12 @@ class Produce(Part):
             )
         records = body[begin:]
         claimed = [(r.topic.encode(), r.queue_id, r.records) for r in runs]
-        bad = check_entries(records, sizes, claimed, self._record_max_bytes) or check_properties(
-            records, sizes
-        )
+        properties: list[bytes] = []
+        bad = check_entries(records, sizes, claimed, self._record_max_bytes, properties)
+        bad = bad or check_properties(properties)
         if bad is not None:
             raise RemoteError(Code.MALFORMED_BATCH, f"record {bad.entry}: {bad.reason}")
-        return records, sizes
+        return records, sizes, properties
 
     def _is_busy(self) -> bool:
         size_bytes, age_ms = self._store.backlog()
@@ -204,13 +204,18 @@ class Produce(Part):
         runs: list[ProduceRun],
         records: memoryview,
         sizes: npt.NDArray[np.int64],
+        properties: list[bytes],
     ) -> None:
         if len(accepted) < len(runs):
-            records, sizes = _only(accepted, runs, records, sizes)
-        stored = [
-            Run(a.run.topic, a.run.queue_id, a.run.records, self._topics.key_levels(a.run.topic))
-            for a in accepted
-        ]
+            records, sizes, properties = _only(accepted, runs, records, sizes, properties)
+        stored = []
+        first = 0
+        for a in accepted:
+            topic, queue_id, count = a.run.topic, a.run.queue_id, a.run.records
+            key_levels = self._topics.key_levels(topic)
+            hashes = hashes_of(properties[first : first + count], key_levels)
+            stored.append(Run(topic, queue_id, count, key_levels, hashes=hashes, is_hashed=True))
+            first += count
         pending.waiting += len(accepted)
 
         def done(batch: Batch, error: StorageError | None) -> None:
@@ -269,12 +274,14 @@ def _only(
     runs: list[ProduceRun],
     records: memoryview,
     sizes: npt.NDArray[np.int64],
-) -> tuple[memoryview, npt.NDArray[np.int64]]:
-    """The accepted runs' records and sizes, copied together: refusals are rare."""
+    properties: list[bytes],
+) -> tuple[memoryview, npt.NDArray[np.int64], list[bytes]]:
+    """The accepted runs' records, sizes and properties, copied together: refusals are rare."""
     ends = np.cumsum(sizes)
     wanted = {a.index for a in accepted}
     parts: list[memoryview] = []
     kept: list[npt.NDArray[np.int64]] = []
+    kept_properties: list[bytes] = []
     first = 0
     for index, run in enumerate(runs):
         last = first + run.records
@@ -282,5 +289,6 @@ def _only(
             begin = int(ends[first - 1]) if first else 0
             parts.append(records[begin : int(ends[last - 1])])
             kept.append(sizes[first:last])
+            kept_properties += properties[first:last]
         first = last
-    return memoryview(bytearray(b"").join(parts)), np.concatenate(kept)
+    return memoryview(bytearray(b"").join(parts)), np.concatenate(kept), kept_properties

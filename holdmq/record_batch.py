@@ -41,14 +41,27 @@ from holdmq.record import (
     stamp_check,
     tag_of,
 )
+from holdmq.record_each import (
+    FEW,
+    STAMPED,
+    WRONG_BODY,
+    WRONG_CRC,
+    WRONG_END,
+    WRONG_FLAGS,
+    WRONG_MAGIC,
+    WRONG_PROPERTIES,
+    WRONG_SIZE,
+    WRONG_TOPIC,
+    BadEntry,
+    ClaimedRun,
+    check_each,
+    each_properties,
+)
 from holdmq.record_properties import escaped_tag_of
 
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
-ClaimedRun = tuple[bytes, int, int]
-"""What a run of a batch claims of its records: topic, queue id, count."""
-
 _SIZE: Final = Struct(">I")
 _LENGTH: Final = Struct(">H")
 _HEAD: Final = Struct(">IIII")
@@ -65,28 +78,11 @@ _WORD: Final = np.dtype("V4")
 _HALF: Final = np.uint64(32)
 _TAGS: Final = int.from_bytes(b"TAGS", "big")
 
-FEW: Final = 8
+FEW_STAMPS: Final = 24
 """Up to this many records a loop in Python is cheaper than numpy's fixed cost per call (measured)."""
 
 NO_POSITION: Final = -1
 """PhysicalOffset of a record that lies in no log."""
-
-WRONG_SIZE: Final = "its TotalSize is not its size in the batch"
-WRONG_END: Final = "its size is not repeated at its end"
-WRONG_MAGIC: Final = "its MagicCode is not HMQ1"
-WRONG_FLAGS: Final = "its SysFlag has bits without a meaning, or not 0x20 (StoreHost is the store id)"
-WRONG_BODY: Final = "its BodyLength does not fit its size"
-WRONG_TOPIC: Final = "its TopicLength does not fit its size"
-WRONG_PROPERTIES: Final = "its PropertiesLength does not fit its size"
-STAMPED: Final = "it is stamped already: offsets, store time, host and check must be zero"
-WRONG_CRC: Final = "its BodyCRC does not match its bytes"
-
-
-class BadEntry(NamedTuple):
-    """The first record of a batch that must be refused, and why."""
-
-    entry: int
-    reason: str
 
 
 class Columns(NamedTuple):
@@ -204,7 +200,7 @@ def stamp(
     The records must have passed `check_entries`.
     """
     count = len(starts)
-    if count <= FEW:
+    if count <= FEW_STAMPS:
         host = int.from_bytes(store_host, "big")
         for start, size, offset in zip(starts.tolist(), sizes.tolist(), queue_offsets.tolist(), strict=True):
             physical_offset = NO_POSITION if position is None else position + start
@@ -335,13 +331,17 @@ def _earliest(findings: Iterable[tuple[npt.NDArray[np.bool_], str]]) -> BadEntry
 
 
 def check_entries(
-    records: Buffer, sizes: Ints, runs: Sequence[ClaimedRun], record_max_bytes: int = RECORD_BYTES_LIMIT
+    records: Buffer,
+    sizes: Ints,
+    runs: Sequence[ClaimedRun],
+    record_max_bytes: int = RECORD_BYTES_LIMIT,
+    properties: list[bytes] | None = None,
 ) -> BadEntry | None:
     """Whether a PRODUCE's records may be stamped; the first that may not and why, else None.
 
     Checked: counts of runs and sizes against the body, `check_layout`, topic and queue of each
     record's run, a stamp of zeros, and BodyCRC (a wrong one would cut the log behind it at the
-    next recovery).
+    next recovery). When all is well, `properties` (if given) gets each record's encoded ones.
     """
     if sum(run[2] for run in runs) != len(sizes):
         return BadEntry(0, f"the runs count {sum(run[2] for run in runs)} records, the batch {len(sizes)}")
@@ -351,8 +351,9 @@ def check_entries(
         return bad
     if int(sizes.sum()) != len(records):
         return BadEntry(len(sizes) - 1, f"the sizes add up to {int(sizes.sum())} of {len(records)} bytes")
+    found: list[bytes] = [] if properties is None else properties
     if len(sizes) <= FEW:
-        return _check_few(memoryview(records), sizes.tolist(), runs)
+        return check_each(bytes(records), sizes.tolist(), runs, found)
     starts = starts_of(sizes)
     raw = _bytes_of(records)
     if bad := check_layout(raw, starts, sizes, record_max_bytes):
@@ -361,56 +362,13 @@ def check_entries(
     if bad:
         return bad
     index = verify_bodies(records, starts, sizes, stamped=False)
-    return BadEntry(index, WRONG_CRC) if index >= 0 else None
-
-
-def _check_few(records: memoryview, sizes: list[int], runs: Sequence[ClaimedRun]) -> BadEntry | None:
-    start = entry = 0
-    for topic, queue_id, count in runs:
-        name = len(topic).to_bytes(1, "big") + topic
-        for size in sizes[entry : entry + count]:
-            reason = _problem(records[start : start + size], size, name, queue_id)
-            if reason:
-                return BadEntry(entry, reason)
-            start += size
-            entry += 1
+    if index >= 0:
+        return BadEntry(index, WRONG_CRC)
+    if properties is not None:
+        begins, ends = properties_bounds(raw, starts, sizes)
+        data = bytes(records)
+        properties += [data[b:e] for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
     return None
-
-
-def _problem(record: memoryview, size: int, name: bytes, queue_id: int) -> str:
-    """What is wrong with one record of a PRODUCE; empty = nothing. `name` is the run's fields 17 and 18."""
-    total, magic, crc, its_queue = _HEAD.unpack_from(record)
-    if total != size:
-        return WRONG_SIZE
-    if _SIZE.unpack_from(record, size - 4)[0] != size:
-        return WRONG_END
-    if magic != MAGIC:
-        return WRONG_MAGIC
-    sys_flag: int = _SIZE.unpack_from(record, SYS_FLAG_AT)[0]
-    if sys_flag & ~SYS_KNOWN or not sys_flag & SYS_STORE_ID or sys_flag & SYS_QOS == SYS_QOS:
-        return WRONG_FLAGS
-    extra = IPV6_EXTRA if sys_flag & SYS_BORN_IPV6 else 0
-    body_at = BODY_LENGTH_AT + extra
-    topic_at: int = body_at + 4 + _SIZE.unpack_from(record, min(body_at, size - 4))[0]
-    if topic_at + 11 > size:
-        return WRONG_BODY
-    properties_at = topic_at + 1 + record[topic_at]
-    if properties_at + 10 > size:
-        return WRONG_TOPIC
-    if properties_at + 2 + _LENGTH.unpack_from(record, properties_at)[0] + 8 != size:
-        return WRONG_PROPERTIES
-    store_at = STORE_MS_AT + extra
-    if (
-        record[QUEUE_OFFSET_AT : QUEUE_OFFSET_AT + 16] != _NO_STAMP
-        or record[store_at : store_at + 16] != _NO_STAMP
-        or record[size - 8 : size - 4] != _NO_STAMP[:4]
-    ):
-        return STAMPED
-    if its_queue != queue_id:
-        return f"its QueueId is not {queue_id}, its run's"
-    if record[topic_at:properties_at] != name:
-        return f"its topic is not {name[1:].decode('utf-8', 'replace')!r}, its run's"
-    return "" if crc32(record[QUEUE_ID_AT : size - 8]) == crc else WRONG_CRC
 
 
 def _check_stamps_empty(raw: Bytes, starts: Ints, sizes: Ints) -> BadEntry | None:
@@ -500,13 +458,24 @@ def tags(records: Buffer, starts: Ints, sizes: Ints) -> list[bytes | None]:
 _CACHES: Final[dict[int, TagCache]] = {}
 
 
+def hashes_of(properties: list[bytes], key_levels: int = 1) -> Hashes | None:
+    """The tag hash of records with these encoded properties; None = none has a tag (all would be 0)."""
+    cache = _CACHES.get(key_levels)
+    if cache is None:
+        cache = _CACHES[key_levels] = TagCache(key_levels)
+    hashes = cache.hashes(properties)
+    return np.array(hashes, np.uint64) if any(hashes) else None
+
+
 def tag_hashes(records: Buffer, starts: Ints, sizes: Ints, key_levels: int = 1) -> Hashes | None:
     """The tag hash of every record of a run; None = no record has a tag (all would be 0)."""
     cache = _CACHES.get(key_levels)
     if cache is None:
         cache = _CACHES[key_levels] = TagCache(key_levels)
     if len(starts) <= FEW:
-        return _few_tag_hashes(records, starts, cache)
+        first, end = int(starts[0]), int(starts[-1] + sizes[-1])
+        data = bytes(memoryview(records)[first:end])
+        return hashes_of(each_properties(data, (starts - first).tolist(), sizes.tolist()), key_levels)
     raw = _bytes_of(records)
     begins, ends = properties_bounds(raw, starts, sizes)
     if not (ends > begins).any():
@@ -528,22 +497,3 @@ def tag_hashes(records: Buffer, starts: Ints, sizes: Ints, key_levels: int = 1) 
         tag = escaped_tag_of(data[begin:end])
         hashes.append(0 if tag is None else cache.hash(tag))
     return np.array(hashes, np.uint64)
-
-
-def _few_tag_hashes(records: Buffer, starts: Ints, cache: TagCache) -> Hashes | None:
-    hashes: list[int] = []
-    any_tag = False
-    for start in starts.tolist():
-        body_at = start + BODY_LENGTH_AT
-        if records[start + SYS_FLAG_AT + 3] & SYS_BORN_IPV6:
-            body_at += IPV6_EXTRA
-        topic_at: int = body_at + 4 + _SIZE.unpack_from(records, body_at)[0]
-        at: int = topic_at + 3 + records[topic_at]
-        length: int = _LENGTH.unpack_from(records, at - 2)[0]
-        tag = escaped_tag_of(bytes(records[at : at + length])) if length else None
-        if tag is None:
-            hashes.append(0)
-        else:
-            any_tag = True
-            hashes.append(cache.hash(tag))
-    return np.array(hashes, np.uint64) if any_tag else None

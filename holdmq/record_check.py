@@ -12,27 +12,34 @@ import numpy as np
 
 from holdmq.errors import HoldMQError
 from holdmq.mqtt.publish import decode_publish_properties
-from holdmq.record_batch import BadEntry, Ints, properties_bounds, starts_of
+from holdmq.record_each import BadEntry
 from holdmq.record_properties import decode_properties, tag_of
+from holdmq.record_tags import PROPERTIES_CACHE_MAX
 from holdmq.topics import tag_fault
 
+_PER_MESSAGE: Final = b"UNIQ_KEY\x01"
+_good: Final[set[bytes]] = {b""}
+"""Properties that were found good lately, at most `PROPERTIES_CACHE_MAX`: a device repeats its own."""
 _SINGLY: Final = (b"\x00", b"\x03", b"+", b"#")
 
 
-def check_properties(records: bytes | memoryview, sizes: Ints) -> BadEntry | None:
+def check_properties(properties: list[bytes]) -> BadEntry | None:
     """The first record whose property pairs, tag or MQTT 5 block cannot be decoded, and why; else None.
 
-    The records have passed `record_batch.check_entries`.
+    `properties` are the encoded ones of each record of a batch.
     """
-    begins, ends = properties_bounds(np.frombuffer(records, np.uint8), starts_of(sizes), sizes)
-    data = bytes(records)
-    properties = [data[b:e] for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
-    joined = b"".join(properties)
-    if not joined or _is_plain(joined, properties):
+    if _good.issuperset(properties):
         return None
-    for index, one in enumerate(properties):
-        if (fault := properties_fault(one)) is not None:
-            return BadEntry(index, fault)
+    unknown = [one for one in properties if one not in _good]
+    if not _is_plain(b"".join(unknown), unknown):
+        for index, one in enumerate(properties):
+            if one not in _good and (fault := properties_fault(one)) is not None:
+                return BadEntry(index, fault)
+    lasting = [one for one in unknown if _PER_MESSAGE not in one]
+    if len(_good) + len(lasting) > PROPERTIES_CACHE_MAX:
+        _good.clear()
+        _good.add(b"")
+    _good.update(lasting[:PROPERTIES_CACHE_MAX])
     return None
 
 

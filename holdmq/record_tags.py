@@ -15,10 +15,13 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from holdmq.record_properties import unescape_tag
+from holdmq.record_properties import escaped_tag_of, unescape_tag
 
 TAG_CACHE_MAX: Final = 65_536
 """Tags whose hash is remembered per key level: a fleet's active topics, in about 10 MB."""
+PROPERTIES_CACHE_MAX: Final = 32_768
+"""Whole properties whose tag's hash is remembered: a device that publishes repeats them; about 8 MB."""
+_PER_MESSAGE: Final = b"UNIQ_KEY\x01"
 
 _HIGH: Final = 0xFFFFFFFF_00000000
 _LOW: Final = 0xFFFFFFFF
@@ -47,10 +50,11 @@ class TagCache:
     Tags are asked for as they stand in a record's properties (escaped): no work for a known one.
     """
 
-    __slots__ = ("_hashes", "key_levels", "known")
+    __slots__ = ("_by_properties", "_hashes", "key_levels", "known")
 
     def __init__(self, key_levels: int) -> None:
         self.key_levels = key_levels
+        self._by_properties: dict[bytes, int] = {}
         self._hashes: dict[bytes, int] = {}
         self.known = self._hashes.get
 
@@ -63,6 +67,27 @@ class TagCache:
                 self._hashes.clear()
             found = self._hashes[escaped] = tag_hash(unescape_tag(escaped), self.key_levels)
         return found
+
+    def hashes(self, properties: list[bytes]) -> list[int]:
+        """The hashes of the tags in encoded properties, one for each; 0 where there is no tag."""
+        known = self._by_properties.get
+        found = list(map(known, properties))
+        if None not in found:
+            return found  # type: ignore[return-value]
+        hashes: list[int] = []
+        for one, value in zip(properties, found, strict=True):
+            hashes.append(self._hash_in(one) if value is None else value)
+        return hashes
+
+    def _hash_in(self, properties: bytes) -> int:
+        escaped = escaped_tag_of(properties)
+        value = 0 if escaped is None else self.hash(escaped)
+        if _PER_MESSAGE not in properties:
+            # What comes once would only drive out what comes again.
+            if len(self._by_properties) >= PROPERTIES_CACHE_MAX:
+                self._by_properties.clear()
+            self._by_properties[properties] = value
+        return value
 
     def __len__(self) -> int:
         return len(self._hashes)

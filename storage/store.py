@@ -27,7 +27,7 @@ class Run:
     """The records of one queue inside a batch, in its order.
 
     `base_offset` (the first queue offset) and `hashes` (tag hashes, None = no record has a tag)
-    are filled by `MessageStore.append`.
+    are filled by `MessageStore.append`; `is_hashed`: the appender has filled in the hashes itself.
     """
 
     topic: str
@@ -36,6 +36,7 @@ class Run:
     key_levels: int = 1
     base_offset: int = -1
     hashes: Hashes | None = None
+    is_hashed: bool = False
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from holdmq.record import (
     tag_hash,
 )
 from holdmq.record_batch import (
-    FEW,
+    FEW_STAMPS,
     Ints,
     check_entries,
     decode_columns,
@@ -52,7 +52,7 @@ def a_batch(count: int) -> tuple[bytearray, Ints]:
     return bytearray(b"".join(records)), np.array([len(r) for r in records], np.int64)
 
 
-@pytest.mark.parametrize("count", [1, FEW, FEW + 1, 60])
+@pytest.mark.parametrize("count", [1, FEW_STAMPS, FEW_STAMPS + 1, 60])
 def test_a_stamped_batch_is_what_every_record_says(count: int) -> None:
     buffer, sizes = a_batch(count)
     starts = starts_of(sizes)
@@ -74,7 +74,7 @@ def test_a_stamped_batch_is_what_every_record_says(count: int) -> None:
         assert buffer[at : at + int(columns.properties_size[i])] == record.properties
 
 
-@pytest.mark.parametrize("count", [1, FEW, 60])
+@pytest.mark.parametrize("count", [1, FEW_STAMPS, 60])
 @pytest.mark.parametrize("key_levels", [1, 2])
 def test_hashes_and_tags_of_a_batch_are_those_of_its_records(count: int, key_levels: int) -> None:
     buffer, sizes = a_batch(count)
@@ -184,7 +184,7 @@ def test_the_first_bad_entry_of_a_produce_is_named(
 
 
 def test_every_flipped_byte_of_a_produce_is_refused() -> None:
-    for count in (2, FEW + 2):
+    for count in (2, FEW_STAMPS + 2):
         raw, sizes = encode_batch(b"devices", 3, [b"body"] * count, b"TAGS\x01a\x02", 5)
         for at in range(int(sizes[0]), int(sizes[0] * 2)):
             buffer = bytearray(raw)

@@ -1,0 +1,155 @@
+"""The records of a PRODUCE, one by one: may they be stored, and what properties have they?
+
+`record_batch` does the same for many at once by numpy, whose calls have a fixed cost. Compiled, this
+loop is the cheaper one at any size; interpreted only up to a few records. It reads with
+`librt.strings`, which mypyc turns into loads: two 32-bit fields that stand side by side are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+from zlib import crc32
+
+from librt.strings import read_i64_be
+
+from holdmq.record import (
+    BODY_LENGTH_AT,
+    IPV6_EXTRA,
+    MAGIC,
+    PHYSICAL_OFFSET_AT,
+    QUEUE_ID_AT,
+    QUEUE_OFFSET_AT,
+    STORE_MS_AT,
+    SYS_BORN_IPV6,
+    SYS_FLAG_AT,
+    SYS_KNOWN,
+    SYS_QOS,
+    SYS_STORE_ID,
+)
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+IS_COMPILED: Final = not __file__.endswith(".py")
+FEW: Final = 1 << 30 if IS_COMPILED else 8
+"""Up to this many records this loop is cheaper than numpy's calls (measured: compiled always)."""
+
+ClaimedRun = tuple[bytes, int, int]
+"""What a run of a batch claims of its records: topic, queue id, count."""
+
+WRONG_SIZE: Final = "its TotalSize is not its size in the batch"
+WRONG_END: Final = "its size is not repeated at its end"
+WRONG_MAGIC: Final = "its MagicCode is not HMQ1"
+WRONG_FLAGS: Final = "its SysFlag has bits without a meaning, or not 0x20 (StoreHost is the store id)"
+WRONG_BODY: Final = "its BodyLength does not fit its size"
+WRONG_TOPIC: Final = "its TopicLength does not fit its size"
+WRONG_PROPERTIES: Final = "its PropertiesLength does not fit its size"
+STAMPED: Final = "it is stamped already: offsets, store time, host and check must be zero"
+WRONG_CRC: Final = "its BodyCRC does not match its bytes"
+_WRONG_QUEUE: Final = "its QueueId is not its run's"
+_WRONG_NAME: Final = "its topic is not its run's"
+
+_U32: Final = 0xFFFFFFFF
+_UNKNOWN_FLAGS: Final = _U32 & ~SYS_KNOWN
+
+
+class BadEntry(NamedTuple):
+    """The first record of a batch that must be refused, and why."""
+
+    entry: int
+    reason: str
+
+
+def check_each(
+    data: bytes, sizes: list[int], runs: Sequence[ClaimedRun], properties: list[bytes]
+) -> BadEntry | None:
+    """As `record_batch.check_entries`, for records whose sizes are right; adds each one's properties.
+
+    The sizes lie between FIXED_SIZE and the largest record, and add up to the data and to the runs' counts.
+    """
+    start: i64 = 0
+    entry = 0
+    add = properties.append
+    for topic, queue_id, count in runs:
+        name = len(topic).to_bytes(1, "big") + topic
+        wanted_queue: i64 = queue_id
+        for size in sizes[entry : entry + count]:
+            end: i64 = start + size
+            reason = _problem(data, start, end, name, wanted_queue)
+            if reason:
+                if reason is _WRONG_QUEUE:
+                    reason = f"its QueueId is not {queue_id}, its run's"
+                elif reason is _WRONG_NAME:
+                    reason = f"its topic is not {topic.decode('utf-8', 'replace')!r}, its run's"
+                return BadEntry(entry, reason)
+            add(_properties(data, start, end, len(name)))
+            start = end
+            entry += 1
+    return None
+
+
+def _problem(data: bytes, start: i64, end: i64, name: bytes, queue_id: i64) -> str:
+    """What is wrong with one record; empty = nothing. `name` is the run's fields 17 and 18."""
+    size: i64 = end - start
+    head: i64 = read_i64_be(data, start)
+    if head >> 32 != size:
+        return WRONG_SIZE
+    tail: i64 = read_i64_be(data, end - 8)
+    if tail & _U32 != size:
+        return WRONG_END
+    if head & _U32 != MAGIC:
+        return WRONG_MAGIC
+    flags: i64 = read_i64_be(data, start + SYS_FLAG_AT - 4) & _U32
+    if flags & _UNKNOWN_FLAGS or not flags & SYS_STORE_ID or flags & SYS_QOS == SYS_QOS:
+        return WRONG_FLAGS
+    extra: i64 = IPV6_EXTRA if flags & SYS_BORN_IPV6 else 0
+    body_at: i64 = start + BODY_LENGTH_AT + extra
+    if body_at + 15 > end:
+        return WRONG_BODY
+    topic_at: i64 = body_at + 4 + (read_i64_be(data, body_at - 4) & _U32)
+    if topic_at + 11 > end:
+        return WRONG_BODY
+    properties_at: i64 = topic_at + 1 + data[topic_at]
+    if properties_at + 10 > end:
+        return WRONG_TOPIC
+    length: i64 = (data[properties_at] << 8) + data[properties_at + 1]
+    if properties_at + 10 + length != end:
+        return WRONG_PROPERTIES
+    store_at: i64 = start + STORE_MS_AT + extra
+    stamp: i64 = (
+        read_i64_be(data, start + QUEUE_OFFSET_AT)
+        | read_i64_be(data, start + PHYSICAL_OFFSET_AT)
+        | read_i64_be(data, store_at)
+        | read_i64_be(data, store_at + 8)
+        | tail >> 32
+    )
+    if stamp:
+        return STAMPED
+    sums: i64 = read_i64_be(data, start + 8)
+    if sums & _U32 != queue_id:
+        return _WRONG_QUEUE
+    if data[topic_at:properties_at] != name:
+        return _WRONG_NAME
+    return "" if crc32(data[start + QUEUE_ID_AT : end - 8]) == (sums >> 32) & _U32 else WRONG_CRC
+
+
+def each_properties(data: bytes, starts: list[int], sizes: list[int]) -> list[bytes]:
+    """The encoded properties of every record; the records are well-formed and begin at `starts`."""
+    found: list[bytes] = []
+    for begin, size in zip(starts, sizes, strict=True):
+        start: i64 = begin
+        extra: i64 = IPV6_EXTRA if data[start + SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0
+        body_at: i64 = start + BODY_LENGTH_AT + extra
+        body_size: i64 = read_i64_be(data, body_at - 4) & _U32
+        name_size: i64 = data[body_at + 4 + body_size]
+        found.append(_properties(data, start, start + size, name_size + 1))
+    return found
+
+
+def _properties(data: bytes, start: i64, end: i64, name_size: i64) -> bytes:
+    """The encoded properties of a well-formed record; `name_size` is that of fields 17 and 18."""
+    extra: i64 = IPV6_EXTRA if data[start + SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0
+    body_at: i64 = start + BODY_LENGTH_AT + extra
+    body_size: i64 = read_i64_be(data, body_at - 4) & _U32
+    return data[body_at + 4 + body_size + name_size + 2 : end - 8]
