@@ -25,6 +25,9 @@ CREATES_MAX: Final = 1_000
 """TOPIC_CREATEs waiting for the file; past it BUSY."""
 
 
+Required = Callable[[HoldMQError | None], None]
+
+
 class Topics(Part):
     """The topic table and its file. `on_change` is called after every change is durable."""
 
@@ -35,6 +38,7 @@ class Topics(Part):
         self._auto_create = auto_create
         self._thread = ThreadPoolExecutor(1, "topics")
         self._waiting: list[tuple[Request, TopicCreateRequest]] = []
+        self._required: list[tuple[Topic, Required]] = []
         self._writing: asyncio.Future[None] | None = None
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
@@ -69,6 +73,18 @@ class Topics(Part):
         if self._writing is None:
             self._write_next()
 
+    def require(self, name: str, queues: int, done: Required) -> None:
+        """Have a system topic, whatever topics_max says; an existing one stays as it is.
+
+        `done` gets None when it is durable, perhaps at once, or why it cannot be.
+        """
+        if self.table.get(name) is not None:
+            done(None)
+            return
+        self._required.append((Topic(name, queues, queues), done))
+        if self._writing is None:
+            self._write_next()
+
     def close(self) -> None:
         """Finish the write under way (blocking)."""
         self._thread.shutdown(wait=True)
@@ -87,23 +103,34 @@ class Topics(Part):
             if topic is not None:
                 adding[topic.name] = topic
             asked.append((request, header.topic))
+        required, self._required = self._required, []
+        for topic, _ in required:
+            if self.table.get(topic.name) is None:
+                adding.setdefault(topic.name, topic)
         if adding:
-            self._write(adding, asked)
+            self._write(adding, asked, required)
         else:
-            self._answer(asked)
+            self._answer(asked, required)
 
     def _plan(self, header: TopicCreateRequest, adding: int) -> Topic | None:
         if header.by_use and self.table.get(header.topic) is not None:
             return None
         return self.table.plan_create(header.topic, header.queues, header.key_levels, header.kind, adding)
 
-    def _answer(self, asked: list[tuple[Request, str]]) -> None:
+    def _answer(self, asked: list[tuple[Request, str]], required: list[tuple[Topic, Required]]) -> None:
         for request, name in asked:
             known = self.table.get(name)
             assert known is not None
             request.reply(TopicCreateResponse([known.row()]))
+        for _, have in required:
+            have(None)
 
-    def _write(self, adding: dict[str, Topic], asked: list[tuple[Request, str]]) -> None:
+    def _write(
+        self,
+        adding: dict[str, Topic],
+        asked: list[tuple[Request, str]],
+        required: list[tuple[Topic, Required]],
+    ) -> None:
         loop = asyncio.get_running_loop()
         content = self.table.content(adding)
         version = self.table.data_version + len(adding)
@@ -118,14 +145,16 @@ class Topics(Part):
             if error is None:
                 for topic in adding.values():
                     self.table.add(topic)
-                self._answer(asked)
+                self._answer(asked, required)
                 self.on_change()
             else:
                 if not isinstance(error, HoldMQError):
                     error = RemoteError(Code.SYSTEM_ERROR, f"topic.json could not be written: {error}")
                 for request, _ in asked:
                     request.refuse(error)
-            if self._waiting:
+                for _, have in required:
+                    have(error)
+            if (self._waiting or self._required) and self._writing is None:
                 self._write_next()
 
         future.add_done_callback(done)
