@@ -97,8 +97,8 @@ class RouteTable:
     that `topic`, `follow` or `ensure_topic` named. Callbacks (lists to append to; called on the
     loop, must not raise): `on_routes(topics)` after routes of these topics changed, `on_brokers()`
     after brokers came, went or moved, `on_up(link, connection, hello)` and `on_down(link, reason)`,
-    `on_push(link, request)` for what a broker sends by itself: whoever takes it returns True, the others
-    False; the table answers it.
+    `on_push(link, request)` for what a broker sends by itself: the first that returns True has taken it,
+    and the table answers it.
     """
 
     def __init__(
@@ -386,7 +386,7 @@ class RouteTable:
             self.refresh_soon()
 
         def pushed(request: Request) -> None:
-            if not any([callback(link, request) for callback in self.on_push]):
+            if not any(callback(link, request) for callback in self.on_push):
                 raise RemoteError(Code.UNKNOWN_REQUEST, f"nobody here takes request {request.command.code}")
             request.reply(Empty())
 
