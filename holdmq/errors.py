@@ -78,6 +78,7 @@ class Code(IntEnum):
     RECEIPT_UNKNOWN = 40
     MESSAGE_UNKNOWN = 41
     DELAY_INVALID = 42
+    ROW_CHANGED = 43
 
 
 class CodeInfo(NamedTuple):
@@ -131,6 +132,7 @@ CODES: Final[dict[Code, CodeInfo]] = {
     Code.RECEIPT_UNKNOWN: CodeInfo(False, "the delivery ended: its deadline passed or it was settled"),
     Code.MESSAGE_UNKNOWN: CodeInfo(False, "no such message: it never was, or retention removed it"),
     Code.DELAY_INVALID: CodeInfo(False, "a delay that this broker does not take"),
+    Code.ROW_CHANGED: CodeInfo(False, "the row has another version than the expected one: read it and decide again"),
 }
 
 
