@@ -427,7 +427,9 @@ class RouteTable:
         until = asyncio.get_running_loop().time() + TOLD_S
         new = {topic: dict(by_broker) for topic, by_broker in self._rows.items()}
         for t in rows(TopicRow, answer.header(TopicCreateResponse).topics):
-            row = RouteRow(t.topic, broker, t.read_queues, t.write_queues, t.perm, t.kind, t.key_levels)
+            row = RouteRow(
+                t.topic, broker, t.read_queues, t.write_queues, t.perm, t.kind, t.key_levels, t.order
+            )
             self._told[(t.topic, broker)] = (row, until)
             new.setdefault(t.topic, {})[broker] = row
         self._set_rows(new)

@@ -25,17 +25,26 @@ class Empty(Header):
 
 @dataclass(frozen=True, slots=True)
 class HelloRequest(Header):
-    """The first request of a connection. `role`: client, gateway, broker, console, stats."""
+    """The first request of a connection. `role`: client, gateway, broker, console, stats.
+
+    With an access key it is sent twice: `proof` is empty first, then what holdmq.wire.auth says.
+    """
 
     protocol_version: int
     role: str
     client_id: str
     software: str = ""
+    access_key: str = ""
+    nonce: bytes = b""
+    proof: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class HelloResponse(Header):
-    """Who answers. `store_id` and `log_epoch` are empty and 0 at a registry."""
+    """Who answers. `store_id` and `log_epoch` are empty and 0 at a registry.
+
+    `principal`: as whom the connection was admitted, "" = anonymous. `proof`: holdmq.wire.auth.
+    """
 
     protocol_version: int
     name: str
@@ -45,6 +54,8 @@ class HelloResponse(Header):
     log_epoch: int = 0
     record_max_bytes: int = 0
     frame_max_bytes: int = 0
+    principal: str = ""
+    proof: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +238,15 @@ class ReadRequest(Header):
 
 @dataclass(frozen=True, slots=True)
 class ReadResponse(Header):
-    """Body: records as they lie in the log. `position`: everything below it has been scanned."""
+    """Body: records as they lie in the log. `position`: everything below it has been scanned.
+
+    `is_late`: the records lie below `position`: a topic kept them while it was paused, and was resumed.
+    """
 
     position: int
     log_epoch: int
     records: int
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +260,11 @@ class ReadCloseRequest(Header):
 
 
 class TopicRow(NamedTuple):
-    """One topic's settings (topic.json)."""
+    """One topic's settings (topic.json).
+
+    Producers see the first `write_queues` queues, consumers the first `read_queues`, and the first
+    `stored_queues` exist (0 = as many as consumers see). `retention_ms` 0 = as long as the log.
+    """
 
     topic: str
     read_queues: int
@@ -254,6 +273,11 @@ class TopicRow(NamedTuple):
     kind: str
     key_levels: int
     order: bool
+    filter_type: str = "tag"
+    sys_flag: int = 0
+    retention_ms: int = 0
+    is_paused: bool = False
+    stored_queues: int = 0
 
 
 class TopicStats(NamedTuple):
@@ -273,7 +297,8 @@ class TopicCreateRequest(Header):
 
     `queues` 0 = the broker's topic_queues_default. `by_use`: created because somebody uses
     it, which auto_create_topics must allow (TOPIC_UNKNOWN if not); an existing topic is then
-    answered as it is, whatever its settings.
+    answered as it is, whatever its settings. `kind`: log, table or temporary; a name that ends
+    in #tmp is temporary. `perm` is the sum of 4 read, 2 write, 1 inherit; `retention_ms` 0 = as the log.
     """
 
     topic: str
@@ -281,6 +306,9 @@ class TopicCreateRequest(Header):
     key_levels: int = 1
     kind: str = "log"
     by_use: bool = False
+    perm: int = 6
+    order: bool = False
+    retention_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +428,7 @@ class BrokerUnregisterRequest(Header):
 
 
 class RouteRow(NamedTuple):
-    """A topic's queues on one broker."""
+    """A topic's queues on one broker. `order`: its keys stay with their queues, whoever is absent."""
 
     topic: str
     broker: str
@@ -409,22 +437,70 @@ class RouteRow(NamedTuple):
     perm: int
     kind: str
     key_levels: int
+    order: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RouteGetRequest(Header):
-    """Routes of these topics, or of all when None."""
+    """Routes of these topics, or of all when None.
+
+    `known_version`: the version of an earlier answer for the same topics. While nothing that the answer would
+    hold has changed since, the request is held up to `hold_ms` and then answered `unchanged`; a connection
+    holds one such request, a newer one ends it. `after`: the page that follows this topic; see
+    RouteGetResponse.
+    """
+
+    topics: list[str] | None = None
+    known_version: int | None = None
+    hold_ms: int = 0
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteGetResponse(Header):
+    """Rows are RouteRow and BrokerRow. `version` rises with every change of any table.
+
+    Topics come in the order of their names. `next_after` not "": more follow, ask again with it as `after`;
+    pages whose `version` is the same are of one moment. `unchanged`: as of `known_version`, and without rows.
+    """
+
+    routes: list[RouteRow]
+    brokers: list[BrokerRow]
+    version: int
+    next_after: str = ""
+    unchanged: bool = False
+
+
+class OrderRow(NamedTuple):
+    """Brokers of an ordered topic, and the queues of each."""
+
+    topic: str
+    queues: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderGetRequest(Header):
+    """Ordered topics as this registry keeps them: these, or all when None."""
 
     topics: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class RouteGetResponse(Header):
-    """Rows are RouteRow and BrokerRow. `version` rises with every change of any table."""
+class OrderGetResponse(Header):
+    """Rows are OrderRow, by topic; topics that are not ordered are left out."""
 
-    routes: list[RouteRow]
-    brokers: list[BrokerRow]
-    version: int
+    topics: list[OrderRow]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderSetRequest(Header):
+    """Make a topic ordered at exactly these brokers (name → queues); {} = not ordered any more.
+
+    Answered when it is in the registry's file. A broker that is registered must have the topic.
+    """
+
+    topic: str
+    queues: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,5 +273,6 @@ def _check(row: BrokerRow, topics: Sequence[TopicRow]) -> dict[str, RouteRow]:
             topic.perm,
             topic.kind,
             topic.key_levels,
+            topic.order,
         )
     return routes

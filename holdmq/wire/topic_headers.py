@@ -1,0 +1,82 @@
+"""Typed headers of topic administration: settings, growth, safe removal, pause.
+
+The highest queues of a topic are removed in three steps, each refused with TOPIC_IN_USE and the
+reason while its condition fails::
+
+    HIDE_FROM_PRODUCERS   routes do not show them to producers any more; what is still sent there by an
+                          old route is taken for a while
+    HIDE_FROM_CONSUMERS   every group has consumed them, and old routes have had their time
+    DELETE                nobody sees them: what they hold is given up, for good
+
+A topic goes the same way, with no queue left, and then by TOPIC_DELETE. Source: broker.md, Topics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from holdmq.wire.header import Header
+
+HIDE_FROM_PRODUCERS: Final = "hide_from_producers"
+HIDE_FROM_CONSUMERS: Final = "hide_from_consumers"
+DELETE: Final = "delete"
+STEPS: Final = (HIDE_FROM_PRODUCERS, HIDE_FROM_CONSUMERS, DELETE)
+
+PERM_INHERIT: Final = 1
+PERM_WRITE: Final = 2
+PERM_READ: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TopicUpdateRequest(Header):
+    """Change settings of a topic; None leaves one as it is. `retention_ms` 0 = as long as the log.
+
+    Answered with TopicCreateResponse, durable in topic.json, like every request of this page.
+    """
+
+    topic: str
+    perm: int | None = None
+    order: bool | None = None
+    retention_ms: int | None = None
+    filter_type: str | None = None
+    sys_flag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicGrowRequest(Header):
+    """Give a topic `queues` queues here, more than it has now; hidden ones are shown again.
+
+    A topic with `order` grows only when every group has consumed all of it (TOPIC_IN_USE).
+    """
+
+    topic: str
+    queues: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesRemoveRequest(Header):
+    """One step of removing the queues from `queues` on; see the module. A repeated step changes nothing."""
+
+    topic: str
+    queues: int
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeleteRequest(Header):
+    """Remove a topic that is hidden from consumers, or with `force` at once, whoever uses it.
+
+    Answered without rows once everything that it held is given up durably.
+    """
+
+    topic: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPauseRequest(Header):
+    """Pause (`pause` True) or resume a topic: while paused it takes and keeps, and delivers nothing."""
+
+    topic: str
+    pause: bool
