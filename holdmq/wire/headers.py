@@ -428,7 +428,10 @@ class BrokerUnregisterRequest(Header):
 
 
 class RouteRow(NamedTuple):
-    """A topic's queues on one broker. `order`: its keys stay with their queues, whoever is absent."""
+    """A topic's queues on one broker.
+
+    `order`: its keys stay with their queues, whoever is absent. `is_paused`: it accepts and delivers nothing.
+    """
 
     topic: str
     broker: str
@@ -437,7 +440,8 @@ class RouteRow(NamedTuple):
     perm: int
     kind: str
     key_levels: int
-    order: bool
+    order: bool = False
+    is_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
