@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from holdmq.errors import StorageError
 from holdmq.record_batch import Hashes, Ints, starts_of
+from storage.lookups import MessageIndex, TableStore
 
 TAIL_READ_BYTES: Final = 8 << 20
 """What one `tail` call gives at most: more than any answer carries."""
@@ -249,6 +250,14 @@ class MessageStore(Protocol):
         at the position; its `resume_at` is the next record that is whole. Raises BehindError when
         retention has passed it; `resume_at` is then the log's first position.
         """
+
+    @property
+    def tables(self) -> TableStore | None:
+        """The newest values by key of topics that are tables; None = this store keeps none."""
+
+    @property
+    def index(self) -> MessageIndex:
+        """Searches by key, id and time, and backwards."""
 
     def backlog(self) -> Backlog:
         """What waits for the writer thread; the caller answers BUSY by it."""

@@ -30,6 +30,7 @@ from storage.log.core.hash_index import (
     link,
 )
 from storage.log.core.names import name_of, offsets_of
+from storage.lookups import LOG_END
 from storage.store import Batch
 
 SLOTS: Final = 1 << 20
@@ -298,8 +299,16 @@ class KeyIndex:
 
     # Searching
 
-    def find(self, hash_: int, begin_ms: int, end_ms: int, max_count: int) -> Found:
-        """Records whose key has this hash, stored from `begin_ms` to `end_ms`, included. Blocking."""
+    @property
+    def searchable_position(self) -> int:
+        """What lies below this log position is in the files, where `find` sees it."""
+        return self._written_end
+
+    def find(self, hash_: int, begin_ms: int, end_ms: int, max_count: int, before: int = LOG_END) -> Found:
+        """Records whose key has this hash, stored from `begin_ms` to `end_ms`, included. Blocking.
+
+        Only those below the log position `before`.
+        """
         positions: list[int] = []
         is_complete = not self._pending and self.position == self._offered_end
         newer_ms = -1
@@ -307,16 +316,18 @@ class KeyIndex:
             # Store times never decrease: the next file's first is at or behind this one's last.
             if (newer_ms >= 0 and newer_ms < begin_ms) or len(positions) >= max_count:
                 break
-            if current.first_ms <= end_ms and current.entries:
+            if current.first_ms <= end_ms and current.first < before and current.entries:
                 wanted = max_count - len(positions)
-                found = self._find_in(current, hash_, begin_ms, end_ms, wanted)
+                found = self._find_in(current, hash_, begin_ms, end_ms, wanted, before)
                 positions += found.positions
                 is_complete = is_complete and found.is_complete
             if current.entries:
                 newer_ms = current.first_ms
         return Found(positions, is_complete)
 
-    def _find_in(self, current: _File, hash_: int, begin_ms: int, end_ms: int, max_count: int) -> Found:
+    def _find_in(
+        self, current: _File, hash_: int, begin_ms: int, end_ms: int, max_count: int, below: int
+    ) -> Found:
         slots = current.slots
         slot = hash_ % current.slots_count
         positions: list[int] = []
@@ -339,8 +350,9 @@ class KeyIndex:
                 store_ms = current.first_ms + int(entry["seconds"]) * 1000
                 if store_ms + 999 < begin_ms:
                     return Found(positions, True)
-                if int(entry["hash"]) == hash_ and store_ms <= end_ms:
-                    positions.append(int(entry["position"]))
+                position = int(entry["position"])
+                if int(entry["hash"]) == hash_ and store_ms <= end_ms and position < below:
+                    positions.append(position)
                 before = int(entry["before"])
                 if before >= number:
                     return Found(positions, False)  # no chain goes forward: the file is damaged

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from typing import Final, NamedTuple
 
 from holdmq.disk import Disk
@@ -18,6 +17,7 @@ from storage.log.core.queues import Queue
 from storage.log.key_index import KeyIndex
 from storage.log.segments import Segments
 from storage.log.times import Times
+from storage.lookups import LATEST_MS, LOG_END, Located, Matches, Place
 from storage.store import Batch
 
 RESULTS_MAX: Final = 1_000
@@ -26,36 +26,14 @@ BYTES_MAX: Final = 64 << 20
 """Bytes of one answer: 16 of the largest messages by default, far more than a page of usual ones."""
 CANDIDATES_MAX: Final = 4_096
 """Index entries looked at per answer: 32-bit hashes collide, and each candidate costs a read."""
-END_MS: Final = (1 << 63) - 1
 
 
-class Place(Enum):
-    """What a message id names."""
+class _Span(NamedTuple):
+    """Stored from `begin_ms` to `end_ms`, included, below the log position `before`."""
 
-    FOUND = "the message is here"
-    OTHER_STORE = "the id is another store's"
-    GONE = "retention has passed it"
-    AHEAD = "the log has not come so far"
-    NO_RECORD = "no record begins there"
-    CORRUPT = "the record is damaged"
-
-
-class Located(NamedTuple):
-    """The answer for a message id: `record` when FOUND; else `reason` says it in a sentence."""
-
-    place: Place
-    record: Record | None
-    reason: str
-
-
-class Matches(NamedTuple):
-    """Records with a key, newest first. `is_complete`: there are no more.
-
-    What was confirmed within the last flush interval may still be missing.
-    """
-
-    records: list[Record]
-    is_complete: bool
+    begin_ms: int
+    end_ms: int
+    before: int
 
 
 class Index:
@@ -83,17 +61,43 @@ class Index:
         self._backwards = BackwardReader(disk, segments)
         self._times = Times(disk, segments, files)
 
+    @property
+    def indexed_position(self) -> int:
+        """Messages below this log position are found by their keys and ids; never waits."""
+        return self.keys.searchable_position
+
     def by_key(
-        self, topic: str, key: str, begin_ms: int = 0, end_ms: int = END_MS, max_count: int = 64
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int = 0,
+        end_ms: int = LATEST_MS,
+        max_count: int = 64,
+        *,
+        before: int = LOG_END,
+        max_bytes: int = BYTES_MAX,
     ) -> Matches:
-        """Messages of a topic with this key (KEYS), stored in [begin_ms, end_ms], newest first."""
-        return self._matching(KEY, topic, key, begin_ms, end_ms, max_count)
+        """Messages of a topic with this key (KEYS), newest first; at least one if there is one.
+
+        Stored in [begin_ms, end_ms], below the log position `before`.
+        """
+        span = _Span(begin_ms, end_ms, before)
+        return self._matching(KEY, topic, key, span, max_count, max_bytes)
 
     def by_unique_id(
-        self, topic: str, unique_id: str, begin_ms: int = 0, end_ms: int = END_MS, max_count: int = 64
+        self,
+        topic: str,
+        unique_id: str,
+        begin_ms: int = 0,
+        end_ms: int = LATEST_MS,
+        max_count: int = 64,
+        *,
+        before: int = LOG_END,
+        max_bytes: int = BYTES_MAX,
     ) -> Matches:
         """Messages of a topic with the producer's own id (UNIQ_KEY), as `by_key`: more than one = resent."""
-        return self._matching(UNIQUE, topic, unique_id, begin_ms, end_ms, max_count)
+        span = _Span(begin_ms, end_ms, before)
+        return self._matching(UNIQUE, topic, unique_id, span, max_count, max_bytes)
 
     def offset_at(self, topic: str, queue_id: int, store_ms: int) -> int:
         """The first offset of a queue stored at `store_ms` or later; its end when there is none."""
@@ -174,7 +178,7 @@ class Index:
         return Located(place, None, f"message {message_id}: {place.value}; {detail}")
 
     def _matching(
-        self, marker: bytes, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int
+        self, marker: bytes, topic: str, key: str, span: _Span, max_count: int, max_bytes: int
     ) -> Matches:
         name = marker[:-1].decode()
         escaped = encode_properties([(name, key)])[len(marker) : -1]
@@ -182,12 +186,13 @@ class Index:
         records: list[Record] = []
         size = 0
         try:
-            found = self.keys.find(hash_of(marker, topic.encode(), escaped), begin_ms, end_ms, CANDIDATES_MAX)
+            hash_ = hash_of(marker, topic.encode(), escaped)
+            found = self.keys.find(hash_, span.begin_ms, span.end_ms, CANDIDATES_MAX, span.before)
             for position in found.positions:
-                if len(records) >= max_count or size >= BYTES_MAX:
+                if len(records) >= max_count or size >= min(max_bytes, BYTES_MAX):
                     return Matches(records, False)
                 record = self._record(position)
-                if record is not None and _has(record, marker, topic, escaped, begin_ms, end_ms):
+                if record is not None and _has(record, marker, topic, escaped, span):
                     records.append(record)
                     size += record.total_size
         except OSError as error:
@@ -229,10 +234,10 @@ def _in_memory(queue: Queue) -> dict[int, int]:
     }
 
 
-def _has(record: Record, marker: bytes, topic: str, escaped: bytes, begin_ms: int, end_ms: int) -> bool:
+def _has(record: Record, marker: bytes, topic: str, escaped: bytes, span: _Span) -> bool:
     properties = record.properties
     return (
-        begin_ms <= record.store_ms <= end_ms
+        span.begin_ms <= record.store_ms <= span.end_ms
         and record.topic == topic.encode()
         and (marker, escaped) in keys_in(properties, 0, len(properties))
     )

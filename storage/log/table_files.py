@@ -27,8 +27,9 @@ from holdmq.atomic_file import AtomicFile
 from holdmq.disk import Disk
 from holdmq.errors import StorageError, StoreFormatError, StoreFullError, StoreReadOnlyError
 from storage.log.core.names import name_of
-from storage.log.core.tables import Change, Row, decode_row, encode_row, row_key, scan_prefix
+from storage.log.core.tables import decode_row, encode_row, row_key, scan_prefix
 from storage.log.failures import FULL_HINT, READ_ONLY_HINT
+from storage.lookups import Change, Row
 
 MAP_BYTES: Final = 64 << 20
 """The database's first size limit; it is doubled whenever it is reached, and disk is used as needed."""
@@ -187,18 +188,26 @@ class TableFiles:
                 raise failure_of(error, "get", self._current) from error
         return None if raw is None else decode_row(topic, row_key_, raw)
 
-    def get_many(self, topic: str, keys: Sequence[bytes]) -> list[Row | None]:
-        """The rows of keys, as they were at one moment."""
+    def get_many(self, topic: str, keys: Sequence[bytes], max_bytes: int | None = None) -> list[Row | None]:
+        """The rows of keys, as they were at one moment; the first ones that fit `max_bytes`, but one."""
         row_keys = [row_key(topic, key) for key in keys]
         with self._reading() as env:
             try:
                 with env.begin() as txn:
-                    found = [txn.get(row_key_) for row_key_ in row_keys]
+                    found: list[bytes | None] = []
+                    left = max_bytes
+                    for row_key_ in row_keys:
+                        raw = txn.get(row_key_)
+                        if left is not None and raw is not None:
+                            if found and len(raw) > left:
+                                break
+                            left -= len(raw)
+                        found.append(raw)
             except lmdb.Error as error:
                 raise failure_of(error, "get", self._current) from error
         return [
             None if raw is None else decode_row(topic, row_key_, raw)
-            for row_key_, raw in zip(row_keys, found, strict=True)
+            for row_key_, raw in zip(row_keys, found, strict=False)
         ]
 
     def scan(

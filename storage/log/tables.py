@@ -19,10 +19,11 @@ from holdmq.errors import Code, RecordError, StorageError
 from holdmq.topics import is_temporary
 from storage.log.core.delayed import sizes_of
 from storage.log.core.epochs import Epochs
-from storage.log.core.tables import Change, Row, changes_in, table_record
+from storage.log.core.tables import changes_in, table_record
 from storage.log.failures import thread_failure, write_failure
 from storage.log.follower import Followed, Follower
 from storage.log.table_files import Applied, TableFiles
+from storage.lookups import Change, Changed, Page, Reached, Row
 from storage.store import Appended, Batch, Run
 
 APPLY_BYTES: Final = 32 << 20
@@ -37,17 +38,8 @@ RETRY_S: Final = 1.0
 """Wait after a full disk."""
 
 T = TypeVar("T")
-Changed = Callable[[list[Change]], object]
-Reached = Callable[[StorageError | None], object]
 
 log = structlog.get_logger("holdmq.storage")
-
-
-class Page(NamedTuple):
-    """A part of a scan. `next_after`: ask again behind this key; None = that was all."""
-
-    rows: list[Row]
-    next_after: str | None
 
 
 class _Watch(NamedTuple):
@@ -99,28 +91,50 @@ class Tables:
     # Called on the loop
 
     def put(
-        self, topic: str, key: str, value: bytes, done: Appended, queue_id: int = 0, born_ms: int = 0
-    ) -> None:
+        self,
+        topic: str,
+        key: str,
+        value: bytes,
+        done: Appended,
+        queue_id: int = 0,
+        born_ms: int = 0,
+        unique_id: str = "",
+    ) -> Batch:
         """Store a key's value; `done` as of `MessageStore.append`, which is before the table shows it.
 
         Who must read what it wrote waits with `wait_applied(batch.end, …)`. Raises RecordError for a
         key that is empty or too long, and for a topic that is no table.
         """
-        self._change(topic, key, value, done, queue_id, born_ms)
+        return self._change(topic, key, value, done, queue_id, born_ms, unique_id)
 
-    def delete(self, topic: str, key: str, done: Appended, queue_id: int = 0, born_ms: int = 0) -> None:
+    def delete(
+        self,
+        topic: str,
+        key: str,
+        done: Appended,
+        queue_id: int = 0,
+        born_ms: int = 0,
+        unique_id: str = "",
+    ) -> Batch:
         """Take a key's value away; otherwise as `put`."""
-        self._change(topic, key, None, done, queue_id, born_ms)
+        return self._change(topic, key, None, done, queue_id, born_ms, unique_id)
 
     def _change(
-        self, topic: str, key: str, value: bytes | None, done: Appended, queue_id: int, born_ms: int
-    ) -> None:
+        self,
+        topic: str,
+        key: str,
+        value: bytes | None,
+        done: Appended,
+        queue_id: int,
+        born_ms: int,
+        unique_id: str,
+    ) -> Batch:
         if is_temporary(topic) or not self._is_table(topic):
             raise RecordError(f"topic {topic} is no table", Code.TOPIC_INVALID)
-        record = table_record(topic, queue_id, key, value, born_ms)
-        self._append(
-            Batch(memoryview(bytearray(record)), sizes_of([record]), [Run(topic, queue_id, 1)]), done
-        )
+        record = table_record(topic, queue_id, key, value, born_ms, unique_id)
+        batch = Batch(memoryview(bytearray(record)), sizes_of([record]), [Run(topic, queue_id, 1)])
+        self._append(batch, done)
+        return batch
 
     def watch(self, topic: str, prefix: str, changed: Changed) -> Callable[[], None]:
         """Call `changed` on the loop with changes of keys that begin with `prefix`; returns what ends it.
@@ -166,9 +180,12 @@ class Tables:
         """The row of a key; None = it has no value. Raises StorageError."""
         return self._files.get(topic, key.encode())
 
-    def get_many(self, topic: str, keys: Sequence[str]) -> list[Row | None]:
-        """The rows of keys, in their order, all as they were at one moment. Raises StorageError."""
-        return self._files.get_many(topic, [key.encode() for key in keys])
+    def get_many(self, topic: str, keys: Sequence[str], max_bytes: int | None = None) -> list[Row | None]:
+        """The rows of keys, in their order, all as they were at one moment. Raises StorageError.
+
+        Only the first ones when their values together exceed `max_bytes`, but always one.
+        """
+        return self._files.get_many(topic, [key.encode() for key in keys], max_bytes)
 
     def scan(
         self,

@@ -16,7 +16,7 @@ Source: storage.md, Tables.
 from __future__ import annotations
 
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 import xxhash
 
@@ -24,6 +24,7 @@ from holdmq.errors import Code, RecordError
 from holdmq.record import encode_properties, encode_record
 from holdmq.record_batch import decode_columns
 from holdmq.record_properties import unescape_tag
+from storage.lookups import Change, Row
 from storage.store import Batch
 
 KEY_BYTES_MAX: Final = 32 << 10
@@ -32,23 +33,6 @@ PLAIN_KEY_MAX: Final = 367
 """LMDB's 511 bytes less a topic (127), the zero behind it, and a hash (16)."""
 
 _HEAD: Final = Struct(">QH")
-
-
-class Row(NamedTuple):
-    """A key and what it has; `version` rises with every change of the key."""
-
-    key: str
-    value: bytes
-    version: int
-
-
-class Change(NamedTuple):
-    """A key that was put, or deleted (`value` None), by the record at log position `version`."""
-
-    topic: str
-    key: bytes
-    value: bytes | None
-    version: int
 
 
 def row_key(topic: str, key: bytes) -> bytes:
@@ -78,12 +62,16 @@ def decode_row(topic: str, row_key_: bytes, raw: bytes) -> Row:
     return Row(key.decode(), raw[end:], version)
 
 
-def table_record(topic: str, queue_id: int, key: str, value: bytes | None, born_ms: int) -> bytes:
+def table_record(
+    topic: str, queue_id: int, key: str, value: bytes | None, born_ms: int, unique_id: str = ""
+) -> bytes:
     """The record that puts a value, or deletes the key (None). RecordError for a key that is none."""
     raw = key.encode()
     if not 0 < len(raw) <= KEY_BYTES_MAX:
         raise RecordError(f"a key of {len(raw)} bytes: 1 to {KEY_BYTES_MAX} are allowed", Code.LIMIT_EXCEEDED)
     pairs = [("KEYS", key)] if value is not None else [("KEYS", key), ("DELETED", "")]
+    if unique_id:
+        pairs.append(("UNIQ_KEY", unique_id))
     return encode_record(topic.encode(), queue_id, value or b"", encode_properties(pairs), born_ms)
 
 

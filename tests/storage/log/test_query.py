@@ -20,8 +20,8 @@ from storage.log import key_index, query
 from storage.log.core.hash_index import KEY, hash_of
 from storage.log.core.names import offsets_of
 from storage.log.offline import OfflineStore
-from storage.log.query import END_MS, Place
 from storage.log.repair import truncate
+from storage.lookups import LATEST_MS, LOG_END, Place
 from storage.store import Batch, Run
 
 MakeDriver = Callable[..., Any]
@@ -60,6 +60,24 @@ def caught_up(d: Any) -> None:
 
 def positions(matches: Any) -> list[int]:
     return [record.physical_offset for record in matches.records]
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_key_s_messages_are_paged_by_position_though_they_share_a_store_time(driver: MakeDriver) -> None:
+    d = driver().open()
+    wanted = [keyed(d, "k") for _ in range(25)]
+    caught_up(d)
+    assert d.store.index.indexed_position == d.store.confirmed_position
+    found, before = [], LOG_END
+    while True:
+        page = d.store.index.by_key("devices", "k", max_count=4, before=before)
+        found += positions(page)
+        if page.is_complete:
+            break
+        before = found[-1]
+    assert found == wanted[::-1]
+    one = d.store.index.by_key("devices", "k", before=wanted[3], max_bytes=1)
+    assert (positions(one), one.is_complete) == ([wanted[2]], False)
 
 
 @pytest.mark.usefixtures("small_files")
@@ -165,7 +183,7 @@ def test_what_a_repair_cuts_off_leaves_the_index_too(driver: MakeDriver, tmp_pat
     assert positions(d.store.index.by_key("devices", "other")) == wanted[13:14]
     assert d.store.numbers()["key_index_rebuilds_total"] == 0
     hash_ = hash_of(KEY, b"devices", b"k")
-    assert d.store.index.keys.find(hash_, 0, END_MS, 100).positions == wanted[12::-1], "nothing stale"
+    assert d.store.index.keys.find(hash_, 0, LATEST_MS, 100).positions == wanted[12::-1], "nothing stale"
 
 
 @pytest.mark.usefixtures("small_files")

@@ -23,9 +23,9 @@ from holdmq.config import StorageSection
 from holdmq.errors import RecordError, StorageError
 from holdmq.record import encode_record
 from storage.log import table_files, tables
-from storage.log.core.tables import Change
 from storage.log.store import LogStore, open_store
 from storage.log.timer import Delayed
+from storage.lookups import Change
 
 T = "%T"
 MIB = 1 << 20
@@ -133,6 +133,22 @@ def test_the_newest_value_counts_and_a_deleted_key_has_none(t: Tabled) -> None:
     assert row.version > first
     assert t.content() == {"a": b"4", "b": b""}
     assert t.tables.get("%T2", "a") is None
+
+
+def test_many_rows_are_cut_where_their_values_exceed_the_bound_but_one_always_comes(t: Tabled) -> None:
+    t.put([(key, bytes(100)) for key in "abc"])
+    assert [row and row.key for row in t.tables.get_many(T, ["a", "x", "b", "c"], 220)] == ["a", None, "b"]
+    assert len(t.tables.get_many(T, ["a", "b"], 1)) == 1
+
+
+def test_a_row_s_record_is_found_by_the_id_of_who_put_it(t: Tabled) -> None:
+    batch = t.tables.put(T, "a", b"1", t.done, 0, 0, "put-1")
+    assert batch.position == 0
+    t.pump(lambda: t.store.index.indexed_position == batch.end)
+    (record,) = t.store.index.by_unique_id(T, "put-1").records
+    assert (record.physical_offset, record.body) == (0, b"1")
+    t.applied()
+    assert t.content() == {"a": b"1"}
 
 
 KEYS = st.one_of(st.text("ab/", min_size=1, max_size=4), st.sampled_from(["k" * 367 + c for c in "xyz"]))

@@ -12,8 +12,6 @@ from holdmq.record import encode_record
 from storage.log.core.tables import (
     KEY_BYTES_MAX,
     PLAIN_KEY_MAX,
-    Change,
-    Row,
     changes_in,
     decode_row,
     encode_row,
@@ -21,6 +19,7 @@ from storage.log.core.tables import (
     scan_prefix,
     table_record,
 )
+from storage.lookups import Change, Row
 from storage.store import Batch, Run
 
 LONG = "k" * PLAIN_KEY_MAX
