@@ -20,7 +20,15 @@ from __future__ import annotations
 import ipaddress
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+)
 
 from holdmq.errors import ConfigError
 
@@ -61,6 +69,12 @@ class RegistrySection(Section):
     )
     broker_expiry_s: float = Field(
         120, gt=0, le=86400, description="Silence after which a broker is dropped: four lost registrations."
+    )
+    data_dir: str = Field(
+        "holdmq-data/registry", min_length=1, description="Directory of orderTopic.json, the ordered topics."
+    )
+    accept_backup: bool = Field(
+        False, description="Start with orderTopic.json.bak when the file itself is missing or damaged."
     )
 
 
@@ -356,6 +370,38 @@ class StatsSection(Section):
     )
 
 
+class SecuritySection(Section):
+    """Who may use the RPC of registry and broker, and TLS on it."""
+
+    allow_anonymous: bool | None = Field(
+        None,
+        description="Admit connections without credentials, to everything; unset = only while the listener "
+        "is on a loopback address and neither keys_file nor tls_client_ca is set.",
+    )
+    keys_file: str = Field(
+        "", description="TOML file of access keys (holdmq key create); empty = there are none."
+    )
+    tls_cert: str = Field(
+        "", description="PEM file of the listeners' certificate and its chain; empty = no TLS."
+    )
+    tls_key: str = Field("", description="PEM file of the key of tls_cert, readable by its owner only.")
+    tls_client_ca: str = Field(
+        "",
+        description="PEM file of the authorities that sign clients' certificates; empty = none is asked for.",
+    )
+    require_client_certificate: bool = Field(
+        False, description="Refuse TLS without a client certificate, whatever access key there is."
+    )
+    certificate_roles: list[str] = Field(
+        [],
+        description="Roles (client, service, admin) of client certificates that no entry of keys_file names; "
+        "empty = they admit nobody, so that each is named on purpose.",
+    )
+    reload_interval_s: float = Field(
+        5, gt=0, le=3600, description="How often the files are looked at for changes; SIGHUP does it at once."
+    )
+
+
 class ConsoleSection(Section):
     """The web console and its HTTP API."""
 
@@ -415,6 +461,27 @@ class ClientSection(Section):
         [],
         description="host:port of every registry; empty = the address in [registry], right on one machine.",
     )
+    access_key: str = Field("", description="Name of the access key to show; empty = none.")
+    secret: SecretStr | None = Field(
+        None, description="Secret of access_key; better in a file, as others may see the command line."
+    )
+    secret_file: str = Field(
+        "",
+        description="File with the secret of access_key, readable by its owner only; read for each connection "
+        "anew.",
+    )
+    tls: bool = Field(
+        False, description="Use TLS with the system's authorities; on by itself when another tls_ key is set."
+    )
+    tls_ca: str = Field(
+        "",
+        description="PEM file of the authorities that may sign servers' certificates; empty = the system's.",
+    )
+    tls_cert: str = Field("", description="PEM file of the client certificate to show; empty = none.")
+    tls_key: str = Field("", description="PEM file of the key of tls_cert, readable by its owner only.")
+    tls_server_name: str = Field(
+        "", description="Name to look for in servers' certificates; empty = the host that is connected to."
+    )
 
 
 class Config(BaseModel):
@@ -429,6 +496,7 @@ class Config(BaseModel):
     gateway: GatewaySection = GatewaySection()
     stats: StatsSection = StatsSection()
     console: ConsoleSection = ConsoleSection()
+    security: SecuritySection = SecuritySection()
     log: LogSection = LogSection()
     client: ClientSection = ClientSection()
 
@@ -447,6 +515,40 @@ class Config(BaseModel):
         """Return the value of ``section.key``, which must be a known key."""
         section, _, name = key.partition(".")
         return getattr(getattr(self, section), name)
+
+    def rpc_anonymous_allowed(self, section: Literal["registry", "broker"]) -> bool:
+        """Return whether the RPC of a registry or broker admits connections without credentials.
+
+        Raises ConfigError when keys of [security] do not go together, nobody could connect, or it would
+        listen beyond loopback without credentials and without an explicit choice.
+        """
+        security = self.security
+        bind: str = self.value_of(f"{section}.bind")
+        if bool(security.tls_cert) != bool(security.tls_key):
+            raise ConfigError("security.tls_cert and security.tls_key belong together: set both or none")
+        if (security.tls_client_ca or security.require_client_certificate) and not security.tls_cert:
+            raise ConfigError("security.tls_client_ca needs TLS: set security.tls_cert and security.tls_key")
+        if security.require_client_certificate and not security.tls_client_ca:
+            raise ConfigError(
+                "security.require_client_certificate needs security.tls_client_ca to check them"
+            )
+        has_credentials = bool(security.keys_file or security.tls_client_ca)
+        if security.allow_anonymous is not None:
+            if not security.allow_anonymous and not has_credentials:
+                raise ConfigError(
+                    "security.allow_anonymous is false, but nobody could connect: set security.keys_file, "
+                    "security.tls_client_ca or both"
+                )
+            return security.allow_anonymous
+        if has_credentials:
+            return False
+        if is_loopback(bind):
+            return True
+        raise ConfigError(
+            f"{section}.bind is {bind}, which other machines can reach, but there are no credentials; set "
+            "security.keys_file (holdmq key create) or security.tls_client_ca, or set security.allow_anonymous "
+            "to true to give everything to everybody who can reach the port"
+        )
 
     def registries(self) -> list[str]:
         """Return ``host:port`` of every registry, never empty."""

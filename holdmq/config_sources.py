@@ -111,7 +111,7 @@ def _fields() -> dict[str, FieldInfo]:
 
 def _type_name(field: FieldInfo) -> str:
     annotation = field.annotation
-    shown = str(annotation)
+    shown = str(annotation).replace("pydantic.types.SecretStr", "secret")
     if "Literal" in shown:
         return " | ".join(get_args(annotation))
     if isinstance(annotation, type) and not get_args(annotation):
@@ -172,9 +172,9 @@ def _checked(item: _Given, field: FieldInfo) -> Any:
         return kind.validate_python(value, strict=not item.text)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
+        given = "(not shown)" if "Secret" in str(annotation) else json.dumps(item.value, default=str)
         raise ConfigError(
-            f'the value {json.dumps(item.value, default=str)} of "{item.key}" in {item.source} is wrong: '
-            f"{message[0].lower()}{message[1:]}"
+            f'the value {given} of "{item.key}" in {item.source} is wrong: {message[0].lower()}{message[1:]}'
         ) from error
 
 

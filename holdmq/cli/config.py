@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import typer
+from pydantic import SecretStr
 from rich.console import Console
 from rich.table import Table
 
@@ -40,6 +41,8 @@ def check(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -
     loaded = configuration(config, set_)
     loaded.gateway.anonymous_allowed()
     loaded.console.check_exposure()
+    for section in ("registry", "broker"):
+        loaded.rpc_anonymous_allowed(section)
     given = [row.key for row in reference() if loaded.source_of(row.key) != "default"]
     if as_json:
         print_json({"ok": True, "set": given})
@@ -53,6 +56,7 @@ def show(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) ->
     loaded = configuration(config, set_)
     values = {row.key: (loaded.value_of(row.key), loaded.source_of(row.key)) for row in reference()}
     if as_json:
+        # A secret's own text is asterisks.
         print_json({key: {"value": value, "source": source} for key, (value, source) in values.items()})
         return
     section = ""
@@ -62,7 +66,10 @@ def show(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) ->
             typer.echo(f"{chr(10) if section else ''}[{head}]")
             section = head
         note = "" if source == "default" else f"  # {source}"
-        typer.echo(f"# {name} is unset{note}" if value is None else f"{name} = {shown(value)}{note}")
+        if isinstance(value, SecretStr):
+            typer.echo(f"# {name} is set, and not shown{note}")
+        else:
+            typer.echo(f"# {name} is unset{note}" if value is None else f"{name} = {shown(value)}{note}")
 
 
 def shown(value: Any) -> str:

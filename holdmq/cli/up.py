@@ -70,7 +70,7 @@ def up(
     root = data or Path(DATA_DIR)
     refuse_conflicts(loaded, names)
     with locked(root):
-        for directory in (loaded.storage.data_dir, loaded.stats.data_dir):
+        for directory in (loaded.registry.data_dir, loaded.storage.data_dir, loaded.stats.data_dir):
             require_writable(Path(directory))
         require_free_ports(loaded, names)
         if "stats" in names:
@@ -85,7 +85,11 @@ def _data_sets(config: Config, data: Path | None, sets: Iterable[str]) -> list[s
         return []
     return [
         f"{key}={data / name}"
-        for key, name in (("storage.data_dir", "store"), ("stats.data_dir", "stats"))
+        for key, name in (
+            ("registry.data_dir", "registry"),
+            ("storage.data_dir", "store"),
+            ("stats.data_dir", "stats"),
+        )
         if config.source_of(key) != "--set"
     ]
 
@@ -104,6 +108,8 @@ def addresses(config: Config, names: Iterable[str]) -> dict[str, tuple[str, int]
 def refuse_conflicts(config: Config, names: list[str]) -> None:
     """Raise ConfigError when the services cannot run together on one machine with this configuration."""
     config.gateway.anonymous_allowed()
+    for section in ("registry", "broker"):
+        config.rpc_anonymous_allowed(section)
     if "console" in names:
         config.console.check_exposure()
     seen: dict[int, str] = {}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import ssl
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, WireError
 from holdmq.rpc.connection import Connection, OnReply, Reply, Request
+from holdmq.rpc.security import Introduction, Security
+from holdmq.rpc.tls import explain_failure
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.frame import FRAME_OVERHEAD_BYTES, Buffer
 from holdmq.wire.header import Header
@@ -32,7 +35,7 @@ class Client:
 
     `on_up(connection, hello)` runs after each HELLO, before callers waiting in `call` go on;
     `on_down(reason)` after each loss. `address` is host:port or unix:PATH; `set_address`
-    moves the next connection elsewhere.
+    moves the next connection elsewhere. `security`: credentials and TLS, read anew for each connection.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Client:
         on_up: Callable[[Connection, HelloResponse], None] = lambda *_: None,
         on_down: Callable[[HoldMQError], None] = lambda _: None,
         on_request: Callable[[Request], None] | None = None,
+        security: Security | None = None,
     ) -> None:
         self.address = address
         self.connection: Connection | None = None
@@ -56,6 +60,7 @@ class Client:
         self._on_up = on_up
         self._on_down = on_down
         self._on_request = on_request
+        self._security = security
         self._task: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
         self._up = asyncio.Event()
@@ -139,11 +144,9 @@ class Client:
                 backoff_s = BACKOFF_MIN_S
                 await self._lost.wait()
             except (HoldMQError, OSError, TimeoutError) as e:
-                error = (
-                    e
-                    if isinstance(e, HoldMQError)
-                    else TransportError(f"cannot connect to {self.address}: {e}")
-                )
+                error = self._explained(e)
+                if error.code == Code.UNAUTHENTICATED:
+                    backoff_s = BACKOFF_MAX_S  # somebody must change a file before it can be otherwise
                 if str(error) != str(self.last_error):
                     log.warning("not connected", peer=self.address, reason=str(error))
                 self.last_error = error
@@ -157,6 +160,9 @@ class Client:
         def protocol() -> Connection:
             return Connection(self, FRAME_MAX_BYTES, reads_while_unwritable=True)
 
+        tls, secret = None, b""
+        if self._security is not None:
+            tls, secret = await loop.run_in_executor(None, _read_files, self._security)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             if self.address.startswith("unix:"):
                 _, connection = await loop.create_unix_connection(protocol, self.address[5:])
@@ -164,11 +170,13 @@ class Client:
                 host, _, port = self.address.rpartition(":")
                 if not host or not port.isdigit() or not 0 < int(port) < 65536:
                     raise TransportError(f"{self.address!r} is no address: host:port or unix:PATH is")
-                _, connection = await loop.create_connection(protocol, host.strip("[]"), int(port))
-        request = HelloRequest(PROTOCOL_VERSION, self._role, self._client_id, self._software)
+                host = host.strip("[]")
+                options: dict[str, Any] = {}
+                if tls is not None and self._security is not None:
+                    options = {"ssl": tls, "server_hostname": self._security.tls_server_name or host}
+                _, connection = await loop.create_connection(protocol, host, int(port), **options)
         try:
-            reply = await connection.call(RequestCode.HELLO, request, CONNECT_TIMEOUT_S)
-            hello = reply.header(HelloResponse)
+            hello = await self._hello(connection, secret)
             if connection.is_closed:
                 # Lost between the answer's arrival and this task's turn: nobody would tell us again.
                 raise TransportError(f"connection to {self.address} lost right after HELLO")
@@ -185,6 +193,29 @@ class Client:
             connection.close(TransportError(f"the connection could not be used: {e}"))
             return
         self._up.set()
+
+    async def _hello(self, connection: Connection, secret: bytes) -> HelloResponse:
+        access_key = self._security.access_key if self._security is not None else ""
+        request = HelloRequest(PROTOCOL_VERSION, self._role, self._client_id, self._software)
+        introduction = Introduction(request, access_key, secret)
+        try:
+            reply = await connection.call(RequestCode.HELLO, introduction.hello, CONNECT_TIMEOUT_S)
+        except RemoteError as e:
+            answer = introduction.challenged(e)
+            reply = await connection.call(RequestCode.HELLO, answer, CONNECT_TIMEOUT_S)
+        hello = reply.header(HelloResponse)
+        introduction.check(hello)
+        return hello
+
+    def _explained(self, error: BaseException) -> HoldMQError:
+        security = self._security
+        ca, cert = (security.tls_ca, security.tls_cert) if security is not None else ("", "")
+        why = explain_failure(error, self.address, ca, cert)
+        if why is not None:
+            return TransportError(why)
+        if isinstance(error, HoldMQError):
+            return error
+        return TransportError(f"cannot connect to {self.address}: {error}")
 
     # Handler
 
@@ -204,3 +235,8 @@ class Client:
 
     def writing_resumed(self, connection: Connection) -> None:
         return None
+
+
+def _read_files(security: Security) -> tuple[ssl.SSLContext | None, bytes]:
+    """On a thread: what a connection needs of the files that `security` names."""
+    return security.context(), security.read_secret()

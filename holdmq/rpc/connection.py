@@ -16,7 +16,7 @@ import itertools
 import socket
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import structlog
 
@@ -25,6 +25,9 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.command import ONE_WAY, RESPONSE, Command
 from holdmq.wire.frame import Buffer, FrameDecoder, encode_frame
 from holdmq.wire.header import Header
+
+if TYPE_CHECKING:
+    from holdmq.rpc.access_keys import Grants
 
 H = TypeVar("H", bound=Header)
 OUTSTANDING_MAX_BYTES: Final = 32 << 20
@@ -133,8 +136,10 @@ class Connection(asyncio.Protocol):
         "address",
         "bytes_in",
         "bytes_out",
+        "challenge",
         "connected_ms",
         "context",
+        "grants",
         "handler",
         "is_closed",
         "is_writable",
@@ -151,6 +156,10 @@ class Connection(asyncio.Protocol):
         self.handler = handler
         self.address = "?"
         self.context: Any = None
+        self.grants: Grants | None = None
+        """What the peer may ask for; None = anything."""
+        self.challenge = b""
+        """The nonce that HELLO must answer, between its two halves."""
         self.connected_ms = 0
         self.is_writable = True
         self.is_closed = False
@@ -168,6 +177,13 @@ class Connection(asyncio.Protocol):
         self._reads_while_unwritable = reads_while_unwritable
         self._loop = asyncio.get_running_loop()
         self._on_open = on_open
+
+    def peer_certificate(self) -> dict[str, Any] | None:
+        """The peer's verified certificate, as ssl.SSLObject.getpeercert says it; None if it showed none."""
+        if self._transport is None:
+            return None
+        found: dict[str, Any] | None = self._transport.get_extra_info("peercert")
+        return found or None
 
     def set_frame_max_bytes(self, frame_max_bytes: int) -> None:
         """Change the frame limit (after HELLO)."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 import structlog
 
 from holdmq.errors import Code, HoldMQError, RemoteError, StartupError, WireError
+from holdmq.rpc.access_keys import Grants
+from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.connection import OUTSTANDING_MAX_BYTES, Connection, Request
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import PROTOCOL_VERSION, HelloRequest, HelloResponse
@@ -31,6 +34,8 @@ class Server:
 
     `on_closed` is told of every connection that had said HELLO. Counters: `connections`
     (now), `refused` (connections that broke the protocol, kept silent or came over the bound).
+    `security` decides who may connect and what they may ask for, and has the TLS of `listen`; None = all
+    may ask for everything.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class Server:
         outstanding_max_bytes: int = OUTSTANDING_MAX_BYTES,
         connections_max: int = CONNECTIONS_MAX,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
+        security: ServerSecurity | None = None,
     ) -> None:
         self.connections: dict[Connection, HelloRequest | None] = {}
         self.refused = 0
@@ -54,6 +60,8 @@ class Server:
         self._outstanding_max_bytes = outstanding_max_bytes
         self._connections_max = connections_max
         self._hello_timeout_s = hello_timeout_s
+        self._security = security
+        self._watching: asyncio.Task[None] | None = None
         self._listeners: list[asyncio.AbstractServer] = []
         self.port = 0
 
@@ -61,7 +69,7 @@ class Server:
         """Listen on TCP; port 0 picks one (see `port`). StartupError if it is taken."""
         loop = asyncio.get_running_loop()
         try:
-            listener = await loop.create_server(self._protocol, host, port, backlog=1024)
+            listener = await loop.create_server(self._protocol, host, port, backlog=1024, **self._tls())
         except OSError as e:
             raise StartupError(
                 f"cannot listen on {host}:{port}: {os.strerror(e.errno) if e.errno else e}; "
@@ -69,6 +77,7 @@ class Server:
             ) from e
         self.port = listener.sockets[0].getsockname()[1]
         self._listeners.append(listener)
+        self._watch()
 
     async def listen_unix(self, path: str) -> None:
         """Listen on a UNIX socket; StartupError if it cannot be made."""
@@ -77,14 +86,28 @@ class Server:
         except OSError as e:
             raise StartupError(f"cannot listen on unix:{path}: {e}") from e
         self._listeners.append(listener)
+        self._watch()
 
     async def close(self) -> None:
         """Stop listening and close every connection after what was written is sent."""
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
         for listener in self._listeners:
             listener.close()
         for connection in list(self.connections):
             connection.close(RemoteError(Code.SHUTTING_DOWN, "the server is draining"))
         self._listeners.clear()
+
+    def _tls(self) -> dict[str, Any]:
+        if self._security is None or self._security.tls is None:
+            return {}
+        return {"ssl": self._security.tls.context, "ssl_handshake_timeout": self._hello_timeout_s}
+
+    def _watch(self) -> None:
+        if self._security is not None and self._watching is None:
+            watching = self._security.watch(self.connections)
+            self._watching = asyncio.get_running_loop().create_task(watching, name="security")
 
     def _protocol(self) -> Connection:
         return Connection(self, HELLO_MAX_BYTES, self._outstanding_max_bytes, on_open=self._opened)
@@ -111,7 +134,18 @@ class Server:
         handler = self._routes.get(code)
         if handler is None:
             raise RemoteError(Code.UNKNOWN_REQUEST, f"request code {code} is not known here")
+        if connection.grants is not None:
+            self._check(connection, connection.grants, request)
         handler(request)
+
+    def _check(self, connection: Connection, grants: Grants, request: Request) -> None:
+        try:
+            grants.check(request.command.code, request.command.ext_fields)
+        except RemoteError as e:
+            if self._security is not None:
+                self._security.not_permitted += 1
+                self._security.say_refused("request refused", connection, e)
+            raise
 
     def _hello_received(self, request: Request) -> None:
         connection = request.connection
@@ -127,9 +161,21 @@ class Server:
                 Code.VERSION_UNSUPPORTED,
                 f"protocol version {hello.protocol_version}; this server speaks {PROTOCOL_VERSION}",
             )
+        proof = b""
+        if self._security is not None:
+            try:
+                proof = self._security.admit(connection, hello)
+            except RemoteError as e:
+                request.refuse(e)
+                if not connection.challenge:
+                    self._security.say_refused("connection refused", connection, e)
+                    connection.close(e)
+                return
         connection.context.cancel()
         connection.context = request.command.language
         answer = self._hello(connection, hello)
+        if connection.grants is not None:
+            answer = replace(answer, principal=connection.grants.key.name, proof=proof)
         self.connections[connection] = hello
         connection.set_frame_max_bytes(self._frame_max_bytes)
         request.reply(answer)

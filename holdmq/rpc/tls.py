@@ -1,0 +1,206 @@
+"""TLS for the RPC: contexts that follow their files, and what to do about each failure.
+
+TLS 1.2 at least. Certificates and keys are read again when their files change, for new connections;
+those that are open stay as they are. Sessions are not resumed: connections live for days, and a
+resumed one would not be checked against the certificate authority of now.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from holdmq.errors import ConfigError
+from holdmq.rpc.access_keys import refuse_if_open_to_others
+
+EXPIRES_SOON_S: Final = 14 * 86_400
+"""A certificate that ends sooner is warned of: two weeks are enough to renew one by hand."""
+_PEM_ERRORS: Final = "PEM lib", "NO_START_LINE", "no start line"
+
+Signature = tuple[tuple[int, int, int], ...]
+
+
+def signature_of(paths: Iterable[str]) -> Signature:
+    """What changes when one of these files does (blocking); absent ones count as (0, 0, 0)."""
+    found = []
+    for path in paths:
+        try:
+            status = os.stat(path)
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        except OSError:
+            found.append((0, 0, 0))
+    return tuple(found)
+
+
+class ServerTls:
+    """A listener's TLS. `context` goes to the listener once; `reload` changes what it does.
+
+    `client_ca` "" = client certificates are not asked for. The constructor and `reload` block, and raise
+    ConfigError naming key and file.
+    """
+
+    def __init__(self, cert: str, key: str, client_ca: str, requires_certificate: bool) -> None:
+        self.paths = tuple(path for path in (cert, key, client_ca) if path)
+        self.expires_at = 0.0
+        """When the certificate ends, s since the epoch."""
+        self._cert = cert
+        self._key = key
+        self._client_ca = client_ca
+        self._requires_certificate = requires_certificate
+        self._now = self._build()
+        self.context = self._build()
+        # The one hook that comes before anything of the context is used: it hands each handshake to the
+        # newest context, authorities included.
+        self.context.sni_callback = self._choose
+
+    def reload(self) -> None:
+        """Read the files again; new connections use them. What cannot be read changes nothing."""
+        self._now = self._build()
+
+    def _choose(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        handshake.context = self._now
+
+    def _build(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+        _load_chain(context, "security.tls_cert", self._cert, "security.tls_key", self._key)
+        self.expires_at = _end_of_certificate(context, self._cert)
+        if self._client_ca:
+            _load_authorities(context, "security.tls_client_ca", self._client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED if self._requires_certificate else ssl.CERT_OPTIONAL
+        return context
+
+
+def client_context(ca: str, cert: str, key: str) -> ssl.SSLContext:
+    """A client's context (blocking): `ca` "" = the system's authorities, `cert` "" = no certificate.
+
+    Raises ConfigError naming key and file.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if ca:
+        _load_authorities(context, "client.tls_ca", ca)
+    else:
+        context.load_default_certs()
+    if cert:
+        _load_chain(context, "client.tls_cert", cert, "client.tls_key", key)
+    return context
+
+
+def names_of(certificate: dict[str, Any] | None) -> list[str]:
+    """The names in a verified peer certificate (`getpeercert()`): alternative names, then common names."""
+    if not certificate:
+        return []
+    names = [str(name) for kind, name in certificate.get("subjectAltName", ()) if kind in _NAME_KINDS]
+    for part in certificate.get("subject", ()):
+        names += [str(value) for name, value in part if name == "commonName"]
+    return names
+
+
+_NAME_KINDS: Final = frozenset({"DNS", "URI", "email"})
+
+
+def explain_failure(error: BaseException, address: str, ca: str, cert: str) -> str | None:
+    """Why a TLS connection to `address` failed and what to do; None if TLS is not why."""
+    text = str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        authorities = f"{ca} (client.tls_ca)" if ca else "the system's authorities; set client.tls_ca"
+        return {
+            _EXPIRED: f"the certificate of {address} has expired: renew it there (security.tls_cert)",
+            _NOT_YET: f"the certificate of {address} is not valid yet: check both clocks",
+            _WRONG_HOST: f"the certificate of {address} is for another host: {error.verify_message}; connect "
+            "by a name that is in it, or set client.tls_server_name to one",
+            _WRONG_ADDRESS: f"the certificate of {address} is not for this IP address; connect by a "
+            "name that is in it, or set client.tls_server_name to one",
+        }.get(
+            error.verify_code,
+            f"the certificate of {address} is not signed by {authorities} ({error.verify_message})",
+        )
+    for alert, meaning in _ALERTS.items():
+        if alert in text.lower():
+            return f"{address} refuses our certificate {cert or '(client.tls_cert is not set)'}: {meaning}"
+    if any(word in text for word in ("WRONG_VERSION_NUMBER", "wrong version number", "RECORD_LAYER")):
+        return f"{address} does not speak TLS: set security.tls_cert there, or unset client.tls_ca here"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS with {address} failed: {text}"
+    return None
+
+
+_EXPIRED, _NOT_YET, _WRONG_HOST, _WRONG_ADDRESS = 10, 9, 62, 64
+"""X509_V_ERR_CERT_HAS_EXPIRED, …_NOT_YET_VALID, …_HOSTNAME_MISMATCH, …_IP_ADDRESS_MISMATCH (x509_vfy.h)."""
+_ALERTS: Final = {
+    "alert certificate required": "it asks for one; set client.tls_cert and client.tls_key",
+    "certificate_required": "it asks for one; set client.tls_cert and client.tls_key",
+    "alert unknown ca": "its security.tls_client_ca did not sign it",
+    "alert certificate expired": "it has expired; renew it",
+    "alert bad certificate": "it is not valid there",
+    "alert unsupported certificate": "it is not made for clients (extended key usage)",
+}
+
+
+def _load_chain(context: ssl.SSLContext, cert_key: str, cert: str, key_key: str, key: str) -> None:
+    for name, path in ((cert_key, cert), (key_key, key)):
+        if not os.access(path, os.R_OK):
+            raise ConfigError(f"{name} is {path}, which does not exist or cannot be read")
+    refuse_if_open_to_others(Path(key), key_key)
+    try:
+        # Without a password OpenSSL would ask for one at the terminal.
+        context.load_cert_chain(cert, key, password="")
+    except ssl.SSLError as error:
+        if "KEY_VALUES_MISMATCH" in str(error):
+            raise ConfigError(f"{key} ({key_key}) is not the key of {cert} ({cert_key})") from error
+        raise ConfigError(
+            f"{cert} ({cert_key}) and {key} ({key_key}) are no PEM certificate and unencrypted key: {error}"
+        ) from error
+
+
+def _load_authorities(context: ssl.SSLContext, name: str, path: str) -> None:
+    try:
+        context.load_verify_locations(path)
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else error
+        raise ConfigError(f"{path} ({name}) is no readable PEM file of authorities: {reason}") from error
+
+
+def _end_of_certificate(context: ssl.SSLContext, path: str) -> float:
+    """When a server context's certificate ends; ConfigError if it is not valid now, or no server's.
+
+    The standard library reads the dates of verified certificates only: so this shakes hands with itself,
+    taking the certificate as its own authority.
+    """
+    peer = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    peer.check_hostname = False
+    peer.verify_mode = ssl.CERT_NONE
+    der = _shake_hands(context, peer).getpeercert(binary_form=True)
+    assert der is not None
+    peer.verify_mode = ssl.CERT_REQUIRED
+    peer.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    peer.load_verify_locations(cadata=der)
+    try:
+        certificate = _shake_hands(context, peer).getpeercert()
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(f"the certificate {path} is of no use: {error.verify_message}; renew it") from error
+    assert certificate is not None
+    return ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+
+
+def _shake_hands(server_context: ssl.SSLContext, client_context: ssl.SSLContext) -> ssl.SSLObject:
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    client = client_context.wrap_bio(to_client, to_server)
+    pending = [client, server]
+    for _ in range(10):
+        for side in list(pending):
+            try:
+                side.do_handshake()
+                pending.remove(side)
+            except ssl.SSLWantReadError:
+                continue
+        if client not in pending:
+            break
+    return client
