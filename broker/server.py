@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+from broker.copies import Copies
+from broker.moves import Moves
 from broker.part import Part
 from broker.produce import Produce
 from broker.pull import Pull
@@ -34,11 +37,22 @@ from holdmq.wire.headers import (
 from storage.store import Batch, MessageStore
 
 
+def now_ms() -> int:
+    """The wall clock, in ms since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
 class BrokerServer:
     """One broker over one store: everything that is asked of it by RPC."""
 
     def __init__(
-        self, name: str, cluster: str, store: MessageStore, topics: Topics, record_max_bytes: int
+        self,
+        name: str,
+        cluster: str,
+        store: MessageStore,
+        topics: Topics,
+        record_max_bytes: int,
+        clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         self.name = name
         self.cluster = cluster
@@ -47,11 +61,13 @@ class BrokerServer:
         self.pull = Pull(store, topics.table, self.statistics)
         self.reads = Reads(store)
         self.topics = topics
-        self.parts: list[Part] = [self.produce, self.pull, self.reads, topics]
+        self.moves = Moves(store, Copies(store, topics), topics, clock_ms)
+        self.parts: list[Part] = [self.produce, self.pull, self.reads, topics, self.moves]
         self._store = store
         self._record_max_bytes = record_max_bytes
         self._states: dict[Connection, dict[str, Any]] = {}
         store.subscribe(self._confirmed)
+        self.moves.start()
         routes: dict[RequestCode, OnRequest] = {
             RequestCode.HEARTBEAT: self._heartbeat,
             RequestCode.TOPIC_LIST: self._list_topics,

@@ -45,7 +45,7 @@ class Batch:
     """Contiguous records, as they lie (or will lie) in the log; it never straddles two segments.
 
     `records` must be writable until the batch is stamped, and belongs to the store from `append`
-    on. `sizes` is int64, one per record. `position` is the log offset of the first byte and
+    on. `sizes` is int64, one per record. `has_keys` False: no record has a key or unique id. `position` is the log offset of the first byte and
     `store_ms` the store time of every record, once stamped.
     """
 
@@ -54,6 +54,7 @@ class Batch:
     runs: list[Run]
     position: int = -1
     store_ms: int = 0
+    has_keys: bool = True
     starts: Ints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -156,6 +157,24 @@ Appended = Callable[[Batch, StorageError | None], None]
 Confirmed = Callable[[list[Batch]], None]
 
 
+class Delayed(NamedTuple):
+    """A message and its due time: `record` is what its topic and queue would get, unstamped."""
+
+    record: bytes | memoryview
+    due_ms: int
+
+
+class MessageTimer(Protocol):
+    """Messages that appear in their queues later."""
+
+    def schedule(self, delayed: Sequence[Delayed], done: Appended) -> None:
+        """Store messages that appear in their queues when they are due, at once if that is past.
+
+        `done` is called as by `MessageStore.append`: stored means that they will be released, once,
+        whatever happens. Raises RecordError for a message that cannot wait.
+        """
+
+
 class MessageStore(Protocol):
     """One broker's messages: an append-only log and the queues in it.
 
@@ -165,6 +184,10 @@ class MessageStore(Protocol):
     Positions are log offsets; (`epoch`, position) stays meaningful across restarts. Records are
     visible from confirmation on: written under async flush, on disk under sync flush.
     """
+
+    @property
+    def timer(self) -> MessageTimer:
+        """Where messages wait that are delayed or retried."""
 
     @property
     def reader_pool(self) -> Executor:

@@ -25,8 +25,7 @@ from holdmq.config import StorageSection
 from holdmq.errors import StorageError
 from holdmq.record import decode_record, encode_record
 from storage.log.store import LogStore, now_ms, open_store
-from storage.log.timer import Delayed
-from storage.store import Batch
+from storage.store import Batch, Delayed
 
 TOPIC = b"bench"
 BATCH = 500

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Thread
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import structlog
@@ -38,7 +38,7 @@ from storage.log.follower import Follower
 from storage.log.releases import Release, Releases
 from storage.log.rolling import Roll, Rolling
 from storage.log.timer_files import BucketFiles, Saved, WaitingRecords
-from storage.store import Appended, Batch, Run
+from storage.store import Appended, Batch, Delayed, Run
 
 CHECKPOINT_INTERVAL_S: Final = 10.0
 """How long entries stay in memory only: what a restart follows again, at low rates."""
@@ -60,13 +60,6 @@ RETRY_S: Final = 1.0
 T = TypeVar("T")
 
 log = structlog.get_logger("holdmq.storage")
-
-
-class Delayed(NamedTuple):
-    """A message and its due time: `record` is what its topic and queue would get, unstamped."""
-
-    record: bytes | memoryview
-    due_ms: int
 
 
 class Timer:

@@ -30,8 +30,7 @@ from holdmq.errors import StorageError
 from holdmq.record import encode_record
 from holdmq.record_batch import encode_batch
 from storage.log.store import LogStore, now_ms, open_store
-from storage.log.timer import Delayed
-from storage.store import Batch, Run
+from storage.store import Batch, Delayed, Run
 
 QUEUES: Final = 3
 WINDOW: Final = 16

@@ -24,8 +24,8 @@ from holdmq.errors import RecordError, StorageError
 from holdmq.record import encode_record
 from storage.log import table_files, tables
 from storage.log.store import LogStore, open_store
-from storage.log.timer import Delayed
 from storage.lookups import Change
+from storage.store import Delayed
 
 T = "%T"
 MIB = 1 << 20

@@ -18,7 +18,7 @@ from holdmq.errors import RecordError, StorageError
 from holdmq.record import Record, decode_record, encode_record
 from storage.log import releases, timer
 from storage.log.core.delayed import value_of
-from storage.log.timer import Delayed
+from storage.store import Delayed
 
 MakeDriver = Callable[..., Any]
 NOW = 1_700_000_000_000

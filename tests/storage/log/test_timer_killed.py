@@ -21,7 +21,7 @@ from holdmq.config import StorageSection
 from holdmq.record import encode_record
 from storage.log import timer
 from storage.log.store import now_ms, open_store
-from storage.log.timer import Delayed
+from storage.store import Delayed
 
 timer.CHECKPOINT_INTERVAL_S = 0.05
 directory, seed = sys.argv[1], int(sys.argv[2])
