@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from holdmq.config import Config
 from holdmq.errors import StartupError
@@ -13,7 +14,10 @@ from registry.server import RegistryServer
 async def main(config: Config, service: Service) -> None:
     """Serve the tables on ``registry.bind:registry.port`` until the process is told to stop."""
     section = config.registry
-    server = RegistryServer(config.cluster.name, section.scan_interval_s, section.broker_expiry_s)
+    server = RegistryServer(
+        config.cluster.name, section.scan_interval_s, section.broker_expiry_s, data_dir=Path(section.data_dir)
+    )
+    await asyncio.to_thread(server.load, section.accept_backup)
     try:
         port = await server.listen(section.bind, section.port)
     except StartupError as error:

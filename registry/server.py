@@ -1,9 +1,15 @@
-"""The registry's RPC over its tables: BROKER_REGISTER, BROKER_UNREGISTER, ROUTE_GET, CLUSTER_GET."""
+"""The registry's RPC over its tables.
+
+BROKER_REGISTER, BROKER_UNREGISTER, ROUTE_GET (held until a route changes, if asked for), CLUSTER_GET,
+ORDER_GET, ORDER_SET.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import Counter, Gauge
@@ -24,21 +30,50 @@ from holdmq.wire.headers import (
     Empty,
     HelloRequest,
     HelloResponse,
+    OrderGetRequest,
+    OrderGetResponse,
+    OrderRow,
+    OrderSetRequest,
     RouteGetRequest,
     RouteGetResponse,
     TopicRow,
 )
+from registry.core.holds import Held, Holds
 from registry.core.tables import BROKERS_MAX, ROUTES_MAX, BrokerKey, Tables
+from registry.order_file import OrderFile
 
 FRAME_MAX_BYTES: Final = HEADER_MAX_BYTES + 4096
 """A registration is all header: no request here has a body."""
 TOPICS_ASKED_MAX: Final = 20_000
 """Topics named in one ROUTE_GET: twice a broker's default topics_max."""
+EXPIRE_MIN_S: Final = 0.05
+"""Least time between looks at deadlines: many that end together are answered together."""
+HOLD_MAX_MS: Final = 300_000
+"""Longest hold: ten times what clients ask for."""
+VERSION_BITS: Final = 52
+"""Versions stay exact in a metric, which is a double."""
 
 _BROKERS = Gauge("holdmq_registry_brokers", "Registered brokers.", registry=telemetry.METRICS)
 _TOPICS = Gauge("holdmq_registry_topics", "Topics with at least one queue.", registry=telemetry.METRICS)
 _ROUTES = Gauge("holdmq_registry_routes", "Rows of topicQueueTable.", registry=telemetry.METRICS)
 _VERSION = Gauge("holdmq_registry_version", "Changes of any table.", registry=telemetry.METRICS)
+_HELD = Gauge("holdmq_registry_held", "Route requests held now.", registry=telemetry.METRICS)
+_HELD_REFUSED = Counter(
+    "holdmq_registry_held_refused_total",
+    "Route requests answered at once for a bound of the held ones.",
+    registry=telemetry.METRICS,
+)
+_ORDERED = Gauge("holdmq_registry_ordered_topics", "Ordered topics kept.", registry=telemetry.METRICS)
+_ORDER_REFUSED = Gauge(
+    "holdmq_registry_order_rows_refused",
+    "Brokers of ordered topics not learnt since start, for ORDER_ROWS_MAX.",
+    registry=telemetry.METRICS,
+)
+_ORDER_FAILURES = Gauge(
+    "holdmq_registry_order_write_failures",
+    "Writes of orderTopic.json that failed since start.",
+    registry=telemetry.METRICS,
+)
 _CONNECTIONS = Gauge("holdmq_registry_connections", "Open RPC connections.", registry=telemetry.METRICS)
 _CONNECTIONS_REFUSED = Gauge(
     "holdmq_registry_connections_refused",
@@ -60,7 +95,10 @@ _DROPPED = Counter(
 
 
 class RegistryServer:
-    """Serves the tables. `listen`, then run `scan` in a task, then `close`."""
+    """Serves the tables. `listen`, then run `scan` in a task, then `close`.
+
+    `data_dir`: where ordered topics are kept; None = in memory alone. Call `load` first then.
+    """
 
     def __init__(
         self,
@@ -69,8 +107,15 @@ class RegistryServer:
         broker_expiry_s: float = 120.0,
         brokers_max: int = BROKERS_MAX,
         routes_max: int = ROUTES_MAX,
+        data_dir: Path | None = None,
     ) -> None:
-        self.tables = Tables(brokers_max, routes_max)
+        # A client that comes from another registry, or from before a restart, knows no version of ours.
+        self.tables = Tables(brokers_max, routes_max, secrets.randbits(VERSION_BITS - 20) << 20)
+        self.holds: Holds[Request] = Holds()
+        self._order_file = OrderFile(data_dir / "orderTopic.json", self.tables.order) if data_dir else None
+        self._is_waking = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._cluster = cluster
         self._scan_interval_s = scan_interval_s
         self._broker_expiry_s = broker_expiry_s
@@ -80,6 +125,8 @@ class RegistryServer:
             RequestCode.BROKER_UNREGISTER: self._unregister,
             RequestCode.ROUTE_GET: self._route_get,
             RequestCode.CLUSTER_GET: self._cluster_get,
+            RequestCode.ORDER_GET: self._order_get,
+            RequestCode.ORDER_SET: self._order_set,
         }
         self.rpc = Server(
             {code: _counted(code, handler) for code, handler in routes.items()},
@@ -88,6 +135,11 @@ class RegistryServer:
             on_closed=self._closed,
         )
 
+    def load(self, accept_backup: bool = False) -> None:
+        """Read the ordered topics (blocking); StorageError if their file is damaged."""
+        if self._order_file is not None:
+            self._order_file.load(accept_backup)
+
     async def listen(self, host: str, port: int) -> int:
         """Listen on TCP and return the port as bound; StartupError (caused by an OSError) if it is taken."""
         await self.rpc.listen(host, port)
@@ -95,6 +147,10 @@ class RegistryServer:
         _TOPICS.set_function(lambda: self.tables.topic_count)
         _ROUTES.set_function(lambda: self.tables.route_count)
         _VERSION.set_function(lambda: self.tables.version)
+        _HELD.set_function(lambda: len(self.holds))
+        _ORDERED.set_function(lambda: len(self.tables.order))
+        _ORDER_REFUSED.set_function(lambda: self.tables.order.refused)
+        _ORDER_FAILURES.set_function(lambda: self._order_file.failures if self._order_file else 0)
         _CONNECTIONS.set_function(lambda: len(self.rpc.connections))
         _CONNECTIONS_REFUSED.set_function(lambda: self.rpc.refused)
         return self.rpc.port
@@ -106,8 +162,13 @@ class RegistryServer:
             self._dropped(self.tables.expire(time.monotonic(), self._broker_expiry_s), "expired")
 
     async def close(self) -> None:
-        """Stop listening and close every connection."""
+        """Stop listening, close every connection, and write what is not written."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         await self.rpc.close()
+        if self._order_file is not None:
+            await asyncio.to_thread(self._order_file.close)
 
     # Requests
 
@@ -139,6 +200,7 @@ class RegistryServer:
             self._log.info(
                 "broker registered", broker=row.broker, address=row.address, topics=len(header.topics)
             )
+        self._changed()
         request.reply(Empty())
 
     def _unregister(self, request: Request) -> None:
@@ -155,8 +217,90 @@ class RegistryServer:
                 Code.LIMIT_EXCEEDED,
                 f"TOPICS_ASKED_MAX: {len(topics)} topics; ask for {TOPICS_ASKED_MAX} at most",
             )
-        routes, brokers = self.tables.routes(None if topics is None else [str(topic) for topic in topics])
-        request.reply(RouteGetResponse(routes, brokers, self.tables.version))
+        names = None if topics is None else tuple(str(topic) for topic in topics)
+        connection = request.connection
+        earlier = self.holds.of(connection)
+        if earlier is not None and not header.after:
+            self.holds.cancel(earlier)
+            self._answer(earlier.owner)
+        if header.known_version is not None and not self.tables.changes.since(header.known_version, names):
+            hold_ms = min(header.hold_ms, HOLD_MAX_MS)
+            if hold_ms > 0:
+                deadline = time.monotonic() + hold_ms / 1000
+                if self.holds.hold(Held(request, connection, names, deadline)):
+                    self._keep_time()
+                    return
+                _HELD_REFUSED.inc()
+            request.reply(RouteGetResponse([], [], self.tables.version, unchanged=True))
+            return
+        self._answer_routes(request, header)
+
+    def _answer_routes(self, request: Request, header: RouteGetRequest) -> None:
+        names = None if header.topics is None else [str(topic) for topic in header.topics]
+        routes, next_after = self.tables.routes(names, header.after)
+        request.reply(RouteGetResponse(routes, self.tables.brokers(), self.tables.version, next_after))
+
+    def _answer(self, request: Request) -> None:
+        """Answer a request that was held: with its routes if they changed, else `unchanged`."""
+        header = request.header(RouteGetRequest)
+        names = None if header.topics is None else [str(topic) for topic in header.topics]
+        known = header.known_version
+        if known is None or self.tables.changes.since(known, names):
+            self._answer_routes(request, header)
+        else:
+            request.reply(RouteGetResponse([], [], self.tables.version, unchanged=True))
+
+    def _order_get(self, request: Request) -> None:
+        header = request.header(OrderGetRequest)
+        request.reply(OrderGetResponse(self.tables.order.listed(header.topics)))
+
+    def _order_set(self, request: Request) -> None:
+        header = request.header(OrderSetRequest)
+        if self.tables.set_order(OrderRow(header.topic, header.queues)):
+            self._log.info("ordered topic set", topic=header.topic, queues=header.queues)
+        self._changed()
+
+        def on_saved(error: HoldMQError | None) -> None:
+            if error is None:
+                request.reply(Empty())
+            else:
+                request.refuse(error)
+
+        if self._order_file is None:
+            on_saved(None)
+        else:
+            self._order_file.save(on_saved)
+
+    # Held requests
+
+    def _changed(self) -> None:
+        """Tell who waits, once per turn of the loop, and keep what is to be kept."""
+        if not self._is_waking:
+            self._is_waking = True
+            asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._is_waking = False
+        for held in self.holds.wake(*self.tables.take_changed()):
+            self._answer(held.owner)
+        if self._order_file is not None:
+            self._order_file.save()
+
+    def _keep_time(self) -> None:
+        at = self.holds.next_deadline()
+        if at is None or (self._timer is not None and self._timer_at <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        pause_s = max(EXPIRE_MIN_S, at - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        for held in self.holds.expire(time.monotonic()):
+            self._answer(held.owner)
+        self._keep_time()
 
     def _cluster_get(self, request: Request) -> None:
         tables = self.tables
@@ -165,12 +309,17 @@ class RegistryServer:
         )
 
     def _closed(self, connection: Connection) -> None:
+        held = self.holds.of(connection)
+        if held is not None:
+            self.holds.cancel(held)
         self._dropped(self.tables.connection_closed(connection), "closed")
 
     def _dropped(self, keys: list[BrokerKey], cause: str) -> None:
         for key in keys:
             _DROPPED.labels(cause).inc()
             self._log.warning("broker dropped", broker=key.broker, broker_id=key.broker_id, cause=cause)
+        if keys:
+            self._changed()
 
 
 def _counted(code: RequestCode, handler: OnRequest) -> OnRequest:

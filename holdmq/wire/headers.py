@@ -428,10 +428,7 @@ class BrokerUnregisterRequest(Header):
 
 
 class RouteRow(NamedTuple):
-    """A topic's queues on one broker.
-
-    `order`: its keys stay with their queues, whoever is absent. `is_paused`: it accepts and delivers nothing.
-    """
+    """A topic's queues on one broker. `order`: its keys stay with their queues, whoever is absent."""
 
     topic: str
     broker: str
@@ -441,7 +438,6 @@ class RouteRow(NamedTuple):
     kind: str
     key_levels: int
     order: bool = False
-    is_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,9 @@ clusterAddrTable    cluster                                    broker names
 brokerLiveTable     broker name, broker id                     last seen, connection, its rows
 ==================  =========================================  ===============================
 
+Beside them `order` keeps what ordered topics are spread over: brokers of it that are absent have
+rows in the routes (queues to write, none to read), so that no key moves while they are away.
+
 A broker is in all of them or in none: it enters by `register` and leaves by `unregister`, by
 the end of the connection that it registered over, or by silence (`expire`). While a broker's
 name has several ids, the lowest one's topics are the name's.
@@ -17,20 +20,25 @@ name has several ids, the lowest one's topics are the name's.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from holdmq.errors import Code, RemoteError, WireError
 from holdmq.topics import is_system_topic, system_topic_fault, topic_fault
-from holdmq.wire.headers import BrokerRow, RouteRow, TopicRow
+from holdmq.wire.headers import BrokerRow, OrderRow, RouteRow, TopicRow
+from registry.core.changes import Changes
+from registry.core.order import OrderTable
 
 BROKERS_MAX: Final = 1_000
 """Registered brokers (masters and slaves): ten times the largest cluster we think of."""
 ROUTES_MAX: Final = 500_000
 """Rows of topicQueueTable: fifty brokers with topics_max topics each, about 150 MiB."""
-ROUTE_ANSWER_MAX: Final = 50_000
-"""Rows of one ROUTE_GET answer: about 3 MiB, inside the wire's header limit of 4 MiB."""
+PAGE_MAX_BYTES: Final = 2 << 20
+"""Rows of one ROUTE_GET answer: half of the wire's header limit of 4 MiB, which brokers and names share."""
+ROW_OVERHEAD_BYTES: Final = 40
+"""What a RouteRow takes beside its names, at most."""
 QUEUES_MAX: Final = 65_536
 """Queues of a topic at one broker: more than any broker can keep open."""
 
@@ -38,6 +46,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _ADDRESS: Final = re.compile(r"(?:[^\s:]+|\[[0-9A-Fa-f:.%]+\]|[0-9A-Fa-f:.]+):[0-9]{1,5}\Z|unix:/\S+\Z")
 _ADDRESS_MAX_CHARS: Final = 300
 _BROKER_ID_MAX: Final = 1 << 31
+_PERM: Final = 6
 
 
 class BrokerKey(NamedTuple):
@@ -64,11 +73,20 @@ class _Broker:
 
 
 class Tables:
-    """The four tables. Methods that change them return what changed; `version` rises with every change."""
+    """The four tables, and `order`. `changes` knows what changed since a version.
 
-    def __init__(self, brokers_max: int = BROKERS_MAX, routes_max: int = ROUTES_MAX) -> None:
-        self.version = 0
+    `take_changed` says what changed since it was called last: whoever waits for it is told then.
+    """
+
+    def __init__(
+        self, brokers_max: int = BROKERS_MAX, routes_max: int = ROUTES_MAX, first_version: int = 0
+    ) -> None:
+        self.changes = Changes(first_version)
+        self.order = OrderTable()
         self.route_count = 0
+        self._changed: set[str] = set()
+        self._are_brokers_changed = False
+        self._sorted: list[str] | None = None
         self._brokers_max = brokers_max
         self._routes_max = routes_max
         self._topic_queues: dict[str, dict[str, RouteRow]] = {}
@@ -76,6 +94,11 @@ class Tables:
         self._cluster_brokers: dict[str, set[str]] = {}
         self._live: dict[BrokerKey, _Live] = {}
         self._keys_of: dict[Hashable, set[BrokerKey]] = {}
+
+    @property
+    def version(self) -> int:
+        """Rises with every change of any table."""
+        return self.changes.version
 
     @property
     def broker_count(self) -> int:
@@ -129,8 +152,11 @@ class Tables:
             known = self._broker_addresses[row.broker] = _Broker(row.cluster)
             self._cluster_brokers.setdefault(row.cluster, set()).add(row.broker)
         known.addresses[row.broker_id] = row.address
-        if before is None or before.address != row.address or before.routes != routes:
-            self._rebuild(row.broker)
+        is_new_place = before is None or before.address != row.address
+        if is_new_place or (before is not None and before.routes != routes):
+            self._rebuild(row.broker, is_new_place)
+            if row.broker_id == min(known.addresses):
+                self._note(self.order.learn(row.broker, before.routes if before is not None else {}, routes))
         return before.address if before is not None and before.address != row.address else None
 
     def unregister(self, broker: str, broker_id: int) -> bool:
@@ -153,21 +179,46 @@ class Tables:
 
     # Questions
 
-    def routes(self, topics: Iterable[str] | None = None) -> tuple[list[RouteRow], list[BrokerRow]]:
-        """Routes of these topics (None = all), and all live brokers.
+    def set_order(self, row: OrderRow) -> bool:
+        """Make a topic ordered at these brokers, or not any more; whether that changed anything.
 
-        Unknown topics have no rows. Raises RemoteError (LIMIT_EXCEEDED) past ROUTE_ANSWER_MAX.
+        Raises RemoteError: TOPIC_UNKNOWN for a registered broker without the topic, else as
+        `OrderTable.replace`.
         """
-        names = self._topic_queues if topics is None else dict.fromkeys(topics)
+        for broker in row.queues:
+            known = self._broker_addresses.get(broker)
+            if known is not None and row.topic not in known.routes:
+                raise RemoteError(Code.TOPIC_UNKNOWN, f"broker {broker!r} has no topic {row.topic!r}")
+        changed = self.order.replace(row.topic, row.queues)
+        self._note(changed)
+        return bool(changed)
+
+    def take_changed(self) -> tuple[set[str], bool]:
+        """Topics that changed since the last call, and whether a broker came, went or moved."""
+        found = self._changed, self._are_brokers_changed
+        self._changed, self._are_brokers_changed = set(), False
+        return found
+
+    def routes(
+        self, topics: Iterable[str] | None = None, after: str = "", max_bytes: int = PAGE_MAX_BYTES
+    ) -> tuple[list[RouteRow], str]:
+        """Routes of these topics (None = all) by name, from the one that follows `after` on.
+
+        Unknown topics have no rows. The rows take about `max_bytes` at most, but always those of one topic;
+        second is the last topic of the page if more follow, else "".
+        """
+        names = self._names() if topics is None else sorted(set(topics))
         found: list[RouteRow] = []
-        for name in names:
-            found.extend(self._topic_queues.get(name, {}).values())
-            if len(found) > ROUTE_ANSWER_MAX:
-                raise RemoteError(
-                    Code.LIMIT_EXCEEDED,
-                    f"ROUTE_ANSWER_MAX: more than {ROUTE_ANSWER_MAX} routes; ask for fewer topics by name",
-                )
-        return found, self.brokers()
+        size_bytes = 0
+        last = after
+        for index in range(bisect_right(names, after), len(names)):
+            rows = self._rows_of(names[index])
+            size_bytes += sum(len(row.topic) + len(row.broker) + ROW_OVERHEAD_BYTES for row in rows)
+            if rows and found and size_bytes > max_bytes:
+                return found, last
+            found += rows
+            last = names[index]
+        return found, ""
 
     def brokers(self) -> list[BrokerRow]:
         """All live brokers, by name and id."""
@@ -214,7 +265,7 @@ class Tables:
         self.route_count -= len(live.routes)
         self._forget_connection(live.connection, key)
         del self._broker_addresses[key.broker].addresses[key.broker_id]
-        self._rebuild(key.broker)
+        self._rebuild(key.broker, True)
         return True
 
     def _forget_connection(self, connection: Hashable, key: BrokerKey) -> None:
@@ -223,12 +274,39 @@ class Tables:
         if not keys:
             del self._keys_of[connection]
 
-    def _rebuild(self, name: str) -> None:
+    def _names(self) -> list[str]:
+        if self._sorted is None:
+            self._sorted = sorted(self._topic_queues.keys() | set(self.order.topics()))
+        return self._sorted
+
+    def _rows_of(self, topic: str) -> list[RouteRow]:
+        live = self._topic_queues.get(topic, {})
+        if topic not in self.order:
+            return list(live.values())
+        rows = [row if row.order else row._replace(order=True) for row in live.values()]
+        like = rows[0] if rows else RouteRow(topic, "", 0, 0, _PERM, "log", 1, True)
+        return rows + [
+            like._replace(broker=broker, read_queues=0, write_queues=queues)
+            for broker, queues in self.order.get(topic).items()
+            if broker not in self._broker_addresses
+        ]
+
+    def _note(self, topics: Iterable[str], brokers: bool = False) -> None:
+        topics = set(topics)
+        if not topics and not brokers:
+            return
+        self._sorted = None
+        self.changes.note(topics, brokers)
+        self._changed |= topics
+        self._are_brokers_changed |= brokers
+
+    def _rebuild(self, name: str, is_place_changed: bool) -> None:
         """Bring the three tables of a broker's name in line with brokerLiveTable."""
-        self.version += 1
         broker = self._broker_addresses[name]
         ids = sorted(broker.addresses)
         routes = self._live[BrokerKey(name, ids[0])].routes if ids else {}
+        both = broker.routes.keys() | routes.keys()
+        self._note((t for t in both if broker.routes.get(t) != routes.get(t)), is_place_changed)
         for topic in broker.routes.keys() - routes.keys():
             rows = self._topic_queues[topic]
             del rows[name]

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +12,20 @@ from prometheus_client import generate_latest
 
 from holdmq import telemetry
 from holdmq.config import Config, RegistrySection
-from holdmq.errors import Code, RemoteError, StartupError
+from holdmq.errors import Code, RemoteError, StartupError, StoreFormatError
 from holdmq.process import Service
 from holdmq.rpc.client import Client
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     BrokerRegisterRequest,
     BrokerUnregisterRequest,
     ClusterGetResponse,
     Empty,
+    OrderGetRequest,
+    OrderGetResponse,
+    OrderRow,
+    OrderSetRequest,
     RouteGetRequest,
     RouteGetResponse,
     TopicRow,
@@ -52,9 +59,9 @@ async def connect(registry: RegistryServer) -> AsyncIterator[MakeClient]:
 
 
 def registration(broker: str = "b0", topics: tuple[str, ...] = ("t",), **other: Any) -> BrokerRegisterRequest:
-    rows = [TopicRow(name, 4, 4, 6, "log", 1, False) for name in topics]
+    listed = [TopicRow(name, 4, 4, 6, "log", 1, False) for name in topics]
     fields = {"cluster": "test", "broker_id": 0, "address": "127.0.0.1:1", "data_version": 1, **other}
-    return BrokerRegisterRequest(broker=broker, topics=rows, **fields)
+    return BrokerRegisterRequest(broker=broker, topics=listed, **fields)
 
 
 async def routes(client: Client, topics: list[str] | None = None) -> RouteGetResponse:
@@ -73,7 +80,8 @@ async def test_what_brokers_register_clients_get(connect: MakeClient) -> None:
     client = connect()
     await client.call(RequestCode.BROKER_REGISTER, registration(topics=("t", "u")))
     answer = await routes(client, ["t"])
-    assert answer.routes == [["t", "b0", 4, 4, 6, "log", 1]]
+    assert answer.routes == [["t", "b0", 4, 4, 6, "log", 1, False]]
+    assert not answer.unchanged
     assert answer.brokers == [["test", "b0", 0, "127.0.0.1:1"]]
     cluster = (await client.call(RequestCode.CLUSTER_GET, Empty())).header(ClusterGetResponse)
     assert cluster.topics == ["t", "u"]
@@ -151,8 +159,8 @@ async def test_the_tables_and_refusals_are_metrics(connect: MakeClient) -> None:
     assert 'holdmq_registry_requests_total{request="broker_register"}' in text
 
 
-async def test_the_process_serves_until_it_is_told_to_stop() -> None:
-    config = Config(registry=RegistrySection(port=0))
+async def test_the_process_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    config = Config(registry=RegistrySection(port=0, data_dir=str(tmp_path)))
     service = Service("registry", config, telemetry.get_logger(), asyncio.Event())
     running = asyncio.create_task(main(config, service))
     for _ in range(1000):
@@ -164,10 +172,222 @@ async def test_the_process_serves_until_it_is_told_to_stop() -> None:
     await running
 
 
-async def test_a_busy_port_is_one_sentence_that_names_the_key() -> None:
+async def test_a_busy_port_is_one_sentence_that_names_the_key(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config = Config(registry=RegistrySection(port=port))
+        config = Config(registry=RegistrySection(port=port, data_dir=str(tmp_path)))
         service = Service("registry", config, telemetry.get_logger(), asyncio.Event())
         with pytest.raises(StartupError, match=rf"port {port} \(registry.port\)"):
             await main(config, service)
+
+
+def held_request(version: int, topics: list[str] | None = None, hold_ms: int = 20_000) -> RouteGetRequest:
+    return RouteGetRequest(topics, version, hold_ms)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come true")
+
+
+async def test_a_held_request_is_answered_when_a_route_of_its_topics_changes(
+    connect: MakeClient, registry: RegistryServer
+) -> None:
+    broker, client = connect(), connect()
+    await broker.call(RequestCode.BROKER_REGISTER, registration(topics=("t", "u")))
+    known = await routes(client, ["t"])
+    holding = asyncio.ensure_future(
+        client.call(RequestCode.ROUTE_GET, held_request(known.version, ["t"]), 20.0)
+    )
+    await until(lambda: len(registry.holds) == 1)
+    await broker.call(RequestCode.BROKER_REGISTER, registration(topics=("t", "u", "v")))
+    await routes(broker)
+    assert len(registry.holds) == 1
+    await broker.call(RequestCode.BROKER_REGISTER, registration(topics=("u",)))
+    answer = (await holding).header(RouteGetResponse)
+    assert (answer.routes, answer.unchanged) == ([], False)
+    assert answer.version > known.version
+    assert len(registry.holds) == 0
+
+
+async def test_a_held_request_is_answered_when_a_broker_goes(
+    connect: MakeClient, registry: RegistryServer
+) -> None:
+    broker, client = connect(), connect()
+    await broker.call(RequestCode.BROKER_REGISTER, registration())
+    version = (await routes(client)).version
+    holding = asyncio.ensure_future(client.call(RequestCode.ROUTE_GET, held_request(version), 20.0))
+    await until(lambda: len(registry.holds) == 1)
+    await broker.close()
+    assert (await holding).header(RouteGetResponse).brokers == []
+
+
+async def test_a_hold_ends_unchanged_and_an_unknown_version_is_answered_at_once(connect: MakeClient) -> None:
+    client = connect()
+    await client.call(RequestCode.BROKER_REGISTER, registration())
+    version = (await routes(client)).version
+    reply = await client.call(RequestCode.ROUTE_GET, held_request(version, hold_ms=60))
+    answer = reply.header(RouteGetResponse)
+    assert (answer.routes, answer.brokers, answer.unchanged) == ([], [], True)
+    for other in (version - 1, version + 1, 0):
+        reply = await client.call(RequestCode.ROUTE_GET, held_request(other))
+        assert len(reply.header(RouteGetResponse).routes) == 1
+
+
+async def test_a_connection_holds_one_request_and_takes_it_along(
+    connect: MakeClient, registry: RegistryServer
+) -> None:
+    client = connect()
+    version = (await routes(client)).version
+    first = asyncio.ensure_future(client.call(RequestCode.ROUTE_GET, held_request(version, ["t"]), 20.0))
+    await until(lambda: len(registry.holds) == 1)
+    second = asyncio.ensure_future(client.call(RequestCode.ROUTE_GET, held_request(version, ["u"]), 20.0))
+    assert (await first).header(RouteGetResponse).unchanged
+    await until(lambda: len(registry.holds) == 1)
+    await client.close()
+    await until(lambda: len(registry.holds) == 0)
+    await asyncio.gather(second, return_exceptions=True)
+
+
+async def test_past_the_bound_of_held_requests_they_are_answered_at_once(
+    connect: MakeClient, registry: RegistryServer
+) -> None:
+    registry.holds._held_max = 0
+    client = connect()
+    version = (await routes(client)).version
+    reply = await client.call(RequestCode.ROUTE_GET, held_request(version))
+    assert reply.header(RouteGetResponse).unchanged
+
+
+async def test_a_thousand_held_requests_need_no_task(connect: MakeClient, registry: RegistryServer) -> None:
+    version = (await routes(connect())).version
+    clients = [connect() for _ in range(50)]
+    before = len(asyncio.all_tasks())
+    for client in clients:
+        await routes(client)
+    tasks = len(asyncio.all_tasks())
+    assert tasks == before + len(clients)
+    answers: list[Any] = []
+    for client in clients:
+        client.request(RequestCode.ROUTE_GET, held_request(version), answers.append, 20.0)
+    await until(lambda: len(registry.holds) == len(clients))
+    assert len(asyncio.all_tasks()) == tasks
+    await connect().call(RequestCode.BROKER_REGISTER, registration())
+    await until(lambda: len(answers) == len(clients))
+
+
+async def test_routes_beyond_a_frame_come_in_pages(
+    connect: MakeClient, registry: RegistryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect()
+    names = [f"{'x' * 110}{i:06}" for i in range(10_000)]
+    for n in range(3):
+        await connect().call(RequestCode.BROKER_REGISTER, registration(f"b{n}", tuple(names)), 30.0)
+    got: list[Any] = []
+    after, versions = "", set()
+    while True:
+        reply = await client.call(RequestCode.ROUTE_GET, RouteGetRequest(after=after), 10.0)
+        answer = reply.header(RouteGetResponse)
+        got += answer.routes
+        versions.add(answer.version)
+        after = answer.next_after
+        if not after:
+            break
+    assert len(got) == 30_000
+    assert len({(row[0], row[1]) for row in got}) == 30_000
+    assert len(versions) == 1
+
+
+# Ordered topics
+
+
+@pytest.fixture
+async def kept(tmp_path: Path) -> AsyncIterator[Callable[[], Any]]:
+    """Start a registry that keeps its files in one directory; the one before is closed."""
+    running: list[RegistryServer] = []
+    clients: list[Client] = []
+
+    async def start() -> tuple[RegistryServer, Client]:
+        await stop()
+        server = RegistryServer("test", data_dir=tmp_path / "registry")
+        server.load()
+        await server.listen("127.0.0.1", 0)
+        running.append(server)
+        clients.append(Client(f"127.0.0.1:{server.rpc.port}", "client", "c"))
+        return server, clients[-1]
+
+    async def stop() -> None:
+        while clients:
+            await clients.pop().close()
+        while running:
+            await running.pop().close()
+
+    yield start
+    await stop()
+
+
+async def order_of(client: Client) -> dict[str, dict[str, int]]:
+    reply = await client.call(RequestCode.ORDER_GET, OrderGetRequest())
+    return {row.topic: row.queues for row in rows(OrderRow, reply.header(OrderGetResponse).topics)}
+
+
+async def test_what_is_set_survives_a_kill_of_the_registry(kept: Any, tmp_path: Path) -> None:
+    _, client = await kept()
+    await client.call(RequestCode.ORDER_SET, OrderSetRequest("t", {"b0": 4, "b1": 2}))
+    # The answer came after the file: what a kill would leave is there.
+    copy = tmp_path / "killed"
+    shutil.copytree(tmp_path / "registry", copy)
+    server = RegistryServer("test", data_dir=copy)
+    server.load()
+    assert server.tables.order.listed() == [OrderRow("t", {"b0": 4, "b1": 2})]
+    await server.close()
+    _, client = await kept()
+    assert await order_of(client) == {"t": {"b0": 4, "b1": 2}}
+    await client.call(RequestCode.ORDER_SET, OrderSetRequest("t", {}))
+    assert await order_of(client) == {}
+
+
+async def test_what_is_learnt_from_a_broker_survives_a_restart(kept: Any) -> None:
+    _, client = await kept()
+    row = TopicRow("t", 4, 4, 6, "log", 1, True)
+    await client.call(
+        RequestCode.BROKER_REGISTER, BrokerRegisterRequest("test", "b0", 0, "127.0.0.1:1", 1, [row])
+    )
+    _, client = await kept()
+    assert await order_of(client) == {"t": {"b0": 4}}
+    assert (await routes(client)).routes == [["t", "b0", 0, 4, 6, "log", 1, True]]
+
+
+async def test_a_file_that_cannot_be_written_refuses_and_is_tried_again(kept: Any, tmp_path: Path) -> None:
+    _, client = await kept()
+    blocked = tmp_path / "registry"
+    blocked.write_text("in the way")
+    with pytest.raises(RemoteError, match="write"):
+        await client.call(RequestCode.ORDER_SET, OrderSetRequest("t", {"b0": 4}))
+    blocked.unlink()
+    await client.call(RequestCode.ORDER_SET, OrderSetRequest("u", {"b0": 1}))
+    _, client = await kept()
+    assert await order_of(client) == {"t": {"b0": 4}, "u": {"b0": 1}}
+
+
+async def test_a_damaged_file_refuses_the_start_or_its_backup_is_told(kept: Any, tmp_path: Path) -> None:
+    _, client = await kept()
+    await client.call(RequestCode.ORDER_SET, OrderSetRequest("t", {"b0": 4}))
+    await client.call(RequestCode.ORDER_SET, OrderSetRequest("u", {"b0": 4}))
+    path = tmp_path / "registry" / "orderTopic.json"
+    path.write_bytes(path.read_bytes().replace(b"b0", b"b1"))
+    server = RegistryServer("test", data_dir=tmp_path / "registry")
+    with pytest.raises(StoreFormatError, match=r"orderTopic\.json.*checksum"):
+        server.load()
+    server.load(accept_backup=True)
+    assert server.tables.order.listed() == [OrderRow("t", {"b0": 4})]
+
+
+async def test_a_bad_order_is_refused(kept: Any) -> None:
+    _, client = await kept()
+    with pytest.raises(RemoteError, match="letters"):
+        await client.call(RequestCode.ORDER_SET, OrderSetRequest("a.b", {"b0": 4}))
+    assert await order_of(client) == {}

@@ -56,6 +56,7 @@ class Stack:
             "gateway.port": self.mqtt_port,
             "gateway.workers": 2,
             "gateway.drain_s": 5,
+            "registry.data_dir": directory / "registry",
             "storage.data_dir": directory / "store",
             "stats.data_dir": directory / "stats",
             "storage.segment_size_bytes": 64 << 20,

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from holdmq.errors import Code, HoldMQError
-from holdmq.wire.headers import BrokerRow, RouteRow, TopicRow
+from holdmq.wire.headers import BrokerRow, OrderRow, RouteRow, TopicRow
 from registry.core import tables as module
 from registry.core.tables import BrokerKey, Tables
 
@@ -25,7 +25,8 @@ def broker(name: str = "a", broker_id: int = 0, address: str = "h:1", cluster: s
 def test_a_broker_enters_every_table_and_leaves_every_table() -> None:
     tables = Tables()
     tables.register(broker(), [topic("t"), topic("%SESSION", 64)], "conn", 0.0)
-    assert tables.routes(["t", "none"]) == ([route("t", "a")], [broker()])
+    assert tables.routes(["t", "none"]) == ([route("t", "a")], "")
+    assert tables.brokers() == [broker()]
     assert tables.clusters() == {"c": ["a"]}
     assert tables.topics() == ["%SESSION", "t"]
     assert (tables.broker_count, tables.topic_count, tables.route_count) == (1, 2, 2)
@@ -39,7 +40,8 @@ def test_a_registration_replaces_what_the_broker_said_before() -> None:
     tables = Tables()
     tables.register(broker(), [topic("t"), topic("gone")], "conn", 0.0)
     assert tables.register(broker(address="h:2"), [topic("t", 8), topic("new")], "conn2", 1.0) == "h:1"
-    assert tables.routes() == ([route("t", "a", 8), route("new", "a")], [broker(address="h:2")])
+    assert tables.routes() == ([route("new", "a"), route("t", "a", 8)], "")
+    assert tables.brokers() == [broker(address="h:2")]
 
 
 def test_the_version_rises_with_changes_only() -> None:
@@ -61,7 +63,8 @@ def test_who_was_silent_too_long_is_dropped_and_others_stay() -> None:
     assert tables.expire(120.0, 120.0) == []
     assert tables.silent_ms(120.0) == {"a": 120_000, "b": 20_000}
     assert tables.expire(120.1, 120.0) == [BrokerKey("a", 0)]
-    assert tables.routes(["t"]) == ([route("t", "b")], [broker("b")])
+    assert tables.routes(["t"])[0] == [route("t", "b")]
+    assert tables.brokers() == [broker("b")]
 
 
 def test_a_registration_keeps_a_broker_from_expiring() -> None:
@@ -96,9 +99,10 @@ def test_the_lowest_id_speaks_for_a_broker_s_name() -> None:
     tables.register(broker(broker_id=1, address="h:2"), [topic("t", 2)], "slave", 0.0)
     assert tables.routes(["t"])[0] == [route("t", "a", 2)]
     tables.register(broker(), [topic("t", 4), topic("m")], "master", 0.0)
-    assert tables.routes()[0] == [route("t", "a", 4), route("m", "a")]
+    assert tables.routes()[0] == [route("m", "a"), route("t", "a", 4)]
     tables.connection_closed("master")
-    assert tables.routes() == ([route("t", "a", 2)], [broker(broker_id=1, address="h:2")])
+    assert tables.routes() == ([route("t", "a", 2)], "")
+    assert tables.brokers() == [broker(broker_id=1, address="h:2")]
     tables.connection_closed("slave")
     assert tables.size() == 0
 
@@ -134,13 +138,97 @@ def test_routes_are_bounded_and_a_refusal_changes_nothing() -> None:
     assert len(tables.routes()[0]) == 3
 
 
-def test_an_answer_with_too_many_routes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROUTE_ANSWER_MAX", 2)
+def pages(tables: Tables, topics: list[str] | None, max_bytes: int) -> list[list[RouteRow]]:
+    found: list[list[RouteRow]] = []
+    after = ""
+    while True:
+        rows, after = tables.routes(topics, after, max_bytes)
+        found.append(rows)
+        if not after:
+            return found
+
+
+@pytest.mark.parametrize("topics", [None, ["b", "none", "a", "c", "b"]])
+def test_an_answer_comes_in_pages_that_split_no_topic(topics: list[str] | None) -> None:
     tables = Tables()
-    tables.register(broker("a"), [topic("t"), topic("u"), topic("v")], 1, 0.0)
-    with pytest.raises(HoldMQError, match="ask for fewer topics"):
-        tables.routes()
-    assert len(tables.routes(["t", "u", "t"])[0]) == 2
+    for name in "xy":
+        tables.register(broker(name), [topic(t) for t in "abc"], name, 0.0)
+    for max_bytes in (1, 100, 1000):
+        found = pages(tables, topics, max_bytes)
+        assert [row for page in found for row in page] == [route(t, name) for t in "abc" for name in "xy"]
+        assert len(found) == (1 if max_bytes == 1000 else 3)
+    assert tables.routes(["none"], "", 1) == ([], "")
+
+
+def test_a_page_goes_on_after_a_topic_that_is_gone() -> None:
+    tables = Tables()
+    tables.register(broker(), [topic(t) for t in "abc"], 1, 0.0)
+    rows, after = tables.routes(None, "", 1)
+    assert (rows, after) == ([route("a", "a")], "a")
+    tables.register(broker(), [topic("c")], 1, 0.0)
+    assert tables.routes(None, after, 1) == ([route("c", "a")], "")
+
+
+def test_what_changed_is_told_once_by_topic() -> None:
+    tables = Tables()
+    tables.register(broker("a"), [topic("t"), topic("u")], 1, 0.0)
+    assert tables.take_changed() == ({"t", "u"}, True)
+    tables.register(broker("a"), [topic("t"), topic("u", 8)], 1, 0.0)
+    assert tables.take_changed() == ({"u"}, False)
+    tables.register(broker("a"), [topic("t"), topic("u", 8)], 1, 0.0)
+    assert tables.take_changed() == (set(), False)
+    tables.unregister("a", 0)
+    assert tables.take_changed() == ({"t", "u"}, True)
+
+
+def ordered(name: str, queues: int = 4) -> TopicRow:
+    return topic(name, queues)._replace(order=True)
+
+
+def absent(name: str, broker: str, queues: int = 4) -> RouteRow:
+    return RouteRow(name, broker, 0, queues, 6, "log", 1, True)
+
+
+def test_an_ordered_topic_keeps_the_queues_of_an_absent_broker() -> None:
+    tables = Tables()
+    for name in "ab":
+        tables.register(broker(name), [ordered("t", 2), topic("u")], name, 0.0)
+    tables.connection_closed("b")
+    assert tables.routes()[0] == [
+        route("t", "a", 2)._replace(order=True),
+        absent("t", "b", 2),
+        route("u", "a"),
+    ]
+    assert [row.broker for row in tables.brokers()] == ["a"]
+    tables.connection_closed("a")
+    assert tables.routes()[0] == [absent("t", "a", 2), absent("t", "b", 2)]
+    tables.register(broker("b"), [ordered("t", 3)], "b", 0.0)
+    assert tables.routes()[0] == [route("t", "b", 3)._replace(order=True), absent("t", "a", 2)]
+
+
+def test_a_broker_leaves_an_ordered_topic_that_it_deleted_or_made_unordered() -> None:
+    tables = Tables()
+    tables.register(broker("a"), [ordered("t"), ordered("u")], "a", 0.0)
+    tables.register(broker("a"), [topic("u")], "a", 0.0)
+    assert len(tables.order) == 0
+    tables.connection_closed("a")
+    assert tables.routes() == ([], "")
+
+
+def test_order_can_be_set_for_topics_and_brokers_that_are_absent() -> None:
+    tables = Tables()
+    tables.register(broker("a"), [topic("t", 2)], "a", 0.0)
+    version = tables.version
+    assert tables.set_order(OrderRow("t", {"a": 2, "gone": 3}))
+    assert not tables.set_order(OrderRow("t", {"a": 2, "gone": 3}))
+    assert tables.version == version + 1
+    assert tables.routes()[0] == [route("t", "a", 2)._replace(order=True), absent("t", "gone", 3)]
+    tables.register(broker("a"), [topic("t", 4)], "a", 1.0)
+    assert tables.routes()[0][0] == route("t", "a", 4)._replace(order=True)
+    with pytest.raises(HoldMQError, match="'a' has no topic 'u'"):
+        tables.set_order(OrderRow("u", {"a": 1}))
+    assert tables.set_order(OrderRow("t", {}))
+    assert tables.routes()[0] == [route("t", "a", 4)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,145 @@
+"""Ordered topics: which brokers' queues the keys of a topic are spread over, whoever is absent.
+
+What a registration says of an ordered topic is learnt, so that the queues of a broker stay in the topic's
+routes while it is away; ORDER_SET says it outright. A broker that registers without a topic, or with the
+topic's `order` taken back, leaves that topic. Pure: `registry.order_file` keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from holdmq.errors import Code, RemoteError
+from holdmq.topics import topic_fault
+from holdmq.wire.headers import OrderRow, RouteRow
+
+ORDER_ROWS_MAX: Final = 50_000
+"""Brokers of all ordered topics together (about 200 bytes each): a broker's topics_max on five brokers."""
+QUEUES_MAX: Final = 65_536
+
+Orders = dict[str, dict[str, int]]
+
+
+class OrderTable:
+    """Topic → broker → queues. `version` rises with every change; `refused`: brokers beyond the bound."""
+
+    def __init__(self, rows_max: int = ORDER_ROWS_MAX) -> None:
+        self.version = 0
+        self.rows = 0
+        self.refused = 0
+        self._rows_max = rows_max
+        self._topics: Orders = {}
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __contains__(self, topic: str) -> bool:
+        return topic in self._topics
+
+    def get(self, topic: str) -> Mapping[str, int]:
+        """Brokers and queues of an ordered topic; empty for others."""
+        return self._topics.get(topic, {})
+
+    def topics(self) -> list[str]:
+        """Names of all ordered topics, sorted."""
+        return sorted(self._topics)
+
+    def listed(self, topics: list[str] | None = None) -> list[OrderRow]:
+        """The rows of these topics, or of all; others are left out."""
+        names = self.topics() if topics is None else sorted({str(t) for t in topics} & self._topics.keys())
+        return [OrderRow(name, dict(self._topics[name])) for name in names]
+
+    def learn(
+        self, broker: str, before: Mapping[str, RouteRow], routes: Mapping[str, RouteRow]
+    ) -> frozenset[str]:
+        """Take what a broker registers (`before`: what it had said last); return the topics that changed."""
+        changed: set[str] = set()
+        for topic, row in routes.items():
+            if row.order:
+                if self._put(topic, broker, row.write_queues):
+                    changed.add(topic)
+            elif topic in before and before[topic].order and self._remove(topic, broker):
+                changed.add(topic)
+        for topic in [t for t, brokers in self._topics.items() if broker in brokers and t not in routes]:
+            self._remove(topic, broker)
+            changed.add(topic)
+        return self._told(changed)
+
+    def replace(self, topic: str, queues: Mapping[Any, Any]) -> frozenset[str]:
+        """Set a topic's brokers, {} to forget it; return it if that changed anything.
+
+        Raises RemoteError (TOPIC_INVALID, LIMIT_EXCEEDED).
+        """
+        fault = topic_fault(topic)
+        if fault is not None:
+            raise RemoteError(Code.TOPIC_INVALID, fault)
+        for broker, count in queues.items():
+            if not isinstance(broker, str) or not isinstance(count, int) or not 0 < count <= QUEUES_MAX:
+                raise RemoteError(
+                    Code.LIMIT_EXCEEDED,
+                    f"broker {broker!r} with {count!r} queues: 1 to {QUEUES_MAX} are allowed",
+                )
+        before = self._topics.get(topic, {})
+        if dict(queues) == before:
+            return frozenset()
+        if self.rows - len(before) + len(queues) > self._rows_max:
+            raise RemoteError(
+                Code.LIMIT_EXCEEDED, f"ORDER_ROWS_MAX: {self._rows_max} brokers of ordered topics are kept"
+            )
+        self.rows += len(queues) - len(before)
+        if queues:
+            self._topics[topic] = dict(queues)
+        else:
+            self._topics.pop(topic, None)
+        return self._told({topic})
+
+    def content(self) -> dict[str, Any]:
+        """What the file keeps."""
+        return {"orderTopics": {topic: dict(queues) for topic, queues in self._topics.items()}}
+
+    def load(self, content: Mapping[str, Any], version: int) -> str:
+        """Take a file's content; return what is wrong with it, "" = nothing."""
+        found = content.get("orderTopics")
+        if not isinstance(found, dict):
+            return "orderTopics is missing"
+        for topic, queues in found.items():
+            if not isinstance(queues, dict):
+                return f"topic {topic!r}: no brokers"
+            try:
+                self.replace(topic, queues)
+            except RemoteError as error:
+                return f"topic {topic!r}: {error.remark}"
+        self.version = version
+        return ""
+
+    def _put(self, topic: str, broker: str, queues: int) -> bool:
+        known = self._topics.get(topic)
+        if queues <= 0:
+            return self._remove(topic, broker)
+        if known is not None and broker in known:
+            if known[broker] == queues:
+                return False
+            known[broker] = queues
+            return True
+        if self.rows >= self._rows_max:
+            self.refused += 1
+            return False
+        self._topics.setdefault(topic, {})[broker] = queues
+        self.rows += 1
+        return True
+
+    def _remove(self, topic: str, broker: str) -> bool:
+        known = self._topics.get(topic)
+        if known is None or broker not in known:
+            return False
+        del known[broker]
+        self.rows -= 1
+        if not known:
+            del self._topics[topic]
+        return True
+
+    def _told(self, changed: set[str]) -> frozenset[str]:
+        if changed:
+            self.version += 1
+        return frozenset(changed)

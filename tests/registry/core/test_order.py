@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from holdmq.errors import Code, RemoteError
+from holdmq.wire.headers import OrderRow, RouteRow
+from registry.core.order import OrderTable
+
+
+def rows(*topics: str, queues: int = 4, order: bool = True) -> dict[str, RouteRow]:
+    return {t: RouteRow(t, "a", queues, queues, 6, "log", 1, order) for t in topics}
+
+
+def test_what_is_learnt_is_listed_and_survives_the_file() -> None:
+    table = OrderTable()
+    assert table.learn("a", {}, rows("t", "u")) == {"t", "u"}
+    assert table.learn("a", rows("t", "u"), rows("t", "u")) == frozenset()
+    assert table.learn("b", {}, rows("t", queues=2)) == {"t"}
+    assert table.listed() == [OrderRow("t", {"a": 4, "b": 2}), OrderRow("u", {"a": 4})]
+    assert table.listed(["u", "none"]) == [OrderRow("u", {"a": 4})]
+    again = OrderTable()
+    assert again.load(table.content(), table.version) == ""
+    assert again.listed() == table.listed()
+    assert (again.version, again.rows) == (table.version, 3)
+
+
+def test_after_a_restart_a_topic_stays_ordered_until_it_is_deleted_or_set() -> None:
+    table = OrderTable()
+    assert table.load({"orderTopics": {"t": {"a": 4, "gone": 4}}}, 7) == ""
+    assert table.learn("a", {}, rows("t", order=False)) == frozenset()
+    assert table.learn("a", rows("t"), {}) == {"t"}
+    assert table.get("t") == {"gone": 4}
+
+
+def test_brokers_of_ordered_topics_are_bounded() -> None:
+    table = OrderTable(rows_max=2)
+    assert table.learn("a", {}, rows("t", "u", "v")) == {"t", "u"}
+    assert (table.rows, table.refused) == (2, 1)
+    with pytest.raises(RemoteError, match="ORDER_ROWS_MAX"):
+        table.replace("w", {"a": 1})
+    assert table.replace("t", {"b": 1}) == {"t"}
+    assert table.replace("t", {}) == {"t"}
+    assert table.replace("w", {"a": 1}) == {"w"}
+
+
+@pytest.mark.parametrize(
+    ("topic", "queues", "code"),
+    [("a.b", {"a": 1}, Code.TOPIC_INVALID), ("t", {"a": 0}, Code.LIMIT_EXCEEDED), ("t", {"a": "x"}, 28)],
+)
+def test_what_cannot_be_is_refused(topic: str, queues: dict[str, int], code: int) -> None:
+    table = OrderTable()
+    with pytest.raises(RemoteError) as caught:
+        table.replace(topic, queues)
+    assert caught.value.code == code
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize("content", [{}, {"orderTopics": {"t": 1}}, {"orderTopics": {"t": {"a": -1}}}])
+def test_a_file_of_another_shape_is_told(content: dict[str, object]) -> None:
+    assert OrderTable().load(content, 1)
