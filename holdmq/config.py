@@ -467,8 +467,7 @@ class ClientSection(Section):
     )
     secret_file: str = Field(
         "",
-        description="File with the secret of access_key, readable by its owner only; read for each connection "
-        "anew.",
+        description="File with the secret of access_key, readable by its owner only; each connection reads it.",
     )
     tls: bool = Field(
         False, description="Use TLS with the system's authorities; on by itself when another tls_ key is set."
@@ -546,8 +545,8 @@ class Config(BaseModel):
             return True
         raise ConfigError(
             f"{section}.bind is {bind}, which other machines can reach, but there are no credentials; set "
-            "security.keys_file (holdmq key create) or security.tls_client_ca, or set security.allow_anonymous "
-            "to true to give everything to everybody who can reach the port"
+            "security.keys_file (holdmq key create) or security.tls_client_ca, or set "
+            "security.allow_anonymous to true to give everything to everybody who can reach the port"
         )
 
     def registries(self) -> list[str]:

@@ -114,8 +114,8 @@ class Introduction:
             return
         if not self._server_nonce:
             raise WireError(
-                f"{answer.name!r} took HELLO without asking for our secret: it is not the server that we were told "
-                "of, or it has no access keys yet (security.keys_file there)",
+                f"{answer.name!r} took HELLO without asking for our secret: it is not the server that we were "
+                "told of, or it has no access keys yet (security.keys_file there)",
                 Code.UNAUTHENTICATED,
             )
         if not is_proof(answer.proof, server_proof(self._secret, self.hello, self._server_nonce)):

@@ -35,7 +35,7 @@ class Server:
     `on_closed` is told of every connection that had said HELLO. Counters: `connections`
     (now), `refused` (connections that broke the protocol, kept silent or came over the bound).
     `security` decides who may connect and what they may ask for, and has the TLS of `listen`; None = all
-    may ask for everything.
+    may ask for everything. It may be set until `listen` is called.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Server:
         self._outstanding_max_bytes = outstanding_max_bytes
         self._connections_max = connections_max
         self._hello_timeout_s = hello_timeout_s
-        self._security = security
+        self.security = security
         self._watching: asyncio.Task[None] | None = None
         self._listeners: list[asyncio.AbstractServer] = []
         self.port = 0
@@ -100,13 +100,13 @@ class Server:
         self._listeners.clear()
 
     def _tls(self) -> dict[str, Any]:
-        if self._security is None or self._security.tls is None:
+        if self.security is None or self.security.tls is None:
             return {}
-        return {"ssl": self._security.tls.context, "ssl_handshake_timeout": self._hello_timeout_s}
+        return {"ssl": self.security.tls.context, "ssl_handshake_timeout": self._hello_timeout_s}
 
     def _watch(self) -> None:
-        if self._security is not None and self._watching is None:
-            watching = self._security.watch(self.connections)
+        if self.security is not None and self._watching is None:
+            watching = self.security.watch(self.connections)
             self._watching = asyncio.get_running_loop().create_task(watching, name="security")
 
     def _protocol(self) -> Connection:
@@ -142,9 +142,9 @@ class Server:
         try:
             grants.check(request.command.code, request.command.ext_fields)
         except RemoteError as e:
-            if self._security is not None:
-                self._security.not_permitted += 1
-                self._security.say_refused("request refused", connection, e)
+            if self.security is not None:
+                self.security.not_permitted += 1
+                self.security.say_refused("request refused", connection, e)
             raise
 
     def _hello_received(self, request: Request) -> None:
@@ -162,13 +162,13 @@ class Server:
                 f"protocol version {hello.protocol_version}; this server speaks {PROTOCOL_VERSION}",
             )
         proof = b""
-        if self._security is not None:
+        if self.security is not None:
             try:
-                proof = self._security.admit(connection, hello)
+                proof = self.security.admit(connection, hello)
             except RemoteError as e:
                 request.refuse(e)
                 if not connection.challenge:
-                    self._security.say_refused("connection refused", connection, e)
+                    self.security.say_refused("connection refused", connection, e)
                     connection.close(e)
                 return
         connection.context.cancel()
