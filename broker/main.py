@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 from pathlib import Path
 
 from broker.core.topics import TopicTable
@@ -14,6 +15,9 @@ from broker.topics import Topics
 from holdmq.config import Config
 from holdmq.errors import StoreFormatError
 from holdmq.process import Service
+from holdmq.rpc.auth import ServerSecurity
+from holdmq.rpc.metrics import SecurityCollector
+from holdmq.rpc.security import Security
 from holdmq.telemetry import METRICS
 from holdmq.wire.headers import BrokerRegisterRequest
 from storage.log.store import open_store
@@ -25,6 +29,7 @@ async def main(config: Config, service: Service) -> None:
     """Run one broker until `service.stopping`; raises HoldMQError when it cannot start."""
     loop = asyncio.get_running_loop()
     settings = config.broker
+    security = ServerSecurity.of(config, "broker")
     table = TopicTable(settings.topics_max, settings.topic_queues_default)
     accept_backup = config.storage.accept_backup
     store = open_store(
@@ -50,8 +55,11 @@ async def main(config: Config, service: Service) -> None:
     gc.collect()
     gc.freeze()
     server = BrokerServer(settings.name, config.cluster.name, store, topics, config.storage.record_max_bytes)
+    server.rpc.security = security
+    METRICS.register(SecurityCollector(security))
     METRICS.register(Numbers({"holdmq_broker_": server.numbers, "holdmq_store_": store.numbers}))
     try:
+        loop.add_signal_handler(signal.SIGHUP, security.reload_soon)
         await server.rpc.listen(settings.bind, settings.port)
         address = settings.advertise or f"{settings.bind}:{server.rpc.port}"
         registration = Registration(
@@ -61,6 +69,7 @@ async def main(config: Config, service: Service) -> None:
             lambda: BrokerRegisterRequest(
                 config.cluster.name, settings.name, 0, address, table.data_version, table.rows()
             ),
+            Security.of(config),
         )
         topics.on_change = registration.changed
         registration.start()

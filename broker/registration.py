@@ -11,6 +11,7 @@ import structlog
 
 from holdmq.errors import HoldMQError
 from holdmq.rpc.client import Client
+from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import BrokerRegisterRequest, BrokerUnregisterRequest
 
@@ -28,13 +29,15 @@ class Registration:
         name: str,
         interval_s: float,
         current: Callable[[], BrokerRegisterRequest],
+        security: Security | None = None,
     ) -> None:
         self.registered: dict[str, bool] = dict.fromkeys(registries, False)
         self._current = current
         self._interval_s = interval_s
         self._changed = asyncio.Event()
         self._clients = [
-            Client(address, "broker", name, on_up=self._up, on_down=self._down) for address in registries
+            Client(address, "broker", name, on_up=self._up, on_down=self._down, security=security)
+            for address in registries
         ]
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 from holdmq.config import Config
 from holdmq.errors import StartupError
 from holdmq.process import Service, listen_error
+from holdmq.rpc.auth import ServerSecurity
+from holdmq.rpc.metrics import SecurityCollector
+from holdmq.telemetry import METRICS
 from registry.server import RegistryServer
 
 
 async def main(config: Config, service: Service) -> None:
     """Serve the tables on ``registry.bind:registry.port`` until the process is told to stop."""
     section = config.registry
+    security = ServerSecurity.of(config, "registry")
     server = RegistryServer(
         config.cluster.name, section.scan_interval_s, section.broker_expiry_s, data_dir=Path(section.data_dir)
     )
     await asyncio.to_thread(server.load, section.accept_backup)
+    server.rpc.security = security
+    METRICS.register(SecurityCollector(security))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload_soon)
     try:
         port = await server.listen(section.bind, section.port)
     except StartupError as error:
