@@ -467,7 +467,7 @@ class ClientSection(Section):
     )
     secret_file: str = Field(
         "",
-        description="File with the secret of access_key, readable by its owner only; each connection reads it.",
+        description="File with the secret of access_key, readable by its owner only; read at each connect.",
     )
     tls: bool = Field(
         False, description="Use TLS with the system's authorities; on by itself when another tls_ key is set."

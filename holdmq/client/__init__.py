@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from holdmq.client.route import Link, RouteTable, TopicRoute
     from holdmq.client.sync import SyncAdmin, SyncProducer, SyncPullConsumer
     from holdmq.message import Message, MessageId, TopicQueue
+    from holdmq.rpc.security import Security
 
 __all__ = [
     "Admin",
@@ -31,6 +32,7 @@ __all__ = [
     "PullConsumer",
     "Pulled",
     "RouteTable",
+    "Security",
     "SendResult",
     "SyncAdmin",
     "SyncProducer",
@@ -52,6 +54,7 @@ _MODULES = {
     "PullConsumer": "holdmq.client.pull_consumer",
     "Pulled": "holdmq.client.cursors",
     "RouteTable": "holdmq.client.route",
+    "Security": "holdmq.rpc.security",
     "SendResult": "holdmq.client.lanes",
     "SyncAdmin": "holdmq.client.sync",
     "SyncProducer": "holdmq.client.sync",

@@ -84,12 +84,13 @@ class Admin:
         client_id: str = "",
         role: str = "console",
         routes: RouteTable | None = None,
+        security: Security | None = None,
     ) -> None:
         self.routes = routes
         self._owns_routes = routes is None
         if routes is None:
             name = client_id or f"admin-{secrets.token_hex(8)}"
-            self.routes = RouteTable(registries, name, role=role)
+            self.routes = RouteTable(registries, name, role=role, security=security)
 
     async def __aenter__(self) -> Self:
         self._table().start()

@@ -59,14 +59,18 @@ class Producer:
         *,
         client_id: str = "",
         routes: RouteTable | None = None,
+        security: Security | None = None,
         send_timeout_s: float = SEND_TIMEOUT_S,
         outstanding_max_bytes: int = OUTSTANDING_MAX_BYTES,
     ) -> None:
+        self._owns_routes = False
         self.producer_id = secrets.randbits(63)
         self.client_id = client_id or f"producer-{self.producer_id:016x}"
-        self.routes = routes if routes is not None else RouteTable(registries, self.client_id)
+        if routes is None:
+            routes = RouteTable(registries, self.client_id, security=security)
+            self._owns_routes = True
+        self.routes = routes
         self.sender: Sender | None = None
-        self._owns_routes = routes is None
         self._send_timeout_s = send_timeout_s
         self._outstanding_max_bytes = outstanding_max_bytes
         self._ids = 0

@@ -84,14 +84,17 @@ class PullConsumer:
         *,
         client_id: str = "",
         routes: RouteTable | None = None,
+        security: Security | None = None,
         tags: Collection[str] | None = None,
         tag_filter: str | None = None,
     ) -> None:
         self.client_id = client_id or f"consumer-{secrets.token_hex(8)}"
         self._tags = _checked_tags(tags, tag_filter)
         self._tag_filter = tag_filter
-        self.routes = routes if routes is not None else RouteTable(registries, self.client_id)
         self._owns_routes = routes is None
+        if routes is None:
+            routes = RouteTable(registries, self.client_id, security=security)
+        self.routes = routes
         self._cursors: dict[TopicQueue, Cursor] = {}
         self._topics: set[str] = set()
         self._filters: dict[str, _Filter] = {}

@@ -9,6 +9,7 @@ from typing import Final
 from holdmq.errors import HoldMQError, TransportError
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Reply
+from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header
 
@@ -19,11 +20,19 @@ REGISTRY_TIMEOUT_S: Final = 2.0
 class Registries:
     """The registries of one cluster; any of them will do."""
 
-    def __init__(self, addresses: Sequence[str], role: str, client_id: str, software: str) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        role: str,
+        client_id: str,
+        software: str,
+        security: Security | None = None,
+    ) -> None:
         self._addresses = list(dict.fromkeys(addresses))
         self._role = role
         self._client_id = client_id
         self._software = software
+        self._security = security
         self._current: Client | None = None
 
     async def call(self, code: RequestCode, header: Header) -> Reply:
@@ -46,7 +55,9 @@ class Registries:
 
     async def _try_all(self, code: RequestCode, header: Header) -> Reply:
         clients = [
-            Client(address, self._role, self._client_id, software=self._software)
+            Client(
+                address, self._role, self._client_id, software=self._software, security=self._security
+            )
             for address in self._addresses
         ]
         loop = asyncio.get_running_loop()

@@ -21,6 +21,7 @@ from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageE
 from holdmq.message import TopicQueue
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Connection, Reply, Request
+from holdmq.rpc.security import Security
 from holdmq.topics import topic_fault
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
@@ -110,6 +111,7 @@ class RouteTable:
         follow_all: bool = False,
         refresh_s: float = REFRESH_S,
         reroute_s: float = REROUTE_S,
+        security: Security | None = None,
     ) -> None:
         if isinstance(registries, str) or not registries:
             raise UsageError("registries must be a list of at least one host:port")
@@ -125,7 +127,8 @@ class RouteTable:
         self.on_down: list[Callable[[Link, HoldMQError], None]] = []
         self.on_push: list[Callable[[Link, Request], bool]] = []
         self._role = role
-        self._registries = Registries(registries, role, client_id, SOFTWARE)
+        self._security = security
+        self._registries = Registries(registries, role, client_id, SOFTWARE, security)
         self._follow_all = follow_all
         self._refresh_s = refresh_s
         self._followed: dict[str, None] = {}
@@ -391,7 +394,14 @@ class RouteTable:
             request.reply(Empty())
 
         client = Client(
-            address, self._role, self.client_id, software=SOFTWARE, on_up=up, on_down=down, on_request=pushed
+            address,
+            self._role,
+            self.client_id,
+            software=SOFTWARE,
+            on_up=up,
+            on_down=down,
+            on_request=pushed,
+            security=self._security,
         )
         link = Link(name, client)
         return link

@@ -34,6 +34,7 @@ from holdmq.client.pull_consumer import (
 )
 from holdmq.errors import HoldMQError, UsageError
 from holdmq.message import Message, TopicQueue
+from holdmq.rpc.security import Security
 from holdmq.wire.headers import BrokerStatusResponse, ConnectionRow
 
 T = TypeVar("T")
@@ -171,8 +172,9 @@ class SyncPullConsumer(_Blocking[PullConsumer]):
         client_id: str = "",
         tags: Collection[str] | None = None,
         tag_filter: str | None = None,
+        security: Security | None = None,
     ) -> None:
-        settings = {"client_id": client_id, "tags": tags, "tag_filter": tag_filter}
+        settings = {"client_id": client_id, "tags": tags, "tag_filter": tag_filter, "security": security}
         super().__init__(PullConsumer, (list(registries),), settings)
 
     def assign(
@@ -219,8 +221,16 @@ async def _lag(consumer: PullConsumer) -> dict[TopicQueue, int]:
 class SyncAdmin(_Blocking[Admin]):
     """A blocking `Admin`; takes the same settings."""
 
-    def __init__(self, registries: Sequence[str], *, client_id: str = "", role: str = "console") -> None:
-        super().__init__(Admin, (list(registries),), {"client_id": client_id, "role": role})
+    def __init__(
+        self,
+        registries: Sequence[str],
+        *,
+        client_id: str = "",
+        role: str = "console",
+        security: Security | None = None,
+    ) -> None:
+        settings = {"client_id": client_id, "role": role, "security": security}
+        super().__init__(Admin, (list(registries),), settings)
 
     def cluster(self) -> ClusterView:
         """See `Admin.cluster`."""

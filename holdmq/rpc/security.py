@@ -114,7 +114,7 @@ class Introduction:
             return
         if not self._server_nonce:
             raise WireError(
-                f"{answer.name!r} took HELLO without asking for our secret: it is not the server that we were "
+                f"{answer.name!r} took HELLO without asking for our secret: it is not the server we were "
                 "told of, or it has no access keys yet (security.keys_file there)",
                 Code.UNAUTHENTICATED,
             )
