@@ -11,8 +11,10 @@ from broker.moves import Moves
 from broker.part import Part
 from broker.produce import Produce
 from broker.pull import Pull
+from broker.queries import Queries
 from broker.reads import Reads
 from broker.statistics import Statistics, TopicCounts
+from broker.tables import Tables
 from broker.topics import Topics
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest, Server
@@ -61,8 +63,11 @@ class BrokerServer:
         self.pull = Pull(store, topics.table, self.statistics)
         self.reads = Reads(store)
         self.topics = topics
+        self.produce.clock_ms = clock_ms
         self.moves = Moves(store, Copies(store, topics), topics, clock_ms)
         self.parts: list[Part] = [self.produce, self.pull, self.reads, topics, self.moves]
+        self.tables = Tables(store, topics.table, record_max_bytes)
+        self.parts += [self.tables, Queries(store, topics.table)]
         self._store = store
         self._record_max_bytes = record_max_bytes
         self._states: dict[Connection, dict[str, Any]] = {}
@@ -82,7 +87,7 @@ class BrokerServer:
             self._hello,
             record_max_bytes + FRAME_OVERHEAD_BYTES,
             on_closed=self._closed,
-            on_writable=self.reads.writable,
+            on_writable=self._writable,
         )
 
     async def drain(self) -> None:
@@ -109,6 +114,10 @@ class BrokerServer:
         self._states.pop(connection, None)
         for part in self.parts:
             part.closed(connection)
+
+    def _writable(self, connection: Connection) -> None:
+        for part in self.parts:
+            part.writable(connection)
 
     def _hello(self, connection: Connection, hello: HelloRequest) -> HelloResponse:
         return HelloResponse(

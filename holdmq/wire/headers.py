@@ -89,11 +89,15 @@ class RunResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProduceRequest(Header):
-    """Body: count u32 | sizes u32 x count | records. `crc` is the body's CRC-32."""
+    """Body: count u32 | sizes u32 x count | records. `crc` is the body's CRC-32.
+
+    `delayed`: indices of the runs whose records wait until they are due (holdmq.wire.move_headers).
+    """
 
     crc: int
     runs: list[ProduceRun]
     want_positions: bool = False
+    delayed: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
