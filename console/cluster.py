@@ -36,8 +36,9 @@ Rows = dict[str, list[dict[str, Any]]]
 class Cluster:
     """Asks the cluster whose registries are `registries` (host:port each). Call `open` before use."""
 
-    def __init__(self, registries: list[str]) -> None:
-        self._admin = Admin(registries, client_id=f"console-{socket.gethostname()}-{os.getpid()}")
+    def __init__(self, registries: list[str], security: Security | None = None) -> None:
+        name = f"console-{socket.gethostname()}-{os.getpid()}"
+        self._admin = Admin(registries, client_id=name, security=security)
         self._turn = asyncio.Lock()
         self._asked_at = -FRESH_S
         self._view: Rows = {name: [] for name in NAMES}

@@ -17,6 +17,7 @@ from console.feed import Feed
 from holdmq.config import Config
 from holdmq.errors import StartupError
 from holdmq.process import Service, listen_error
+from holdmq.rpc.security import Security
 
 DRAIN_S: Final = 5
 """Time for requests in hand to be answered after the signal: streams end at once, the others take ms."""
@@ -43,7 +44,7 @@ async def main(config: Config, service: Service) -> None:
     section.check_exposure()
     listener = _bind(section.bind, section.port)
     port: int = listener.getsockname()[1]
-    cluster = Cluster(config.registries())
+    cluster = Cluster(config.registries(), Security.of(config))
     feed = Feed(Path(config.stats.data_dir) / TABLE, cluster, section.streams_max)
     app = build(feed, cluster, service.readiness, service.liveness, section.requests_max)
     server = _Server(

@@ -30,6 +30,7 @@ from holdmq.config import Config
 from holdmq.errors import HoldMQError
 from holdmq.mqtt import ReasonCode, TopicTable, Will
 from holdmq.rpc.connection import Connection
+from holdmq.rpc.security import Security
 from holdmq.wire.headers import FilterTerm, HelloResponse
 
 if TYPE_CHECKING:
@@ -72,7 +73,11 @@ class Worker:
             TopicTable(entry), limits, self.counters, lambda: f"auto-{secrets.token_hex(12)}"
         )
         self.routes = RouteTable(
-            config.registries(), f"gateway-{socket.gethostname()}-{index}", role="gateway", follow_all=True
+            config.registries(),
+            f"gateway-{socket.gethostname()}-{index}",
+            role="gateway",
+            follow_all=True,
+            security=Security.of(config),
         )
         self.links: dict[str, BrokerLink] = {}
         self.topics = Topics(self.routes, self.links, self.counters, section.mqtt_topics_max)

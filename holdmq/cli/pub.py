@@ -95,7 +95,7 @@ async def _send(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console,
         disable=not console.is_terminal, transient=True,
     )  # fmt: skip
-    async with Producer(config.registries()) as producer:
+    async with Producer(config.registries(), security=Security.of(config)) as producer:
         with progress:
             shown = progress.add_task("connecting")
             # Standard input may be slow; the connections live on while it is waited for.

@@ -69,7 +69,11 @@ class _Subscription:
             loop.add_signal_handler(number, self._done.set)
         reads_all = self._filter.partition("/")[0] in ("+", "#")
         routes = RouteTable(
-            config.registries(), f"holdmq-sub-{os.getpid()}", follow_all=reads_all, refresh_s=REFRESH_S
+            config.registries(),
+            f"holdmq-sub-{os.getpid()}",
+            follow_all=reads_all,
+            refresh_s=REFRESH_S,
+            security=Security.of(config),
         )
         routes.start()
         try:

@@ -107,8 +107,9 @@ async def _create(config: Config, name: str, queues: int, key_levels: int) -> li
 def routes_of(config: Config) -> RouteTable:
     """Return a route table for one command; the caller closes it."""
     from holdmq.client.route import RouteTable
+    from holdmq.rpc.security import Security
 
-    return RouteTable(config.registries(), f"holdmq-cli-{os.getpid()}")
+    return RouteTable(config.registries(), f"holdmq-cli-{os.getpid()}", security=Security.of(config))
 
 
 async def live_brokers(routes: RouteTable) -> list[str]:

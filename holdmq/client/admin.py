@@ -13,6 +13,7 @@ from holdmq.client.route import RouteTable
 from holdmq.errors import HoldMQError, TransportError, UsageError
 from holdmq.message import TopicQueue
 from holdmq.rpc.connection import Reply
+from holdmq.rpc.security import Security
 from holdmq.topics import topic_fault
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header, rows

@@ -20,6 +20,7 @@ from holdmq.client.sender import OUTSTANDING_MAX_BYTES, PRODUCE_MAX_BYTES, Sende
 from holdmq.errors import BatchError, Code, HoldMQError, RemoteError, TransportError, UsageError
 from holdmq.message import Message, TopicQueue
 from holdmq.record import encode_message
+from holdmq.rpc.security import Security
 from holdmq.topics import queue_of_key, rank_queues, tag_fault, topic_fault
 
 SEND_TIMEOUT_S: Final = 30.0

@@ -23,6 +23,7 @@ from holdmq.mqtt.filters import check_filter
 from holdmq.mqtt.reasons import MqttError
 from holdmq.record import decode_record, tag_of_record
 from holdmq.rpc.connection import Connection, Reply
+from holdmq.rpc.security import Security
 from holdmq.topics import tag_fault, tag_filter_term, tag_matches, tag_term
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
