@@ -5,18 +5,19 @@ from __future__ import annotations
 import struct
 import time
 import zlib
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from broker.core.delays import waiting_records
 from broker.core.sequences import Key, SequencedBatch, Sequences
 from broker.core.topics import TopicTable
 from broker.part import Part
 from broker.statistics import Statistics
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, WireError
-from holdmq.record_batch import check_entries, hashes_of
+from holdmq.record_batch import check_entries, hashes_of, starts_of
 from holdmq.record_check import check_properties
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
@@ -24,6 +25,7 @@ from holdmq.topics import is_system_topic
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, RunResult
+from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
 from storage.store import Batch, MessageStore, Run
 
 _COUNT: Final = struct.Struct(">I")
@@ -62,6 +64,18 @@ class _Pending:
         self.request.reply(ProduceResponse(results, positions, RETRY_AFTER_MS if busy else 0))
 
 
+class _Body(NamedTuple):
+    """What a PRODUCE carries: checked records, their sizes and encoded properties, one for each."""
+
+    records: memoryview
+    sizes: npt.NDArray[np.int64]
+    properties: list[bytes]
+    has_keys: bool
+
+
+_Waiting = list[bytes] | RemoteError
+
+
 class _Accepted:
     """A run that goes to the store, and where its answer belongs."""
 
@@ -83,6 +97,8 @@ class Produce(Part):
         self.sequences = Sequences()
         self.batches = 0
         self.refused_runs = 0
+        self.delayed = 0
+        self.clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self._store = store
         self._topics = topics
         self._statistics = statistics
@@ -95,6 +111,7 @@ class Produce(Part):
         return {
             "produce_batches_total": self.batches,
             "produce_runs_refused_total": self.refused_runs,
+            "produce_delayed_total": self.delayed,
             "producer_windows": len(self.sequences),
             "producer_repeats_total": self.sequences.repeats,
             "producer_windows_evicted_total": self.sequences.evicted,
@@ -104,23 +121,22 @@ class Produce(Part):
         """Answer one PRODUCE, now or when the store has confirmed it."""
         header = request.header(ProduceRequest)
         runs = rows(ProduceRun, header.runs)
-        records, sizes, properties = self._parse(request.body, header, runs)
+        body = self._parse(request.body, header, runs)
         self.batches += 1
         now = time.monotonic()
         pending = _Pending(request, header, len(runs))
         busy = self._is_busy()
+        later = self._wait_for(header, runs, body) if header.delayed else {}
         accepted: list[_Accepted] = []
         for index, run in enumerate(runs):
-            taken = self._offer(pending, index, run, now, busy)
+            taken = self._offer(pending, index, run, now, busy, later.get(index))
             if taken is not None:
                 accepted.append(taken)
         if accepted:
-            self._append(pending, accepted, runs, records, sizes, properties)
+            self._append(pending, accepted, runs, body, later)
         pending.answer_if_done()
 
-    def _parse(
-        self, body: memoryview, header: ProduceRequest, runs: list[ProduceRun]
-    ) -> tuple[memoryview, npt.NDArray[np.int64], list[bytes]]:
+    def _parse(self, body: memoryview, header: ProduceRequest, runs: list[ProduceRun]) -> _Body:
         if zlib.crc32(body) != header.crc:
             raise RemoteError(Code.BODY_CRC, f"the body's CRC-32 is not {header.crc:#010x}")
         if len(body) < 4:
@@ -132,31 +148,62 @@ class Produce(Part):
         if begin > len(body):
             raise RemoteError(Code.MALFORMED_BATCH, f"{count} sizes do not fit a body of {len(body)} bytes")
         sizes = np.frombuffer(body[4:begin], dtype=">u4").astype(np.int64)
-        largest = int(sizes.max())
+        listed = sizes.tolist()
+        largest = max(listed)
         if largest > self._record_max_bytes:
             raise RemoteError(
                 Code.RECORD_TOO_LARGE,
-                f"record {int(sizes.argmax())} has {largest} bytes, "
+                f"record {listed.index(largest)} has {largest} bytes, "
                 f"record_max_bytes is {self._record_max_bytes}",
             )
         records = body[begin:]
         claimed = [(r.topic.encode(), r.queue_id, r.records) for r in runs]
         properties: list[bytes] = []
         bad = check_entries(records, sizes, claimed, self._record_max_bytes, properties)
-        bad = bad or check_properties(properties)
+        has_keys = False
+        if bad is None:
+            bad, has_keys = check_properties(properties)
         if bad is not None:
             raise RemoteError(Code.MALFORMED_BATCH, f"record {bad.entry}: {bad.reason}")
-        return records, sizes, properties
+        return _Body(records, sizes, properties, has_keys)
+
+    def _wait_for(self, header: ProduceRequest, runs: list[ProduceRun], body: _Body) -> dict[int, _Waiting]:
+        """For each delayed run the records that wait in its place, or why there are none."""
+        later: dict[int, _Waiting] = {}
+        now_ms = self.clock_ms()
+        firsts = np.cumsum([0, *(run.records for run in runs)]).tolist()
+        starts = starts_of(body.sizes)
+        ends = (starts + body.sizes).tolist()
+        begins = starts.tolist()
+        for index in header.delayed:
+            topic = self._topics.get(runs[index].topic) if 0 <= index < len(runs) else None
+            if topic is None:
+                continue
+            first, last = firsts[index], firsts[index + 1]
+            records = [body.records[begins[i] : ends[i]] for i in range(first, last)]
+            try:
+                later[index] = waiting_records(topic, records, body.properties[first:last], now_ms)
+            except RemoteError as error:
+                later[index] = error
+        return later
 
     def _is_busy(self) -> bool:
         size_bytes, age_ms = self._store.backlog()
         return age_ms > BACKLOG_AGE_MAX_MS or size_bytes > BACKLOG_MAX_BYTES
 
     def _offer(
-        self, pending: _Pending, index: int, run: ProduceRun, now: float, busy: bool
+        self,
+        pending: _Pending,
+        index: int,
+        run: ProduceRun,
+        now: float,
+        busy: bool,
+        waiting: _Waiting | None,
     ) -> _Accepted | None:
         key = (run.producer_id, run.topic, run.queue_id)
         error = self._run_error(run)
+        if error is None and isinstance(waiting, RemoteError):
+            error = waiting
         if error is not None:
             self.refused_runs += 1
             if error.code not in _NOWHERE and not self.sequences.consume(
@@ -202,16 +249,22 @@ class Produce(Part):
         pending: _Pending,
         accepted: list[_Accepted],
         runs: list[ProduceRun],
-        records: memoryview,
-        sizes: npt.NDArray[np.int64],
-        properties: list[bytes],
+        body: _Body,
+        later: dict[int, _Waiting],
     ) -> None:
         if len(accepted) < len(runs):
-            records, sizes, properties = _only(accepted, runs, records, sizes, properties)
+            body = _only(accepted, runs, body)
+        if later:
+            body = _with_waiting(accepted, body, later)
+        properties = body.properties
         stored = []
         first = 0
         for a in accepted:
             topic, queue_id, count = a.run.topic, a.run.queue_id, a.run.records
+            if a.index in later:
+                stored.append(Run(TIMER_TOPIC, TIMER_QUEUE, count))
+                first += count
+                continue
             key_levels = self._topics.key_levels(topic)
             hashes = hashes_of(properties[first : first + count], key_levels)
             stored.append(Run(topic, queue_id, count, key_levels, hashes=hashes, is_hashed=True))
@@ -226,7 +279,7 @@ class Produce(Part):
                     self._take_back(accepted)
                 self._refused(pending, accepted, error)
 
-        batch = Batch(records, sizes, stored)
+        batch = Batch(body.records, body.sizes, stored, has_keys=body.has_keys)
         self._store.append(batch, done)
         if batch.position < 0:
             # Refused at once; `done` comes later, and what follows must not be accepted meanwhile.
@@ -236,14 +289,19 @@ class Produce(Part):
         first = 0
         for a, run in zip(accepted, batch.runs, strict=True):
             last = first + run.count
+            # What waits has no place in its queue yet.
+            is_delayed = run.topic == TIMER_TOPIC
+            base_offset = -1 if is_delayed else run.base_offset
             a.sequenced.is_confirmed = True
-            a.sequenced.base_offset = run.base_offset
-            if pending.header.want_positions:
+            a.sequenced.base_offset = base_offset
+            if pending.header.want_positions and not is_delayed:
                 pending.positions[a.index] = (batch.position + batch.starts[first:last]).tolist()
-            self._settle(pending, a, Code.OK, run.base_offset)
-            counts = self._statistics.of(run.topic)
+            self.delayed += run.count if is_delayed else 0
+            self._settle(pending, a, Code.OK, base_offset)
+            counts = self._statistics.of(a.run.topic)
             counts.messages_in += run.count
-            counts.bytes_in += int(batch.sizes[first:last].sum())
+            end = len(batch.records) if last == len(batch.sizes) else int(batch.starts[last])
+            counts.bytes_in += end - int(batch.starts[first])
             first = last
         pending.answer_if_done()
 
@@ -269,26 +327,41 @@ class Produce(Part):
             other.answer_if_done()
 
 
-def _only(
-    accepted: list[_Accepted],
-    runs: list[ProduceRun],
-    records: memoryview,
-    sizes: npt.NDArray[np.int64],
-    properties: list[bytes],
-) -> tuple[memoryview, npt.NDArray[np.int64], list[bytes]]:
-    """The accepted runs' records, sizes and properties, copied together: refusals are rare."""
-    ends = np.cumsum(sizes)
+def _with_waiting(accepted: list[_Accepted], body: _Body, later: dict[int, _Waiting]) -> _Body:
+    """The body with waiting records in the place of delayed ones."""
+    parts: list[memoryview | bytes] = []
+    sizes: list[npt.NDArray[np.int64]] = []
+    ends = np.cumsum(body.sizes)
+    first = 0
+    for a in accepted:
+        last = first + a.run.records
+        waiting = later.get(a.index)
+        if isinstance(waiting, list):
+            parts += waiting
+            sizes.append(np.fromiter(map(len, waiting), np.int64, len(waiting)))
+        else:
+            begin = int(ends[first - 1]) if first else 0
+            parts.append(body.records[begin : int(ends[last - 1])])
+            sizes.append(body.sizes[first:last])
+        first = last
+    return body._replace(records=memoryview(bytearray().join(parts)), sizes=np.concatenate(sizes))
+
+
+def _only(accepted: list[_Accepted], runs: list[ProduceRun], body: _Body) -> _Body:
+    """The accepted runs' part, copied together: refusals are rare."""
+    ends = np.cumsum(body.sizes)
     wanted = {a.index for a in accepted}
     parts: list[memoryview] = []
-    kept: list[npt.NDArray[np.int64]] = []
-    kept_properties: list[bytes] = []
+    sizes: list[npt.NDArray[np.int64]] = []
+    properties: list[bytes] = []
     first = 0
     for index, run in enumerate(runs):
         last = first + run.records
         if index in wanted:
             begin = int(ends[first - 1]) if first else 0
-            parts.append(records[begin : int(ends[last - 1])])
-            kept.append(sizes[first:last])
-            kept_properties += properties[first:last]
+            parts.append(body.records[begin : int(ends[last - 1])])
+            sizes.append(body.sizes[first:last])
+            properties += body.properties[first:last]
         first = last
-    return memoryview(bytearray(b"").join(parts)), np.concatenate(kept), kept_properties
+    records = memoryview(bytearray(b"").join(parts))
+    return _Body(records, np.concatenate(sizes), properties, body.has_keys)

@@ -347,13 +347,15 @@ def check_entries(
         return BadEntry(0, f"the runs count {sum(run[2] for run in runs)} records, the batch {len(sizes)}")
     if not len(sizes):
         return None
-    if bad := _check_sizes(sizes, record_max_bytes):
+    listed = sizes.tolist()
+    if (min(listed) < FIXED_SIZE or max(listed) > record_max_bytes) and (
+        bad := _check_sizes(sizes, record_max_bytes)
+    ):
         return bad
-    if int(sizes.sum()) != len(records):
-        return BadEntry(len(sizes) - 1, f"the sizes add up to {int(sizes.sum())} of {len(records)} bytes")
-    found: list[bytes] = [] if properties is None else properties
+    if sum(listed) != len(records):
+        return BadEntry(len(sizes) - 1, f"the sizes add up to {sum(listed)} of {len(records)} bytes")
     if len(sizes) <= FEW:
-        return check_each(bytes(records), sizes.tolist(), runs, found)
+        return check_each(bytes(records), listed, runs, [] if properties is None else properties)
     starts = starts_of(sizes)
     raw = _bytes_of(records)
     if bad := check_layout(raw, starts, sizes, record_max_bytes):
@@ -464,7 +466,7 @@ def hashes_of(properties: list[bytes], key_levels: int = 1) -> Hashes | None:
     if cache is None:
         cache = _CACHES[key_levels] = TagCache(key_levels)
     hashes = cache.hashes(properties)
-    return np.array(hashes, np.uint64) if any(hashes) else None
+    return np.fromiter(hashes, np.uint64, len(hashes)) if any(hashes) else None
 
 
 def tag_hashes(records: Buffer, starts: Ints, sizes: Ints, key_levels: int = 1) -> Hashes | None:

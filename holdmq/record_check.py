@@ -6,7 +6,7 @@ that carry an MQTT 5 block, an escape or a character that no tag may have are lo
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -14,33 +14,42 @@ from holdmq.errors import HoldMQError
 from holdmq.mqtt.publish import decode_publish_properties
 from holdmq.record_each import BadEntry
 from holdmq.record_properties import decode_properties, tag_of
-from holdmq.record_tags import PROPERTIES_CACHE_MAX
+from holdmq.record_tags import PROPERTIES_CACHE_MAX, has_keys
 from holdmq.topics import tag_fault
 
-_PER_MESSAGE: Final = b"UNIQ_KEY\x01"
 _good: Final[set[bytes]] = {b""}
-"""Properties that were found good lately, at most `PROPERTIES_CACHE_MAX`: a device repeats its own."""
+"""Properties without keys found good lately, at most `PROPERTIES_CACHE_MAX`: a device repeats its own."""
 _SINGLY: Final = (b"\x00", b"\x03", b"+", b"#")
 
 
-def check_properties(properties: list[bytes]) -> BadEntry | None:
-    """The first record whose property pairs, tag or MQTT 5 block cannot be decoded, and why; else None.
+class Checked(NamedTuple):
+    """The first record whose properties may not be stored, or None; whether a record may have a key."""
+
+    bad: BadEntry | None
+    has_keys: bool
+
+
+def check_properties(properties: list[bytes]) -> Checked:
+    """Whether the property pairs, tag and MQTT 5 block of every record can be decoded, and if not, why.
 
     `properties` are the encoded ones of each record of a batch.
     """
     if _good.issuperset(properties):
-        return None
+        return Checked(None, False)
     unknown = [one for one in properties if one not in _good]
-    if not _is_plain(b"".join(unknown), unknown):
+    joined = b"".join(unknown)
+    if not _is_plain(joined, unknown):
         for index, one in enumerate(properties):
             if one not in _good and (fault := properties_fault(one)) is not None:
-                return BadEntry(index, fault)
-    lasting = [one for one in unknown if _PER_MESSAGE not in one]
+                return Checked(BadEntry(index, fault), False)
+    keys = has_keys(joined)
+    # Those with keys come once, and would only drive out what comes again.
+    lasting = [one for one in unknown if not has_keys(one)] if keys else unknown
     if len(_good) + len(lasting) > PROPERTIES_CACHE_MAX:
         _good.clear()
         _good.add(b"")
     _good.update(lasting[:PROPERTIES_CACHE_MAX])
-    return None
+    return Checked(None, keys)
 
 
 def properties_fault(properties: bytes) -> str | None:

@@ -21,8 +21,9 @@ TAG_CACHE_MAX: Final = 65_536
 """Tags whose hash is remembered per key level: a fleet's active topics, in about 10 MB."""
 PROPERTIES_CACHE_MAX: Final = 32_768
 """Whole properties whose tag's hash is remembered: a device that publishes repeats them; about 8 MB."""
-_PER_MESSAGE: Final = b"UNIQ_KEY\x01"
 
+_KEYS: Final = b"KEYS\x01"
+_UNIQUE: Final = b"UNIQ_KEY\x01"
 _HIGH: Final = 0xFFFFFFFF_00000000
 _LOW: Final = 0xFFFFFFFF
 
@@ -42,6 +43,11 @@ def prefix_hash(prefix: bytes, key_levels: int = 1) -> int:
     if prefix.count(b"/") >= key_levels:
         prefix = b"/".join(prefix.split(b"/", key_levels)[:key_levels])
     return xxh3_64_intdigest(prefix) & _HIGH
+
+
+def has_keys(properties: bytes) -> bool:
+    """Whether there may be a key or unique id in encoded properties of one record or of many, joined."""
+    return _KEYS in properties or _UNIQUE in properties
 
 
 class TagCache:
@@ -70,19 +76,17 @@ class TagCache:
 
     def hashes(self, properties: list[bytes]) -> list[int]:
         """The hashes of the tags in encoded properties, one for each; 0 where there is no tag."""
-        known = self._by_properties.get
-        found = list(map(known, properties))
-        if None not in found:
-            return found  # type: ignore[return-value]
+        known = self._by_properties
         hashes: list[int] = []
-        for one, value in zip(properties, found, strict=True):
+        for one in properties:
+            value = known.get(one)
             hashes.append(self._hash_in(one) if value is None else value)
         return hashes
 
     def _hash_in(self, properties: bytes) -> int:
         escaped = escaped_tag_of(properties)
         value = 0 if escaped is None else self.hash(escaped)
-        if _PER_MESSAGE not in properties:
+        if not has_keys(properties):
             # What comes once would only drive out what comes again.
             if len(self._by_properties) >= PROPERTIES_CACHE_MAX:
                 self._by_properties.clear()

@@ -32,26 +32,26 @@ BAD = {
 
 
 def test_what_encoders_make_passes_in_any_company() -> None:
-    assert check_properties(GOOD) is None
+    assert check_properties(GOOD).bad is None
     for one in GOOD:
-        assert check_properties([one]) is None
+        assert check_properties([one]).bad is None
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_what_no_reader_could_decode_is_named(what: str) -> None:
     for before in ([], GOOD, [GOOD[1]] * 3):
-        found = check_properties([*before, BAD[what], GOOD[1]])
+        found = check_properties([*before, BAD[what], GOOD[1]]).bad
         assert found is not None, what
         assert found.entry == len(before)
 
 
 def test_a_character_cut_in_two_by_a_record_s_end_is_found() -> None:
-    assert check_properties([b"a\x01\xc3\x02", b"b\x01\xa4\x02"]) is not None
+    assert check_properties([b"a\x01\xc3\x02", b"b\x01\xa4\x02"]).bad is not None
 
 
 @given(st.lists(st.binary(max_size=12) | st.text("ab\x01\x02\x03", max_size=8).map(str.encode), max_size=5))
 def test_the_quick_look_agrees_with_the_slow_one(properties: list[bytes]) -> None:
     faults = [properties_fault(p) for p in properties]
-    found = check_properties(properties)
+    found = check_properties(properties).bad
     first = next((i for i, fault in enumerate(faults) if fault is not None), None)
     assert (found.entry if found else None) == first

@@ -86,6 +86,8 @@ def hash_of(marker: bytes, topic: bytes, escaped: bytes) -> int:
 
 def entries_of(batch: Batch) -> Iterator[Entry]:
     """An entry for each different key and unique id of each record, in log order."""
+    if not batch.has_keys:
+        return
     data = bytes(batch.records)
     if KEY not in data and UNIQUE not in data:
         return
