@@ -24,6 +24,9 @@ class Part:
     def closed(self, connection: Connection) -> None:
         """A connection that had said HELLO is gone: forget what it held."""
 
+    def writable(self, connection: Connection) -> None:
+        """A connection's peer reads again, after `connection.is_writable` was False."""
+
     def release_all(self) -> None:
         """The broker is draining: answer what is held."""
 
