@@ -16,6 +16,7 @@ from typing import Any, Final
 from console.answers import second_text
 from holdmq.client.admin import Admin, ClusterView, TopicView
 from holdmq.errors import HoldMQError
+from holdmq.rpc.security import Security
 from holdmq.wire.headers import BrokerRow, BrokerStatusResponse, ConnectionRow
 
 FRESH_S: Final = 0.9

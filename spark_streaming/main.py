@@ -55,6 +55,7 @@ async def main(config: Config, service: Service) -> None:
             "max_records_per_batch": str(stats.max_records_per_batch),
             "max_partitions": str(stats.cores),
             "fail_on_data_loss": "false",
+            **_security_options(config),
         }
         await asyncio.to_thread(warm_up, session.spark)
         await asyncio.to_thread(job.start, session.spark, options, stats.trigger_interval_ms)
@@ -65,6 +66,24 @@ async def main(config: Config, service: Service) -> None:
         if session is not None:
             await asyncio.to_thread(session.stop)
         home.close()
+
+
+def _security_options(config: Config) -> dict[str, str]:
+    """The source's options for ``[client]``; a secret that is no file goes by the environment."""
+    security = Security.of(config)
+    if security is None:
+        return {}
+    if security.secret:
+        os.environ[ENV_SECRET] = security.secret
+    return {
+        "access_key": security.access_key,
+        "secret_file": security.secret_file,
+        "tls": str(security.tls).lower(),
+        "tls_ca": security.tls_ca,
+        "tls_cert": security.tls_cert,
+        "tls_key": security.tls_key,
+        "tls_server_name": security.tls_server_name,
+    }
 
 
 async def _run(job: TpsJob, session: Session, service: Service) -> None:

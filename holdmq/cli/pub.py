@@ -86,6 +86,7 @@ async def _send(
     """Send `batches`; return their count and where the last one is."""
     from holdmq.client.producer import Producer
     from holdmq.message import Message
+    from holdmq.rpc.security import Security
     from holdmq.topics import split_mqtt_topic
 
     topic, tag = split_mqtt_topic(mqtt_topic)

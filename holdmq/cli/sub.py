@@ -63,6 +63,7 @@ class _Subscription:
     async def run(self, config: Config) -> None:
         """Read until enough was printed or a signal came. Raises HoldMQError."""
         from holdmq.client.route import RouteTable
+        from holdmq.rpc.security import Security
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -20,6 +20,7 @@ from holdmq.config import LogSection
 from holdmq.errors import HoldMQError, TransportError
 from holdmq.message import TopicQueue
 from holdmq.rpc.client import Client
+from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
@@ -67,7 +68,8 @@ class Pulled(NamedTuple):
 class Link:
     """Connections of this process to the registries and brokers of one cluster; used from any thread."""
 
-    def __init__(self, registries: Sequence[str]) -> None:
+    def __init__(self, registries: Sequence[str], security: Security | None = None) -> None:
+        self._security = security
         self._registries = list(registries)
         self._clients: dict[str, Client] = {}
         self._topics: dict[str, list[str]] = {}
@@ -104,7 +106,8 @@ class Link:
     def _client(self, address: str) -> Client:
         client = self._clients.get(address)
         if client is None:
-            client = self._clients[address] = Client(address, ROLE, f"spark-{os.getpid()}")
+            client = Client(address, ROLE, f"spark-{os.getpid()}", security=self._security)
+            self._clients[address] = client
         return client
 
     async def _snapshot(self, is_wanted: Callable[[str], bool]) -> Snapshot:
@@ -190,18 +193,18 @@ class Link:
         self._clients.clear()
 
 
-_links: dict[tuple[int, tuple[str, ...]], Link] = {}
+_links: dict[tuple[int, tuple[str, ...], Security | None], Link] = {}
 _links_lock = threading.Lock()
 
 
-def link_to(registries: Sequence[str]) -> Link:
+def link_to(registries: Sequence[str], security: Security | None = None) -> Link:
     """Return this process's Link to a cluster, made on first use and kept; never pickled, never forked."""
-    key = (os.getpid(), tuple(registries))
+    key = (os.getpid(), tuple(registries), security)
     with _links_lock:
         found = _links.get(key)
         if found is None:
             if not structlog.is_configured():
                 # A Python worker: its standard output belongs to Spark, its standard error is the log.
                 telemetry.setup("spark", LogSection())
-            found = _links[key] = Link(registries)
+            found = _links[key] = Link(registries, security)
         return found

@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
-from holdmq.errors import ConfigError
+from holdmq.errors import ConfigError, UsageError
+from holdmq.rpc.security import Security
 from spark_streaming.source.columns import COLUMNS
 from spark_streaming.source.offsets import LATEST, Offsets, check_offsets
 
 SYSTEM_PREFIX: Final = "%"
 MAX_RECORDS_DEFAULT: Final = 500_000
 """Records of one micro-batch: about a second's work of one core, so that a backlog is left in steps."""
+ENV_SECRET: Final = "HOLDMQ_CLIENT__SECRET"
 READ_TIMEOUT_DEFAULT_MS: Final = 30_000
 """How long a task waits for a broker that is away: a restart takes seconds, and tasks are retried."""
 
@@ -36,6 +38,7 @@ class Options(NamedTuple):
     fail_on_data_loss: bool
     columns: tuple[str, ...]
     read_timeout_s: float
+    security: Security | None
 
     def is_wanted(self, topic: str) -> bool:
         """Return whether `topic` is read: it matches a name or pattern and is no system topic."""
@@ -120,6 +123,10 @@ def _offsets(value: str) -> Offsets:
         raise ValueError(f"is neither a known word nor offsets: {error}") from error
 
 
+def _text(value: str) -> str:
+    return value.strip()
+
+
 OPTIONS: Final[dict[str, _Option]] = {
     "registry": _Option("127.0.0.1:9876", _addresses, "host:port of registries, separated by commas"),
     "topics": _Option("*", _topics, "topics, names or patterns (* ? [a-z]), separated by commas"),
@@ -137,6 +144,13 @@ OPTIONS: Final[dict[str, _Option]] = {
     "read_timeout_ms": _Option(
         str(READ_TIMEOUT_DEFAULT_MS), _count, "how long a task waits for an absent broker before it fails"
     ),
+    "access_key": _Option("", _text, f"name of an access key; its secret is in secret_file or {ENV_SECRET}"),
+    "secret_file": _Option("", _text, "file with the secret of access_key, on every machine that reads"),
+    "tls": _Option("false", _flag, "TLS with the system's authorities; on by itself with another tls_ option"),
+    "tls_ca": _Option("", _text, "PEM file of the authorities that may sign servers' certificates"),
+    "tls_cert": _Option("", _text, "PEM file of the client certificate"),
+    "tls_key": _Option("", _text, "PEM file of the key of tls_cert"),
+    "tls_server_name": _Option("", _text, "name to look for in servers' certificates"),
 }
 """Every option: default (None = computed), check, meaning."""
 
@@ -171,4 +185,17 @@ def parse_options(given: Mapping[str, str]) -> Options:
         fail_on_data_loss=values["fail_on_data_loss"],
         columns=values["columns"],
         read_timeout_s=values["read_timeout_ms"] / 1000,
+        security=_security(values),
     )
+
+
+def _security(values: Mapping[str, Any]) -> Security | None:
+    # Spark shows options in its plans and on its pages: a secret is never one of them.
+    has_file = bool(values["secret_file"]) or not values["access_key"]
+    names = ("access_key", "secret_file", "tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name")
+    secret = "" if has_file else os.environ.get(ENV_SECRET, "")
+    try:
+        security = Security(secret=secret, **{name: values[name] for name in names})
+    except UsageError as error:
+        raise ConfigError(f"format holdmq: {error}") from error
+    return None if security == Security() else security

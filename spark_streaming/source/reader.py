@@ -76,7 +76,7 @@ def _checked(given: Any, schema: StructType) -> Options:
 def _read(options: Options, wanted: Sequence[Range]) -> Iterator[pa.RecordBatch]:
     schema = arrow_schema(options.columns)
     answers = RangeReader(
-        link_to(options.registries),
+        link_to(options.registries, options.security),
         wanted,
         fail_on_data_loss=options.fail_on_data_loss,
         timeout_s=options.read_timeout_s,
@@ -88,7 +88,7 @@ def _read(options: Options, wanted: Sequence[Range]) -> Iterator[pa.RecordBatch]
 
 
 def _whole_snapshot(options: Options, why: str) -> Snapshot:
-    found = link_to(options.registries).snapshot(options.is_wanted)
+    found = link_to(options.registries, options.security).snapshot(options.is_wanted)
     if found.silent:
         raise TransportError(f"{why} needs every broker, and {', '.join(found.silent)} did not answer")
     return found
@@ -134,7 +134,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
         """Return where the next batch ends; `start` for every queue whose broker does not answer."""
         try:
-            held = link_to(self._options.registries).snapshot(self._options.is_wanted)
+            held = link_to(self._options.registries, self._options.security).snapshot(self._options.is_wanted)
         except TransportError as error:
             self._note_silent(("every registry",), str(error))
             return start
