@@ -20,7 +20,10 @@ BACKOFF_MAX_S: Final = 1.0
 
 
 class SendResult(NamedTuple):
-    """Where a message is. `queue_offset` -1 and `message_id` None: stored before, place forgotten."""
+    """Where a message is. `queue_offset` -1 and `message_id` None: stored before, place forgotten.
+
+    So it is for delayed messages too: they get their place when they are due.
+    """
 
     queue: TopicQueue
     queue_offset: int
@@ -35,11 +38,15 @@ class Owner(Protocol):
 
 
 class Terms(NamedTuple):
-    """What a caller asked for. `deadline` is loop time; `is_tied`: the named queue or none."""
+    """What a caller asked for. `deadline` is loop time; `is_tied`: the named queue or none.
+
+    `due`: what DUE says of a delayed message, None = it is not delayed.
+    """
 
     deadline: float
     key: bytes | str | None
     is_tied: bool
+    due: str | None = None
 
 
 class Chunk:
@@ -81,6 +88,11 @@ class Run:
         self.chunks = chunks
         self.count = sum(len(chunk.sizes) for chunk in chunks)
         self.size_bytes = sum(len(chunk.records) for chunk in chunks)
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether these messages wait at the broker; those of one run all do, or none does."""
+        return self.chunks[0].terms.due is not None
 
     @property
     def is_given_up(self) -> bool:
@@ -143,6 +155,8 @@ class Lane:
             return None
         chunks: list[Chunk] = []
         while self.waiting and (len(self.waiting[0].records) <= room_bytes or (is_first and not chunks)):
+            if chunks and (self.waiting[0].terms.due is None) != (chunks[0].terms.due is None):
+                break
             chunk = self.waiting.popleft()
             room_bytes -= len(chunk.records)
             chunks.append(chunk)

@@ -12,8 +12,10 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Final, Self
 
+from holdmq.client.delay import due_text, encode_delayed
 from holdmq.client.lanes import Chunk, Owner, SendResult, Terms
 from holdmq.client.route import RouteTable, TopicRoute
 from holdmq.client.sender import OUTSTANDING_MAX_BYTES, PRODUCE_MAX_BYTES, Sender
@@ -107,6 +109,9 @@ class Producer:
         key: bytes | str | None = None,
         queue: TopicQueue | None = None,
         timeout_s: float | None = None,
+        delay_ms: int | None = None,
+        due: datetime | int | None = None,
+        delay_level: int = 0,
     ) -> SendResult:
         """Store a message and return where it is; it is confirmed as the broker's flush policy says.
 
@@ -115,11 +120,15 @@ class Producer:
         the message's `unique_id` and `born_ms` where they are unset. Waits while
         `outstanding_max_bytes` are in hand.
 
+        A message with `delay_ms`, `due` (ms since the epoch, or a datetime with a time zone) or `delay_level`
+        (1 to 18) is kept by the broker and appears in its queue then; the result has no offset yet.
+
         Raises UsageError or RecordError for a message that cannot be stored, RequestTimeout when
         it is not known to be stored after `timeout_s` (None = the producer's), RemoteError when the
         broker refuses it for good, TransportError when there is no route to the topic.
         """
-        result = (await self._send((message,), key, queue, timeout_s))[0]
+        later = due_text(delay_ms, due, delay_level)
+        result = (await self._send((message,), key, queue, timeout_s, later))[0]
         if isinstance(result, SendResult):
             return result
         raise result
@@ -131,13 +140,17 @@ class Producer:
         key: bytes | str | None = None,
         queue: TopicQueue | None = None,
         timeout_s: float | None = None,
+        delay_ms: int | None = None,
+        due: datetime | int | None = None,
+        delay_level: int = 0,
     ) -> list[SendResult]:
         """Store many messages at once; results are in their order. See `send`.
 
         Messages of a topic without any key go to one queue together. When some could not be
         stored raises BatchError, after all of them are settled.
         """
-        results = await self._send(messages, key, queue, timeout_s) if messages else []
+        later = due_text(delay_ms, due, delay_level)
+        results = await self._send(messages, key, queue, timeout_s, later) if messages else []
         stored = [result for result in results if isinstance(result, SendResult)]
         if len(stored) < len(results):
             raise BatchError(list(results))
@@ -161,6 +174,7 @@ class Producer:
         key: bytes | str | None,
         queue: TopicQueue | None,
         timeout_s: float | None,
+        due: str | None = None,
     ) -> list[SendResult | HoldMQError]:
         sender = self._start()
         loop = asyncio.get_running_loop()
@@ -172,7 +186,7 @@ class Producer:
             if known is None or not known.write_queues:
                 await self.routes.ensure_topic(topic, timeout_s=max(0.001, deadline - loop.time()))
         sending = _Sending(len(messages), loop.create_future())
-        terms = Terms(deadline, key, queue is not None)
+        terms = Terms(deadline, key, queue is not None, due)
         groups = {queue: list(range(len(messages)))} if queue is not None else self._group(messages, key)
         chunks = [
             (target, chunk)
@@ -266,7 +280,10 @@ class Producer:
                 message.unique_id = f"{self.producer_id:016x}-{self._ids}"
             if not message.born_ms:
                 message.born_ms = now_ms
-            record = encode_message(message, target.queue_id, now_ms)
+            if terms.due is None:
+                record = encode_message(message, target.queue_id, now_ms)
+            else:
+                record = encode_delayed(message, target.queue_id, now_ms, terms.due)
             if records and size + len(record) > PRODUCE_MAX_BYTES:
                 chunks.append(Chunk(owner, indices[first:i], messages[first:i], records, terms))
                 records, first, size = [], i, 0

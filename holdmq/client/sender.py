@@ -249,7 +249,12 @@ class Sender:
 
         connection.request(
             RequestCode.PRODUCE,
-            ProduceRequest(crc, wire_runs, want_positions=True),
+            ProduceRequest(
+                crc,
+                wire_runs,
+                want_positions=True,
+                delayed=[index for index, (_, run) in enumerate(batch) if run.is_delayed],
+            ),
             on_reply,
             PRODUCE_TIMEOUT_S,
             [head, *records],
