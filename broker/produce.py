@@ -238,6 +238,8 @@ class Produce(Part):
             return RemoteError(Code.TOPIC_UNKNOWN, f"topic {run.topic!r} does not exist here")
         if is_system_topic(run.topic):
             return RemoteError(Code.TOPIC_INVALID, f"{run.topic!r} is a system topic")
+        if topic.is_table:
+            return RemoteError(Code.KIND_UNFIT, f"topic {run.topic!r} is a table: its rows are put, not sent")
         if not topic.is_writable:
             return RemoteError(Code.TOPIC_PERM, f"topic {run.topic!r} may not be written")
         if not 0 <= run.queue_id < topic.write_queues:
