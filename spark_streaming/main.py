@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,12 +19,14 @@ from prometheus_client import Gauge
 from holdmq.config import Config
 from holdmq.errors import HoldMQError
 from holdmq.process import Service
+from holdmq.rpc.security import Security
 from holdmq.telemetry import METRICS, Logger
 from spark_streaming.job.home import Home
 from spark_streaming.job.session import Session, start_session
 from spark_streaming.job.sink import Sink
 from spark_streaming.job.tps import TpsJob
 from spark_streaming.job.warming import warm_up
+from spark_streaming.source.options import ENV_SECRET
 from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA
 
 DRAIN_WAIT_S: Final = 20.0
@@ -48,6 +51,7 @@ async def main(config: Config, service: Service) -> None:
         retention = dt.timedelta(seconds=stats.tps_1s_retention_s)
         sink = await asyncio.to_thread(Sink, home.table(TPS_1S), TPS_1S_SCHEMA, retention)
         job = TpsJob(home.checkpoint(TPS_1S), sink)
+        security = _security_options(config)  # before the JVM, which takes the environment with it
         session = await asyncio.to_thread(start_session, stats, partial(_say, service.log))
         options = {
             "registry": ",".join(config.registries()),
@@ -55,7 +59,7 @@ async def main(config: Config, service: Service) -> None:
             "max_records_per_batch": str(stats.max_records_per_batch),
             "max_partitions": str(stats.cores),
             "fail_on_data_loss": "false",
-            **_security_options(config),
+            **security,
         }
         await asyncio.to_thread(warm_up, session.spark)
         await asyncio.to_thread(job.start, session.spark, options, stats.trigger_interval_ms)
