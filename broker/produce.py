@@ -19,6 +19,7 @@ from broker.statistics import Statistics
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, WireError
 from holdmq.record_batch import check_entries, hashes_of, starts_of
 from holdmq.record_check import check_properties
+from holdmq.rpc.access_keys import Grants
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
 from holdmq.topics import is_system_topic
@@ -26,6 +27,7 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, RunResult
 from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
+from holdmq.wire.permissions import Action
 from storage.store import Batch, MessageStore, Run
 
 _COUNT: Final = struct.Struct(">I")
@@ -34,8 +36,9 @@ BACKLOG_AGE_MAX_MS: Final = 200
 BACKLOG_MAX_BYTES: Final = 128 << 20
 """Bytes handed to the writer and not yet confirmed; past it BUSY. Two tail caches."""
 RETRY_AFTER_MS: Final = 50
-_NOWHERE: Final = frozenset((Code.TOPIC_UNKNOWN, Code.QUEUE_UNKNOWN))
-"""Refusals for a queue that is not there: no sequence of it is consumed, it may come to be."""
+_NOWHERE: Final = frozenset((Code.TOPIC_UNKNOWN, Code.QUEUE_UNKNOWN, Code.NOT_PERMITTED))
+"""Refusals for a queue that is not there: no sequence of it is consumed, it may come to be. Nor for one that
+the producer may not use: his windows would push those of others out."""
 
 
 class _Pending:
@@ -201,7 +204,7 @@ class Produce(Part):
         waiting: _Waiting | None,
     ) -> _Accepted | None:
         key = (run.producer_id, run.topic, run.queue_id)
-        error = self._run_error(run)
+        error = _denied(pending.request.connection.grants, run) or self._run_error(run)
         if error is None and isinstance(waiting, RemoteError):
             error = waiting
         if error is not None:
@@ -347,6 +350,12 @@ def _with_waiting(accepted: list[_Accepted], body: _Body, later: dict[int, _Wait
             sizes.append(body.sizes[first:last])
         first = last
     return body._replace(records=memoryview(bytearray().join(parts)), sizes=np.concatenate(sizes))
+
+
+def _denied(grants: Grants | None, run: ProduceRun) -> RemoteError | None:
+    if grants is None or grants.may_produce(run.topic):
+        return None
+    return grants.topic_denied(Action.PRODUCE, run.topic)
 
 
 def _only(accepted: list[_Accepted], runs: list[ProduceRun], body: _Body) -> _Body:

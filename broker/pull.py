@@ -17,6 +17,7 @@ from broker.core.topics import TopicTable
 from broker.part import Part
 from broker.statistics import Statistics
 from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.rpc.access_keys import Grants
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
@@ -30,6 +31,7 @@ from holdmq.wire.headers import (
     PullRequest,
     PullResponse,
 )
+from holdmq.wire.permissions import Action
 from storage.store import Batch, HashFilter, MessageStore, QueueRead, ReadStatus
 
 PULL_MAX_BYTES: Final = 8 << 20
@@ -136,7 +138,7 @@ class Pull(Part):
         reads: list[QueueRead | RemoteError] = []
         left = _credit(header)
         for queue in queues:
-            known = self._lookup(queue)
+            known = self._lookup(queue, connection.grants)
             if known is not None:
                 reads.append(known)
                 continue
@@ -155,7 +157,11 @@ class Pull(Part):
     def _serve_cold(self, handled: Handled) -> None:
         request, header, queues = handled
         self.cold_reads += 1
-        plans = [(q, self._lookup(q), self._hash_filter(request.connection, header, q.topic)) for q in queues]
+        grants = request.connection.grants
+        plans = [
+            (q, self._lookup(q, grants), self._hash_filter(request.connection, header, q.topic))
+            for q in queues
+        ]
 
         def read_all() -> list[QueueRead | RemoteError]:
             reads: list[QueueRead | RemoteError] = []
@@ -217,7 +223,11 @@ class Pull(Part):
             counts.bytes_out += read.size_bytes
         request.reply(PullResponse(pulled, self._store.epoch), parts, size)
 
-    def _lookup(self, queue: PullQueue) -> RemoteError | None:
+    def _lookup(
+        self, queue: PullQueue, grants: Grants | None
+    ) -> RemoteError | None:
+        if grants is not None and not grants.may_consume(queue.topic):
+            return grants.topic_denied(Action.CONSUME, queue.topic)
         topic = self._topics.get(queue.topic)
         if topic is None:
             return RemoteError(Code.TOPIC_UNKNOWN, queue.topic)
