@@ -220,7 +220,7 @@ class RegistryServer:
         names = None if topics is None else tuple(str(topic) for topic in topics)
         connection = request.connection
         earlier = self.holds.of(connection)
-        if earlier is not None and not header.after:
+        if earlier is not None and header.hold_ms > 0:
             self.holds.cancel(earlier)
             self._answer(earlier.owner)
         if header.known_version is not None and not self.tables.changes.since(header.known_version, names):

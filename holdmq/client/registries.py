@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdmq.errors import HoldMQError, TransportError
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Reply
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, rows
+from holdmq.wire.headers import BrokerRow, RouteGetRequest, RouteGetResponse, RouteRow
 
 REGISTRY_TIMEOUT_S: Final = 2.0
 """How long one registry may take: it answers from memory."""
+PAGED_TRIES_MAX: Final = 3
+"""How often pages that change meanwhile are asked for anew; then their mix is taken (see `routes`)."""
+
+
+class RouteAnswer(NamedTuple):
+    """All pages of a ROUTE_GET."""
+
+    routes: list[RouteRow]
+    brokers: list[BrokerRow]
+    version: int
 
 
 class Registries:
@@ -35,17 +46,49 @@ class Registries:
         self._security = security
         self._current: Client | None = None
 
-    async def call(self, code: RequestCode, header: Header) -> Reply:
-        """The first answer; RemoteError if it is a refusal, TransportError if none answers (and why)."""
+    async def call(self, code: RequestCode, header: Header, timeout_s: float = REGISTRY_TIMEOUT_S) -> Reply:
+        """The first answer; RemoteError if it is a refusal, TransportError if none answers (and why).
+
+        `timeout_s` is what one registry may take: more for a request that it holds.
+        """
         current = self._current
         if current is not None:
             try:
-                return await current.call(code, header, REGISTRY_TIMEOUT_S)
+                return await current.call(code, header, timeout_s)
             except TransportError:
                 if self._current is current:
                     self._current = None
                     await current.close()
-        return await self._try_all(code, header)
+        return await self._try_all(code, header, timeout_s)
+
+    async def routes(
+        self, topics: list[str] | None, known_version: int | None = None, hold_s: float = 0.0
+    ) -> RouteAnswer | None:
+        """Routes of these topics, or of all; None when nothing changed since `known_version` in `hold_s`.
+
+        Pages are of one moment, or, if routes change all the time, those of a few: the version is that
+        of the first page then, so that a request with it is answered at once. Raises as `call`.
+        """
+        request = RouteGetRequest(topics, known_version, round(hold_s * 1000))
+        for attempt in range(PAGED_TRIES_MAX):
+            answer = await self._routes(request, hold_s)
+            if answer.unchanged:
+                return None
+            version = answer.version
+            found = rows(RouteRow, answer.routes)
+            while answer.next_after:
+                answer = await self._routes(RouteGetRequest(topics, after=answer.next_after))
+                if answer.version != version and attempt + 1 < PAGED_TRIES_MAX:
+                    break
+                found += rows(RouteRow, answer.routes)
+            else:
+                return RouteAnswer(found, rows(BrokerRow, answer.brokers), version)
+            request, hold_s = RouteGetRequest(topics), 0.0
+        raise AssertionError("the last try takes what it gets")
+
+    async def _routes(self, request: RouteGetRequest, hold_s: float = 0.0) -> RouteGetResponse:
+        reply = await self.call(RequestCode.ROUTE_GET, request, REGISTRY_TIMEOUT_S + hold_s)
+        return reply.header(RouteGetResponse)
 
     async def close(self) -> None:
         """Close the connection that is kept."""
@@ -53,15 +96,13 @@ class Registries:
             await self._current.close()
             self._current = None
 
-    async def _try_all(self, code: RequestCode, header: Header) -> Reply:
+    async def _try_all(self, code: RequestCode, header: Header, timeout_s: float) -> Reply:
         clients = [
-            Client(
-                address, self._role, self._client_id, software=self._software, security=self._security
-            )
+            Client(address, self._role, self._client_id, software=self._software, security=self._security)
             for address in self._addresses
         ]
         loop = asyncio.get_running_loop()
-        calls = {loop.create_task(c.call(code, header, REGISTRY_TIMEOUT_S)): c for c in clients}
+        calls = {loop.create_task(c.call(code, header, timeout_s)): c for c in clients}
         kept: Client | None = None
         failures: list[HoldMQError] = []
         try:

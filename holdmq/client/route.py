@@ -1,7 +1,8 @@
 """The route table: which queues a topic has, at which brokers, and a connection to each broker.
 
-Routes come from any one registry, are cached, and are asked for again every 30 s or when an
-answer says that they are wrong. Without any registry the table lives on with what it has.
+Routes come from any one registry and are cached. A request for them is held there, so that a change
+is known at once; they are asked for again every 30 s all the same, and when an answer says that they
+are wrong. Without any registry the table lives on with what it has.
 """
 
 from __future__ import annotations
@@ -30,8 +31,6 @@ from holdmq.wire.headers import (
     ClusterGetResponse,
     Empty,
     HelloResponse,
-    RouteGetRequest,
-    RouteGetResponse,
     RouteRow,
     TopicCreateRequest,
     TopicCreateResponse,
@@ -39,11 +38,15 @@ from holdmq.wire.headers import (
 )
 
 REFRESH_S: Final = 30.0
-"""How often routes are asked for: as often as brokers register."""
-REFRESH_EMPTY_S: Final = 0.5
-"""While no broker is known there is nothing to go on with: who starts first asks until one registers."""
+"""How often routes are asked for, and how long a registry holds a request: as often as brokers register."""
+REFRESH_LOST_S: Final = 0.5
+"""While no registry answers, or no broker is known: whoever starts first asks until another is there."""
+REFRESH_LOST_MAX_S: Final = 5.0
+"""The longest pause between tries of registries that do not answer: each doubles the one before."""
 REFRESH_MIN_S: Final = 0.2
 """Least time between refreshes on demand: one wrong route makes many wrong answers."""
+CREATE_GRACE_S: Final = 1.0
+"""How long a topic's creation waits for the other brokers once one has it: one may be stopped."""
 REROUTE_S: Final = 10.0
 """How long the queues of an absent broker keep their keys: a broker restarts in less."""
 TOLD_S: Final = 60.0
@@ -58,13 +61,17 @@ log = structlog.get_logger("holdmq.client")
 
 
 class TopicRoute(NamedTuple):
-    """A topic's queues at all its brokers, by broker name and id; absent brokers' for `REROUTE_S`."""
+    """A topic's queues at all its brokers, by broker name and id; absent brokers' for `REROUTE_S`.
+
+    `order`: absent brokers' queues to write stay, as no key may go elsewhere.
+    """
 
     topic: str
     kind: str
     key_levels: int
     write_queues: tuple[TopicQueue, ...]
     read_queues: tuple[TopicQueue, ...]
+    order: bool = False
 
 
 class Link:
@@ -132,6 +139,7 @@ class RouteTable:
         self._follow_all = follow_all
         self._refresh_s = refresh_s
         self._followed: dict[str, None] = {}
+        self._follow_count = 0
         self._rows: dict[str, dict[str, RouteRow]] = {}
         self._routes: dict[str, TopicRoute] = {}
         self._links: dict[str, Link] = {}
@@ -213,6 +221,9 @@ class RouteTable:
     def follow(self, topics: Iterable[str]) -> None:
         """Keep the routes of these topics, which need not exist, from the next refresh on."""
         self._followed.update(dict.fromkeys(topics))
+        if len(self._followed) != self._follow_count:
+            self._follow_count = len(self._followed)
+            self._wanted.set()
 
     async def ensure_topic(
         self, topic: str, key_levels: int = 1, timeout_s: float = TOPIC_TIMEOUT_S
@@ -275,28 +286,71 @@ class RouteTable:
 
     async def _refresh(self) -> None:
         began = asyncio.get_running_loop().time()
-        request = RouteGetRequest(None if self._follow_all else list(self._followed))
-        reply = await self._registries.call(RequestCode.ROUTE_GET, request)
-        answer = reply.header(RouteGetResponse)
+        answer = await self._registries.routes(self._topics_asked())
         self.refreshed_at = began
-        self._apply(rows(RouteRow, answer.routes), rows(BrokerRow, answer.brokers), answer.version)
+        if answer is not None:
+            self._apply(*answer)
+
+    def _topics_asked(self) -> list[str] | None:
+        return None if self._follow_all else list(self._followed)
 
     async def _keep_fresh(self) -> None:
+        lost_s = REFRESH_LOST_S
         while True:
+            self._wanted.clear()
             try:
                 await self.refresh()
                 self._last_failure = ""
+                lost_s = REFRESH_LOST_S
+                is_held = True
+                while is_held:
+                    await asyncio.sleep(REFRESH_MIN_S)
+                    is_held = await self._hold()
             except HoldMQError as error:
                 if str(error) != self._last_failure:
                     log.warning("routes are not refreshed; the known ones stay", reason=str(error))
                 self._last_failure = str(error)
-            await asyncio.sleep(REFRESH_MIN_S)
-            # Not wait_for: Python 3.11's may swallow a cancellation that meets the event.
-            with contextlib.suppress(TimeoutError):
-                wait_s = self._refresh_s if self._live else min(self._refresh_s, REFRESH_EMPTY_S)
-                async with asyncio.timeout(wait_s * random.uniform(0.9, 1.1)):
-                    await self._wanted.wait()
-            self._wanted.clear()
+                await self._wait_until_wanted(min(lost_s, self._refresh_s))
+                lost_s = min(2 * lost_s, REFRESH_LOST_MAX_S)
+                await asyncio.sleep(REFRESH_MIN_S)
+
+    async def _hold(self) -> bool:
+        """Have a registry hold a request, and apply its answer; False when it is time to ask anew.
+
+        HoldMQError when the registry is lost.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        followed = self._follow_count
+        hold_s = self._refresh_s * random.uniform(0.9, 1.1)
+        holding = loop.create_task(self._registries.routes(self._topics_asked(), self.version, hold_s))
+        wanted = loop.create_task(self._wanted.wait())
+        try:
+            await asyncio.wait((holding, wanted), return_when=asyncio.FIRST_COMPLETED)
+            if not holding.done():
+                return False
+            answer = holding.result()
+        finally:
+            holding.cancel()
+            wanted.cancel()
+            await asyncio.gather(holding, wanted, return_exceptions=True)
+        is_news = answer is not None and answer[2] != self.version
+        if not is_news and loop.time() - began < hold_s / 2:
+            # It does not hold (its bound is reached): asked at intervals, then.
+            await self._wait_until_wanted(hold_s if self._live else min(hold_s, REFRESH_LOST_S))
+            return False
+        if followed != self._follow_count:
+            return False
+        self.refreshed_at = max(self.refreshed_at, began)
+        if answer is not None and is_news:
+            self._apply(*answer)
+        return True
+
+    async def _wait_until_wanted(self, timeout_s: float) -> None:
+        # Not wait_for: Python 3.11's may swallow a cancellation that meets the event.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s * random.uniform(0.9, 1.1)):
+                await self._wanted.wait()
 
     def _apply(self, routes: list[RouteRow], brokers: list[BrokerRow], version: int) -> None:
         now = asyncio.get_running_loop().time()
@@ -317,7 +371,9 @@ class RouteTable:
         for topic, by_broker in self._rows.items():
             for name, row in by_broker.items():
                 if name in self._absent:
-                    new.setdefault(topic, {}).setdefault(name, row)
+                    told = new.setdefault(topic, {})
+                    if name not in told or not told[name].read_queues:
+                        told[name] = row
         self._set_rows(new)
 
     def _set_brokers(self, live: dict[str, str], now: float) -> None:
@@ -358,8 +414,16 @@ class RouteTable:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
         if gone:
+            # No key of an ordered topic moves: its absent queues stay until a registry takes them out.
             self._set_rows(
-                {t: {n: row for n, row in by.items() if n not in gone} for t, by in self._rows.items()}
+                {
+                    topic: {
+                        name: row if name not in gone else row._replace(read_queues=0)
+                        for name, row in by_broker.items()
+                        if name not in gone or row.order
+                    }
+                    for topic, by_broker in self._rows.items()
+                }
             )
 
     def _set_rows(self, new: dict[str, dict[str, RouteRow]]) -> None:
@@ -410,15 +474,16 @@ class RouteTable:
 
     async def _create(self, topic: str, key_levels: int, timeout_s: float) -> TopicRoute:
         if not self._live:
-            await self.refresh(timeout_s)
-        names = list(self._live)
+            with contextlib.suppress(HoldMQError):
+                await self.refresh(timeout_s)
+        # A registry that was restarted may know no broker yet.
+        names = list(self._live) or [name for name, link in self._links.items() if link.is_up]
         if not names:
             raise TransportError("no broker is registered; start one, then try again")
         request = TopicCreateRequest(topic, key_levels=key_levels, by_use=True)
-        calls = [self.link(name).client.call(RequestCode.TOPIC_CREATE, request, timeout_s) for name in names]
-        answers = await asyncio.gather(*calls, return_exceptions=True)
+        answers = await self._call_brokers(names, request, timeout_s)
         errors: list[HoldMQError] = []
-        for name, answer in zip(names, answers, strict=True):
+        for name, answer in answers.items():
             if isinstance(answer, Reply):
                 self._tell(name, answer)
             elif isinstance(answer, HoldMQError):
@@ -431,6 +496,33 @@ class RouteTable:
         if errors:
             raise errors[0]
         raise RemoteError(Code.TOPIC_UNKNOWN, f"topic {topic!r} was created and is not there")
+
+    async def _call_brokers(
+        self, names: Sequence[str], request: TopicCreateRequest, timeout_s: float
+    ) -> dict[str, Reply | BaseException]:
+        """Answers by broker; those that are late when one has agreed get CREATE_GRACE_S more."""
+        loop = asyncio.get_running_loop()
+        calls = {
+            name: loop.create_task(self.link(name).client.call(RequestCode.TOPIC_CREATE, request, timeout_s))
+            for name in names
+        }
+        pending = set(calls.values())
+        try:
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if any(call.exception() is None for call in done):
+                    break
+            if pending:
+                await asyncio.wait(pending, timeout=CREATE_GRACE_S)
+        finally:
+            for call in calls.values():
+                call.cancel()
+            found = await asyncio.gather(*calls.values(), return_exceptions=True)
+        late = TransportError("not answered in time")
+        return {
+            name: late if isinstance(answer, asyncio.CancelledError) else answer
+            for name, answer in zip(names, found, strict=True)
+        }
 
     def _tell(self, broker: str, answer: Reply) -> None:
         """Take a broker's own word: its registration may be a moment behind it."""
@@ -464,4 +556,5 @@ def _route(topic: str, by_broker: dict[str, RouteRow]) -> TopicRoute:
             if row.perm & _PERM_READ
             for i in range(row.read_queues)
         ),
+        any(row.order for _, row in ordered),
     )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from holdmq.client import RouteTable, TopicQueue
 from holdmq.client import route as module
 from holdmq.errors import RemoteError, TransportError, UsageError
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.headers import TopicRow
 from registry.server import RegistryServer
 
 
@@ -42,7 +45,8 @@ async def test_perm_decides_what_may_be_written_and_read(routes: RouteTable, bro
     assert (len(write_only.read_queues), len(write_only.write_queues)) == (0, 2)
 
 
-async def test_changes_are_told_by_topic(routes: RouteTable, broker: Any) -> None:
+async def test_changes_are_told_by_topic(registries: list[str], broker: Any) -> None:
+    routes = RouteTable(registries, "me")
     told: list[frozenset[str]] = []
     brokers: list[int] = []
     routes.on_routes.append(told.append)
@@ -57,6 +61,7 @@ async def test_changes_are_told_by_topic(routes: RouteTable, broker: Any) -> Non
     await routes.refresh()
     assert told[1:] == [frozenset({"t", "u"})]
     assert len(brokers) == 1
+    await routes.close()
 
 
 async def test_all_topics_are_followed_when_asked(registries: list[str], broker: Any) -> None:
@@ -171,3 +176,141 @@ async def test_any_registry_will_do_and_the_loss_of_all_is_survived(
     table.link("broker-0")
     assert len((await table.ensure_topic("fresh")).write_queues) == 2
     await table.close()
+
+
+@pytest.fixture
+async def holding(registries: list[str]) -> AsyncIterator[RouteTable]:
+    """Never asks by itself within a test, but for what a registry holds."""
+    table = RouteTable(registries, "me", refresh_s=3600)
+    table.start()
+    yield table
+    await table.close()
+
+
+async def test_a_change_is_known_at_once_through_a_held_request(
+    holding: RouteTable, registry: RegistryServer, broker: Any, until: Any
+) -> None:
+    holding.follow(["t"])
+    await until(lambda: len(registry.holds) == 1)
+    await broker.add_topic("t", 1)
+    await until(lambda: holding.get("t"))
+    await until(lambda: len(registry.holds) == 1)
+    await broker.add_topic("t", 3)
+    await until(lambda: len(holding.get("t").read_queues) == 3)  # type: ignore[union-attr]
+    await until(lambda: len(registry.holds) == 1)
+    await broker.add_topic("foreign", 1)
+    await asyncio.sleep(0)
+    assert len(registry.holds) == 1
+
+
+async def test_a_topic_that_is_followed_later_is_part_of_the_held_request(
+    holding: RouteTable, registry: RegistryServer, broker: Any, until: Any
+) -> None:
+    await until(lambda: len(registry.holds) == 1)
+    holding.follow(["late"])
+    await until(lambda: any(h.topics == ("late",) for h in registry.holds._by_connection.values()))
+    await broker.add_topic("late", 1)
+    await until(lambda: holding.get("late"))
+
+
+async def test_a_registry_that_cannot_hold_is_asked_at_intervals(
+    registries: list[str], registry: RegistryServer, broker: Any, until: Any
+) -> None:
+    registry.holds._held_max = 0
+    table = RouteTable(registries, "me", refresh_s=0.3)
+    asked = 0
+    answer = registry._answer_routes
+
+    def counted(*args: Any) -> None:
+        nonlocal asked
+        asked += 1
+        answer(*args)
+
+    registry._answer_routes = counted  # type: ignore[method-assign]
+    table.follow(["t"])
+    table.start()
+    await until(lambda: table.version >= 0)
+    await asyncio.sleep(1)
+    assert asked <= 5
+    await broker.add_topic("t")
+    await until(lambda: table.get("t"))
+    await table.close()
+
+
+async def test_a_registry_that_comes_back_empty_takes_nothing_away(
+    registries: list[str], registry: RegistryServer, broker: Any, until: Any
+) -> None:
+    await broker.add_topic("t")
+    table = RouteTable(registries, "me", refresh_s=3600)
+    table.start()
+    assert await table.topic("t") is not None
+    link = table.link("broker-0")
+    await until(lambda: link.is_up)
+    await registry.close()
+    again = RegistryServer("test")
+    await again.listen("127.0.0.1", int(registries[0].rpartition(":")[2]))
+    await until(lambda: not table.brokers())
+    assert table.get("t") is not None
+    assert len((await table.ensure_topic("fresh")).write_queues) == 2
+    await broker.register()
+    await until(table.brokers)
+    await table.close()
+    await again.close()
+
+
+async def test_pages_that_change_meanwhile_are_asked_for_anew(
+    registries: list[str], registry: RegistryServer, broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        await broker.add_topic(name)
+    monkeypatch.setattr(registry.tables, "routes", partial(registry.tables.routes, max_bytes=1))
+    answer = registry._answer_routes
+    churn = 2
+
+    def changing(request: Any, header: Any) -> None:
+        nonlocal churn
+        answer(request, header)
+        if header.after == "a" and churn:
+            churn -= 1
+            registry.tables.changes.note(["a"], False)
+
+    monkeypatch.setattr(registry, "_answer_routes", changing)
+    table = RouteTable(registries, "me", follow_all=True)
+    await table.refresh()
+    assert sorted(route.topic for route in table.all()) == ["a", "b", "c"]
+    assert (churn, table.version) == (0, registry.tables.version)
+    churn = 100
+    await table.refresh()
+    assert sorted(route.topic for route in table.all()) == ["a", "b", "c"]
+    assert table.version < registry.tables.version
+    await table.close()
+
+
+async def test_queues_of_an_ordered_topic_stay_however_long_their_broker_is_away(
+    routes: RouteTable, make_broker: Any, until: Any
+) -> None:
+    one, two = await make_broker("a"), await make_broker("b")
+    for each in (one, two):
+        each.topics["t"] = TopicRow("t", 2, 2, 6, "log", 1, True)
+        await each.register()
+    route = await routes.topic("t")
+    assert route is not None
+    assert route.order
+    await two.stop()
+    await until(lambda: len(routes.get("t").read_queues) == 2)  # type: ignore[union-attr]
+    assert routes.get("t").write_queues == route.write_queues  # type: ignore[union-attr]
+    fresh = RouteTable(routes._registries._addresses, "late")
+    late = await fresh.topic("t")
+    assert late is not None
+    assert late.write_queues == route.write_queues
+    await fresh.close()
+
+
+async def test_a_silent_broker_does_not_delay_a_topic_that_another_one_has(
+    routes: RouteTable, make_broker: Any
+) -> None:
+    one, two = await make_broker("a"), await make_broker("b")
+    one.rpc._routes[RequestCode.TOPIC_CREATE] = lambda request: None
+    route = await routes.ensure_topic("fresh", timeout_s=3600)
+    assert {queue.broker for queue in route.write_queues} == {"b"}
+    assert "fresh" in two.topics
