@@ -8,12 +8,13 @@ import signal
 from pathlib import Path
 
 from broker.core.topics import TopicTable
+from broker.groups import Groups
 from broker.metrics import Numbers
 from broker.registration import Registration
 from broker.server import BrokerServer
 from broker.topics import Topics
 from holdmq.config import Config
-from holdmq.errors import StoreFormatError
+from holdmq.errors import StorageError, StoreFormatError
 from holdmq.process import Service
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.metrics import SecurityCollector
@@ -38,12 +39,13 @@ async def main(config: Config, service: Service) -> None:
         table.key_levels,
         loop.call_soon_threadsafe,
         accept_backup=accept_backup,
+        is_table=table.is_table,
     )
     path = Path(config.storage.data_dir) / "config" / "topic.json"
-    topics = Topics(path, table, settings.auto_create_topics)
+    topics = Topics(path, table, settings.auto_create_topics, settings.hide_grace_s)
     topics.load(accept_backup)
     await loop.run_in_executor(None, store.open)
-    if not len(table) and store.confirmed_position > 0:
+    if topics.is_new and store.confirmed_position > 0:
         await loop.run_in_executor(None, store.close)
         raise StoreFormatError(
             "it is missing, but the log has records",
@@ -51,10 +53,20 @@ async def main(config: Config, service: Service) -> None:
             path=str(path),
             hint="restore it from a backup: without it no queue can be named",
         )
+    groups = Groups(settings, path.parent, store, table, store.index.offset_at)
+    try:
+        await loop.run_in_executor(None, groups.load, store.confirmed_position > 0, accept_backup)
+    except StorageError:
+        await loop.run_in_executor(None, store.close)
+        raise
+    store.retention.needs = groups.offset_file.needs
     # What lives as long as the process is not looked at again: a full collection stalled the loop for 50 ms.
     gc.collect()
     gc.freeze()
-    server = BrokerServer(settings.name, config.cluster.name, store, topics, config.storage.record_max_bytes)
+    server = BrokerServer(
+        settings.name, config.cluster.name, store, topics, config.storage.record_max_bytes, groups
+    )
+    topics.start(store)
     server.rpc.security = security
     METRICS.register(SecurityCollector(security))
     METRICS.register(Numbers({"holdmq_broker_": server.numbers, "holdmq_store_": store.numbers}))
@@ -73,6 +85,7 @@ async def main(config: Config, service: Service) -> None:
         )
         topics.on_change = registration.changed
         registration.start()
+        groups.start()
         service.ready(store.state)
         service.ready(registration.state)
         service.log.info("broker serves", name=settings.name, address=address, data=config.storage.data_dir)
@@ -81,6 +94,7 @@ async def main(config: Config, service: Service) -> None:
         expiring.cancel()
         await registration.close()
         await server.drain()
+        await groups.close()
     finally:
         topics.close()
         await loop.run_in_executor(None, store.close)

@@ -8,15 +8,16 @@ an arrival that its filter passes, or at its deadline.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
 from broker.core.filters import FilterSet
 from broker.core.hold import Hold, Parked
-from broker.core.topics import TopicTable
+from broker.core.moves import may_pull
+from broker.core.topics import Topic, TopicTable
 from broker.part import Part
 from broker.statistics import Statistics
-from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.errors import Code, HoldMQError, RemoteError, WireError
 from holdmq.rpc.access_keys import Grants
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
@@ -54,6 +55,19 @@ _STATUS: Final = {
 Handled = tuple[Request, PullRequest, list[PullQueue]]
 
 
+class PullGate(Protocol):
+    """What a group's pulls are asked for; who reads for no group passes."""
+
+    def admit_pull(self, group: str) -> None:
+        """Raise RemoteError when the group must not pull."""
+
+    def is_paused(self, group: str) -> bool:
+        """Whether its pulls are to get nothing now."""
+
+    def is_fenced(self, connection: Connection, group: str, topic: str, queue_id: int, generation: int) -> bool:
+        """Whether this connection may not read this queue under this generation (0 = none)."""
+
+
 class Pull(Part):
     """Handles PULL and FILTER_SET for one broker."""
 
@@ -69,6 +83,9 @@ class Pull(Part):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._cold: set[asyncio.Future[Any]] = set()
+        self.on_temporary: Callable[[str, Connection], None] = lambda _topic, _connection: None
+        """Told that a connection reads a temporary topic."""
+        self.gate: PullGate | None = None
 
     def handle(self, request: Request) -> None:
         """Answer one PULL, now, from the reader pool, or after a hold."""
@@ -77,6 +94,14 @@ class Pull(Part):
         if not 1 <= len(queues) <= PULL_QUEUES_MAX:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"a PULL names 1 to {PULL_QUEUES_MAX} queues")
         self._filter_of(request.connection, header)
+        if header.group and self.gate is not None:
+            if len(header.generations) not in (0, len(queues)):
+                raise WireError("PullRequest: generations are one per queue, or none", Code.MISSING_FIELD)
+            self.gate.admit_pull(header.group)
+        for name in {queue.topic for queue in queues}:
+            topic = self._topics.get(name)
+            if topic is not None and topic.is_temporary:
+                self.on_temporary(name, request.connection)
         self._serve((request, header, queues), header.hold_ms > 0)
 
     def set_filter(self, request: Request) -> None:
@@ -96,9 +121,38 @@ class Pull(Part):
         woken: list[Parked[Handled]] = []
         for batch in batches:
             for run in batch.runs:
-                woken += self.hold.arrived(run.topic, run.queue_id, run.hashes)
+                topic = self._topics.get(run.topic)
+                if topic is None or not topic.is_paused:
+                    woken += self.hold.arrived(run.topic, run.queue_id, run.hashes)
         for parked in woken:
             self._answer_parked(parked, True)
+
+    def topic_changed(self, before: Topic | None, after: Topic | None) -> None:
+        """Pulls that are parked on queues whose topic is resumed, may not be read or is gone look again."""
+        if before is None or not self.hold.size:
+            return
+        is_shown = after is not None and after.is_readable and not (before.is_paused and not after.is_paused)
+        first = after.read_queues if after is not None and is_shown else 0
+        for queue_id in range(first, before.read_queues):
+            for parked in self.hold.withdraw(before.name, queue_id):
+                self._answer_parked(parked, True)
+
+    def fenced(self, connection: Connection, group: str, queues: list[tuple[str, int]]) -> None:
+        """A connection's leases on these queues ended: answer what it has parked on them."""
+        ended = set(queues)
+        for parked in list(self._parked.get(connection, {}).values()):
+            _, header, pulled = parked.owner
+            if header.group == group and any((q.topic, q.queue_id) in ended for q in pulled):
+                self.hold.cancel(parked)
+                self._answer_parked(parked, False)
+
+    def group_paused(self, group: str, is_paused: bool) -> None:
+        """A group was paused or resumed: its parked pulls look again."""
+        waiting = [p for of_one in self._parked.values() for p in of_one.values()]
+        for parked in waiting:
+            if parked.owner[1].group == group and not parked.is_done:
+                self.hold.cancel(parked)
+                self._answer_parked(parked, True)
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {RequestCode.PULL: self.handle, RequestCode.FILTER_SET: self.set_filter}
@@ -123,7 +177,7 @@ class Pull(Part):
 
     def _serve(self, handled: Handled, may_hold: bool) -> None:
         request, header, queues = handled
-        reads = self._read(request.connection, header, queues)
+        reads = self._read(handled)
         if reads is None:
             self._serve_cold(handled)
         elif may_hold and all(_is_at_end(q, r) for q, r in zip(queues, reads, strict=True)):
@@ -131,14 +185,14 @@ class Pull(Part):
         else:
             self._reply(handled, reads)
 
-    def _read(
-        self, connection: Connection, header: PullRequest, queues: list[PullQueue]
-    ) -> list[QueueRead | RemoteError] | None:
+    def _read(self, handled: Handled) -> list[QueueRead | RemoteError] | None:
         """One result per queue from memory; None when one of them needs the disk."""
+        request, header, queues = handled
+        connection = request.connection
         reads: list[QueueRead | RemoteError] = []
         left = _credit(header)
-        for queue in queues:
-            known = self._lookup(queue, connection.grants)
+        for at, queue in enumerate(queues):
+            known = self._admit(handled, at)
             if known is not None:
                 reads.append(known)
                 continue
@@ -157,10 +211,9 @@ class Pull(Part):
     def _serve_cold(self, handled: Handled) -> None:
         request, header, queues = handled
         self.cold_reads += 1
-        grants = request.connection.grants
         plans = [
-            (q, self._lookup(q, grants), self._hash_filter(request.connection, header, q.topic))
-            for q in queues
+            (q, self._admit(handled, at), self._hash_filter(request.connection, header, q.topic))
+            for at, q in enumerate(queues)
         ]
 
         def read_all() -> list[QueueRead | RemoteError]:
@@ -186,7 +239,9 @@ class Pull(Part):
                 return
             error = finished.exception()
             if error is None:
-                self._reply(handled, finished.result())
+                reads = finished.result()
+                # A lease may have ended meanwhile: its queue may be somebody else's by now.
+                self._reply(handled, [self._fence(handled, at) or read for at, read in enumerate(reads)])
             elif isinstance(error, HoldMQError):
                 request.refuse(error)
             else:
@@ -223,9 +278,33 @@ class Pull(Part):
             counts.bytes_out += read.size_bytes
         request.reply(PullResponse(pulled, self._store.epoch), parts, size)
 
-    def _lookup(
-        self, queue: PullQueue, grants: Grants | None
-    ) -> RemoteError | None:
+    def _admit(self, handled: Handled, at: int) -> QueueRead | RemoteError | None:
+        """The answer for a queue that is not to be read: refused, or of a paused group; None = read it."""
+        request, header, queues = handled
+        queue = queues[at]
+        known = self._lookup(queue, header.group, request.connection.grants) or self._fence(handled, at)
+        if known is None and self._is_paused(header):
+            first, end = self._store.bounds(queue.topic, queue.queue_id)
+            return QueueRead(ReadStatus.AT_END, queue.offset, first, end)
+        return known
+
+    def _fence(self, handled: Handled, at: int) -> RemoteError | None:
+        """The refusal of a queue that is read for a group without a valid lease."""
+        request, header, queues = handled
+        if not header.group or self.gate is None:
+            return None
+        queue = queues[at]
+        generation = header.generations[at] if header.generations else 0
+        if not self.gate.is_fenced(
+            request.connection, header.group, queue.topic, queue.queue_id, generation
+        ):
+            return None
+        return RemoteError(Code.GROUP_FENCED, f"{queue.topic}/{queue.queue_id} generation {generation}")
+
+    def _is_paused(self, header: PullRequest) -> bool:
+        return bool(header.group) and self.gate is not None and self.gate.is_paused(header.group)
+
+    def _lookup(self, queue: PullQueue, group: str, grants: Grants | None) -> QueueRead | RemoteError | None:
         if grants is not None and not grants.may_consume(queue.topic):
             return grants.topic_denied(Action.CONSUME, queue.topic)
         topic = self._topics.get(queue.topic)
@@ -233,8 +312,12 @@ class Pull(Part):
             return RemoteError(Code.TOPIC_UNKNOWN, queue.topic)
         if not 0 <= queue.queue_id < topic.read_queues:
             return RemoteError(Code.QUEUE_UNKNOWN, f"{queue.topic}/{queue.queue_id}")
-        if not topic.is_readable:
+        if not topic.is_readable or not may_pull(queue.topic, group):
             return RemoteError(Code.TOPIC_PERM, queue.topic)
+        if topic.is_paused:
+            # As if nothing had come: what is kept is read when the topic is resumed.
+            first, end = self._store.bounds(queue.topic, queue.queue_id)
+            return QueueRead(ReadStatus.AT_END, queue.offset, first, end)
         return None
 
     # Filters
@@ -263,7 +346,8 @@ class Pull(Part):
     def _park(self, handled: Handled) -> None:
         request, header, queues = handled
         deadline = self._loop.time() + min(header.hold_ms, HOLD_MAX_MS) / 1e3
-        keys = tuple({(q.topic, q.queue_id) for q in queues})
+        # Arrivals are nothing to a group that is paused.
+        keys = () if self._is_paused(header) else tuple({(q.topic, q.queue_id) for q in queues})
         parked = Parked(handled, keys, self._filter_of(request.connection, header), deadline)
         if not self.hold.park(parked):
             self._serve(handled, False)

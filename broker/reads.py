@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import structlog
 
-from broker.core.readers import Picked, Reader, scan
+from broker.core.readers import EVERYWHERE, NOWHERE, Picked, Reader, Window, scan
+from broker.core.topics import Topic, TopicTable
 from broker.part import Part
 from holdmq.errors import BehindError, Code, CorruptRecordError, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Request
@@ -63,12 +64,14 @@ class _Open:
 class Reads(Part):
     """All readers of a broker."""
 
-    def __init__(self, store: MessageStore) -> None:
+    def __init__(self, store: MessageStore, topics: TopicTable) -> None:
         self.readers = 0
+        self.late_records = 0
         self.cold_reads = 0
         self.records_out = 0
         self.bytes_out = 0
         self._store = store
+        self._topics = topics
         self._open: dict[Connection, dict[int, _Open]] = {}
         self._loop = asyncio.get_running_loop()
         self._tick: asyncio.TimerHandle | None = None
@@ -90,8 +93,9 @@ class Reads(Part):
                 f"position {position} of log epoch {header.log_epoch} was taken back; continue at {resume}",
                 {"position": resume, "log_epoch": self._store.epoch},
             )
-        reader = Reader(header.reader_id, max(position, first))
+        reader = Reader(header.reader_id, max(position, first), end if header.position is None else 0)
         reader.filters.change(rows(FilterTerm, header.add), ())
+        self._remember_pauses(reader)
         replaced = readers.get(header.reader_id)
         if replaced is not None:
             self._end(replaced)
@@ -155,6 +159,7 @@ class Reads(Part):
         return {
             "readers": self.readers,
             "reads_cold_total": self.cold_reads,
+            "read_late_messages_total": self.late_records,
             "read_messages_total": self.records_out,
             "read_bytes_total": self.bytes_out,
         }
@@ -175,6 +180,46 @@ class Reads(Part):
             for opened in readers.values():
                 self._end(opened)
 
+    # Topics
+
+    def topic_changed(self, before: Topic | None, after: Topic | None) -> None:
+        """A topic was paused, resumed, closed to readers or deleted."""
+        if before is None or not self._open:
+            return
+        name = before.name
+        is_gone = after is None or not after.is_readable
+        is_resumed = after is not None and before.is_paused and not after.is_paused
+        is_paused = after is not None and after.is_paused and not before.is_paused
+        if not (is_gone or is_resumed or is_paused):
+            return
+        for readers in self._open.values():
+            for opened in readers.values():
+                if is_gone:
+                    opened.reader.forget(name)
+                elif is_paused:
+                    opened.reader.hold_back(name)
+                else:
+                    opened.reader.owe(name, before.paused_at)
+                    self._schedule(opened)
+
+    def _remember_pauses(self, reader: Reader) -> None:
+        """Who comes back to a position within a past pause has not got what was kept below it."""
+        if reader.since:
+            return
+        for topic in self._topics.pausing():
+            kept = [first for first, end in topic.pauses if first < reader.position <= end]
+            if kept and topic.is_paused:
+                reader.hold_back(topic.name, min(kept))
+            elif kept:
+                reader.owe(topic.name, min(kept))
+
+    def _window_of(self, name: str) -> Window:
+        """Where in the log a topic's records may be given to readers as they come."""
+        topic = self._topics.get(name)
+        if topic is None or not topic.is_readable:
+            return NOWHERE
+        return Window(0, topic.paused_at) if topic.is_paused else EVERYWHERE
+
     # Serving
 
     def _get(self, connection: Connection, reader_id: int) -> _Open:
@@ -185,6 +230,9 @@ class Reads(Part):
 
     def _schedule(self, opened: _Open) -> None:
         if opened.timer is not None or not opened.reads or opened.reader.is_loading:
+            return
+        if opened.reader.late:
+            self._load(opened)
             return
         waiting = self._store.confirmed_position - opened.reader.position
         if waiting <= 0:
@@ -203,13 +251,16 @@ class Reads(Part):
     def _serve(self, opened: _Open) -> None:
         reader = opened.reader
         while opened.reads and opened.connection.is_writable and not opened.connection.is_closed:
+            if reader.late:
+                self._load(opened)
+                return
             if reader.position >= self._store.confirmed_position:
                 return
             batches = self._store.tail(reader.position, TAIL_SCAN_BYTES)
             if batches is None:
                 self._load(opened)
                 return
-            picked = scan(reader.filters, batches, reader.position, opened.reads[0][1])
+            picked = scan(reader.filters, batches, reader.position, opened.reads[0][1], self._window_of)
             reader.position = picked.position
             reader.served_at = self._loop.time()
             if not picked.count:
@@ -219,19 +270,23 @@ class Reads(Part):
                 return
             self._answer(opened, picked)
 
-    def _answer(self, opened: _Open, picked: Picked) -> None:
+    def _answer(self, opened: _Open, picked: Picked, is_late: bool = False) -> None:
         request = opened.reads.popleft()[0]
-        header = ReadResponse(picked.position, self._store.epoch, picked.count)
+        position = opened.reader.position if is_late else picked.position
+        header = ReadResponse(position, self._store.epoch, picked.count, is_late)
+        self.late_records += picked.count if is_late else 0
         self.records_out += picked.count
         self.bytes_out += picked.size_bytes
         request.reply(header, picked.parts, picked.size_bytes)
 
     def _load(self, opened: _Open) -> None:
-        """Serve from disk: the reader fell out of the tail, or starts far back."""
+        """Serve from disk: the reader fell out of the tail, starts far back, or is owed what was kept."""
         reader = opened.reader
         reader.is_loading = True
         self.cold_reads += 1
-        future = self._loop.run_in_executor(self._store.reader_pool, self._read_cold, reader.position)
+        is_late = bool(reader.late)
+        position = reader.late_at if is_late else reader.position
+        future = self._loop.run_in_executor(self._store.reader_pool, self._read_cold, position)
         self._cold.add(future)
 
         def done(finished: asyncio.Future[tuple[list[Batch], int]]) -> None:
@@ -244,16 +299,36 @@ class Reads(Part):
                 self._cold_read_failed(opened, error)
                 return
             batches, next_position = finished.result()
-            while opened.reads:
-                picked = scan(reader.filters, batches, reader.position, opened.reads[0][1])
-                reader.position = picked.position
-                if not picked.count:
-                    reader.position = max(reader.position, next_position)
-                    break
-                self._answer(opened, picked)
+            if is_late:
+                self._give_late(opened, batches, position, next_position)
+            elif not reader.late:
+                self._give(opened, batches, next_position)
             self._schedule(opened)
 
         future.add_done_callback(done)
+
+    def _give(self, opened: _Open, batches: list[Batch], next_position: int) -> None:
+        """Answer with what was read from the reader's position on."""
+        reader = opened.reader
+        while opened.reads:
+            picked = scan(reader.filters, batches, reader.position, opened.reads[0][1], self._window_of)
+            reader.position = picked.position
+            if not picked.count:
+                reader.position = max(reader.position, next_position)
+                break
+            self._answer(opened, picked)
+
+    def _give_late(self, opened: _Open, batches: list[Batch], position: int, next_position: int) -> None:
+        """Answer with what paused topics kept, of what was read from `position` on."""
+        reader = opened.reader
+        while opened.reads and reader.late and reader.late_at == position:
+            credit = opened.reads[0][1]
+            picked = scan(reader.filters, batches, position, credit, reader.late_window)
+            position = picked.position if picked.count else max(picked.position, next_position)
+            reader.late_scanned(position)
+            if not picked.count:
+                return
+            self._answer(opened, picked, True)
 
     def _read_cold(self, position: int) -> tuple[list[Batch], int]:
         """On the reader pool: a chunk of the log, and where the next one begins."""

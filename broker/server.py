@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.copies import Copies
+from broker.groups import Groups
 from broker.moves import Moves
 from broker.part import Part
 from broker.produce import Produce
@@ -54,6 +55,7 @@ class BrokerServer:
         store: MessageStore,
         topics: Topics,
         record_max_bytes: int,
+        groups: Groups,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         self.name = name
@@ -61,16 +63,25 @@ class BrokerServer:
         self.statistics = Statistics()
         self.produce = Produce(store, topics.table, self.statistics, record_max_bytes)
         self.pull = Pull(store, topics.table, self.statistics)
-        self.reads = Reads(store)
+        self.reads = Reads(store, topics.table)
         self.topics = topics
         self.produce.clock_ms = clock_ms
         self.moves = Moves(store, Copies(store, topics), topics, clock_ms)
         self.parts: list[Part] = [self.produce, self.pull, self.reads, topics, self.moves]
         self.tables = Tables(store, topics.table, record_max_bytes)
         self.parts += [self.tables, Queries(store, topics.table)]
+        self.groups = groups
+        self.parts += [groups, groups.offsets]
+        self.pull.gate = groups
+        groups.on_fenced = self.pull.fenced
+        groups.on_pause.append(self.pull.group_paused)
+        groups.hello_of = lambda connection: self.rpc.connections.get(connection)
+        self.moves.policy = groups.retry_policy
         self._store = store
         self._record_max_bytes = record_max_bytes
         self._states: dict[Connection, dict[str, Any]] = {}
+        self.pull.on_temporary = topics.temporary.subscribed
+        topics.on_changed += [self.pull.topic_changed, self.reads.topic_changed]
         store.subscribe(self._confirmed)
         self.moves.start()
         routes: dict[RequestCode, OnRequest] = {

@@ -1,63 +1,175 @@
-"""topic.json: topics are durable before their first record.
+"""Topics: requests that create, change, grow, shrink, pause and delete them.
 
-Changes are written by one thread, one after the other; topics that are asked for while a
-write is under way go into the next one together.
+A topic is durable in topic.json before its first record, and every change before it is answered. The
+rules are in `broker.core.topic_changes`, the file in `broker.topic_file`, the end of queues in
+`broker.queue_deletion`, topics that live in memory in `broker.temporary`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
-from broker.core.topics import Topic, TopicTable
+import structlog
+
+from broker.core import topic_changes
+from broker.core.topic_changes import Undrained
+from broker.core.topics import NOT_DELETING, Topic, TopicTable
 from broker.part import Part
+from broker.queue_deletion import DeletingStore, GroupOffsets, NoGroups, QueueDeletion
+from broker.temporary import TemporaryQueues, TemporaryTopics
+from broker.topic_file import Done, Plan, Staged, TopicFile
 from holdmq.atomic_file import AtomicFile
-from holdmq.errors import Code, HoldMQError, RemoteError
-from holdmq.rpc.connection import Request
+from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, UsageError, WireError
+from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import TopicCreateRequest, TopicCreateResponse
+from holdmq.wire.topic_headers import (
+    DELETE,
+    HIDE_FROM_CONSUMERS,
+    HIDE_FROM_PRODUCERS,
+    STEPS,
+    QueuesRemoveRequest,
+    TopicDeleteRequest,
+    TopicGrowRequest,
+    TopicPauseRequest,
+    TopicUpdateRequest,
+)
 
-CREATES_MAX: Final = 1_000
-"""TOPIC_CREATEs waiting for the file; past it BUSY."""
+HIDE_GRACE_S: Final = 45.0
+"""How long queues that are hidden from producers still take records: clients refresh their routes every
+30 s, so that nobody who follows an old route is refused, and nothing has to be sent again elsewhere."""
+PARKED_MAX: Final = 1_000
+"""TOPIC_CREATEs that wait until a topic of their name is deleted; past it BUSY."""
+RETRY_AFTER_MS: Final = 500
 
-
+Changed = Callable[[Topic | None, Topic | None], None]
 Required = Callable[[HoldMQError | None], None]
+
+log = structlog.get_logger("holdmq.broker")
+
+
+class TopicAges(Protocol):
+    """Where topics' own retention is kept."""
+
+    def set_topic_age(self, topic: str, age_ms: int | None) -> None:
+        """Keep a topic's messages for so long only; UsageError when the log itself keeps them shorter."""
+
+
+class TopicStore(DeletingStore, Protocol):
+    """What topics need of the store."""
+
+    @property
+    def retention(self) -> TopicAges:
+        """Where topics' own retention is kept."""
+
+    @property
+    def temporary(self) -> TemporaryQueues:
+        """The queues of temporary topics."""
+
+    @property
+    def first_position(self) -> int:
+        """The log offset of the oldest record that is kept."""
+
+    @property
+    def confirmed_position(self) -> int:
+        """The log offset up to which records are visible."""
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """First offset and next confirmed offset of a queue."""
 
 
 class Topics(Part):
-    """The topic table and its file. `on_change` is called after every change is durable."""
+    """The topic table and its file. `load` it, then `start` it over an open store.
 
-    def __init__(self, path: Path, table: TopicTable, auto_create: bool) -> None:
+    `on_change` is called after changes that registries must hear of, `on_changed(before, after)` (a list to
+    append to) for each topic that changed: None = it was, or is, not there.
+    """
+
+    def __init__(
+        self, path: Path, table: TopicTable, auto_create: bool, hide_grace_s: float = HIDE_GRACE_S
+    ) -> None:
         self.table = table
         self.on_change: Callable[[], None] = lambda: None
-        self._file = AtomicFile(path)
+        self.on_changed: list[Changed] = []
+        self.is_new = True
+        """Whether there was no file to load: a log with records and no topics has lost it."""
+        self.temporary = TemporaryTopics(self.drop_temporary)
+        self._file = TopicFile(AtomicFile(path), table, self._applied)
         self._auto_create = auto_create
-        self._thread = ThreadPoolExecutor(1, "topics")
-        self._waiting: list[tuple[Request, TopicCreateRequest]] = []
-        self._required: list[tuple[Topic, Required]] = []
-        self._writing: asyncio.Future[None] | None = None
+        self._hide_grace_s = hide_grace_s
+        self._loop = asyncio.get_running_loop()
+        self._store: TopicStore | None = None
+        self._groups: GroupOffsets = NoGroups()
+        self._deletion: QueueDeletion | None = None
+        self._parked: dict[str, list[Request]] = {}
+        self._told_due = False
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
-        return {RequestCode.TOPIC_CREATE: self.create}
+        return {
+            RequestCode.TOPIC_CREATE: self.create,
+            RequestCode.TOPIC_UPDATE: self.update,
+            RequestCode.TOPIC_GROW: self.grow,
+            RequestCode.QUEUES_REMOVE: self.remove_queues,
+            RequestCode.TOPIC_DELETE: self.delete,
+            RequestCode.TOPIC_PAUSE: self.pause,
+        }
 
     def numbers(self) -> Mapping[str, int]:
-        return {"topics": len(self.table)}
+        deletion = self._deletion
+        return {
+            "topics": len(self.table),
+            "topics_paused": sum(topic.is_paused for topic in self.table.all()),
+            "topic_changes_waiting": self._file.waiting,
+            "topic_deletions": 0 if deletion is None else len(deletion),
+            "queues_deleted_total": 0 if deletion is None else deletion.deleted,
+            "queue_deletion_retries_total": 0 if deletion is None else deletion.retries,
+            **self.temporary.numbers(),
+        }
+
+    def closed(self, connection: Connection) -> None:
+        self.temporary.closed(connection)
+
+    # Life
 
     def load(self, accept_backup: bool = False) -> None:
         """Read the file (blocking); an absent one is an empty table. StorageError if damaged."""
-        loaded = self._file.load(accept_backup)
+        loaded = self._file.file.load(accept_backup)
+        self.is_new = loaded is None
         if loaded is not None:
-            self.table.load(loaded.content, loaded.data_version, str(self._file.path))
+            self.table.load(loaded.content, loaded.data_version, str(self._file.file.path))
+
+    def start(self, store: TopicStore, groups: GroupOffsets | None = None) -> None:
+        """Go on where the last run ended: retention, pauses, old routes, deletions. The store is open."""
+        self._store = store
+        self._groups = groups or self._groups
+        self.temporary.store = store.temporary
+        self._deletion = QueueDeletion(self._file, store, self._groups)
+        now = self._loop.time()
+        for topic in self.table.all():
+            self.table.set(topic_changes.clamp_pause(topic, store.confirmed_position))
+            if topic.retention_ms:
+                self._set_age(topic)
+            if topic.write_queues < topic.read_queues and not topic.order:
+                self.table.allow_until(topic.name, now + self._hide_grace_s)
+        self._deletion.begin_all()
+
+    def close(self) -> None:
+        """Finish the write under way (blocking)."""
+        self.temporary.close()
+        if self._deletion is not None:
+            self._deletion.close()
+        self._file.close()
+
+    # Creating
 
     def create(self, request: Request) -> None:
         """TOPIC_CREATE: answered when the topic is durable."""
         header = request.header(TopicCreateRequest)
-        if len(self._waiting) >= CREATES_MAX:
-            raise RemoteError(Code.BUSY, f"{CREATES_MAX} topics wait to be created")
         if header.by_use:
             known = self.table.get(header.topic)
             if known is not None:
@@ -68,10 +180,49 @@ class Topics(Part):
                     Code.TOPIC_UNKNOWN,
                     f"topic {header.topic!r} does not exist and broker.auto_create_topics is off",
                 )
-        self.table.plan_create(header.topic, header.queues, header.key_levels, header.kind)
-        self._waiting.append((request, header))
-        if self._writing is None:
-            self._write_next()
+        self._create(request, header)
+
+    def _create(self, request: Request, header: TopicCreateRequest) -> None:
+        parked = False
+
+        def plan(staged: Staged) -> None:
+            nonlocal parked
+            known = staged.get(header.topic)
+            if known is not None and known.is_leaving:
+                self._park(request, header.topic)
+                parked = True
+                return
+            if header.by_use and known is not None:
+                return
+            topic = topic_changes.new_topic(known, header, self.table.queues_default)
+            if topic is None:
+                return
+            if len(staged) >= self.table.topics_max:
+                raise RemoteError(
+                    Code.TOPIC_LIMIT,
+                    f"broker.topics_max ({self.table.topics_max}) topics exist; delete some or raise it",
+                )
+            self._check_age(topic)
+            staged.put(topic)
+
+        def done(error: HoldMQError | None) -> None:
+            if not parked:
+                self._answer(request, header.topic, error)
+
+        self._file.submit(plan, done)
+
+    def _park(self, request: Request, name: str) -> None:
+        """A topic of this name is being deleted: its successor comes when that is over."""
+        if sum(map(len, self._parked.values())) >= PARKED_MAX:
+            raise BusyError(f"topic {name!r} is being deleted", RETRY_AFTER_MS)
+        self._parked.setdefault(name, []).append(request)
+
+    def _unpark(self, name: str) -> None:
+        for request in self._parked.pop(name, []):
+            try:
+                self._create(request, request.header(TopicCreateRequest))
+            except HoldMQError as error:
+                request.refuse(error)
 
     def require(self, name: str, queues: int, done: Required) -> None:
         """Have a system topic, whatever topics_max says; an existing one stays as it is.
@@ -81,80 +232,242 @@ class Topics(Part):
         if self.table.get(name) is not None:
             done(None)
             return
-        self._required.append((Topic(name, queues, queues), done))
-        if self._writing is None:
-            self._write_next()
 
-    def close(self) -> None:
-        """Finish the write under way (blocking)."""
-        self._thread.shutdown(wait=True)
+        def plan(staged: Staged) -> None:
+            if staged.get(name) is None:
+                staged.put(Topic(name, queues, queues, stored_queues=queues))
 
-    def _write_next(self) -> None:
-        """Write the table with every topic that is waited for, then add them and answer."""
-        waiting, self._waiting = self._waiting, []
-        adding: dict[str, Topic] = {}
-        asked: list[tuple[Request, str]] = []
-        for request, header in waiting:
-            try:
-                topic = adding.get(header.topic) or self._plan(header, len(adding))
-            except HoldMQError as e:
-                request.refuse(e)
-                continue
-            if topic is not None:
-                adding[topic.name] = topic
-            asked.append((request, header.topic))
-        required, self._required = self._required, []
-        for topic, _ in required:
-            if self.table.get(topic.name) is None:
-                adding.setdefault(topic.name, topic)
-        if adding:
-            self._write(adding, asked, required)
-        else:
-            self._answer(asked, required)
+        self._file.submit(plan, done, is_bounded=False)
 
-    def _plan(self, header: TopicCreateRequest, adding: int) -> Topic | None:
-        if header.by_use and self.table.get(header.topic) is not None:
-            return None
-        return self.table.plan_create(header.topic, header.queues, header.key_levels, header.kind, adding)
+    # Changing
 
-    def _answer(self, asked: list[tuple[Request, str]], required: list[tuple[Topic, Required]]) -> None:
-        for request, name in asked:
-            known = self.table.get(name)
-            assert known is not None
-            request.reply(TopicCreateResponse([known.row()]))
-        for _, have in required:
-            have(None)
+    def update(self, request: Request) -> None:
+        """TOPIC_UPDATE: perm, order, retention, filter type, sysflag."""
+        header = request.header(TopicUpdateRequest)
 
-    def _write(
+        def change(topic: Topic) -> Topic:
+            after = topic_changes.update(topic, header)
+            if after.retention_ms != topic.retention_ms:
+                self._check_age(after)
+            return after
+
+        self._change(request, header.topic, change)
+
+    def grow(self, request: Request) -> None:
+        """TOPIC_GROW: more queues, at any time; an ordered topic when it is drained."""
+        header = request.header(TopicGrowRequest)
+        self._change(
+            request,
+            header.topic,
+            lambda topic: topic_changes.grow(topic, header.queues, self._undrained(topic)),
+            moves_keys=True,
+        )
+
+    def remove_queues(self, request: Request) -> None:
+        """QUEUES_REMOVE: one step."""
+        header = request.header(QueuesRemoveRequest)
+        queues = header.queues
+        if header.step not in STEPS:
+            raise WireError(f"step {header.step!r} is not one of {', '.join(STEPS)}", Code.MISSING_FIELD)
+
+        def change(topic: Topic) -> Topic:
+            if header.step == HIDE_FROM_PRODUCERS:
+                return topic_changes.hide_from_producers(topic, queues, self._undrained(topic))
+            if header.step == HIDE_FROM_CONSUMERS:
+                grace_s = self.table.grace_s(topic.name, self._loop.time())
+                return topic_changes.hide_from_consumers(topic, queues, self._undrained(topic), grace_s)
+            return topic_changes.delete_queues(topic, queues)
+
+        self._change(
+            request,
+            header.topic,
+            change,
+            moves_keys=header.step == HIDE_FROM_PRODUCERS,
+            deletes=header.step == DELETE,
+        )
+
+    def delete(self, request: Request) -> None:
+        """TOPIC_DELETE: answered when everything that it held is given up durably."""
+        header = request.header(TopicDeleteRequest)
+        known = self.table.get(header.topic)
+        if known is not None and known.is_temporary:
+            self.drop_temporary(header.topic)
+            request.reply(TopicCreateResponse([]))
+            return
+        self._change(
+            request,
+            header.topic,
+            lambda topic: topic_changes.delete_topic(topic, header.force),
+            deletes=True,
+        )
+
+    def pause(self, request: Request) -> None:
+        """TOPIC_PAUSE: keep, or deliver again what was kept and what comes."""
+        header = request.header(TopicPauseRequest)
+        store = self._opened()
+        self._change(
+            request,
+            header.topic,
+            lambda topic: (
+                topic_changes.pause(topic, store.confirmed_position)
+                if header.pause
+                else topic_changes.resume(topic, store.confirmed_position, store.first_position)
+            ),
+        )
+
+    def drop_temporary(self, name: str) -> None:
+        """A temporary topic goes with all that it holds: nobody subscribes to it, or it was deleted."""
+        known = self.table.get(name)
+        if known is not None and known.is_temporary:
+            self.table.remove(name)
+            self._applied(known, None)
+
+    def _change(
         self,
-        adding: dict[str, Topic],
-        asked: list[tuple[Request, str]],
-        required: list[tuple[Topic, Required]],
+        request: Request,
+        name: str,
+        change: Callable[[Topic], Topic],
+        *,
+        moves_keys: bool = False,
+        deletes: bool = False,
     ) -> None:
-        loop = asyncio.get_running_loop()
-        content = self.table.content(adding)
-        version = self.table.data_version + len(adding)
-        future = loop.run_in_executor(self._thread, self._file.save, content, version)
-        self._writing = future
+        """Plan a change of one topic, write it, answer. Raises BusyError."""
+        self._opened()
+        early: list[Topic] = []
+        is_held = False
 
-        def done(finished: asyncio.Future[None]) -> None:
-            self._writing = None
-            if finished.cancelled():
+        def plan(staged: Staged) -> None:
+            nonlocal is_held
+            before = topic_changes.existing(staged.get(name), name)
+            after = change(before)
+            if after == before:
                 return
-            error = finished.exception()
-            if error is None:
-                for topic in adding.values():
-                    self.table.add(topic)
-                self._answer(asked, required)
-                self.on_change()
-            else:
-                if not isinstance(error, HoldMQError):
-                    error = RemoteError(Code.SYSTEM_ERROR, f"topic.json could not be written: {error}")
-                for request, _ in asked:
-                    request.refuse(error)
-                for _, have in required:
-                    have(error)
-            if (self._waiting or self._required) and self._writing is None:
-                self._write_next()
+            staged.put(after)
+            if moves_keys and before.order:
+                # What producers send until this is durable would be behind the drained end.
+                is_held = True
+                self.table.hold(name)
+            if before.is_paused and not after.is_paused:
+                # Delivered from now on: what readers pass from here on was not kept from them.
+                early.append(before)
+                self.table.set(after)
+                self._tell(before, after)
 
-        future.add_done_callback(done)
+        def done(error: HoldMQError | None) -> None:
+            if is_held:
+                self.table.release(name)
+            if error is not None and early:
+                resumed = self.table.get(name)
+                self.table.set(early[0])
+                self._tell(resumed, early[0])
+            if error is None and deletes and self._deletion is not None:
+                self._deletion.when_done(name, lambda failed: self._answer(request, name, failed))
+                return
+            self._answer(request, name, error)
+
+        self._submit(plan, done)
+
+    def _submit(self, plan: Plan, done: Done) -> None:
+        self._file.submit(plan, done)
+
+    def _answer(self, request: Request, name: str, error: HoldMQError | None) -> None:
+        if error is not None:
+            request.refuse(error)
+            return
+        known = self.table.get(name)
+        request.reply(TopicCreateResponse([known.row()] if known is not None else []))
+
+    # Conditions
+
+    def _undrained(self, topic: Topic) -> Undrained:
+        """Why a queue may not go, by what groups have consumed and what is on its way."""
+        store = self._opened()
+
+        def reason(queue_id: int) -> str | None:
+            end_offset = store.bounds(topic.name, queue_id)[1]
+            behind = self._groups.behind(topic.name, queue_id, end_offset)
+            return topic_changes.why_undrained(
+                queue_id, end_offset, list(behind), store.is_being_written(topic.name, queue_id)
+            )
+
+        return reason
+
+    def _opened(self) -> TopicStore:
+        if self._store is None:
+            raise BusyError("the broker is starting", RETRY_AFTER_MS)
+        return self._store
+
+    def _check_age(self, topic: Topic) -> None:
+        """Raise TOPIC_INVALID for a retention that is longer than the log's."""
+        if self._store is None or not topic.retention_ms:
+            return
+        try:
+            # No topic has the empty name: this only asks.
+            self._store.retention.set_topic_age("", topic.retention_ms)
+        except UsageError as error:
+            sentence = str(error).replace("topic ''", f"topic {topic.name!r}")
+            raise RemoteError(Code.TOPIC_INVALID, sentence) from error
+        self._store.retention.set_topic_age("", None)
+
+    def _set_age(self, topic: Topic) -> None:
+        assert self._store is not None
+        try:
+            self._store.retention.set_topic_age(topic.name, topic.retention_ms or None)
+        except UsageError as error:
+            # The log's was lowered since: the topic follows it.
+            log.warning("a topic keeps messages as long as the log only", topic=topic.name, reason=str(error))
+            self._store.retention.set_topic_age(topic.name, None)
+
+    # Effects
+
+    def _applied(self, before: Topic | None, after: Topic | None) -> None:
+        name = after.name if after is not None else before.name if before is not None else ""
+        if after is None:
+            self._gone(name, before)
+        else:
+            self._there(before, after)
+        self._tell(before, self.table.get(name))
+        self._tell_registries()
+        if after is None:
+            self._unpark(name)
+
+    def _gone(self, name: str, before: Topic | None) -> None:
+        if self._store is None:
+            return
+        if before is not None and before.is_temporary:
+            self.temporary.removed(name)
+        else:
+            self._store.retention.set_topic_age(name, None)
+
+    def _there(self, before: Topic | None, after: Topic) -> None:
+        store = self._store
+        if after.is_temporary:
+            self.temporary.added(after.name)
+        if store is None:
+            return
+        if (before.retention_ms if before is not None else 0) != after.retention_ms:
+            self._set_age(after)
+        if before is None:
+            return
+        if after.write_queues < before.write_queues and not after.order and not after.is_leaving:
+            self.table.allow_until(after.name, self._loop.time() + self._hide_grace_s)
+        if after.is_paused and not before.is_paused:
+            # What was confirmed while the file was written has been delivered.
+            self.table.set(replace(after, paused_at=store.confirmed_position))
+        if after.deleting_to != NOT_DELETING and before.deleting_to == NOT_DELETING:
+            assert self._deletion is not None
+            self._deletion.begin(after)
+
+    def _tell(self, before: Topic | None, after: Topic | None) -> None:
+        for changed in self.on_changed:
+            changed(before, after)
+
+    def _tell_registries(self) -> None:
+        """Once for all changes of this turn."""
+        if not self._told_due:
+            self._told_due = True
+            self._loop.call_soon(self._tell_now)
+
+    def _tell_now(self) -> None:
+        self._told_due = False
+        self.on_change()

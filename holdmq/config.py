@@ -106,6 +106,45 @@ class BrokerSection(Section):
     topic_queues_default: int = Field(
         4, ge=1, le=1024, description="Queues of a topic created on first use: consumers that can share it."
     )
+    hide_grace_s: float = Field(
+        45,
+        ge=0,
+        le=3600,
+        description="How long queues that are hidden from producers still take records: until every client "
+        "has refreshed its routes (30 s), so that nobody is refused.",
+    )
+    auto_create_groups: bool = Field(
+        True, description="Create a consumer group with its first member; groups_max bounds what that costs."
+    )
+    groups_max: int = Field(
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="Consumer groups of this broker: as many as topics, each has settings and offsets.",
+    )
+    group_members_max: int = Field(
+        1_000,
+        ge=1,
+        le=100_000,
+        description="Members of one group: every change is told to all of them, with the names of all.",
+    )
+    queue_lease_s: float = Field(
+        20,
+        ge=0.1,
+        le=3600,
+        description="How long a member that is silent keeps its queues: four renewals of a client.",
+    )
+    offset_save_interval_s: float = Field(
+        5,
+        gt=0,
+        le=3600,
+        description="How often consumer offsets are saved: what a crash makes groups consume again.",
+    )
+    offset_commit: Literal["async", "sync"] = Field(
+        "async",
+        description="When a report of offsets is answered: async = at once, sync = when "
+        "consumerOffset.json has it (costs a wait for the log's fsync and a file per group commit).",
+    )
     register_interval_s: float = Field(
         30, gt=0, le=3600, description="How often the broker registers with every registry, beside on change."
     )

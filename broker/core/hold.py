@@ -76,6 +76,13 @@ class Hold(Generic[Owner]):
             self.cancel(parked)
         return woken
 
+    def withdraw(self, topic: str, queue_id: int) -> list[Parked[Owner]]:
+        """The queue has other settings, or is gone: take out and return all its pulls."""
+        waiting = list(self._by_queue.get((topic, queue_id), {}).values())
+        for parked in waiting:
+            self.cancel(parked)
+        return waiting
+
     def expire(self, now: float) -> list[Parked[Owner]]:
         """Take out and return the pulls whose deadline has come."""
         due: list[Parked[Owner]] = []

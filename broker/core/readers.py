@@ -3,12 +3,18 @@
 A reader has a position; everything below it has been scanned for it. `scan` walks confirmed
 batches from there and picks the records that may match, up to the credit of the READ at
 hand. What was already scanned without a match moves the position and sends nothing.
+
+A paused topic keeps what is confirmed from the log position `paused_at` on: readers pass it. When it is
+resumed, everybody who stands past that position is *late* with this topic: what it kept, up to where the
+reader stands, is scanned for it once more, before it goes on. So one position stays enough: it never skips
+what will be delivered elsewhere, and who comes back to a position inside a past pause gets what was kept
+below it (perhaps again, never not at all).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +48,18 @@ class BatchLike(Protocol):
     def runs(self) -> Sequence[RunLike]: ...
 
 
+class Window(NamedTuple):
+    """The log positions from which a topic's records may be given: `first` <= position < `end`."""
+
+    first: int
+    end: int
+
+
+WindowOf = Callable[[str], Window]
+EVERYWHERE: Final = Window(0, 1 << 63)
+NOWHERE: Final = Window(0, 0)
+
+
 class Picked:
     """What a scan found: `parts` in log order, `count` records, `size_bytes`; `position` = scanned to."""
 
@@ -54,10 +72,17 @@ class Picked:
         self.position = position
 
 
-def scan(filters: FilterSet, batches: Sequence[BatchLike], position: int, credit_bytes: int) -> Picked:
+def scan(
+    filters: FilterSet,
+    batches: Sequence[BatchLike],
+    position: int,
+    credit_bytes: int,
+    window_of: WindowOf = lambda _topic: EVERYWHERE,
+) -> Picked:
     """Pick what may match from `batches` (log order, the first may begin below `position`).
 
-    Stops before the record that would exceed `credit_bytes`, but always gives one.
+    Stops before the record that would exceed `credit_bytes`, but always gives one. Of each topic only
+    records inside its window are picked.
     """
     picked = Picked(position)
     for batch in batches:
@@ -72,11 +97,23 @@ def scan(filters: FilterSet, batches: Sequence[BatchLike], position: int, credit
             last = first + run.count
             if last > skip:
                 parts = filters.of_topic(run.topic)
-                if parts and not _pick_run(picked, batch, run, first, max(first, skip), parts, credit_bytes):
+                span = _span(batch, max(first, skip), last, window_of(run.topic)) if parts else (0, 0)
+                if span[0] < span[1] and not _pick_run(picked, batch, run, first, span, parts, credit_bytes):
                     return picked
             first = last
         picked.position = batch.position + size
     return picked
+
+
+def _span(batch: BatchLike, first: int, last: int, window: Window) -> tuple[int, int]:
+    """The records from `first` to `last` that lie inside a window."""
+    if window is EVERYWHERE:
+        return first, last
+    if window.first > batch.position:
+        first = max(first, int(np.searchsorted(batch.starts, window.first - batch.position)))
+    if window.end < batch.position + len(batch.records):
+        last = min(last, int(np.searchsorted(batch.starts, max(0, window.end - batch.position))))
+    return first, last
 
 
 def _pick_run(
@@ -84,12 +121,12 @@ def _pick_run(
     batch: BatchLike,
     run: RunLike,
     run_first: int,
-    first: int,
+    span: tuple[int, int],
     parts: Sequence[TopicFilter],
     credit_bytes: int,
 ) -> bool:
-    """Add the run's matching records from index `first` on; False = the credit is used up."""
-    last = run_first + run.count
+    """Add the run's matching records of the span (indices); False = the credit is used up."""
+    first, last = span
     starts = batch.starts
     if any(p.all for p in parts):
         begin = int(starts[first])
@@ -101,7 +138,7 @@ def _pick_run(
             return True
         indices: Sequence[int] = range(first, last)
     else:
-        indices = _matching(batch, run, run_first, first, parts)
+        indices = [i for i in _matching(batch, run, run_first, first, parts) if i < last]
     for i in indices:
         begin, length = int(starts[i]), int(batch.sizes[i])
         if picked.count and picked.size_bytes + length > credit_bytes:
@@ -128,16 +165,73 @@ def _matching(
 
 
 class Reader:
-    """One reader's state; its READ requests wait in the shell."""
+    """One reader's state; its READ requests wait in the shell.
 
-    __slots__ = ("filters", "is_loading", "position", "reader_id", "served_at")
+    `since`: nothing below this log position is owed to it. `late`: topics that were paused, with the
+    position from which they owe it what they kept; `late_at` is how far that has been scanned.
+    `held_back`: the same of topics that were paused again before.
+    """
 
-    def __init__(self, reader_id: int, position: int) -> None:
+    __slots__ = (
+        "filters",
+        "held_back",
+        "is_loading",
+        "late",
+        "late_at",
+        "position",
+        "reader_id",
+        "served_at",
+        "since",
+    )
+
+    def __init__(self, reader_id: int, position: int, since: int = 0) -> None:
         self.reader_id = reader_id
         self.position = position
+        self.since = since
+        self.late: dict[str, int] = {}
+        self.late_at = 0
+        self.held_back: dict[str, int] = {}
         self.filters = FilterSet()
         self.served_at = 0.0
         self.is_loading = False
+
+    def owe(self, topic: str, position: int) -> None:
+        """A topic was resumed that kept what was confirmed from this position on."""
+        position = max(self.since, min(position, self.held_back.pop(topic, position)))
+        if position >= self.position or not self.filters.of_topic(topic):
+            return
+        if not self.late:
+            self.late_at = position
+        elif position < self.late_at:
+            # Of the others only what is left.
+            self.late = {other: max(first, self.late_at) for other, first in self.late.items()}
+            self.late_at = position
+        self.late[topic] = min(position, self.late.get(topic, position))
+
+    def hold_back(self, topic: str, position: int | None = None) -> None:
+        """A topic is paused (again): what it still owes, from `position` or as is known, stays owed."""
+        if position is None:
+            first = self.late.pop(topic, None)
+            if first is None:
+                return
+            position = max(first, self.late_at)
+        self.held_back[topic] = position
+
+    def forget(self, topic: str) -> None:
+        """A topic is gone, or may not be read: it owes nothing."""
+        self.late.pop(topic, None)
+        self.held_back.pop(topic, None)
+
+    def late_window(self, topic: str) -> Window:
+        """What a topic owes: nothing, or from where it was paused to where this reader stands."""
+        first = self.late.get(topic)
+        return NOWHERE if first is None else Window(first, self.position)
+
+    def late_scanned(self, position: int) -> None:
+        """What is owed was scanned up to here; at the reader's own position nothing is owed any more."""
+        self.late_at = position
+        if position >= self.position:
+            self.late.clear()
 
     def due_at(self, waiting_bytes: int, now: float) -> float:
         """When this reader should be served, given how much lies before it."""

@@ -54,6 +54,11 @@ class StoreReads:
         queue = self._queues.get((topic, queue_id))
         return (0, 0) if queue is None else (queue.first_offset, queue.confirmed)
 
+    def is_being_written(self, topic: str, queue_id: int) -> bool:
+        """Whether records of the queue are on their way and not confirmed."""
+        queue = self._queues.get((topic, queue_id))
+        return queue is not None and queue.stamped != queue.confirmed
+
     def read_queue(
         self,
         topic: str,

@@ -54,7 +54,7 @@ async def test_creating_it_again_needs_the_same_settings(broker: Stack) -> None:
     assert refused.value.code == Code.TOPIC_EXISTS
 
 
-@pytest.mark.parametrize("name", ["", "a b", "%SYS", "a/b", "x" * 128, "ü", "a#tmp"])
+@pytest.mark.parametrize("name", ["", "a b", "%SYS", "a/b", "x" * 128, "ü", "#tmp"])
 async def test_names_that_no_client_may_use_are_refused(broker: Stack, name: str) -> None:
     with pytest.raises(RemoteError) as refused:
         await create(broker, TopicCreateRequest(name))

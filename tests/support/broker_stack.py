@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from broker.core.topics import TopicTable
+from broker.groups import Groups
 from broker.server import BrokerServer
 from broker.topics import Topics
-from holdmq.config import StorageSection
+from holdmq.config import BrokerSection, StorageSection
 from holdmq.record import decode_record, encode_record
 from holdmq.record_batch import split_records
 from holdmq.record_properties import encode_properties
@@ -108,6 +109,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     async def stop(stack: Stack) -> None:
         await stack.client.close()
         await stack.server.drain()
+        await stack.server.groups.close()
         stack.server.topics.close()
         await asyncio.to_thread(stack.store.close)
         stacks.remove(stack)
@@ -118,13 +120,29 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
         loop = asyncio.get_running_loop()
         section = StorageSection(data_dir=str(tmp_path / "store"), segment_size_bytes=16 << 20)
         table = TopicTable(int(str(settings.get("topics_max", 100))), 4)
-        store = open_store(section, "broker-0", table.key_levels, loop.call_soon_threadsafe)
+        store = open_store(
+            section, "broker-0", table.key_levels, loop.call_soon_threadsafe, is_table=table.is_table
+        )
         topics = Topics(
-            tmp_path / "store" / "config" / "topic.json", table, bool(settings.get("auto_create", True))
+            tmp_path / "store" / "config" / "topic.json",
+            table,
+            bool(settings.get("auto_create", True)),
+            float(str(settings.get("hide_grace_s", 0.0))),
         )
         topics.load()
         await asyncio.to_thread(store.open)
-        server = BrokerServer("broker-0", "test", store, topics, section.record_max_bytes)
+        overrides = {k: v for k, v in settings.items() if k in BrokerSection.model_fields}
+        groups = Groups(
+            BrokerSection(**overrides),  # type: ignore[arg-type]
+            tmp_path / "store" / "config",
+            store,
+            table,
+            store.index.offset_at,
+        )
+        await asyncio.to_thread(groups.load, store.confirmed_position > 0, False)
+        groups.start()
+        server = BrokerServer("broker-0", "test", store, topics, section.record_max_bytes, groups)
+        topics.start(store)
         await server.rpc.listen("127.0.0.1", 0)
         client = Client(f"127.0.0.1:{server.rpc.port}", "client", "test")
         stack = Stack(server, store, client)
