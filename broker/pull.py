@@ -64,7 +64,9 @@ class PullGate(Protocol):
     def is_paused(self, group: str) -> bool:
         """Whether its pulls are to get nothing now."""
 
-    def is_fenced(self, connection: Connection, group: str, topic: str, queue_id: int, generation: int) -> bool:
+    def is_fenced(
+        self, connection: Connection, group: str, topic: str, queue_id: int, generation: int
+    ) -> bool:
         """Whether this connection may not read this queue under this generation (0 = none)."""
 
 
@@ -176,7 +178,7 @@ class Pull(Part):
     # Serving
 
     def _serve(self, handled: Handled, may_hold: bool) -> None:
-        request, header, queues = handled
+        queues = handled[2]
         reads = self._read(handled)
         if reads is None:
             self._serve_cold(handled)

@@ -75,7 +75,6 @@ class BrokerServer:
         self.pull.gate = groups
         groups.on_fenced = self.pull.fenced
         groups.on_pause.append(self.pull.group_paused)
-        groups.hello_of = lambda connection: self.rpc.connections.get(connection)
         self.moves.policy = groups.retry_policy
         self._store = store
         self._record_max_bytes = record_max_bytes
@@ -100,6 +99,7 @@ class BrokerServer:
             on_closed=self._closed,
             on_writable=self._writable,
         )
+        groups.hello_of = self.rpc.connections.get
 
     async def drain(self) -> None:
         """Answer what is held, then close every connection."""

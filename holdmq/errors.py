@@ -79,6 +79,7 @@ class Code(IntEnum):
     MESSAGE_UNKNOWN = 41
     DELAY_INVALID = 42
     ROW_CHANGED = 43
+    GROUP_IN_USE = 44
 
 
 class CodeInfo(NamedTuple):
@@ -131,6 +132,7 @@ CODES: Final[dict[Code, CodeInfo]] = {
     Code.MODE_CONFLICT: CodeInfo(False, "the group has members that consume in another mode"),
     Code.RECEIPT_UNKNOWN: CodeInfo(False, "the delivery ended: its deadline passed or it was settled"),
     Code.MESSAGE_UNKNOWN: CodeInfo(False, "no such message: it never was, or retention removed it"),
+    Code.GROUP_IN_USE: CodeInfo(False, "the group has members: stop them first"),
     Code.DELAY_INVALID: CodeInfo(False, "a delay that this broker does not take"),
     Code.ROW_CHANGED: CodeInfo(False, "the row has another version than the expected one: read it and decide again"),
 }

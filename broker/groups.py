@@ -1,0 +1,615 @@
+"""Consumer groups: membership, leases on queues, settings.
+
+Members are told of changes by GROUP_CHANGED, all changes of a turn of the loop in one message. All
+deadlines (of members and of leases) share one timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+import structlog
+
+from broker.core.groups import Group, GroupTable, check_mode, check_name
+from broker.core.leases import Ended, LeaseKey, Leases
+from broker.core.members import Member, Members
+from broker.core.moves import RetryPolicy
+from broker.core.offsets import OffsetTable
+from broker.core.topics import TopicTable
+from broker.group_settings import GroupSettings
+from broker.offset_file import DurableStore, OffsetFile
+from broker.offsets import OffsetAt, Offsets
+from broker.part import Part
+from holdmq.config import BrokerSection
+from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.rpc.connection import Connection, Request
+from holdmq.rpc.server import OnRequest
+from holdmq.topics import TEMPORARY_SUFFIX
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.group_headers import (
+    CLUSTERING,
+    GroupJoinRequest,
+    GroupListResponse,
+    GroupMembersResponse,
+    GroupPauseRequest,
+    GroupRequest,
+    GroupState,
+    GroupUpdateRequest,
+    LeasedQueue,
+    MemberRow,
+    QueueLeaseRequest,
+    QueueLeaseResponse,
+    QueueReleaseRequest,
+    ReleasedQueue,
+    Subscription,
+    WantedQueue,
+)
+from holdmq.wire.header import rows
+from holdmq.wire.headers import Empty, HelloRequest
+from holdmq.wire.offset_headers import OffsetReport
+
+QUEUES_MAX: Final = 16_384
+"""Queues of one QUEUE_LEASE or QUEUE_RELEASE: what a PULL may name, too."""
+MEMBER_EXPIRY_S: Final = 60.0
+"""Silence after which a member is none: three times the interval at which clients repeat their join."""
+TELL_MEMBER_S: Final = 0.0005
+"""A group of n members is told of changes at most every n times this: each message names all n."""
+STALL_S: Final = 1.0
+"""A timer that is later than this was held up by this process, not by its members."""
+
+FencedQueues = list[tuple[str, int]]
+T = TypeVar("T")
+
+log = structlog.get_logger("holdmq.broker")
+
+
+class _News:
+    """What members of a group have not been told yet: all of them, and for whom a queue became free."""
+
+    __slots__ = ("freed_for", "is_for_all")
+
+    def __init__(self) -> None:
+        self.is_for_all = False
+        self.freed_for: set[Connection] = set()
+
+
+class Groups(Part):
+    """Handles GROUP_*, QUEUE_LEASE and QUEUE_RELEASE for one broker; `offsets` is the part beside it.
+
+    `hello_of` says who is at the other end; `on_fenced(connection, group, queues)` is called when leases
+    end, `on_pause(group, is_paused)` and `on_delete(group)` after that is durable. `modes` are asked for
+    the mode in which a group has members that did not join here ("" = it has none).
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSection,
+        directory: Path,
+        store: DurableStore,
+        topics: TopicTable,
+        offset_at: OffsetAt,
+    ) -> None:
+        self.settings = GroupSettings(
+            directory / "subscriptionGroup.json",
+            GroupTable(settings.groups_max, settings.auto_create_groups),
+        )
+        self.members: Members[Connection] = Members(MEMBER_EXPIRY_S, settings.group_members_max)
+        self.leases: Leases[Connection] = Leases(settings.queue_lease_s)
+        table = OffsetTable()
+        self.offset_file = OffsetFile(
+            directory / "consumerOffset.json",
+            table,
+            store,
+            settings.offset_save_interval_s,
+            self.members.groups,
+        )
+        self.offsets = Offsets(
+            store,
+            topics,
+            table,
+            self.offset_file,
+            self.settings,
+            self.leases,
+            offset_at,
+            settings.offset_commit == "sync",
+        )
+        self.offsets.consumers = self
+        self.hello_of: Callable[[Connection], HelloRequest | None] = lambda _: None
+        self.on_fenced: Callable[[Connection, str, FencedQueues], None] = lambda *_: None
+        self.on_pause: list[Callable[[str, bool], None]] = []
+        self.on_delete: list[Callable[[str], None]] = []
+        self.modes: list[Callable[[str], str]] = []
+        self.told = 0
+        self._store = store
+        self._topics = topics
+        self._loop = asyncio.get_running_loop()
+        self._news: dict[str, _News] = {}
+        self._told_at: dict[str, float] = {}
+        self._telling: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    def routes(self) -> Mapping[RequestCode, OnRequest]:
+        return {
+            RequestCode.GROUP_JOIN: self.join,
+            RequestCode.GROUP_LEAVE: self.leave,
+            RequestCode.GROUP_MEMBERS: self.list_members,
+            RequestCode.GROUP_LIST: self.list_groups,
+            RequestCode.GROUP_UPDATE: self.update,
+            RequestCode.GROUP_DELETE: self.delete,
+            RequestCode.GROUP_PAUSE: self.pause,
+            RequestCode.QUEUE_LEASE: self.lease,
+            RequestCode.QUEUE_RELEASE: self.release,
+        }
+
+    def numbers(self) -> Mapping[str, int]:
+        return {
+            "groups": len(self.settings.table.groups),
+            "group_members": len(self.members),
+            "group_members_expired_total": self.members.expired,
+            "group_changes_told_total": self.told,
+            "group_changes_waiting": self.settings.waiting,
+            "group_write_failures_total": self.settings.failures,
+            "queue_leases": len(self.leases),
+            "queue_leases_wanted": self.leases.wants,
+            "queue_leases_granted_total": self.leases.granted,
+            "queue_leases_refused_total": self.leases.refused,
+            "queue_leases_expired_total": self.leases.expired,
+        }
+
+    # Life
+
+    def load(self, has_records: bool, accept_backup: bool) -> None:
+        """Read both files (blocking); the store is open. StorageError when it must not start."""
+        self.settings.load(has_records, accept_backup)
+        self.offset_file.load(has_records, accept_backup)
+        self.leases.start_above(self.offset_file.generation)
+        self.members.start_above(self.offset_file.generation)
+
+    def start(self) -> None:
+        """Begin to save offsets at intervals."""
+        self.offset_file.start()
+
+    async def close(self) -> None:
+        """Save what there is to save; connections are closed, the store is still open."""
+        for handle in (self._timer, self._telling):
+            if handle is not None:
+                handle.cancel()
+        await self.offset_file.close()
+        await self._loop.run_in_executor(None, self.settings.close)
+
+    def closed(self, connection: Connection) -> None:
+        """A connection is gone: so are its memberships, and its leases are free at once."""
+        left = self.members.close(connection)
+        self._ended(self.leases.end_owner(connection), "its connection closed")
+        for member in left:
+            self._left(member, "its connection closed")
+
+    # What other parts ask
+
+    def get(self, name: str) -> Group | None:
+        """A group's settings; a temporary group is known while it has members."""
+        group = self.settings.table.groups.get(name)
+        if group is None and name.endswith(TEMPORARY_SUFFIX) and self.members.count(name):
+            return Group(name, self.members.mode(name))
+        return group
+
+    def require(self, name: str) -> Group:
+        group = self.get(name)
+        if group is None:
+            raise RemoteError(Code.GROUP_UNKNOWN, f"group {name!r} does not exist here")
+        return group
+
+    def ensure(self, name: str, mode: str, done: Callable[[HoldMQError | None], None]) -> None:
+        """Call `done` when the group exists durably in this mode, created if need be.
+
+        Raises GROUP_INVALID, GROUP_DISABLED, MODE_CONFLICT, BUSY.
+        """
+        check_name(name)
+        check_mode(mode)
+        for conflicting in (self.members.mode(name), *(mode_of(name) for mode_of in self.modes)):
+            if conflicting and conflicting != mode:
+                raise RemoteError(
+                    Code.MODE_CONFLICT,
+                    f"group {name!r} has members that consume in mode {conflicting}, not {mode}",
+                )
+        group = self.settings.table.groups.get(name)
+        if group is not None:
+            group.check_consumes(mode)
+        if name.endswith(TEMPORARY_SUFFIX) or (group is not None and group.mode == mode):
+            done(None)
+        else:
+            self.settings.change(lambda groups: self.settings.table.plan_join(groups, name, mode), done)
+
+    def subscribed_topics(self, name: str) -> set[str]:
+        return {s.topic for member in self.members.of(name) for s in member.subscriptions}
+
+    def check_unused(self, name: str) -> None:
+        members = self.members.count(name)
+        if members or any(mode_of(name) for mode_of in self.modes):
+            raise RemoteError(Code.GROUP_IN_USE, f"group {name!r} has members: stop them first")
+
+    def end_leases(self, group: str, topic: str, queue_ids: Iterable[int]) -> None:
+        ended = [self.leases.end(LeaseKey(group, topic, queue_id)) for queue_id in queue_ids]
+        self._ended([e for e in ended if e is not None], "its offset was reset", tells_holder=True)
+
+    def queue_deleted(self, topic: str, queue_id: int) -> None:
+        """A queue, perhaps with its topic, is gone: so are the offsets in it and the leases on it."""
+        self.offsets.queue_deleted(topic, queue_id)
+        self._ended(self.leases.end_queue(topic, queue_id), "its queue was deleted")
+
+    def admit_pull(self, group: str) -> None:
+        """Raise GROUP_UNKNOWN or GROUP_DISABLED when a group must not pull."""
+        self.require(group).check_consumes(self.members.mode(group))
+
+    def retry_policy(self, group: str) -> RetryPolicy | None:
+        """How a group's failed messages are retried; None = there is no such group."""
+        known = self.get(group)
+        if known is None:
+            return None
+        return RetryPolicy(known.retry_queue_nums, known.retry_max_times, known.delay_levels_ms)
+
+    def is_paused(self, group: str) -> bool:
+        """Whether a group's pulls are to get nothing."""
+        known = self.settings.table.groups.get(group)
+        return known is not None and known.is_paused
+
+    def is_fenced(
+        self, connection: Connection, group: str, topic: str, queue_id: int, generation: int
+    ) -> bool:
+        """Whether a pull of this queue has no valid lease; `generation` 0 = none, right for broadcast."""
+        if not generation and self.members.mode(group) != CLUSTERING:
+            return False
+        key = LeaseKey(group, topic, queue_id)
+        return not self.leases.is_valid(connection, key, generation, self._loop.time())
+
+    # Membership
+
+    def join(self, request: Request) -> None:
+        """GROUP_JOIN: answered when the group is durable."""
+        header = request.header(GroupJoinRequest)
+        subscriptions = rows(Subscription, header.subscriptions)
+        self.members.check_subscriptions(subscriptions)
+        self._expire()
+
+        def ensured(error: HoldMQError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                if not request.connection.is_closed:
+                    self._join(request, header, subscriptions)
+            except HoldMQError as refusal:
+                request.refuse(refusal)
+
+        known = self.members.get(request.connection, header.group)
+        if known is not None and known.mode == header.mode:
+            group = self.require(header.group)
+            group.check_consumes(header.mode)
+            self._join(request, header, subscriptions)
+        else:
+            self.ensure(header.group, header.mode, ensured)
+
+    def _join(self, request: Request, header: GroupJoinRequest, subscriptions: list[Subscription]) -> None:
+        connection, group = request.connection, header.group
+        hello = self.hello_of(connection)
+        client_id = hello.client_id if hello is not None else connection.address
+        joined = self.members.join(
+            connection,
+            client_id,
+            group,
+            header.mode,
+            header.strategy,
+            subscriptions,
+            self._loop.time(),
+            time.time_ns() // 1_000_000,
+        )
+        if joined.replaced is not None:
+            log.warning(
+                "a client joined again on another connection, which takes the place of the first",
+                group=group,
+                client_id=client_id,
+                first=joined.replaced.owner.address,
+                second=connection.address,
+            )
+            self._ended(
+                self.leases.end_owner(joined.replaced.owner, group), "its client has a newer connection"
+            )
+        if joined.is_new:
+            log.info(
+                "a member joined",
+                group=group,
+                client_id=client_id,
+                mode=header.mode,
+                members=self.members.count(group),
+                peer=connection.address,
+            )
+        if joined.is_change:
+            self._tell(group, for_all=True)
+        news = self._news.get(group)
+        is_freed = news is not None and connection in news.freed_for
+        request.reply(self._state(self.require(group), is_freed))
+        self._set_timer()
+
+    def leave(self, request: Request) -> None:
+        """GROUP_LEAVE: a member that leaves gives its leases back."""
+        group = request.header(GroupRequest).group
+        member = self.members.leave(request.connection, group)
+        self._ended(self.leases.end_owner(request.connection, group), "its member left")
+        if member is not None:
+            self._left(member, "it left")
+        request.reply(Empty())
+
+    def _left(self, member: Member[Connection], why: str) -> None:
+        group = member.group
+        count = self.members.count(group)
+        log.info("a member is gone", group=group, client_id=member.client_id, why=why, members=count)
+        if count:
+            self._tell(group, for_all=True)
+            return
+        self._news.pop(group, None)
+        self._told_at.pop(group, None)
+        if group.endswith(TEMPORARY_SUFFIX):
+            self.offsets.group_deleted(group)
+
+    def list_members(self, request: Request) -> None:
+        """GROUP_MEMBERS."""
+        group = self.require(request.header(GroupRequest).group)
+        found = []
+        for member in self.members.of(group.name):
+            hello = self.hello_of(member.owner)
+            found.append(
+                MemberRow(
+                    member.client_id,
+                    member.owner.address,
+                    member.owner.context or "",
+                    hello.software if hello is not None else "",
+                    member.mode,
+                    member.strategy,
+                    member.joined_ms,
+                    self.leases.count(member.owner, group.name),
+                    member.subscriptions,
+                )
+            )
+        request.reply(GroupMembersResponse(found))
+
+    # Telling members
+
+    def _state(self, group: Group, is_freed: bool) -> GroupState:
+        client_ids = [member.client_id for member in self.members.of(group.name)]
+        version = self.members.version(group.name)
+        return GroupState(group.name, version, client_ids, group.is_paused, group.retry_max_times, is_freed)
+
+    def _tell(self, group: str, *, for_all: bool = False, freed_for: Iterable[Connection] = ()) -> None:
+        news = self._news.setdefault(group, _News())
+        news.is_for_all |= for_all
+        news.freed_for.update(freed_for)
+        if self._telling is None or isinstance(self._telling, asyncio.TimerHandle):
+            if self._telling is not None:
+                self._telling.cancel()
+            self._telling = self._loop.call_soon(self._tell_all)
+
+    def _tell_all(self) -> None:
+        """Send what is due; a large group that was told a moment ago waits."""
+        self._telling = None
+        now = self._loop.time()
+        later: list[float] = []
+        for name, news in list(self._news.items()):
+            due = self._told_at.get(name, 0.0) + self.members.count(name) * TELL_MEMBER_S
+            if due > now:
+                later.append(due)
+                continue
+            del self._news[name]
+            group = self.get(name)
+            if group is not None and self.members.count(name):
+                self._told_at[name] = now
+                self._send_news(group, news)
+        if later and self._telling is None:
+            self._telling = self._loop.call_at(min(later), self._tell_all)
+
+    def _send_news(self, group: Group, news: _News) -> None:
+        state = self._state(group, False)
+        freed = replace(state, freed=True)
+        for member in self.members.of(group.name):
+            is_freed = member.owner in news.freed_for
+            # Who does not read what he is sent learns it from the answer to his next join.
+            if (is_freed or news.is_for_all) and member.owner.is_writable:
+                self.told += 1
+                member.owner.send_one_way(RequestCode.GROUP_CHANGED, freed if is_freed else state)
+
+    # Leases
+
+    def lease(self, request: Request) -> None:
+        """QUEUE_LEASE: grant, renew or refuse each queue."""
+        header = request.header(QueueLeaseRequest)
+        wanted = _bounded(rows(WantedQueue, header.queues))
+        self._expire()
+        now = self._loop.time()
+        member = self.members.get(request.connection, header.group)
+        if member is None:
+            raise RemoteError(
+                Code.GROUP_UNKNOWN, f"this connection is no member of group {header.group!r}: join it first"
+            )
+        if member.mode != CLUSTERING:
+            raise RemoteError(Code.MODE_CONFLICT, f"members in mode {member.mode} lease no queues")
+        group = self.require(header.group)
+        group.check_consumes(CLUSTERING)
+        self.members.renew(request.connection, header.group, now)
+        answered = [self._lease(member, group, queue, now) for queue in wanted]
+        request.reply(QueueLeaseResponse(answered, int(self.leases.lease_s * 1000)))
+        self._set_timer()
+
+    def _lease(self, member: Member[Connection], group: Group, queue: WantedQueue, now: float) -> LeasedQueue:
+        refused = LeasedQueue(queue.topic, queue.queue_id, Code.OK, 0, -1, self._store.epoch, "")
+        topic = self._topics.get(queue.topic)
+        if topic is None:
+            return refused._replace(status=Code.TOPIC_UNKNOWN)
+        if not 0 <= queue.queue_id < topic.read_queues:
+            return refused._replace(status=Code.QUEUE_UNKNOWN)
+        if topic.name.startswith("%") and topic.name != f"%RETRY%{group.name}":
+            return refused._replace(status=Code.NOT_PERMITTED)
+        key = LeaseKey(group.name, queue.topic, queue.queue_id)
+        grant = self.leases.acquire(member.owner, member.client_id, key, queue.generation, now)
+        if grant.is_full:
+            return refused._replace(status=Code.LIMIT_EXCEEDED)
+        if not grant.generation:
+            code = Code.GROUP_FENCED if grant.is_fenced else Code.BUSY
+            return refused._replace(status=code, holder=grant.holder or "")
+        offset = self.offsets.start_of(group, queue.topic, queue.queue_id)
+        return refused._replace(generation=grant.generation, offset=offset, holder=member.client_id)
+
+    def release(self, request: Request) -> None:
+        """QUEUE_RELEASE: report, give back, and tell who waits for it."""
+        header = request.header(QueueReleaseRequest)
+        given = _bounded(rows(ReleasedQueue, header.queues))
+        self._expire()
+        reports = [
+            OffsetReport(q.topic, q.queue_id, q.generation, q.offset, q.log_epoch)
+            for q in given
+            if q.generation
+        ]
+        self.offsets.apply(request.connection, header.group, reports)
+        ended = [
+            self.leases.release(request.connection, LeaseKey(header.group, q.topic, q.queue_id), q.generation)
+            for q in given
+        ]
+        self._ended([e for e in ended if e is not None], "it was released")
+        request.reply(Empty())
+
+    def _ended(self, ended: list[Ended[Connection]], why: str, *, tells_holder: bool = False) -> None:
+        """Answer what was pulled under leases that ended, and tell those who want the queues."""
+        fenced: dict[tuple[Connection, str], FencedQueues] = {}
+        freed_for: dict[str, set[Connection]] = {}
+        for lease, wanted_by in ended:
+            key = lease.key
+            fenced.setdefault((lease.owner, key.group), []).append((key.topic, key.queue_id))
+            told = {*wanted_by, lease.owner} if tells_holder else set(wanted_by)
+            if told:
+                freed_for.setdefault(key.group, set()).update(told)
+        for (owner, group), queues in fenced.items():
+            log.info("leases ended", group=group, peer=owner.address, queues=len(queues), why=why)
+            self.on_fenced(owner, group, queues)
+        for group, owners in freed_for.items():
+            self.members.raise_version(group)
+            self._tell(group, freed_for=owners)
+
+    # Deadlines
+
+    def _expire(self) -> None:
+        """End what was not renewed. A member that let a lease expire hangs: it is a member no more."""
+        now = self._loop.time()
+        late = self.leases.expire(now)
+        silent = self.members.expire(now)
+        for lease, _ in late:
+            member = self.members.leave(lease.owner, lease.key.group)
+            if member is not None:
+                silent.append(member)
+        for member in silent:
+            late += self.leases.end_owner(member.owner, member.group)
+        self._ended(late, "it was not renewed in time")
+        for member in silent:
+            self._left(member, "it was silent for too long")
+
+    def _set_timer(self) -> None:
+        deadlines = [d for d in (self.leases.next_deadline(), self.members.next_deadline()) if d is not None]
+        if not deadlines:
+            return
+        at = min(deadlines)
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._deadline_reached)
+
+    def _deadline_reached(self) -> None:
+        self._timer = None
+        late_s = self._loop.time() - self._timer_at
+        if late_s > STALL_S:
+            log.warning("this broker stood still; leases and members have so much longer", seconds=late_s)
+            self.leases.postpone(late_s)
+            self.members.postpone(late_s)
+        self._expire()
+        self._set_timer()
+
+    # Settings
+
+    def list_groups(self, request: Request) -> None:
+        """GROUP_LIST."""
+        groups = dict(self.settings.table.groups)
+        for name in self.members.groups():
+            if name not in groups:
+                groups[name] = self.require(name)
+        request.reply(
+            GroupListResponse([groups[name].row(self.members.count(name)) for name in sorted(groups)])
+        )
+
+    def update(self, request: Request) -> None:
+        """GROUP_UPDATE: answered when it is durable."""
+        header = request.header(GroupUpdateRequest)
+        self._change(request, header.group, lambda g: self.settings.table.plan_update(g, header))
+
+    def pause(self, request: Request) -> None:
+        """GROUP_PAUSE: answered when it is durable."""
+        header = request.header(GroupPauseRequest)
+
+        def paused() -> None:
+            log.warning("a group was paused" if header.pause else "a group was resumed", group=header.group)
+            for callback in self.on_pause:
+                callback(header.group, header.pause)
+
+        self._change(
+            request,
+            header.group,
+            lambda g: self.settings.table.plan_pause(g, header.group, header.pause),
+            paused,
+        )
+
+    def _change(
+        self,
+        request: Request,
+        name: str,
+        plan: Callable[[dict[str, Group]], None],
+        and_then: Callable[[], None] = lambda: None,
+    ) -> None:
+        def changed(error: HoldMQError | None) -> None:
+            if error is not None:
+                request.refuse(error)
+                return
+            self.members.raise_version(name)
+            if self.members.count(name):
+                self._tell(name, for_all=True)
+            and_then()
+            request.reply(GroupListResponse([self.require(name).row(self.members.count(name))]))
+
+        self.settings.change(plan, changed)
+
+    def delete(self, request: Request) -> None:
+        """GROUP_DELETE: answered when neither file has the group any more."""
+        name = request.header(GroupRequest).group
+        self.require(name)
+        self.check_unused(name)
+
+        def deleted(error: HoldMQError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                self.offsets.group_deleted(name)
+                log.warning("a group was deleted", group=name, peer=request.connection.address)
+                for callback in self.on_delete:
+                    callback(name)
+                self.offsets.reply_durable(request, Empty())
+            except HoldMQError as refusal:
+                request.refuse(refusal)
+
+        self.settings.change(lambda groups: self.settings.table.plan_delete(groups, name), deleted)
+
+
+def _bounded(queues: list[T]) -> list[T]:
+    if len(queues) > QUEUES_MAX:
+        raise RemoteError(Code.LIMIT_EXCEEDED, f"one request names at most {QUEUES_MAX} queues")
+    return queues
