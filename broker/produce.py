@@ -26,8 +26,8 @@ from holdmq.topics import is_system_topic
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, RunResult
-from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
 from holdmq.wire.permissions import Action
+from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
 from storage.store import Batch, MessageStore, Run
 
 _COUNT: Final = struct.Struct(">I")
