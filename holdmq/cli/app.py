@@ -10,7 +10,7 @@ import typer
 
 import holdmq
 from holdmq import telemetry
-from holdmq.cli import config, log, pub, services, sub, topic, up
+from holdmq.cli import cert, config, key, log, pub, services, sub, topic, up
 from holdmq.config import LogSection
 from holdmq.errors import ConfigError, HoldMQError, UsageError
 from holdmq.process import EXIT_FAILED, EXIT_USAGE
@@ -51,6 +51,8 @@ sub.register(app)
 app.add_typer(topic.app, name="topic")
 app.add_typer(config.app, name="config")
 app.add_typer(log.app, name="log")
+app.add_typer(key.app, name="key")
+app.add_typer(cert.app, name="cert")
 
 
 @app.command(

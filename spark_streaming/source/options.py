@@ -146,7 +146,7 @@ OPTIONS: Final[dict[str, _Option]] = {
     ),
     "access_key": _Option("", _text, f"name of an access key; its secret is in secret_file or {ENV_SECRET}"),
     "secret_file": _Option("", _text, "file with the secret of access_key, on every machine that reads"),
-    "tls": _Option("false", _flag, "TLS with the system's authorities; on by itself with another tls_ option"),
+    "tls": _Option("false", _flag, "TLS, with the system's authorities unless tls_ca is set"),
     "tls_ca": _Option("", _text, "PEM file of the authorities that may sign servers' certificates"),
     "tls_cert": _Option("", _text, "PEM file of the client certificate"),
     "tls_key": _Option("", _text, "PEM file of the key of tls_cert"),

@@ -1,0 +1,175 @@
+"""``holdmq key create | list | delete``: the access keys of a keys file."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import tomllib
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.errors import UsageError
+from holdmq.private_file import write_private
+from holdmq.rpc.access_keys import AccessKey, load_keys
+
+SECRET_BYTES: Final = 32
+"""Random bytes of a secret: as many as the digest that it is used with."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
+_ENTRY: Final = re.compile(r"\s*\[keys\.(?P<quoted>\"[^\"]*\"|[A-Za-z0-9_-]+)\]\s*(#.*)?\Z")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Access keys: who may connect to brokers and registries, and what each may do.",
+    epilog="Example: holdmq key create orders --produce 'orders*' --consume orders --group 'orders-*'",
+)
+
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--file", metavar="FILE", help="The keys file; unset = security.keys_file.", show_default=False
+    ),
+]
+_PATTERN = "name or pattern (* ? [a-z]); repeat it."
+
+
+@app.command(epilog="Example: holdmq key create gateway --role service --secret-file gateway.secret")
+def create(
+    name: Annotated[str, typer.Argument(help="Name of the access key: letters, digits, _ . and -.")],
+    role: Annotated[
+        Literal["client", "service", "admin"],
+        typer.Option(help="client = what the patterns allow; service = gateways, brokers, stats, console."),
+    ] = "client",
+    produce: Annotated[list[str] | None, typer.Option(help=f"Topic to produce to: {_PATTERN}")] = None,
+    consume: Annotated[list[str] | None, typer.Option(help=f"Topic to consume from: {_PATTERN}")] = None,
+    group: Annotated[list[str] | None, typer.Option(help=f"Consumer group to use: {_PATTERN}")] = None,
+    certificate: Annotated[
+        list[str] | None, typer.Option(help="Name in a client certificate that is as good; repeat it.")
+    ] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option("--secret-file", help="Write the secret here, and do not print it.")
+    ] = None,
+    file: File = None,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Add an access key with a new secret, which is shown once."""
+    path = _path(file, config, set_)
+    if not _NAME.match(name):
+        raise UsageError(f"{name!r} is no name for an access key: 1 to 128 of A-Z a-z 0-9 _ . -")
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if path.exists() and name in load_keys(path):
+        raise UsageError(f"{path} has an access key {name!r}: delete it first, or choose another name")
+    secret = secrets.token_urlsafe(SECRET_BYTES)
+    key = AccessKey(
+        name, secret, tuple(certificate or ()), produce=tuple(produce or ()),
+        consume=tuple(consume or ()), groups=tuple(group or ()),
+    )  # fmt: skip
+    entry = _entry(key, role)
+    _replace(path, f"{text.rstrip()}\n\n{entry}" if text.strip() else entry)
+    if secret_file is not None:
+        write_private(secret_file, f"{secret}\n".encode())
+    shown = {} if secret_file is not None else {"secret": secret}
+    if as_json:
+        print_json({"access_key": name, **shown, "file": str(path)})
+        return
+    where = (
+        f"its secret is in {secret_file}" if secret_file is not None else f"its secret, shown once: {secret}"
+    )
+    typer.echo(f"access key {name} is in {path}; {where}")
+
+
+@app.command("list", epilog="Example: holdmq key list --file keys.toml")
+def list_(file: File = None, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+    """List the access keys and what they allow, without their secrets."""
+    keys = load_keys(_path(file, config, set_)).values()
+    rows = [
+        {
+            "access_key": key.name,
+            "role": key.role.name.lower(),
+            "produce": list(key.produce),
+            "consume": list(key.consume),
+            "groups": list(key.groups),
+            "certificates": list(key.certificates),
+            "has_secret": bool(key.secret),
+        }
+        for key in keys
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    table = Table("access key", "role", "produce", "consume", "groups", "certificates")
+    for key in keys:
+        texts = (", ".join(names) for names in (key.produce, key.consume, key.groups, key.certificates))
+        table.add_row(key.name, key.role.name.lower(), *texts)
+    Console().print(table)
+
+
+@app.command(epilog="Example: holdmq key delete orders")
+def delete(
+    name: Annotated[str, typer.Argument(help="Name of the access key.")],
+    file: File = None,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Delete an access key: its connections end when the servers see it, within seconds."""
+    path = _path(file, config, set_)
+    if name not in load_keys(path):
+        raise UsageError(f"{path} has no access key {name!r}; `holdmq key list` shows those that it has")
+    text = path.read_text(encoding="utf-8")
+    left = _without(text, name)
+    wanted = tomllib.loads(text)["keys"]
+    del wanted[name]
+    if tomllib.loads(left).get("keys", {}) != wanted:
+        raise UsageError(
+            f"the entry {name!r} of {path} is not a table [keys.NAME] of its own: delete it by hand"
+        )
+    _replace(path, left)
+    if as_json:
+        print_json({"access_key": name, "file": str(path)})
+    else:
+        typer.echo(f"access key {name} is no longer in {path}")
+
+
+def _path(file: Path | None, config: Path | None, sets: list[str] | None) -> Path:
+    if file is not None:
+        return file
+    configured = configuration(config, sets).security.keys_file
+    if not configured:
+        raise UsageError("no keys file is configured: set security.keys_file, or give --file")
+    return Path(configured)
+
+
+def _entry(key: AccessKey, role: str) -> str:
+    lines = [f"[keys.{json.dumps(key.name)}]", f"secret = {json.dumps(key.secret)}"]
+    lists = {"roles": (role,), "certificates": key.certificates, "produce": key.produce,
+             "consume": key.consume, "groups": key.groups}  # fmt: skip
+    # JSON's strings and arrays of them are TOML's too.
+    lines += [f"{field} = {json.dumps(list(values))}" for field, values in lists.items() if values]
+    return "\n".join(lines) + "\n"
+
+
+def _without(text: str, name: str) -> str:
+    """The text without the lines of one entry; comments elsewhere stay."""
+    kept: list[str] = []
+    is_inside = False
+    for line in text.splitlines(keepends=True):
+        if line.lstrip().startswith("["):
+            found = _ENTRY.match(line)
+            is_inside = found is not None and found["quoted"].strip('"') == name
+        if not is_inside:
+            kept.append(line)
+    return "".join(kept)
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_private(path, text.encode())
