@@ -30,7 +30,7 @@ ASK_AGAIN_S: Final = 1.0
 """How soon a lease that was refused is asked for again, unless a push says that it is free."""
 JOIN_AGAIN_S: Final = 1.0
 """How soon a join that failed is tried again."""
-JOIN_REFRESH_S: Final = 20.0
+JOIN_REFRESH_S: Final = 5.0
 """How often membership is repeated: what a lost push would have told is then known."""
 RENEWALS_PER_LEASE: Final = 4
 """A lease survives three renewals that are lost."""
@@ -176,7 +176,7 @@ class Rebalance:
         known = self._brokers.get(broker)
         if known is None or version < known.version:
             return
-        if version > known.version and freed:
+        if freed:
             self._freed(broker, known, now)
         known.version = version
         known.members = tuple(members)
@@ -352,12 +352,12 @@ class Rebalance:
         now: float,
     ) -> None:
         lease = self.leases.get(queue)
-        if lease is None or (lease.generation, lease.phase) == (0, Phase.RELEASING):
-            if granted is not None and generation == 0:
-                # Granted after it was given up: hand it back as it came.
+        if lease is None or lease.phase is Phase.RELEASING:
+            if granted is not None and granted.generation != generation:
+                # Granted anew after it was given up: hand it back as it came.
                 self._actions.append(Release(queue, granted.generation))
             return
-        if lease.generation != generation or lease.phase is Phase.RELEASING:
+        if lease.generation != generation:
             return
         if granted is None:
             if lease.phase is Phase.WANTED:

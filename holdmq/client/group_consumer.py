@@ -1,0 +1,553 @@
+"""The push consumer: a member of a group that calls a handler for each message.
+
+In `clustering` the group shares the messages, queue by queue, under the brokers' leases, and brokers
+keep its offsets. In `broadcast` every member gets every message and keeps its positions in a file.
+At least once: a message is delivered again when its member ends before it was reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, Self
+
+import structlog
+
+from holdmq.client.allocation import Allocate, Strategy, strategy_of
+from holdmq.client.bounds import queue_bounds
+from holdmq.client.cursors import Position
+from holdmq.client.group_membership import GroupMembership
+from holdmq.client.group_progress import BrokerProgress, FileProgress
+from holdmq.client.group_pulls import BUFFER_MAX_BYTES, BUFFER_MAX_MESSAGES, GroupPulls
+from holdmq.client.hand_out import HandOut, Job
+from holdmq.client.offset_store import DIRECTORY, OffsetStore
+from holdmq.client.process_queue import ProcessQueue
+from holdmq.client.rebalance import RELEASE_WAIT_S, Start
+from holdmq.client.route import RouteTable
+from holdmq.client.start_positions import FirstStart
+from holdmq.client.subscriptions import TagFilter
+from holdmq.client.workers import Handler, Workers
+from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
+from holdmq.message import TopicQueue
+from holdmq.record_origin import retry_topic
+from holdmq.topics import group_fault, topic_fault
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.group_headers import BROADCAST, CLUSTERING, Subscription
+from holdmq.wire.header import rows
+from holdmq.wire.move_headers import SendBackRequest, SendBackResponse, SendBackResult, SentBack
+from holdmq.wire.offset_headers import TO_EARLIEST, TO_LATEST, TO_OFFSET, OffsetResetRequest
+
+CONCURRENCY: Final = 20
+"""Handlers at once (RocketMQ's consumeThreadMin)."""
+REPORT_S: Final = 5.0
+"""How often progress is reported: what a crash makes come again is at most what was done since."""
+START_TIMEOUT_S: Final = 10.0
+CLOSE_TIMEOUT_S: Final = 30.0
+"""How long `close` waits for handlers."""
+SUSPEND_S: Final = 1.0
+"""Pause of an ordered queue after its message failed (RocketMQ's suspendCurrentQueueTimeMillis)."""
+SEND_BACK_TIMEOUT_S: Final = 5.0
+SEND_BACK_AGAIN_S: Final = 5.0
+"""When a message that failed cannot be sent back either, it is tried again here after this."""
+PREPARE_AGAIN_S: Final = 1.0
+MISSING_S: Final = 1.0
+"""How often routes are asked for while a wanted topic has none."""
+
+Mode = Literal["clustering", "broadcast"]
+
+log = structlog.get_logger("holdmq.client")
+
+
+class Consumer:
+    """Calls `handler` for messages: `async with Consumer(["host:9876"], "billing", handle, ["meters"]):`.
+
+    `handler(message)`: a coroutine function, or a plain one, which runs on a thread. What it returns, or that
+    it raises, is told by `holdmq.client.workers.Handler`. `topics`: names, or names with filters
+    (`holdmq.client.subscriptions`); all members of a group must want the same. `start`: where the group's
+    first start in a topic is, `latest` or `earliest`; later ones go on where it was.
+
+    `ordered`: one message of a queue at a time, and one that failed holds its queue until it succeeds;
+    else up to `concurrency` at once, and one that failed comes again later (clustering: sent back; broadcast:
+    logged and given up). `strategy`: `holdmq.client.allocation`, the same for all members.
+
+    `client_id` names the member and must be its own; in broadcast its positions are under it, so it must
+    stay the same (default: the host's name). `routes`: share this RouteTable in place of `registries`.
+    """
+
+    def __init__(
+        self,
+        registries: Sequence[str],
+        group: str,
+        handler: Handler,
+        topics: Iterable[str] | Mapping[str, str] = (),
+        *,
+        mode: Mode = "clustering",
+        start: FirstStart = "latest",
+        ordered: bool = False,
+        concurrency: int = CONCURRENCY,
+        strategy: str | Strategy | Allocate = "average",
+        client_id: str = "",
+        routes: RouteTable | None = None,
+        buffer_max_bytes: int = BUFFER_MAX_BYTES,
+        buffer_max_messages: int = BUFFER_MAX_MESSAGES,
+        offsets_directory: str | Path = DIRECTORY,
+        report_s: float = REPORT_S,
+        suspend_s: float = SUSPEND_S,
+        release_wait_s: float = RELEASE_WAIT_S,
+    ) -> None:
+        fault = group_fault(group)
+        if fault is not None:
+            raise UsageError(fault)
+        if mode not in (CLUSTERING, BROADCAST):
+            raise UsageError(f"mode {mode!r} is not clustering or broadcast (shared has its own consumer)")
+        if start not in ("latest", "earliest"):
+            raise UsageError(f"start {start!r} is not latest or earliest")
+        if concurrency < 1:
+            raise UsageError(f"concurrency {concurrency} is below 1")
+        self.group = group
+        self.mode = mode
+        default_id = socket.gethostname() if mode == BROADCAST else f"consumer-{secrets.token_hex(8)}"
+        self.client_id = client_id or (routes.client_id if routes is not None else default_id)
+        if routes is not None and routes.client_id != self.client_id:
+            raise UsageError(f"the shared routes are of client {routes.client_id!r}, not {self.client_id!r}")
+        self.routes = routes if routes is not None else RouteTable(registries, self.client_id)
+        self.handled = self.failed = self.sent_back = self.given_up = 0
+        self._owns_routes = routes is None
+        self._is_clustering = mode == CLUSTERING
+        self._ordered = ordered
+        self._report_s = report_s
+        self._suspend_s = suspend_s
+        self._filters: dict[str, TagFilter] = {}
+        self._queues: dict[TopicQueue, ProcessQueue] = {}
+        self._strategy = strategy_of(strategy)
+        self._release_wait_s = release_wait_s
+        self._buffer = (buffer_max_bytes, buffer_max_messages)
+        store = OffsetStore(offsets_directory, self.client_id, group) if mode == BROADCAST else None
+        self._progress: BrokerProgress | FileProgress = (
+            BrokerProgress(self.routes, group, start)
+            if store is None
+            else FileProgress(self.routes, group, start, store)
+        )
+        self._ready: set[tuple[str, str]] = set()
+        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._prepared = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._hand_out = HandOut(self._queues, self._filters, ordered, self._room_made)
+        self._workers: Workers[Job] = Workers(handler, concurrency, self._take, self._settle)
+        self._pulls: GroupPulls
+        self._membership: GroupMembership
+        for topic, text in topics.items() if isinstance(topics, Mapping) else ((t, "*") for t in topics):
+            self.subscribe(topic, text)
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def subscribe(self, topic: str, tag_filter: str = "*") -> None:
+        """Want messages of a topic too (before or after `start`); a repeat replaces the filter.
+
+        Raises UsageError for what can be no topic or filter.
+        """
+        fault = topic_fault(topic)
+        if fault is not None:
+            raise UsageError(fault)
+        self._filters[topic] = TagFilter(tag_filter)
+        if self._keeper is not None:
+            self.routes.follow([topic])
+            self._progress.first_seen(topic)
+            self._membership.subscribe(self._subscriptions())
+            self.routes.refresh_soon()
+
+    async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Become a member, and return when it is known at every broker that answers where to begin.
+
+        From then on nothing that is sent is missed. A topic that does not exist yet is read from its
+        beginning once it does. Raises TransportError when no registry answers, StorageError or UsageError
+        when the offset file cannot be used.
+        """
+        if self._keeper is not None or self._is_closed:
+            raise UsageError("a consumer is started once")
+        if not self._filters:
+            raise UsageError("a consumer needs a topic: name it, or subscribe")
+        loop = asyncio.get_running_loop()
+        await self._progress.open()
+        if self._is_clustering and not self._ordered:
+            self._filters[retry_topic(self.group)] = TagFilter()
+        self._make_parts()
+        self.routes.start()
+        self.routes.follow(self._filters)
+        try:
+            await self.routes.refresh(timeout_s)
+        except HoldMQError:
+            await self._progress.close(self._queues)
+            raise
+        for topic in self._filters:
+            if topic != retry_topic(self.group):
+                self._progress.first_seen(topic)
+        self._membership.subscribe(self._subscriptions())
+        self._membership.attach()
+        self.routes.on_routes.append(self._routes_changed)
+        self.routes.on_up.append(self._link_up)
+        self._keeper = loop.create_task(self._keep(), name=f"group {self.group}")
+        self._sync_queues()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._is_prepared():
+                    self._prepared.clear()
+                    await self._prepared.wait()
+        except TimeoutError:
+            log.warning("not every broker answered yet; their queues follow", group=self.group)
+
+    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Hand out nothing more, wait for handlers, report, give back every queue and leave."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._keeper is None:
+            await self._workers.close(0)
+            await self._progress.close(self._queues)
+            if self._owns_routes:
+                await self.routes.close()
+            return
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        self._pulls.close()
+        self.routes.on_routes.remove(self._routes_changed)
+        self.routes.on_up.remove(self._link_up)
+        tasks = [self._keeper, *self._preparing.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        late = 0
+        if not self._is_clustering:
+            late = await self._workers.close(timeout_s)
+        if not await self._membership.close(timeout_s):
+            log.warning("handlers are not done; what they have is delivered again", group=self.group)
+        left_s = max(0.1, deadline - asyncio.get_running_loop().time())
+        late += await self._workers.close(left_s)
+        if late:
+            log.warning("handlers did not end in time", group=self.group, handlers=late)
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        await self._progress.close(self._queues)
+        if self._owns_routes:
+            await self.routes.close()
+
+    # Control and numbers
+
+    def pause(self) -> None:
+        """Hand out nothing until `resume`; queues stay this member's. Handlers that run go on."""
+        self._hand_out.is_paused = True
+        self._pulls.is_paused = True
+
+    def resume(self) -> None:
+        """End a `pause`."""
+        self._hand_out.is_paused = False
+        self._pulls.is_paused = False
+        self._pulls.pull_soon()
+        self._offer_all()
+
+    async def seek(self, queue: TopicQueue, to: FirstStart | int, timeout_s: float = 10.0) -> None:
+        """Consume one of this member's queues from elsewhere: earliest, latest, or an offset.
+
+        In clustering it is the group that moves, durably: the broker's reset ends the lease and
+        this member asks for it anew. Raises UsageError for a queue that is not this member's.
+        """
+        process = self._queues.get(queue)
+        if process is None:
+            raise UsageError(f"queue {queue} is not this member's now")
+        if isinstance(to, int) and to < 0:
+            raise UsageError(f"offset {to} is below 0")
+        if self._is_clustering:
+            where = TO_OFFSET if isinstance(to, int) else {"earliest": TO_EARLIEST, "latest": TO_LATEST}[to]
+            value = to if isinstance(to, int) else 0
+            request = OffsetResetRequest(self.group, queue.topic, where, value, [queue.queue_id])
+            await self.routes.link(queue.broker).client.call(RequestCode.OFFSET_RESET, request, timeout_s)
+            self._fenced(process)
+            return
+        bounds = (await queue_bounds(self.routes, [queue], timeout_s)).get(queue)
+        if bounds is None:
+            raise RemoteError(Code.QUEUE_UNKNOWN, str(queue))
+        ends = {"earliest": bounds.first_offset, "latest": bounds.end_offset}
+        offset = to if isinstance(to, int) else ends[to]
+        self._drop(queue)
+        self._begin(ProcessQueue(queue, 0, offset, bounds.log_epoch))
+
+    def positions(self) -> dict[TopicQueue, Position]:
+        """This member's queues, and below which offset everything in them is done."""
+        return {queue: Position(p.log_epoch, p.floor) for queue, p in self._queues.items()}
+
+    def members(self) -> dict[str, list[str]]:
+        """The group's members by broker, as this one knows them."""
+        return dict(self._membership.members)
+
+    def numbers(self) -> dict[str, int]:
+        """Gauges, and counters whose names end in `_total`."""
+        processes = self._queues.values()
+        return {
+            "queues": len(self._queues),
+            "messages_waiting": sum(p.waiting for p in processes),
+            "bytes_waiting": sum(p.waiting_bytes for p in processes),
+            "handlers_running": self._workers.running,
+            "retries_waiting": self._hand_out.later,
+            "handled_total": self.handled,
+            "failed_total": self.failed,
+            "sent_back_total": self.sent_back,
+            "given_up_total": self.given_up,
+            "undecodable_total": self._hand_out.undecodable,
+            "skipped_total": self._pulls.skipped,
+            "leases_lost_total": self._membership.core.lost,
+            "report_failures_total": self._progress.failures,
+        }
+
+    # Queues
+
+    def _make_parts(self) -> None:
+        self._pulls = GroupPulls(
+            self.routes,
+            self.group,
+            self._queues,
+            self._filters,
+            self._records_came,
+            self._fenced,
+            *self._buffer,
+        )
+        self._membership = GroupMembership(
+            self.routes,
+            self.group,
+            self.mode,
+            self._strategy,
+            self._start,
+            self._stop,
+            self._drop,
+            self._release,
+            self._state_came,
+            self._release_wait_s,
+        )
+
+    def _subscriptions(self) -> list[Subscription]:
+        return [Subscription(topic, wanted.text) for topic, wanted in sorted(self._filters.items())]
+
+    def _wanted(self) -> list[TopicQueue]:
+        found: list[TopicQueue] = []
+        for topic in self._filters:
+            route = self.routes.get(topic)
+            found += route.read_queues if route is not None else ()
+        return found
+
+    def _is_prepared(self) -> bool:
+        return all((q.broker, q.topic) in self._ready for q in self._wanted())
+
+    def _routes_changed(self, changed: frozenset[str]) -> None:
+        if not changed.isdisjoint(self._filters):
+            self._sync_queues()
+
+    def _link_up(self, link: object, connection: object, hello: object) -> None:
+        self._pulls.pull_soon()
+        self._sync_queues()
+
+    def _sync_queues(self) -> None:
+        """Bring membership, and broadcast's queues, in line with the routes."""
+        wanted = self._wanted()
+        self._membership.follow(sorted({queue.broker for queue in wanted}))
+        for broker in sorted({q.broker for q in wanted if (q.broker, q.topic) not in self._ready}):
+            if broker not in self._preparing and self._membership.is_member(broker):
+                task = asyncio.get_running_loop().create_task(self._prepare(broker))
+                self._preparing[broker] = task
+        ready = [queue for queue in wanted if (queue.broker, queue.topic) in self._ready]
+        if self._is_clustering:
+            self._membership.set_queues(ready)
+        else:
+            self._sync_broadcast(ready)
+
+    async def _prepare(self, broker: str) -> None:
+        topics = {q.topic for q in self._wanted() if q.broker == broker}
+        topics = {topic for topic in topics if (broker, topic) not in self._ready}
+        try:
+            await self._progress.prepare(broker, topics)
+        except HoldMQError as error:
+            log.warning("where to begin is not known yet", broker=broker, group=self.group, reason=str(error))
+            await asyncio.sleep(PREPARE_AGAIN_S)
+        else:
+            self._ready.update((broker, topic) for topic in topics)
+        del self._preparing[broker]
+        self._sync_queues()
+        self._prepared.set()
+
+    def _sync_broadcast(self, queues: list[TopicQueue]) -> None:
+        assert isinstance(self._progress, FileProgress)
+        for queue in self._queues.keys() - set(queues):
+            self._drop(queue)
+        for queue in queues:
+            if queue not in self._queues:
+                position = self._progress.position(queue)
+                self._begin(ProcessQueue(queue, 0, position.offset, position.log_epoch, not position.offset))
+
+    def _begin(self, process: ProcessQueue) -> None:
+        self._queues[process.queue] = process
+        self._pulls.pull_soon()
+
+    def _start(self, start: Start) -> None:
+        queue = start.lease.queue
+        process = ProcessQueue(
+            queue, start.generation, max(0, start.offset), start.log_epoch, is_fresh=start.offset < 0
+        )
+        self._hand_out.add(process, start.lease)
+        self._begin(process)
+
+    def _stop(self, queue: TopicQueue) -> None:
+        process = self._queues[queue]
+        process.is_stopped = True
+        process.discard()
+        self._hand_out.forget(process)
+        if not process.running:
+            self._membership.core.drained(queue)
+
+    def _drop(self, queue: TopicQueue) -> None:
+        process = self._queues.pop(queue, None)
+        if process is not None:
+            process.is_stopped = True
+            process.discard()
+            self._hand_out.forget(process)
+
+    def _release(self, queue: TopicQueue, generation: int) -> ProcessQueue | None:
+        process = self._queues.get(queue)
+        if process is None or process.generation != generation:
+            return None
+        del self._queues[queue]
+        self._pulls.pull_soon()  # the others' share has grown
+        return process
+
+    def _fenced(self, process: ProcessQueue) -> None:
+        now = asyncio.get_running_loop().time()
+        self._membership.core.fenced(process.queue, process.generation, now)
+        self._membership.act()
+
+    def _state_came(self, broker: str, is_paused: bool) -> None:
+        paused = self._hand_out.paused_brokers
+        if is_paused != (broker in paused):
+            log.info("a group was paused or resumed", group=self.group, broker=broker, is_paused=is_paused)
+            if is_paused:
+                paused.add(broker)
+            else:
+                paused.discard(broker)
+                self._offer_all()
+        if not self._is_prepared():
+            self._sync_queues()
+
+    # Messages
+
+    def _records_came(self, process: ProcessQueue) -> None:
+        self._workers.wake(self._hand_out.offer(process))
+
+    def _offer_all(self) -> None:
+        self._workers.wake(sum(self._hand_out.offer(process) for process in self._queues.values()))
+
+    def _room_made(self, process: ProcessQueue) -> None:
+        if not process.is_asked and self._pulls.has_room(process):
+            self._pulls.pull_soon()
+
+    def _take(self) -> Job | None:
+        return self._hand_out.take(asyncio.get_running_loop().time())
+
+    async def _settle(self, job: Job, is_done: bool) -> None:
+        if is_done:
+            self.handled += 1
+            self._hand_out.finished(job)
+        else:
+            self.failed += 1
+            await self._settle_failed(job)
+        self._settled(job)
+
+    async def _settle_failed(self, job: Job) -> None:
+        process = job.process
+        loop = asyncio.get_running_loop()
+        if self._queues.get(process.queue) is not process:
+            self._hand_out.let_go(job)  # somebody else consumes it now
+        elif self._ordered:
+            self._retry(job, loop.time() + self._suspend_s)
+        elif not self._is_clustering:
+            self.given_up += 1
+            log.error("a message is given up: broadcast has no retries", group=self.group,
+                      queue=str(process.queue), offset=job.taken.offset)  # fmt: skip
+            self._hand_out.finished(job)
+        else:
+            try:
+                await self._send_back(job)
+            except HoldMQError as error:
+                log.warning("a failed message cannot be sent back; it is tried again here", group=self.group,
+                            queue=str(process.queue), offset=job.taken.offset, reason=str(error))  # fmt: skip
+                self._retry(job, loop.time() + SEND_BACK_AGAIN_S)
+            else:
+                self.sent_back += 1
+                self._hand_out.finished(job)
+
+    async def _send_back(self, job: Job) -> None:
+        """Let a message come again later, to any member; returns when that is in the log."""
+        queue, offset = job.process.queue, job.taken.offset
+        sent = SentBack(queue.topic, queue.queue_id, offset, job.message.reconsume_times - job.failures, 0)
+        link = self.routes.link(queue.broker)
+        reply = await link.client.call(
+            RequestCode.SEND_BACK, SendBackRequest(self.group, [sent]), SEND_BACK_TIMEOUT_S
+        )
+        (result,) = rows(SendBackResult, reply.header(SendBackResponse).results)
+        if result.status not in (Code.OK, Code.MESSAGE_UNKNOWN):
+            raise RemoteError(Code(result.status), result.remark)
+
+    def _retry(self, job: Job, at: float) -> None:
+        if job.process.is_stopped:
+            self._hand_out.let_go(job)  # the next member gets it: the floor stays below it
+            return
+        self._hand_out.retry(job, at)
+        self._set_retry_timer()
+
+    def _settled(self, job: Job) -> None:
+        process = job.process
+        if process.is_stopped and not process.running and self._queues.get(process.queue) is process:
+            self._membership.core.drained(process.queue)
+            self._membership.act()
+        current = self._queues.get(process.queue)
+        if current is not None and self._hand_out.offer(current):
+            self._workers.wake(1)
+
+    def _set_retry_timer(self) -> None:
+        at = self._hand_out.next_retry()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
+        if at is not None and not self._is_closed:
+            self._retry_timer = asyncio.get_running_loop().call_at(at, self._retries_due)
+
+    def _retries_due(self) -> None:
+        self._retry_timer = None
+        self._workers.wake(self._hand_out.later)
+        at = self._hand_out.next_retry()
+        if at is not None:
+            soon = asyncio.get_running_loop().time() + 0.05
+            self._retry_timer = asyncio.get_running_loop().call_at(max(at, soon), self._retries_due)
+
+    # Progress
+
+    async def _keep(self) -> None:
+        """Report, and look for topics that have no route yet."""
+        loop = asyncio.get_running_loop()
+        report_at = loop.time() + self._report_s
+        while True:
+            await asyncio.sleep(min(MISSING_S, max(0.0, report_at - loop.time())))
+            if any(self.routes.get(topic) is None for topic in self._filters if self._is_looked_for(topic)):
+                self.routes.refresh_soon()
+            if loop.time() >= report_at:
+                report_at = loop.time() + self._report_s
+                await self._progress.report(self._queues)
+
+    def _is_looked_for(self, topic: str) -> bool:
+        return topic != retry_topic(self.group) or self.sent_back > 0

@@ -1,0 +1,122 @@
+"""Where a broadcast consumer stands, in a file of its own, because brokers keep nothing for it.
+
+`<directory>/<client id>/<group>/offsets.json`, replaced as a whole, its predecessor beside it as `.bak`;
+`lock` is held while a consumer uses them. All methods block: call them on a thread. A position is the
+log epoch and the next offset. Source: broker.md, Three ways to consume.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import structlog
+
+from holdmq.atomic_file import AtomicFile
+from holdmq.client.cursors import Position
+from holdmq.disk import Disk
+from holdmq.errors import StorageError, StoreFormatError, UsageError
+from holdmq.message import TopicQueue
+
+DIRECTORY: Final = "~/.holdmq_offsets"
+FILE: Final = "offsets.json"
+NAME_BYTES_MAX: Final = 255
+"""What a file system takes as a name."""
+
+log = structlog.get_logger("holdmq.client")
+
+
+class OffsetStore:
+    """One consumer's file. `open`, then `save` as often as wanted, then `close`."""
+
+    def __init__(self, directory: str | Path, client_id: str, group: str, disk: Disk | None = None) -> None:
+        name = quote(client_id, safe=" @+=,:")
+        if name in ("", ".", "..") or len(name) > NAME_BYTES_MAX:
+            raise UsageError(f"client id {client_id!r} names no directory: give one of 1 to 255 characters")
+        self._home = Path(directory).expanduser() / name / group
+        self._file = AtomicFile(self._home / FILE, disk)
+        self._version = 0
+        self._lock = -1
+
+    @property
+    def path(self) -> Path:
+        """Where the positions are."""
+        return self._file.path
+
+    def open(self) -> dict[TopicQueue, Position]:
+        """Take the lock and read the positions; {} when there never were any.
+
+        A damaged or missing file is replaced by its `.bak`, which is logged: what was consumed since is
+        consumed again. Raises StoreFormatError when neither can be used (nothing is guessed: repair or remove
+        them), UsageError when another consumer has the lock, StorageError.
+        """
+        self._take_lock()
+        try:
+            try:
+                loaded = self._file.load()
+            except StoreFormatError as error:
+                loaded = self._file.load(accept_backup=True)
+                log.error("positions are those of the backup: messages since are consumed again",
+                          path=str(self.path), reason=str(error))  # fmt: skip
+            if loaded is None:
+                return {}
+            self._version = loaded.data_version
+            return _positions(loaded.content, self.path)
+        except BaseException:
+            self.close()
+            raise
+
+    def save(self, positions: Mapping[TopicQueue, Position]) -> None:
+        """Replace the file durably. Raises StorageError."""
+        content: dict[str, dict[str, dict[str, list[int]]]] = {}
+        for queue, position in sorted(positions.items()):
+            of_broker = content.setdefault(queue.topic, {}).setdefault(queue.broker, {})
+            of_broker[str(queue.queue_id)] = list(position)
+        self._version += 1
+        self._file.save(content, self._version)
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _take_lock(self) -> None:
+        path = self._home / "lock"
+        try:
+            self._home.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise UsageError(
+                f"another consumer uses {self._home}: each needs a client_id of its own"
+            ) from None
+        except OSError as error:
+            self.close()
+            raise StorageError(
+                error.strerror or str(error),
+                operation="open",
+                path=str(path),
+                hint="give a writable offsets_directory",
+            ) from error
+
+
+def _positions(content: dict[str, Any], path: Path) -> dict[TopicQueue, Position]:
+    positions: dict[TopicQueue, Position] = {}
+    try:
+        for topic, brokers in content.items():
+            for broker, queues in brokers.items():
+                for queue_id, (epoch, offset) in queues.items():
+                    if not all(isinstance(n, int) and n >= 0 for n in (epoch, offset)):
+                        raise ValueError(f"{topic}: {broker}: {queue_id}")
+                    positions[TopicQueue(topic, broker, int(queue_id))] = Position(epoch, offset)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise StoreFormatError(
+            f"an entry is no position: {error}", operation="open", path=str(path), hint="repair or remove it"
+        ) from error
+    return positions

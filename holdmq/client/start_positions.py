@@ -1,0 +1,139 @@
+"""Where a group begins in queues for which it has no offset: said once, saved at the brokers, and logged.
+
+A group's first start in a topic is at the end (`latest`) unless told otherwise. What is new to a group
+that has begun is read from its beginning: queues that were added, brokers that joined, topics that were
+created while it waited for them. So `latest` is written down for all queues of the topic before the first
+lease is asked for; from then on, a queue without an offset is a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import structlog
+
+from holdmq.client.bounds import queue_bounds
+from holdmq.client.route import RouteTable
+from holdmq.errors import HoldMQError
+from holdmq.message import TopicQueue
+from holdmq.topics import is_temporary
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
+from holdmq.wire.offset_headers import (
+    OffsetGetRequest,
+    OffsetGetResponse,
+    OffsetReport,
+    OffsetReportRequest,
+    OffsetRow,
+)
+
+FirstStart = Literal["latest", "earliest"]
+TIMEOUT_S: Final = 5.0
+SAVE_TIMEOUT_S: Final = 15.0
+"""A saved offset waits until the log up to it is on disk."""
+ELSEWHERE_TIMEOUT_S: Final = 2.0
+"""How long other brokers are asked whether the group has begun: one that is away says nothing."""
+SETTLE_S: Final = 1.0
+"""When the group has begun elsewhere and not here, another member may be writing it down right now."""
+
+log = structlog.get_logger("holdmq.client")
+
+
+class StartPositions:
+    """Prepares the topics of one group, broker by broker. `first` is where its first start is."""
+
+    def __init__(self, routes: RouteTable, group: str, first: FirstStart) -> None:
+        self._routes = routes
+        self._group = group
+        self._first = first
+        self._beginning: set[str] = set()
+        self._brokers: dict[str, frozenset[str]] = {}
+        # One broker after the other: what this member begins at one must not look at another as
+        # if the group had begun long ago.
+        self._lock = asyncio.Lock()
+
+    def first_seen(self, topic: str) -> None:
+        """A subscription begins: brokers that have the topic now are those of a first start."""
+        route = self._routes.get(topic)
+        queues = () if route is None else route.read_queues
+        self._brokers.setdefault(topic, frozenset(queue.broker for queue in queues))
+
+    async def prepare(self, broker: str, topics: Iterable[str]) -> None:
+        """Make sure that this broker knows where the group begins. Raises RemoteError, TransportError."""
+        async with self._lock:
+            await self._prepare(broker, [t for t in topics if broker in self._brokers.get(t, ())])
+
+    async def _prepare(self, broker: str, wanted: list[str]) -> None:
+        without = sorted(set(wanted) - await self._begun(broker, wanted, TIMEOUT_S))
+        others = [topic for topic in without if topic not in self._beginning]
+        elsewhere = await self._begun_elsewhere(broker, others)
+        if elsewhere:
+            await asyncio.sleep(SETTLE_S)
+            begun = await self._begun(broker, elsewhere, TIMEOUT_S)
+            for topic in sorted(elsewhere - begun):
+                log.info("a group finds new queues of a topic; it reads them from their beginning",
+                         group=self._group, topic=topic, broker=broker)  # fmt: skip
+        first = [topic for topic in without if topic not in elsewhere]
+        self._beginning.update(first)
+        if first and self._first == "latest":
+            await self._begin_at_end(broker, first)
+        for topic in first:
+            log.info("first start of a group in a topic", group=self._group, topic=topic, broker=broker,
+                     start=self._first)  # fmt: skip
+
+    async def _begun(self, broker: str, topics: Iterable[str], timeout_s: float) -> set[str]:
+        """Topics in which the group has an offset at this broker."""
+        wanted = sorted(topics)
+        if not wanted:
+            return set()
+        request = OffsetGetRequest(self._group, wanted)
+        link = self._routes.link(broker)
+        reply = await link.client.call(RequestCode.OFFSET_GET, request, timeout_s)
+        answer = rows(OffsetRow, reply.header(OffsetGetResponse).offsets)
+        return {row.topic for row in answer if row.offset >= 0}
+
+    async def _begun_elsewhere(self, broker: str, topics: list[str]) -> set[str]:
+        by_broker: dict[str, set[str]] = {}
+        for topic in topics:
+            route = self._routes.get(topic)
+            for queue in () if route is None else route.read_queues:
+                if queue.broker != broker and self._routes.is_available(queue.broker):
+                    by_broker.setdefault(queue.broker, set()).add(topic)
+
+        async def ask(other: str) -> set[str]:
+            try:
+                return await self._begun(other, by_broker[other], ELSEWHERE_TIMEOUT_S)
+            except HoldMQError as error:
+                log.warning("a broker does not say whether a group has begun", broker=other,
+                            group=self._group, reason=str(error))  # fmt: skip
+                return set()
+
+        found: set[str] = set()
+        for part in await asyncio.gather(*(ask(other) for other in by_broker)):
+            found |= part
+        return found
+
+    async def _begin_at_end(self, broker: str, topics: list[str]) -> None:
+        queues: list[TopicQueue] = []
+        for topic in topics:
+            route = self._routes.get(topic)
+            queues += [q for q in (() if route is None else route.read_queues) if q.broker == broker]
+        bounds = await queue_bounds(self._routes, queues, TIMEOUT_S)
+        reports = [
+            OffsetReport(queue.topic, queue.queue_id, 0, known.end_offset, known.log_epoch)
+            for queue, known in sorted(bounds.items())
+        ]
+        # On disk, or a crash of the broker would make what was sent meanwhile a thing of the past.
+        kept = [report for report in reports if not is_temporary(report.topic)]
+        if is_temporary(self._group):
+            kept = []
+        if len(kept) < len(reports):
+            await self._report(broker, [report for report in reports if report not in kept], False)
+        if kept:
+            await self._report(broker, kept, True)
+
+    async def _report(self, broker: str, reports: list[OffsetReport], wait_for_disk: bool) -> None:
+        request = OffsetReportRequest(self._group, reports, wait_for_disk)
+        await self._routes.link(broker).client.call(RequestCode.OFFSET_REPORT, request, SAVE_TIMEOUT_S)
