@@ -20,7 +20,7 @@ from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, WireErro
 from holdmq.record_batch import check_entries, hashes_of, starts_of
 from holdmq.record_check import check_properties
 from holdmq.rpc.access_keys import Grants
-from holdmq.rpc.connection import Request
+from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.topics import is_system_topic
 from holdmq.wire.codes import RequestCode
@@ -100,6 +100,8 @@ class Produce(Part):
         self.sequences = Sequences()
         self.batches = 0
         self.refused_runs = 0
+        self.role_of: Callable[[Connection], str] = lambda _connection: ""
+        """What a connection's HELLO said that it is."""
         self.delayed = 0
         self.clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self._store = store
@@ -136,7 +138,7 @@ class Produce(Part):
             if taken is not None:
                 accepted.append(taken)
         if accepted:
-            self._append(pending, accepted, runs, body, later)
+            self._append_all(pending, accepted, runs, body, later)
         pending.answer_if_done()
 
     def _parse(self, body: memoryview, header: ProduceRequest, runs: list[ProduceRun]) -> _Body:
@@ -204,7 +206,8 @@ class Produce(Part):
         waiting: _Waiting | None,
     ) -> _Accepted | None:
         key = (run.producer_id, run.topic, run.queue_id)
-        error = _denied(pending.request.connection.grants, run) or self._run_error(run)
+        connection = pending.request.connection
+        error = _denied(connection.grants, run) or self._run_error(run) or self._unseen(connection, run)
         if error is None and isinstance(waiting, RemoteError):
             error = waiting
         if error is not None:
@@ -216,10 +219,10 @@ class Produce(Part):
                 error = RemoteError(Code.OUT_OF_SEQUENCE, "an earlier batch of this producer is missing")
             pending.settle(index, error.code, -1, error.remark)
             return None
-        if busy:
+        if busy or self._topics.is_held(run.topic):
             self.refused_runs += 1
             self.sequences.postpone(key, run.producer_epoch, run.first_sequence, now)
-            pending.settle(index, Code.BUSY, -1, "the writer is behind")
+            pending.settle(index, Code.BUSY, -1, "the writer is behind" if busy else "its keys are moving")
             return None
         verdict = self.sequences.offer(key, run.producer_epoch, run.first_sequence, run.records, now)
         if verdict.accepted is not None:
@@ -245,9 +248,40 @@ class Produce(Part):
             return RemoteError(Code.KIND_UNFIT, f"topic {run.topic!r} is a table: its rows are put, not sent")
         if not topic.is_writable:
             return RemoteError(Code.TOPIC_PERM, f"topic {run.topic!r} may not be written")
-        if not 0 <= run.queue_id < topic.write_queues:
+        if not (
+            0 <= run.queue_id < topic.write_queues
+            or self._topics.takes_records(topic, run.queue_id, time.monotonic())
+        ):
             return RemoteError(Code.QUEUE_UNKNOWN, f"{run.topic!r} has {topic.write_queues} queues here")
         return None
+
+    def _unseen(self, connection: Connection, run: ProduceRun) -> RemoteError | None:
+        """The refusal of a gateway's run for a topic that MQTT cannot see."""
+        topic = self._topics.get(run.topic)
+        if topic is None or not topic.is_temporary or self.role_of(connection) != "gateway":
+            return None
+        return RemoteError(Code.KIND_UNFIT, f"topic {run.topic!r} is temporary: MQTT cannot see it")
+
+    def _append_all(
+        self,
+        pending: _Pending,
+        accepted: list[_Accepted],
+        runs: list[ProduceRun],
+        body: _Body,
+        later: dict[int, _Waiting],
+    ) -> None:
+        """Append what was accepted; runs of temporary topics in a batch of their own, as no log has them."""
+        memory = [a for a in accepted if self._is_temporary(a.run.topic)]
+        if not memory or len(memory) == len(accepted):
+            self._append(pending, accepted, runs, body, later)
+            return
+        kept = [a for a in accepted if not self._is_temporary(a.run.topic)]
+        for part in (memory, kept):
+            self._append(pending, part, runs, body, later)
+
+    def _is_temporary(self, name: str) -> bool:
+        topic = self._topics.get(name)
+        return topic is not None and topic.is_temporary
 
     def _append(
         self,
@@ -286,7 +320,7 @@ class Produce(Part):
 
         batch = Batch(body.records, body.sizes, stored, has_keys=body.has_keys)
         self._store.append(batch, done)
-        if batch.position < 0:
+        if batch.position < 0 and not self._is_temporary(accepted[0].run.topic):
             # Refused at once; `done` comes later, and what follows must not be accepted meanwhile.
             self._take_back(accepted)
 
@@ -299,7 +333,7 @@ class Produce(Part):
             base_offset = -1 if is_delayed else run.base_offset
             a.sequenced.is_confirmed = True
             a.sequenced.base_offset = base_offset
-            if pending.header.want_positions and not is_delayed:
+            if pending.header.want_positions and not is_delayed and batch.position >= 0:
                 pending.positions[a.index] = (batch.position + batch.starts[first:last]).tolist()
             self.delayed += run.count if is_delayed else 0
             self._settle(pending, a, Code.OK, base_offset)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.copies import Copies
+from broker.dead_letters import DeadLetters
 from broker.groups import Groups
 from broker.moves import Moves
 from broker.part import Part
@@ -66,8 +67,10 @@ class BrokerServer:
         self.reads = Reads(store, topics.table)
         self.topics = topics
         self.produce.clock_ms = clock_ms
-        self.moves = Moves(store, Copies(store, topics), topics, clock_ms)
-        self.parts: list[Part] = [self.produce, self.pull, self.reads, topics, self.moves]
+        copies = Copies(store, topics)
+        self.moves = Moves(store, copies, topics, clock_ms)
+        self.dead_letters = DeadLetters(store, copies, topics, clock_ms)
+        self.parts: list[Part] = [self.produce, self.pull, self.reads, topics, self.moves, self.dead_letters]
         self.tables = Tables(store, topics.table, record_max_bytes)
         self.parts += [self.tables, Queries(store, topics.table)]
         self.groups = groups
@@ -79,6 +82,7 @@ class BrokerServer:
         self._store = store
         self._record_max_bytes = record_max_bytes
         self._states: dict[Connection, dict[str, Any]] = {}
+        self.produce.role_of = self._role_of
         self.pull.on_temporary = topics.temporary.subscribed
         topics.on_changed += [self.pull.topic_changed, self.reads.topic_changed]
         store.subscribe(self._confirmed)
@@ -100,6 +104,10 @@ class BrokerServer:
             on_writable=self._writable,
         )
         groups.hello_of = self.rpc.connections.get
+
+    def _role_of(self, connection: Connection) -> str:
+        hello = self.rpc.connections.get(connection)
+        return "" if hello is None else hello.role
 
     async def drain(self) -> None:
         """Answer what is held, then close every connection."""
