@@ -64,19 +64,21 @@ class DeadLetter(NamedTuple):
 
 
 Done = Callable[[Moved | HoldMQError], None]
-DeadLetters = Callable[[Sequence[DeadLetter]], None]
+OnDeadLetters = Callable[[Sequence[DeadLetter]], None]
 
 
 class Copies:
     """All copies of one broker, on its loop.
 
-    `on_room` is called after every append, when there may be room again. `on_dead_letters` are called with
-    every group of dead letters once they are in the log: what alarms are made of.
+    `on_room` is called after every append, when there may be room again; `on_recovered` once, when the
+    copies that the log had at the start are known; `on_dead_letters` with every group of dead letters that
+    are in the log: what alarms are made of.
     """
 
     def __init__(self, store: MessageStore, topics: Topics) -> None:
         self.on_room: Callable[[], None] = lambda: None
-        self.on_dead_letters: list[DeadLetters] = []
+        self.on_dead_letters: list[OnDeadLetters] = []
+        self.on_recovered: list[Callable[[], None]] = []
         self.known = KnownMoves()
         self.retries = self.dead_letters = self.repeats = self.size_bytes = 0
         self._store = store
@@ -84,7 +86,6 @@ class Copies:
         self._topics = topics
         self._loop = asyncio.get_running_loop()
         self._recovering: asyncio.Future[Any] | None = None
-        self._on_recovered: Callable[[], None] = lambda: None
         self._ready: deque[Copy] = deque()
         self._lacking: dict[str, list[Copy]] = {}
         self._in_hand: dict[Key, list[Done]] = {}
@@ -117,13 +118,12 @@ class Copies:
 
     # What the log has
 
-    def recover(self, done: Callable[[], None]) -> None:
-        """Look for the copies that the log has, on the reader pool; `done` is called when they are known."""
+    def recover(self) -> None:
+        """Look for the copies that the log has, on the reader pool; then `on_recovered` are called."""
         topics = [TIMER_TOPIC]
         topics += [row.topic for row in self._topics.table.rows() if row.topic.startswith(DLQ_PREFIX)]
         queues = [(topic, *self._store.bounds(topic, TIMER_QUEUE)) for topic in topics]
         floor = self._store.confirmed_position - KNOWN_LOG_BYTES
-        self._on_recovered = done
         future = self._loop.run_in_executor(self._store.reader_pool, find_moves, self._store, queues, floor)
         self._recovering = future
         future.add_done_callback(self._recovered)
@@ -139,7 +139,8 @@ class Copies:
         else:
             # At least once stands; a repeat of a move from before this start may make a second copy.
             log.error("the moves before this start are not known", reason=str(error))
-        self._on_recovered()
+        for called in self.on_recovered:
+            called()
 
     # Appending
 

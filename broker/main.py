@@ -12,6 +12,7 @@ from broker.groups import Groups
 from broker.metrics import Numbers
 from broker.registration import Registration
 from broker.server import BrokerServer
+from broker.shared import SharedMode
 from broker.topics import Topics
 from holdmq.config import Config
 from holdmq.errors import StorageError, StoreFormatError
@@ -54,8 +55,10 @@ async def main(config: Config, service: Service) -> None:
             hint="restore it from a backup: without it no queue can be named",
         )
     groups = Groups(settings, path.parent, store, table, store.index.offset_at)
+    shared = SharedMode(store, table, path.with_name("shared.json"))
     try:
         await loop.run_in_executor(None, groups.load, store.confirmed_position > 0, accept_backup)
+        await loop.run_in_executor(None, shared.load, accept_backup)
     except StorageError:
         await loop.run_in_executor(None, store.close)
         raise
@@ -64,13 +67,15 @@ async def main(config: Config, service: Service) -> None:
     gc.collect()
     gc.freeze()
     server = BrokerServer(
-        settings.name, config.cluster.name, store, topics, config.storage.record_max_bytes, groups
+        settings.name, config.cluster.name, store, topics, config.storage.record_max_bytes, groups, shared
     )
     topics.start(store)
     server.rpc.security = security
     METRICS.register(SecurityCollector(security))
     METRICS.register(Numbers({"holdmq_broker_": server.numbers, "holdmq_store_": store.numbers}))
+    letters = server.dead_letters
     try:
+        await loop.run_in_executor(None, letters.load, path.with_name("deadLetters.json"), accept_backup)
         loop.add_signal_handler(signal.SIGHUP, security.reload_soon)
         await server.rpc.listen(settings.bind, settings.port)
         address = settings.advertise or f"{settings.bind}:{server.rpc.port}"
@@ -86,6 +91,7 @@ async def main(config: Config, service: Service) -> None:
         topics.on_change = registration.changed
         registration.start()
         groups.start()
+        shared.start()
         service.ready(store.state)
         service.ready(registration.state)
         service.log.info("broker serves", name=settings.name, address=address, data=config.storage.data_dir)
@@ -96,7 +102,9 @@ async def main(config: Config, service: Service) -> None:
         await server.drain()
         await groups.close()
     finally:
+        await loop.run_in_executor(None, shared.close)
         topics.close()
+        letters.close()
         await loop.run_in_executor(None, store.close)
 
 

@@ -96,6 +96,7 @@ class Moves(Part):
         self._is_woken = False
         self._is_closed = False
         copies.on_room = self._wake
+        copies.on_recovered.append(self._wake)
 
     # The part
 
@@ -183,7 +184,7 @@ class Moves(Part):
 
     def start(self) -> None:
         """Look for moves that the log has; what is asked for meanwhile waits."""
-        self.copies.recover(self._wake)
+        self.copies.recover()
 
     def _refusal(
         self, group: str, topic: str, queue_id: int, policy: RetryPolicy | None

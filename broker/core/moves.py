@@ -25,7 +25,7 @@ FIRST_RETRY_LEVEL: Final = 3
 """Level of the first retry: a consumer that stumbles over its database gets ten seconds."""
 RETRY_MAX_TIMES: Final = 16
 KNOWN_MAX: Final = 200_000
-"""Moves remembered (about 300 bytes each), so that a repeat makes no second copy: minutes of failing groups."""
+"""Moves remembered (about 300 bytes each), so that a repeat makes no second copy."""
 
 _MARKS: Final = (b"PS\x01", b"DUE\x01", b"DEST\x01", b"ORIGIN\x01", b"REAL_TOPIC\x01")
 
@@ -166,6 +166,10 @@ class KnownMoves:
         """The attempt of a copy made from a source that had `attempts`, or of a later one; 0 = none known."""
         attempt = self._known.get(key, 0)
         return attempt if attempt > attempts else 0
+
+    def keys_of(self, prefix: str) -> list[Key]:
+        """The messages whose topic begins so."""
+        return [key for key in self._known if key[1].startswith(prefix)]
 
     def forget_group(self, group: str) -> int:
         """A group begins anew (its offsets were reset): what it fails with again is no repeat. How many."""

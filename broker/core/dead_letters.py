@@ -1,0 +1,141 @@
+"""What is kept about dead letters beside the log: which were sent again, and what was purged. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import Any, Final
+
+from holdmq.errors import StoreFormatError
+
+RANGES_MAX: Final = 10_000
+"""Ranges of re-sent offsets per group (about 100 bytes each); past it single ones are refused."""
+
+
+class Offsets:
+    """A set of offsets as ranges that neither touch nor overlap: [first, behind the last]."""
+
+    __slots__ = ("_ends", "_firsts")
+
+    def __init__(self, ranges: list[list[int]] | None = None) -> None:
+        self._firsts: list[int] = []
+        self._ends: list[int] = []
+        for first, end in ranges or []:
+            self._firsts.append(first)
+            self._ends.append(end)
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def __contains__(self, offset: int) -> bool:
+        at = bisect_right(self._firsts, offset) - 1
+        return at >= 0 and offset < self._ends[at]
+
+    @property
+    def ranges(self) -> list[list[int]]:
+        """The ranges in order."""
+        return [[first, end] for first, end in zip(self._firsts, self._ends, strict=True)]
+
+    def add(self, offset: int) -> None:
+        """Take an offset in."""
+        at = bisect_right(self._firsts, offset)
+        if at and offset < self._ends[at - 1]:
+            return
+        joins_before = at > 0 and self._ends[at - 1] == offset
+        joins_after = at < len(self._firsts) and self._firsts[at] == offset + 1
+        if joins_before and joins_after:
+            self._ends[at - 1] = self._ends.pop(at)
+            self._firsts.pop(at)
+        elif joins_before:
+            self._ends[at - 1] += 1
+        elif joins_after:
+            self._firsts[at] = offset
+        else:
+            self._firsts.insert(at, offset)
+            self._ends.insert(at, offset + 1)
+
+    def drop_below(self, first: int) -> None:
+        """Forget offsets below `first`."""
+        gone = bisect_right(self._ends, first)
+        del self._firsts[:gone], self._ends[:gone]
+        if self._firsts and self._firsts[0] < first:
+            self._firsts[0] = first
+
+    def drop_from(self, end: int) -> None:
+        """Forget offsets at or past `end`."""
+        kept = bisect_left(self._firsts, end)
+        del self._firsts[kept:], self._ends[kept:]
+        if self._ends and self._ends[-1] > end:
+            self._ends[-1] = end
+
+    def count_from(self, first: int) -> int:
+        """How many are at or past `first`."""
+        pairs = zip(self._firsts, self._ends, strict=True)
+        return sum(end - max(begin, first) for begin, end in pairs if end > first)
+
+
+class LetterMarks:
+    """The marks of one group: offsets below `purged` are given up, those in `resent` were sent again."""
+
+    __slots__ = ("purged", "resent")
+
+    def __init__(self, purged: int = 0, resent: Offsets | None = None) -> None:
+        self.purged = purged
+        self.resent = Offsets() if resent is None else resent
+
+    def purge(self, end: int) -> None:
+        """Give up what is below `end`."""
+        self.purged = max(self.purged, end)
+        self.resent.drop_below(self.purged)
+
+    def cut(self, end: int) -> None:
+        """The letters at or past `end` are lost."""
+        self.purged = min(self.purged, end)
+        self.resent.drop_from(end)
+
+
+class Marks:
+    """All groups' marks, and deadLetters.json's content."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, LetterMarks] = {}
+
+    def of(self, group: str) -> LetterMarks:
+        """A group's marks, made at first use."""
+        marks = self._groups.get(group)
+        if marks is None:
+            marks = self._groups[group] = LetterMarks()
+        return marks
+
+    def items(self) -> Iterable[tuple[str, LetterMarks]]:
+        """All groups and their marks."""
+        return self._groups.items()
+
+    def content(self, purging: dict[str, int]) -> dict[str, Any]:
+        """What the file says, with `purging` (group to end offset) as if it were done."""
+        content: dict[str, Any] = {}
+        for group in sorted(self._groups.keys() | purging.keys()):
+            marks = self._groups.get(group, LetterMarks())
+            after = LetterMarks(marks.purged, Offsets(marks.resent.ranges))
+            after.purge(purging.get(group, 0))
+            content[group] = {"purged": after.purged, "resent": after.resent.ranges}
+        return content
+
+    def load(self, content: dict[str, Any], path: str) -> None:
+        """Take what the file says; StoreFormatError names the group whose entry is none."""
+        for group, entry in content.items():
+            try:
+                purged, ranges = entry["purged"], entry["resent"]
+                numbers = [purged, *(number for pair in ranges for number in pair)]
+                pairs = [number for pair in ranges for number in pair]
+                is_whole = all(type(number) is int and number >= 0 for number in numbers)
+                if not is_whole or any(len(pair) != 2 for pair in ranges) or pairs != sorted(set(pairs)):
+                    raise TypeError("its numbers are no rising ranges")
+            except (KeyError, TypeError) as error:
+                raise StoreFormatError(
+                    f"the entry {group!r} says nothing of dead letters: {error}",
+                    operation="read",
+                    path=path,
+                    hint="restore the file, or start once with its .bak (--accept-backup)",
+                ) from error
+            self._groups[group] = LetterMarks(purged, Offsets(ranges))
