@@ -15,6 +15,7 @@ from broker.produce import Produce
 from broker.pull import Pull
 from broker.queries import Queries
 from broker.reads import Reads
+from broker.shared import SharedMode
 from broker.statistics import Statistics, TopicCounts
 from broker.tables import Tables
 from broker.topics import Topics
@@ -57,6 +58,7 @@ class BrokerServer:
         topics: Topics,
         record_max_bytes: int,
         groups: Groups,
+        shared: SharedMode,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         self.name = name
@@ -79,12 +81,20 @@ class BrokerServer:
         groups.on_fenced = self.pull.fenced
         groups.on_pause.append(self.pull.group_paused)
         self.moves.policy = groups.retry_policy
+        self.shared = shared
+        self.parts.append(shared)
+        shared.gate = groups
+        shared.pulls.statistics = self.statistics
+        shared.moves.copy = self.moves.move
+        groups.modes.append(shared.mode_of)
+        groups.on_pause.append(shared.group_paused)
+        groups.on_delete.append(shared.group_deleted)
         self._store = store
         self._record_max_bytes = record_max_bytes
         self._states: dict[Connection, dict[str, Any]] = {}
         self.produce.role_of = self._role_of
         self.pull.on_temporary = topics.temporary.subscribed
-        topics.on_changed += [self.pull.topic_changed, self.reads.topic_changed]
+        topics.on_changed += [self.pull.topic_changed, self.reads.topic_changed, shared.topic_changed]
         store.subscribe(self._confirmed)
         self.moves.start()
         routes: dict[RequestCode, OnRequest] = {
@@ -128,6 +138,7 @@ class BrokerServer:
     def _confirmed(self, batches: list[Batch]) -> None:
         self.pull.confirmed(batches)
         self.reads.confirmed()
+        self.shared.confirmed(batches)
 
     def _closed(self, connection: Connection) -> None:
         self._states.pop(connection, None)

@@ -8,12 +8,15 @@ import struct
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from broker.core.topics import TopicTable
 from broker.groups import Groups
-from broker.server import BrokerServer
+from broker.progress import Progress
+from broker.server import BrokerServer, now_ms
+from broker.shared import SharedMode
 from broker.topics import Topics
 from holdmq.config import BrokerSection, StorageSection
 from holdmq.record import decode_record, encode_record
@@ -110,7 +113,9 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
         await stack.client.close()
         await stack.server.drain()
         await stack.server.groups.close()
+        stack.server.shared.close()
         stack.server.topics.close()
+        stack.server.dead_letters.close()
         await asyncio.to_thread(stack.store.close)
         stacks.remove(stack)
 
@@ -120,8 +125,14 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
         loop = asyncio.get_running_loop()
         section = StorageSection(data_dir=str(tmp_path / "store"), segment_size_bytes=16 << 20)
         table = TopicTable(int(str(settings.get("topics_max", 100))), 4)
+        clock_ms = cast("Callable[[], int]", settings.get("clock_ms", now_ms))
         store = open_store(
-            section, "broker-0", table.key_levels, loop.call_soon_threadsafe, is_table=table.is_table
+            section,
+            "broker-0",
+            table.key_levels,
+            loop.call_soon_threadsafe,
+            is_table=table.is_table,
+            clock_ms=clock_ms,
         )
         topics = Topics(
             tmp_path / "store" / "config" / "topic.json",
@@ -141,8 +152,15 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
         )
         await asyncio.to_thread(groups.load, store.confirmed_position > 0, False)
         groups.start()
-        server = BrokerServer("broker-0", "test", store, topics, section.record_max_bytes, groups)
-        topics.start(store)
+        shared = SharedMode(store, table, tmp_path / "store" / "config" / "shared.json")
+        await asyncio.to_thread(shared.load)
+        server = BrokerServer(
+            "broker-0", "test", store, topics, section.record_max_bytes, groups, shared, clock_ms
+        )
+        letters = tmp_path / "store" / "config" / "deadLetters.json"
+        await asyncio.to_thread(server.dead_letters.load, letters)
+        shared.start()
+        topics.start(store, Progress(store, groups))
         await server.rpc.listen("127.0.0.1", 0)
         client = Client(f"127.0.0.1:{server.rpc.port}", "client", "test")
         stack = Stack(server, store, client)
