@@ -73,9 +73,9 @@ def create(
         consume=tuple(consume or ()), groups=tuple(group or ()),
     )  # fmt: skip
     entry = _entry(key, role)
-    _replace(path, f"{text.rstrip()}\n\n{entry}" if text.strip() else entry)
     if secret_file is not None:
         write_private(secret_file, f"{secret}\n".encode())
+    _replace(path, f"{text.rstrip()}\n\n{entry}" if text.strip() else entry)
     shown = {} if secret_file is not None else {"secret": secret}
     if as_json:
         print_json({"access_key": name, **shown, "file": str(path)})
