@@ -249,11 +249,18 @@ class Recovery:
         self._disk.sync_directory(self._home.cut)
 
     def _sync_kept(self, start: int, end: int) -> None:
-        """fsync the segments that the scan read: what was in the page cache only must not go later."""
+        """Make what the scan read durable: what was in the page cache only must not go later.
+
+        It is written once more: pages whose fsync failed before the restart count as clean, and another
+        fsync alone would leave them where they are.
+        """
         for segment in self._segments.table:
             if segment.end > start and segment.start < end:
                 file = self._disk.open(segment.path)
                 try:
+                    stop = min(end, segment.end) - segment.start
+                    for at in range(max(start, segment.start) - segment.start, stop, SCAN_BYTES):
+                        file.write([file.read(at, min(SCAN_BYTES, stop - at))], at)
                     file.sync()
                 finally:
                     file.close()

@@ -328,6 +328,23 @@ def test_what_a_start_found_in_memory_only_is_durable_from_then_on() -> None:
         found_after(sim.disk.after_power_loss(seed), sim, len(sim.model.log))
 
 
+def test_what_an_fsync_failed_to_write_is_durable_after_a_restart_of_the_process() -> None:
+    sim = opened("async")
+    appended(sim, 1)
+    sim.checkpoint()
+    appended(sim, 3)
+    fail(sim, "sync", errno.EIO)
+    sim.index()
+    sim.deliver()
+    mend(sim)
+    assert not sim.store.state().ok
+    sim.kill()
+    sim.open()
+    assert sim.store.synced_position == len(sim.model.log), "its pages are in memory, and count as clean"
+    for seed in range(20):
+        found_after(sim.disk.after_power_loss(seed), sim, len(sim.model.log))
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_an_fsync_that_fails_while_cutting_is_as_final_as_any(code: int) -> None:
     sim = opened("async")
