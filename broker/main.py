@@ -10,6 +10,7 @@ from pathlib import Path
 from broker.core.topics import TopicTable
 from broker.groups import Groups
 from broker.metrics import Numbers
+from broker.progress import Progress
 from broker.registration import Registration
 from broker.server import BrokerServer
 from broker.shared import SharedMode
@@ -69,7 +70,7 @@ async def main(config: Config, service: Service) -> None:
     server = BrokerServer(
         settings.name, config.cluster.name, store, topics, config.storage.record_max_bytes, groups, shared
     )
-    topics.start(store)
+    topics.start(store, Progress(store, groups, shared))
     server.rpc.security = security
     METRICS.register(SecurityCollector(security))
     METRICS.register(Numbers({"holdmq_broker_": server.numbers, "holdmq_store_": store.numbers}))

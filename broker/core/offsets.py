@@ -91,6 +91,14 @@ class OffsetTable:
         """Topics in which a group has offsets."""
         return sorted(self._topics.get(group, ()))
 
+    def groups_in(self, topic: str) -> list[str]:
+        """Groups that have offsets in a topic."""
+        return [key.group for key in self._offsets if key.topic == topic]
+
+    def groups(self, topic: str) -> set[str]:
+        """Groups that have offsets in a topic."""
+        return {key.group for key in self._offsets if key.topic == topic}
+
     def queues(self, group: str, topic: str) -> dict[int, int]:
         """A group's offsets in a topic by queue id (a copy)."""
         return dict(self._offsets.get(GroupTopic(group, topic), {}))

@@ -160,7 +160,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
         letters = tmp_path / "store" / "config" / "deadLetters.json"
         await asyncio.to_thread(server.dead_letters.load, letters)
         shared.start()
-        topics.start(store, Progress(store, groups))
+        topics.start(store, Progress(store, groups, shared))
         await server.rpc.listen("127.0.0.1", 0)
         client = Client(f"127.0.0.1:{server.rpc.port}", "client", "test")
         stack = Stack(server, store, client)
