@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from holdmq.client.admin import Admin, ClusterView, TopicView
     from holdmq.client.bounds import Bounds
     from holdmq.client.cursors import Position, Pulled
+    from holdmq.client.group_consumer import Consumer
     from holdmq.client.lanes import SendResult
     from holdmq.client.producer import Producer
     from holdmq.client.pull_consumer import PullConsumer
@@ -24,6 +25,7 @@ __all__ = [
     "Admin",
     "Bounds",
     "ClusterView",
+    "Consumer",
     "Link",
     "Message",
     "MessageId",
@@ -46,6 +48,7 @@ _MODULES = {
     "Admin": "holdmq.client.admin",
     "Bounds": "holdmq.client.bounds",
     "ClusterView": "holdmq.client.admin",
+    "Consumer": "holdmq.client.group_consumer",
     "Link": "holdmq.client.route",
     "Message": "holdmq.message",
     "MessageId": "holdmq.message",

@@ -46,8 +46,8 @@ class GroupMembership:
 
     Callbacks: `on_start(start)` and `on_drop(queue)` when a lease begins and is lost; `on_stop(queue)`:
     hand out nothing more, call `core.drained` and `act` when its work is done; `on_release(queue,
-    generation)` returns what is reported with a lease that is given back; `on_state(broker, is_paused)`: what a
-    broker says of the group.
+    generation)` returns what is reported with a lease that is given back; `on_state(broker, is_paused)`: what
+    a broker says of the group.
     """
 
     def __init__(
