@@ -131,6 +131,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     # It writes to topics that only the dead letters themselves name.
     RequestCode.DLQ_RESEND: _ADMIN,
     RequestCode.DLQ_PURGE: _GROUP,
+    # An id says nothing of its topic before the message is read.
     RequestCode.MESSAGE_GET: _SERVICE,
     RequestCode.MESSAGE_FIND: _consumes("topic"),
     RequestCode.MESSAGE_BACKWARDS: _consumes("topic"),
