@@ -106,7 +106,7 @@ class SharedQueue:
         else:
             stop = min(stop, begin + count)
         self.next_offset = stop
-        return Claim(self, begin, stop, count, 0, True)
+        return Claim(self, begin, stop, min(count, stop - begin), 0, True)
 
     def _claim_waiting(self, count: int) -> Claim | None:
         while self.waiting:
