@@ -1,0 +1,56 @@
+"""Certificates and keys files for tests, from the commands' own code."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+from holdmq.certificates import CertificateFiles, issue, make_authority
+
+SECRET = "secret-of-orders-" + "x" * 32
+SERVICE_SECRET = "secret-of-service-" + "y" * 32
+ADMIN_SECRET = "secret-of-admin-" + "z" * 32
+
+KEYS = f"""
+[keys.orders]
+secret = "{SECRET}"
+certificates = ["orders-client"]
+produce = ["orders"]
+consume = ["orders"]
+groups = ["orders-*"]
+
+[keys.service]
+secret = "{SERVICE_SECRET}"
+certificates = ["service-client"]
+roles = ["service"]
+
+[keys.admin]
+secret = "{ADMIN_SECRET}"
+roles = ["admin"]
+"""
+LOCAL = ("127.0.0.1", "localhost")
+
+
+def write_keys(path: Path, text: str = KEYS) -> str:
+    """Write a keys file as its owner would; its path."""
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
+    return str(path)
+
+
+class Authority:
+    """A directory with an authority, and what it signs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ca = str(make_authority(directory).cert)
+
+    def issue(
+        self, name: str, hosts: tuple[str, ...] = LOCAL, lifetime: dt.timedelta | None = None
+    ) -> CertificateFiles:
+        return issue(self.directory, name, hosts, lifetime)
+
+    def client(self, name: str) -> dict[str, str]:
+        """A client's certificate, as `Security` takes it."""
+        files = self.issue(name, (name,))
+        return {"tls_cert": str(files.cert), "tls_key": str(files.key)}
