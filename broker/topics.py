@@ -379,18 +379,16 @@ class Topics(Part):
 
     # Conditions
 
-    def _undrained(self, topic: Topic) -> Undrained:
-        """Why a queue may not go, by what groups have consumed and what is on its way."""
+    def undrained(self, name: str, queue_id: int) -> str | None:
+        """Why a queue may not go, by what groups have consumed and what is on its way; None = it may."""
         store = self._opened()
+        end_offset = store.bounds(name, queue_id)[1]
+        behind = self._groups.behind(name, queue_id, end_offset)
+        is_written = store.is_being_written(name, queue_id)
+        return topic_changes.why_undrained(queue_id, end_offset, list(behind), is_written)
 
-        def reason(queue_id: int) -> str | None:
-            end_offset = store.bounds(topic.name, queue_id)[1]
-            behind = self._groups.behind(topic.name, queue_id, end_offset)
-            return topic_changes.why_undrained(
-                queue_id, end_offset, list(behind), store.is_being_written(topic.name, queue_id)
-            )
-
-        return reason
+    def _undrained(self, topic: Topic) -> Undrained:
+        return lambda queue_id: self.undrained(topic.name, queue_id)
 
     def _opened(self) -> TopicStore:
         if self._store is None:
