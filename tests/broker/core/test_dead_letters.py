@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from broker.core.dead_letters import Marks, Offsets
+from holdmq.errors import StoreFormatError
+
+
+def test_offsets_are_a_set_in_as_few_ranges_as_can_be() -> None:
+    offsets, model = Offsets(), set[int]()
+    chance = random.Random(7)
+    for _ in range(3_000):
+        value = chance.randrange(120)
+        match chance.randrange(12):
+            case 0:
+                offsets.drop_below(value // 4)
+                model = {o for o in model if o >= value // 4}
+            case 1:
+                offsets.drop_from(90 + value // 4)
+                model = {o for o in model if o < 90 + value // 4}
+            case _:
+                offsets.add(value)
+                model.add(value)
+        ranges = offsets.ranges
+        assert [o for first, end in ranges for o in range(first, end)] == sorted(model)
+        assert all(before[1] < after[0] for before, after in itertools.pairwise(ranges))
+        assert (value in offsets) == (value in model)
+        assert offsets.count_from(value) == sum(o >= value for o in model)
+        assert len(offsets) == len(ranges)
+
+
+def test_marks_are_what_the_file_says_and_a_purge_forgets_what_it_took() -> None:
+    marks = Marks()
+    for offset in (1, 2, 5):
+        marks.of("g").resent.add(offset)
+    content = marks.content({"g": 2, "h": 9})
+    assert content == {"g": {"purged": 2, "resent": [[2, 3], [5, 6]]}, "h": {"purged": 9, "resent": []}}
+    assert marks.of("g").purged == 0
+    again = Marks()
+    again.load(content, "deadLetters.json")
+    assert again.content({}) == content
+    again.of("g").cut(5)
+    again.of("h").cut(3)
+    assert again.content({}) == {"g": {"purged": 2, "resent": [[2, 3]]}, "h": {"purged": 3, "resent": []}}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        {"purged": 1},
+        {"purged": "1", "resent": []},
+        {"purged": 1, "resent": [[1]]},
+        {"purged": 1, "resent": [[3, 2]]},
+        {"purged": 1, "resent": [[1, 3], [2, 4]]},
+        {"purged": 1, "resent": [[1, -3]]},
+        {"purged": True, "resent": []},
+        [],
+    ],
+)
+def test_an_entry_that_says_nothing_of_dead_letters_is_named(entry: object) -> None:
+    with pytest.raises(StoreFormatError, match="'g'"):
+        Marks().load({"g": entry}, "deadLetters.json")
