@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from broker.core.filters import FilterSet
@@ -297,9 +298,7 @@ class Pull(Part):
             return None
         queue = queues[at]
         generation = header.generations[at] if header.generations else 0
-        if not self.gate.is_fenced(
-            request.connection, header.group, queue.topic, queue.queue_id, generation
-        ):
+        if not self.gate.is_fenced(request.connection, header.group, queue.topic, queue.queue_id, generation):
             return None
         return RemoteError(Code.GROUP_FENCED, f"{queue.topic}/{queue.queue_id} generation {generation}")
 
@@ -346,6 +345,7 @@ class Pull(Part):
     # Hold
 
     def _park(self, handled: Handled) -> None:
+        handled = self._light(handled)
         request, header, queues = handled
         deadline = self._loop.time() + min(header.hold_ms, HOLD_MAX_MS) / 1e3
         # Arrivals are nothing to a group that is paused.
@@ -357,6 +357,16 @@ class Pull(Part):
         self._parked.setdefault(request.connection, {})[id(parked)] = parked
         if self._timer is None or deadline < self._timer_at:
             self._set_timer(deadline)
+
+    def _light(self, handled: Handled) -> Handled:
+        """The same without what is kept twice: many wait for long."""
+        request, header, asked = handled
+        request.let_go()
+        queues = []
+        for queue in asked:
+            topic = self._topics.get(queue.topic)
+            queues.append(queue if topic is None else queue._replace(topic=topic.name))
+        return request, replace(header, queues=queues), queues
 
     def _answer_parked(self, parked: Parked[Handled], may_hold: bool) -> None:
         connection = parked.owner[0].connection

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdmq.errors import StartupError
 from holdmq.process import ENV_PARENT_PID
@@ -77,6 +77,33 @@ def holdmq_stack(directory: Path, *, flush: str, workers: int = 0) -> Iterator[s
             _wait_for(port, children)
         # The gateway listens before it knows its brokers: a first message says that the whole way is open.
         yield f"127.0.0.1:{ports['gateway']}"
+
+
+class BrokerProcess(NamedTuple):
+    """A broker that runs: its RPC address, its registry's, and its process id."""
+
+    address: str
+    registry: str
+    pid: int
+
+
+@contextmanager
+def holdmq_broker(directory: Path, *sets: str) -> Iterator[BrokerProcess]:
+    """Run a registry and a broker with its store in `directory`; `sets` are more KEY=VALUE settings.
+
+    Raises StartupError when one of them does not come up; its log is in `directory`.
+    """
+    registry, broker = free_port(), free_port()
+    own = [f"registry.port={registry}", f"broker.port={broker}", f"storage.data_dir={directory / 'store'}"]
+    own += ["registry.admin_port=0", "broker.admin_port=0", *sets]
+    flags = [part for setting in own for part in ("--set", setting)]
+    with ExitStack() as stack:
+        children = []
+        for name, port in (("registry", registry), ("broker", broker)):
+            command = [sys.executable, "-m", "holdmq.cli", name, *flags]
+            children.append(stack.enter_context(_process(command, directory / f"{name}.log")))
+            _wait_for(port, children)
+        yield BrokerProcess(f"127.0.0.1:{broker}", f"127.0.0.1:{registry}", children[-1].process.pid)
 
 
 class _Child:

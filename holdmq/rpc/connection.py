@@ -78,6 +78,11 @@ class Request:
         """Answer with success. Nothing is sent for a one-way request or on a closed connection."""
         self._answer(Command(Code.OK, self.command.opaque, RESPONSE, "", header.to_ext()), body, body_length)
 
+    def let_go(self) -> None:
+        """Forget header and body, as who holds the request for long has taken what it needs from them."""
+        self.command.ext_fields = {}
+        self.body = memoryview(b"")
+
     def refuse(self, error: HoldMQError) -> None:
         """Answer with the error's code, its sentence, and a retry-after where it has one."""
         ext = error.ext_fields if isinstance(error, RemoteError) else {}

@@ -1,0 +1,258 @@
+"""What parked pulls cost a broker, and how soon an arrival reaches one.
+
+    python -m loadtest.bench.hold --pulls 10000 --queues 1000 --rate 10000
+
+A broker process holds `--pulls` PULLs on `--queues` queues for `--idle-s` seconds: its memory before and
+after, and its CPU meanwhile. Then `--readers` pulls are held and answered while messages come at `--rate`
+a second: the time from the send to the reader (which contains the way to the log), and from the
+producer's confirmation to the reader (below zero: the reader had it first).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import struct
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from holdmq.errors import HoldMQError
+from holdmq.record import NO_HOST, RecordTemplate, decode_record
+from holdmq.rpc.client import Client
+from holdmq.rpc.connection import Reply
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
+from holdmq.wire.headers import (
+    HeartbeatRequest,
+    ProduceRequest,
+    ProduceRun,
+    PulledQueue,
+    PullQueue,
+    PullRequest,
+    PullResponse,
+    TopicCreateRequest,
+)
+from loadtest.peers import BrokerProcess, holdmq_broker
+
+TOPIC: Final = "held"
+HOLD_MS: Final = 60_000
+CONNECTIONS: Final = 10
+TICK_S: Final = 0.001
+DRAIN_S: Final = 1.0
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) << 10
+    raise HoldMQError(f"process {pid} is gone")
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+async def park(clients: list[Client], pulls: int, queues: int) -> None:
+    """Hold pulls, spread over connections and queues; they are answered when the connections close."""
+    for index in range(pulls):
+        request = PullRequest([PullQueue(TOPIC, index % queues, 0, 0)], 1 << 16, HOLD_MS)
+        clients[index % len(clients)].request(RequestCode.PULL, request, lambda _: None, HOLD_MS / 1e3 + 5)
+    # Answered in order: when this one is, those before have been looked at.
+    for client in clients:
+        await client.call(RequestCode.HEARTBEAT, HeartbeatRequest())
+
+
+class Reader:
+    """Reads one queue by held pulls, and notes when each message came."""
+
+    def __init__(self, client: Client, queue_id: int, arrivals: dict[int, float]) -> None:
+        self._client = client
+        self._queue_id = queue_id
+        self._arrivals = arrivals
+        self._offset = 0
+        self.is_done = False
+
+    def pull(self) -> None:
+        """Ask for what follows."""
+        queue = PullQueue(TOPIC, self._queue_id, 0, self._offset)
+        self._client.request(
+            RequestCode.PULL, PullRequest([queue], 1 << 20, HOLD_MS), self._answered, HOLD_MS / 1e3 + 5
+        )
+
+    def _answered(self, reply: Reply | HoldMQError) -> None:
+        now = time.perf_counter()
+        if self.is_done:
+            return
+        if isinstance(reply, HoldMQError):
+            raise reply
+        (pulled,) = rows(PulledQueue, reply.header(PullResponse).queues)
+        self._offset = pulled.next_offset
+        at = 0
+        while at < len(reply.body):
+            record = decode_record(reply.body, at)
+            self._arrivals[struct.unpack(">Q", record.body[:8])[0]] = now
+            at += int.from_bytes(reply.body[at : at + 4], "big")
+        self.pull()
+
+
+class Load:
+    """Sends messages at a steady rate, a batch each tick, round the queues."""
+
+    def __init__(self, client: Client, queues: int, body_bytes: int) -> None:
+        self._client = client
+        self._templates = [RecordTemplate(TOPIC.encode(), q, b"", NO_HOST, 0) for q in range(queues)]
+        self._sequences = [0] * queues
+        self._padding = bytes(body_bytes - 8)
+        self.sent: list[float] = []
+        self.confirmed: dict[int, float] = {}
+
+    async def run(self, rate: int, seconds: float) -> None:
+        """Send for so long."""
+        begin = time.perf_counter()
+        while (now := time.perf_counter()) < begin + seconds:
+            due = int((now - begin) * rate) - len(self.sent)
+            if due > 0:
+                self._send(due)
+            await asyncio.sleep(TICK_S)
+
+    def _send(self, count: int) -> None:
+        first = len(self.sent)
+        numbers = range(first, first + count)
+        queues = len(self._templates)
+        records: list[bytes] = []
+        runs: list[ProduceRun] = []
+        for queue_id in range(queues):
+            own = [n for n in numbers if n % queues == queue_id]
+            if own:
+                runs.append(ProduceRun(TOPIC, queue_id, len(own), 1, 1, self._sequences[queue_id]))
+                self._sequences[queue_id] += len(own)
+                encode = self._templates[queue_id].encode
+                records += [encode(struct.pack(">Q", n) + self._padding, 0) for n in own]
+        sizes = struct.pack(f">I{len(records)}I", len(records), *map(len, records))
+        body = sizes + b"".join(records)
+        self.sent += [time.perf_counter()] * count
+
+        def answered(reply: Reply | HoldMQError) -> None:
+            if isinstance(reply, HoldMQError):
+                raise reply
+            self.confirmed.update(dict.fromkeys(numbers, time.perf_counter()))
+
+        header = ProduceRequest(zlib.crc32(body), runs)
+        self._client.request(RequestCode.PRODUCE, header, answered, 30, [body], len(body))
+
+
+def line(name: str, times_s: list[float]) -> str:
+    """Percentiles in ms."""
+    ordered = sorted(times_s)
+
+    def at(part: float) -> float:
+        return ordered[min(len(ordered) - 1, int(len(ordered) * part))] * 1e3
+
+    shown = "  ".join(f"p{part * 100:g} {at(part):.2f} ms" for part in (0.5, 0.9, 0.99, 0.999))
+    return f"{name:28} {shown}  max {ordered[-1] * 1e3:.2f} ms  ({len(ordered):,} messages)\n"
+
+
+async def connect(broker: BrokerProcess, count: int) -> list[Client]:
+    clients = [Client(broker.address, "client", f"bench-{index}") for index in range(count)]
+    for client in clients:
+        client.start()
+    return clients
+
+
+async def idle(broker: BrokerProcess, options: argparse.Namespace) -> None:
+    """The first part: memory and CPU of pulls that wait."""
+    clients = await connect(broker, CONNECTIONS)
+    await clients[0].call(RequestCode.TOPIC_CREATE, TopicCreateRequest(TOPIC, options.queues))
+    await park(clients, 0, options.queues)
+    await asyncio.sleep(DRAIN_S)
+    memory, before = rss_bytes(broker.pid), cpu_s(broker.pid)
+    await asyncio.sleep(options.idle_s)
+    unloaded = (cpu_s(broker.pid) - before) / options.idle_s
+    await park(clients, options.pulls, options.queues)
+    parked_bytes = rss_bytes(broker.pid) - memory
+    await asyncio.sleep(DRAIN_S)
+    before = cpu_s(broker.pid)
+    await asyncio.sleep(options.idle_s)
+    loaded = (cpu_s(broker.pid) - before) / options.idle_s
+    sys.stdout.write(
+        f"{options.pulls:,} parked pulls on {options.queues:,} queues: {parked_bytes / 2**20:.1f} MiB more; "
+        f"CPU {loaded:.2%} of a core, {unloaded:.2%} without them\n"
+    )
+    for client in clients:
+        await client.close()
+
+
+async def arrivals(broker: BrokerProcess, options: argparse.Namespace) -> None:
+    """The second part: from send and confirmation to the reader."""
+    clients = await connect(broker, options.readers + 1)
+    found: dict[int, float] = {}
+    load = Load(clients[-1], options.readers, options.body_bytes)
+    for client in clients:
+        await client.call(RequestCode.HEARTBEAT, HeartbeatRequest())
+    readers = [Reader(clients[index], index, found) for index in range(options.readers)]
+    for reader in readers:
+        reader.pull()
+    await load.run(options.rate, options.seconds)
+    deadline = time.perf_counter() + 10
+    while len(found) < len(load.sent) or len(load.confirmed) < len(load.sent):
+        if time.perf_counter() > deadline:
+            raise HoldMQError(f"{len(load.sent)} messages were sent, {len(found)} came")
+        await asyncio.sleep(0.01)
+    for reader in readers:
+        reader.is_done = True
+    sys.stdout.write(f"{len(load.sent) / options.seconds:,.0f} msg/s to {options.readers} held readers\n")
+    numbers = range(len(load.sent) // 10, len(load.sent))  # the first tenth warms up
+    sys.stdout.write(line("confirmation to reader", [found[n] - load.confirmed[n] for n in numbers]))
+    sys.stdout.write(line("send to reader", [found[n] - load.sent[n] for n in numbers]))
+    for client in clients:
+        await client.close()
+
+
+async def run(options: argparse.Namespace) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="holdmq-bench-", dir=options.data) as directory,
+        holdmq_broker(Path(directory)) as broker,
+    ):
+        await idle(broker, options)
+        await arrivals(broker, options)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark; exit code 0, or 1 with a sentence when the broker fails."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.bench.hold",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--pulls", type=int, default=10_000)
+    parser.add_argument("--queues", type=int, default=1_000)
+    parser.add_argument("--idle-s", type=float, default=10.0)
+    parser.add_argument("--readers", type=int, default=10)
+    parser.add_argument("--rate", type=int, default=10_000, help="messages per second")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--body-bytes", type=int, default=100)
+    parser.add_argument("--data", default=None, help="directory to work in (default: a temporary one)")
+    options = parser.parse_args(arguments)
+    shown = ", ".join(f"{key}={value}" for key, value in sorted(vars(options).items()))
+    sys.stdout.write(f"hold bench: {shown}, hold_ms={HOLD_MS}\n")
+    try:
+        uvloop.run(run(options))
+    except HoldMQError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
