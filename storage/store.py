@@ -228,7 +228,7 @@ class MessageStore(Protocol):
         """Call `confirmed` with every group of batches that became visible, before their `done`s."""
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """First offset and next confirmed offset of a queue; (0, 0) if it was never written."""
+        """First offset and next confirmed offset of a queue; (0, 0) if it was never written. Any thread."""
 
     def read_queue(
         self,

@@ -1,0 +1,349 @@
+"""Messages looked up: by id, by key, newest first, and everything since a time."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from holdmq.client.calls import call_until
+from holdmq.client.pull_consumer import PullConsumer
+from holdmq.client.route import RouteTable, TopicRoute
+from holdmq.errors import Code, HoldMQError, OffsetError, RemoteError, TransportError, UsageError, WireError
+from holdmq.message import Message, MessageId, TopicQueue
+from holdmq.record import decode_record
+from holdmq.rpc.connection import Reply
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import Header, rows
+from holdmq.wire.headers import HeartbeatRequest
+from holdmq.wire.query_headers import (
+    MessageBackwardsRequest,
+    MessageBackwardsResponse,
+    MessageFindRequest,
+    MessageFindResponse,
+    MessageGetRequest,
+    OffsetAtRequest,
+    OffsetAtResponse,
+    QueueOffset,
+)
+
+if TYPE_CHECKING:
+    from holdmq.rpc.security import Security
+
+TIMEOUT_S: Final = 10.0
+"""Deadline of one look-up, retries included: it may have to wait for a cold disk."""
+PAGE_MESSAGES: Final = 64
+PAGE_BYTES: Final = 1 << 20
+PAGE_MAX: Final = 1_000
+LOOK_BACK_MAX: Final = 100_000
+"""Messages of each queue that `newest` looks at, unless told otherwise: with a rare tag it would read all."""
+BROKERS_AT_ONCE: Final = 16
+"""Queues asked at a time: a topic may have thousands."""
+REPLAY_HOLD_MS: Final = 5_000
+
+
+class MessagePage(NamedTuple):
+    """A part of a search, newest first. `cursor`: ask again with it; None = there are no more.
+
+    `is_complete` False and no cursor: some broker could not follow a key that so many messages have.
+    """
+
+    messages: list[Message]
+    cursor: str | None
+    is_complete: bool
+
+
+class QueueAt(NamedTuple):
+    """A queue at a time: the first offset stored then or later, and what it holds now."""
+
+    offset: int
+    first_offset: int
+    end_offset: int
+    log_epoch: int
+
+
+class Messages:
+    """Looks messages up. Use it as `async with Messages(["host:9876"]) as messages`, on one event loop.
+
+    `routes`: share this RouteTable, which the caller starts and closes. Every call raises TransportError
+    when a broker that it needs does not answer for `timeout_s`, and RemoteError when one refuses.
+    """
+
+    def __init__(
+        self,
+        registries: Sequence[str] = (),
+        *,
+        client_id: str = "",
+        role: str = "console",
+        routes: RouteTable | None = None,
+        security: Security | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self._owns_routes = routes is None
+        if routes is None:
+            client_id = client_id or f"messages-{secrets.token_hex(8)}"
+            routes = RouteTable(registries, client_id, role=role, security=security)
+        self.routes = routes
+
+    async def __aenter__(self) -> Self:
+        self.routes.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._owns_routes:
+            await self.routes.close()
+
+    async def get(self, message_id: MessageId | str) -> Message:
+        """The message that an id names, from the broker whose store it is in.
+
+        Raises RemoteError: MESSAGE_UNKNOWN (the text says whether it never was, is gone, or its store is
+        not here), CORRUPT, TOPIC_PERM; UsageError for what is no id.
+        """
+        wanted = MessageId.parse(message_id) if isinstance(message_id, str) else message_id
+        broker = await self._broker_of(wanted)
+        reply = await self._call(RequestCode.MESSAGE_GET, broker, MessageGetRequest(str(wanted)))
+        (message,) = _messages(reply, broker, 1)
+        return message
+
+    async def find(
+        self,
+        topic: str,
+        key: str = "",
+        *,
+        unique_id: str = "",
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        count: int = PAGE_MESSAGES,
+        cursor: str | None = None,
+    ) -> MessagePage:
+        """A page of a topic's messages with this key, or this unique id, over all its brokers, newest first.
+
+        Stored in [begin_ms, end_ms] (ms since the epoch). `cursor` is that of the page before. A message of
+        the last half second may not be found yet.
+        """
+        if bool(key) == bool(unique_id):
+            raise UsageError("give a key or a unique_id, and not both")
+        asked = await self._search(topic, cursor)
+        wanted = max(1, min(count, PAGE_MAX))
+
+        def request(before: int | None) -> MessageFindRequest:
+            text = key or unique_id
+            return MessageFindRequest(topic, text, bool(unique_id), begin_ms, end_ms, before, wanted)
+
+        async def ask(broker: str) -> tuple[MessageFindResponse, list[Message]]:
+            reply = await self._call(RequestCode.MESSAGE_FIND, broker, request(asked[broker]))
+            answer = reply.header(MessageFindResponse)
+            return answer, _messages(reply, broker, answer.records)
+
+        answers = dict(zip(asked, await asyncio.gather(*map(ask, asked)), strict=True))
+        found = [message for _, messages in answers.values() for message in messages]
+        found.sort(key=_newest_first)
+        taken = found[:wanted]
+        going_on: dict[str, int | None] = {}
+        for broker, (answer, messages) in answers.items():
+            own = [message for message in taken if message.broker == broker]
+            if len(own) < len(messages):
+                going_on[broker] = _position(own[-1]) if own else asked[broker]
+            elif answer.next_before is not None:
+                going_on[broker] = answer.next_before
+        is_complete = all(answer.is_complete or answer.next_before for answer, _ in answers.values())
+        return MessagePage(taken, json.dumps(going_on) if going_on else None, is_complete)
+
+    async def newest(
+        self, topic: str, tag_filter: str | None = None, look_back_max: int = LOOK_BACK_MAX
+    ) -> AsyncIterator[Message]:
+        """A topic's messages, newest first (by store time over all queues), for as long as they are asked for.
+
+        `tag_filter`: an exact tag or an MQTT filter over the tag. At most `look_back_max` messages of each
+        queue are looked at. Damaged messages are left out.
+        """
+        route = await self._route(topic)
+        limit = asyncio.Semaphore(BROKERS_AT_ONCE)
+        backwards = [_Backwards(self, queue, tag_filter, look_back_max) for queue in route.read_queues]
+
+        async def begin(queue: _Backwards) -> None:
+            async with limit:
+                await queue.fill()
+
+        await asyncio.gather(*map(begin, backwards))
+        heap = [(_newest_first(q.found[0]), i) for i, q in enumerate(backwards) if q.found]
+        heapq.heapify(heap)
+        while heap:
+            _, i = heap[0]
+            yield backwards[i].found.popleft()
+            if not backwards[i].found:
+                await backwards[i].fill()
+            if backwards[i].found:
+                heapq.heapreplace(heap, (_newest_first(backwards[i].found[0]), i))
+            else:
+                heapq.heappop(heap)
+
+    async def offsets_at(self, topic: str, time_ms: int) -> dict[TopicQueue, QueueAt]:
+        """Where every queue of a topic stood at a time (ms since the epoch)."""
+        route = await self._route(topic)
+        brokers = list(dict.fromkeys(queue.broker for queue in route.read_queues))
+
+        async def ask(broker: str) -> dict[TopicQueue, QueueAt]:
+            reply = await self._call(RequestCode.OFFSET_AT, broker, OffsetAtRequest(topic, time_ms))
+            answer = reply.header(OffsetAtResponse)
+            return {
+                TopicQueue(topic, broker, row.queue_id): QueueAt(
+                    row.offset, row.first_offset, row.end_offset, answer.log_epoch
+                )
+                for row in rows(QueueOffset, answer.offsets)
+            }
+
+        found: dict[TopicQueue, QueueAt] = {}
+        for part in await asyncio.gather(*map(ask, brokers)):
+            found.update(part)
+        return found
+
+    async def replay(
+        self, topic: str, from_ms: int, to_ms: int | None = None, tag_filter: str | None = None
+    ) -> AsyncIterator[Message]:
+        """A topic's messages stored from `from_ms` to before `to_ms` (None = now), oldest first in each queue.
+
+        What comes while it runs is not read. `tag_filter` as of `PullConsumer`. Damaged messages, and those
+        that retention takes meanwhile, are passed over.
+        """
+        begins = await self.offsets_at(topic, from_ms)
+        ends = {queue: at.end_offset for queue, at in begins.items()}
+        if to_ms is not None:
+            ends = {queue: at.offset for queue, at in (await self.offsets_at(topic, to_ms)).items()}
+        begins = {queue: at for queue, at in begins.items() if at.offset < ends.get(queue, 0)}
+        if not begins:
+            return
+        async with PullConsumer(routes=self.routes, tag_filter=tag_filter) as consumer:
+            await consumer.assign(list(begins), 0)
+            for queue, at in begins.items():
+                await consumer.seek(queue, at.offset, at.log_epoch)
+            while any(p.offset < ends[queue] for queue, p in consumer.positions().items()):
+                try:
+                    messages = await consumer.poll(hold_ms=REPLAY_HOLD_MS)
+                except OffsetError as fault:
+                    queue = next(queue for queue in begins if str(queue) == fault.queue)
+                    await consumer.seek(queue, fault.next_offset)
+                    continue
+                for message in messages:
+                    queue = TopicQueue(topic, message.broker or "", message.queue_id)
+                    if message.queue_offset < ends[queue]:
+                        yield message
+
+    # Whom to ask
+
+    async def _broker_of(self, message_id: MessageId) -> str:
+        """The live broker whose store an id names."""
+        await self.routes.refresh()
+        silent: list[str] = []
+
+        async def is_there(broker: str) -> bool:
+            client = self.routes.link(broker).client
+            try:
+                if client.hello is None or client.connection is None:
+                    await client.call(RequestCode.HEARTBEAT, HeartbeatRequest(), self.timeout_s)
+            except HoldMQError:
+                silent.append(broker)
+                return False
+            return client.hello is not None and client.hello.store_id == message_id.store_id
+
+        brokers = list(self.routes.brokers())
+        for broker, found in zip(brokers, await asyncio.gather(*map(is_there, brokers)), strict=True):
+            if found:
+                return broker
+        if silent:
+            raise TransportError(
+                f"message {message_id} may be at a broker that does not answer: {', '.join(silent)}"
+            )
+        raise RemoteError(
+            Code.MESSAGE_UNKNOWN,
+            f"message {message_id} is in store {message_id.store_id.hex()}, which no live broker has",
+        )
+
+    async def _search(self, topic: str, cursor: str | None) -> dict[str, int | None]:
+        """Which brokers to ask, and before which of their log positions."""
+        if cursor is None:
+            route = await self._route(topic)
+            return {queue.broker: None for queue in route.read_queues}
+        try:
+            known = json.loads(cursor)
+            if not isinstance(known, dict) or not all(v is None or type(v) is int for v in known.values()):
+                raise ValueError(cursor)
+        except ValueError:
+            raise UsageError(f"{cursor!r} is no cursor of a page of messages") from None
+        await self._route(topic)
+        return known
+
+    async def _route(self, topic: str) -> TopicRoute:
+        self.routes.start()
+        route = await self.routes.topic(topic)
+        if route is None:
+            raise RemoteError(Code.TOPIC_UNKNOWN, f"there is no topic {topic!r}")
+        return route
+
+    async def _call(self, code: RequestCode, broker: str, header: Header) -> Reply:
+        return await call_until(self.routes, self.timeout_s, code, lambda _: (broker, header))
+
+
+class _Backwards:
+    """One queue read backwards; `found` are messages that were read and not yet taken."""
+
+    __slots__ = ("_is_done", "_left", "_messages", "_offset", "_queue", "_tag_filter", "found")
+
+    def __init__(self, messages: Messages, queue: TopicQueue, tag_filter: str | None, look_back: int) -> None:
+        self.found: deque[Message] = deque()
+        self._messages = messages
+        self._queue = queue
+        self._tag_filter = tag_filter
+        self._offset: int | None = None
+        self._left = look_back
+        self._is_done = False
+
+    async def fill(self) -> None:
+        """Read on until something is found, or nothing is left."""
+        count = PAGE_MESSAGES if self._tag_filter is None else PAGE_MAX
+        while not self.found and not self._is_done and self._left > 0:
+            topic, broker, queue_id = self._queue
+            request = MessageBackwardsRequest(
+                topic, queue_id, self._offset, min(count, self._left), PAGE_BYTES, self._tag_filter
+            )
+            reply = await self._messages._call(RequestCode.MESSAGE_BACKWARDS, broker, request)
+            answer = reply.header(MessageBackwardsResponse)
+            self.found.extend(_messages(reply, broker, answer.records))
+            self._left -= count
+            self._offset = answer.next_offset
+            self._is_done = answer.next_offset is None
+
+
+def _messages(reply: Reply, broker: str, count: int) -> list[Message]:
+    """The messages in an answer's body. Raises WireError when they are not so many."""
+    found: list[Message] = []
+    at = 0
+    while at < len(reply.body):
+        record = decode_record(reply.body, at)
+        found.append(record.to_message(broker))
+        at += record.total_size
+    if len(found) != count:
+        raise WireError(f"an answer of {count} messages has {len(found)}")
+    return found
+
+
+def _position(message: Message) -> int:
+    return -1 if message.message_id is None else message.message_id.physical_offset
+
+
+def _newest_first(message: Message) -> tuple[int, int]:
+    return -message.store_ms, -_position(message)
+
+
+def oldest_first(messages: Iterable[Message]) -> list[Message]:
+    """Messages in the order in which they were stored: what a person reads, of what was read backwards."""
+    return sorted(messages, key=_newest_first, reverse=True)
