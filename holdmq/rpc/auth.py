@@ -16,10 +16,17 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import structlog
 
-from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from holdmq.rpc.access_keys import AccessKey, Grants, by_certificate, load_keys, roles_of
 from holdmq.rpc.connection import Connection
-from holdmq.rpc.tls import EXPIRES_SOON_S, ServerTls, Signature, names_of, signature_of
+from holdmq.rpc.tls import (
+    EXPIRES_SOON_S,
+    ServerTls,
+    Signature,
+    explain_client_failure,
+    names_of,
+    signature_of,
+)
 from holdmq.wire.auth import NONCE_BYTES, client_proof, is_proof, server_proof
 from holdmq.wire.headers import HelloRequest
 
@@ -59,6 +66,7 @@ class ServerSecurity:
         self.tls = tls
         self.unauthenticated = 0
         self.not_permitted = 0
+        self.handshake_failures = 0
         self.reload_failures = 0
         self._allow_anonymous = allow_anonymous
         self._keys_file = keys_file
@@ -109,6 +117,7 @@ class ServerSecurity:
             "access_keys": len(self._grants),
             "unauthenticated_total": self.unauthenticated,
             "not_permitted_total": self.not_permitted,
+            "tls_handshakes_failed_total": self.handshake_failures,
             "security_reload_failures_total": self.reload_failures,
         }
         if self.tls is not None:
@@ -169,7 +178,14 @@ class ServerSecurity:
         connection.grants = grants
         return server_proof(secret, hello, nonce)
 
-    def say_refused(self, event: str, connection: Connection, error: HoldMQError) -> None:
+    def handshake_failed(self, address: str, error: BaseException) -> None:
+        """Count and log a TLS handshake that failed."""
+        self.handshake_failures += 1
+        client_ca = self.tls.client_ca if self.tls is not None else ""
+        reason = explain_client_failure(error, client_ca)
+        self.say_refused("TLS handshake failed", address, TransportError(reason))
+
+    def say_refused(self, event: str, address: str, error: HoldMQError) -> None:
         """Log a refusal, at most one of an event per REFUSALS_LOGGED_EVERY_S, with how many were not."""
         now = time.monotonic()
         since, more = self._said.get(event, (float("-inf"), 0))
@@ -177,7 +193,7 @@ class ServerSecurity:
             self._said[event] = (since, more + 1)
             return
         self._said[event] = (now, 0)
-        log.warning(event, peer=connection.address, reason=str(error), others_since=more)
+        log.warning(event, peer=address, reason=str(error), others_since=more)
 
     # Reloading
 

@@ -11,7 +11,14 @@ from typing import Any, Final
 
 import structlog
 
-from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, WireError
+from holdmq.errors import (
+    Code,
+    HoldMQError,
+    RemoteError,
+    RequestTimeout,
+    TransportError,
+    WireError,
+)
 from holdmq.rpc.connection import Connection, OnReply, Reply, Request
 from holdmq.rpc.security import Introduction, Security
 from holdmq.rpc.tls import explain_failure
@@ -203,14 +210,22 @@ class Client:
         except RemoteError as e:
             answer = introduction.challenged(e)
             reply = await connection.call(RequestCode.HELLO, answer, CONNECT_TIMEOUT_S)
+        except RequestTimeout:
+            raise
+        except TransportError as e:
+            # Event loops do not pass on what TLS had to say.
+            cert = self._security.tls_cert if self._security is not None else ""
+            raise TransportError(
+                f"{e}, before HELLO was answered: its log says why. It may use TLS where we do not, or want "
+                f"another client certificate than {cert or 'none (client.tls_cert is not set)'}"
+            ) from e
         hello = reply.header(HelloResponse)
         introduction.check(hello)
         return hello
 
     def _explained(self, error: BaseException) -> HoldMQError:
-        security = self._security
-        ca, cert = (security.tls_ca, security.tls_cert) if security is not None else ("", "")
-        why = explain_failure(error, self.address, ca, cert)
+        ca = self._security.tls_ca if self._security is not None else ""
+        why = explain_failure(error, self.address, ca)
         if why is not None:
             return TransportError(why)
         if isinstance(error, HoldMQError):

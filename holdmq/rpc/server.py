@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -14,6 +14,7 @@ from holdmq.errors import Code, HoldMQError, RemoteError, StartupError, WireErro
 from holdmq.rpc.access_keys import Grants
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.connection import OUTSTANDING_MAX_BYTES, Connection, Request
+from holdmq.rpc.handshake import Handshakes
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import PROTOCOL_VERSION, HelloRequest, HelloResponse
 
@@ -62,6 +63,7 @@ class Server:
         self._hello_timeout_s = hello_timeout_s
         self.security = security
         self._watching: asyncio.Task[None] | None = None
+        self._handshakes: Handshakes | None = None
         self._listeners: list[asyncio.AbstractServer] = []
         self.port = 0
 
@@ -69,7 +71,7 @@ class Server:
         """Listen on TCP; port 0 picks one (see `port`). StartupError if it is taken."""
         loop = asyncio.get_running_loop()
         try:
-            listener = await loop.create_server(self._protocol, host, port, backlog=1024, **self._tls())
+            listener = await loop.create_server(self._accept(), host, port, backlog=1024)
         except OSError as e:
             raise StartupError(
                 f"cannot listen on {host}:{port}: {os.strerror(e.errno) if e.errno else e}; "
@@ -95,14 +97,33 @@ class Server:
             self._watching = None
         for listener in self._listeners:
             listener.close()
+        if self._handshakes is not None:
+            self._handshakes.close()
         for connection in list(self.connections):
             connection.close(RemoteError(Code.SHUTTING_DOWN, "the server is draining"))
         self._listeners.clear()
 
-    def _tls(self) -> dict[str, Any]:
+    def _accept(self) -> Callable[[], asyncio.Protocol]:
+        """What makes the protocol of an accepted TCP connection."""
         if self.security is None or self.security.tls is None:
-            return {}
-        return {"ssl": self.security.tls.context, "ssl_handshake_timeout": self._hello_timeout_s}
+            return self._protocol
+        if self._handshakes is None:
+            self._handshakes = Handshakes(
+                self.security.tls.context, self._hello_timeout_s, self._secured, self._handshake_failed
+            )
+        return self._handshakes.protocol
+
+    def _secured(self, transport: asyncio.Transport, early: bytes) -> None:
+        connection = self._protocol()
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        if early:
+            connection.data_received(early)
+
+    def _handshake_failed(self, address: str, error: BaseException) -> None:
+        self.refused += 1
+        if self.security is not None:
+            self.security.handshake_failed(address, error)
 
     def _watch(self) -> None:
         if self.security is not None and self._watching is None:
@@ -144,7 +165,7 @@ class Server:
         except RemoteError as e:
             if self.security is not None:
                 self.security.not_permitted += 1
-                self.security.say_refused("request refused", connection, e)
+                self.security.say_refused("request refused", connection.address, e)
             raise
 
     def _hello_received(self, request: Request) -> None:
@@ -168,7 +189,7 @@ class Server:
             except RemoteError as e:
                 request.refuse(e)
                 if not connection.challenge:
-                    self.security.say_refused("connection refused", connection, e)
+                    self.security.say_refused("connection refused", connection.address, e)
                     connection.close(e)
                 return
         connection.context.cancel()

@@ -48,7 +48,7 @@ class ServerTls:
         """When the certificate ends, s since the epoch."""
         self._cert = cert
         self._key = key
-        self._client_ca = client_ca
+        self.client_ca = client_ca
         self._requires_certificate = requires_certificate
         self._now = self._build()
         self.context = self._build()
@@ -70,8 +70,8 @@ class ServerTls:
         context.num_tickets = 0
         _load_chain(context, "security.tls_cert", self._cert, "security.tls_key", self._key)
         self.expires_at = _end_of_certificate(context, self._cert)
-        if self._client_ca:
-            _load_authorities(context, "security.tls_client_ca", self._client_ca)
+        if self.client_ca:
+            _load_authorities(context, "security.tls_client_ca", self.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED if self._requires_certificate else ssl.CERT_OPTIONAL
         return context
 
@@ -105,7 +105,7 @@ def names_of(certificate: dict[str, Any] | None) -> list[str]:
 _NAME_KINDS: Final = frozenset({"DNS", "URI", "email"})
 
 
-def explain_failure(error: BaseException, address: str, ca: str, cert: str) -> str | None:
+def explain_failure(error: BaseException, address: str, ca: str) -> str | None:
     """Why a TLS connection to `address` failed and what to do; None if TLS is not why."""
     text = str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -121,9 +121,6 @@ def explain_failure(error: BaseException, address: str, ca: str, cert: str) -> s
             error.verify_code,
             f"the certificate of {address} is not signed by {authorities} ({error.verify_message})",
         )
-    for alert, meaning in _ALERTS.items():
-        if alert in text.lower():
-            return f"{address} refuses our certificate {cert or '(client.tls_cert is not set)'}: {meaning}"
     if any(word in text for word in ("WRONG_VERSION_NUMBER", "wrong version number", "RECORD_LAYER")):
         return f"{address} does not speak TLS: set security.tls_cert there, or unset client.tls_ca here"
     if isinstance(error, ssl.SSLError):
@@ -131,16 +128,27 @@ def explain_failure(error: BaseException, address: str, ca: str, cert: str) -> s
     return None
 
 
+def explain_client_failure(error: BaseException, client_ca: str) -> str:
+    """Why a server's handshake with a client failed, for the server's log."""
+    text = str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code == _EXPIRED:
+            return "the client's certificate has expired: renew it there (client.tls_cert)"
+        return (
+            f"the client's certificate is not signed by {client_ca} (security.tls_client_ca): "
+            f"{error.verify_message}"
+        )
+    if "PEER_DID_NOT_RETURN_A_CERTIFICATE" in text:
+        return "the client showed no certificate, and security.require_client_certificate is true"
+    if any(word in text.upper() for word in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER")):
+        return "the client does not speak TLS: it must set client.tls_ca"
+    if "ALERT" in text.upper():
+        return f"the client does not take our certificate: {text}"
+    return text or type(error).__name__
+
+
 _EXPIRED, _NOT_YET, _WRONG_HOST, _WRONG_ADDRESS = 10, 9, 62, 64
 """X509_V_ERR_CERT_HAS_EXPIRED, …_NOT_YET_VALID, …_HOSTNAME_MISMATCH, …_IP_ADDRESS_MISMATCH (x509_vfy.h)."""
-_ALERTS: Final = {
-    "alert certificate required": "it asks for one; set client.tls_cert and client.tls_key",
-    "certificate_required": "it asks for one; set client.tls_cert and client.tls_key",
-    "alert unknown ca": "its security.tls_client_ca did not sign it",
-    "alert certificate expired": "it has expired; renew it",
-    "alert bad certificate": "it is not valid there",
-    "alert unsupported certificate": "it is not made for clients (extended key usage)",
-}
 
 
 def _load_chain(context: ssl.SSLContext, cert_key: str, cert: str, key_key: str, key: str) -> None:
