@@ -23,6 +23,7 @@ from broker.queue_deletion import DeletingStore, GroupOffsets, NoGroups, QueueDe
 from broker.temporary import TemporaryQueues, TemporaryTopics
 from broker.topic_file import Done, Plan, Staged, TopicFile
 from holdmq.atomic_file import AtomicFile
+from holdmq.disk import Disk
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, UsageError, WireError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
@@ -91,7 +92,12 @@ class Topics(Part):
     """
 
     def __init__(
-        self, path: Path, table: TopicTable, auto_create: bool, hide_grace_s: float = HIDE_GRACE_S
+        self,
+        path: Path,
+        table: TopicTable,
+        auto_create: bool,
+        hide_grace_s: float = HIDE_GRACE_S,
+        disk: Disk | None = None,
     ) -> None:
         self.table = table
         self.on_change: Callable[[], None] = lambda: None
@@ -99,7 +105,7 @@ class Topics(Part):
         self.is_new = True
         """Whether there was no file to load: a log with records and no topics has lost it."""
         self.temporary = TemporaryTopics(self.drop_temporary)
-        self._file = TopicFile(AtomicFile(path), table, self._applied)
+        self._file = TopicFile(AtomicFile(path, disk), table, self._applied)
         self._auto_create = auto_create
         self._hide_grace_s = hide_grace_s
         self._loop = asyncio.get_running_loop()
