@@ -332,7 +332,9 @@ class Groups(Part):
             self._tell(group, for_all=True)
         news = self._news.get(group)
         is_freed = news is not None and connection in news.freed_for
-        request.reply(self._state(self.require(group), is_freed))
+        state = self._state(self.require(group), is_freed)
+        joined.member.told_version = state.version
+        request.reply(state)
         self._set_timer()
 
     def leave(self, request: Request) -> None:
@@ -417,8 +419,10 @@ class Groups(Part):
         for member in self.members.of(group.name):
             is_freed = member.owner in news.freed_for
             # Who does not read what he is sent learns it from the answer to his next join.
-            if (is_freed or news.is_for_all) and member.owner.is_writable:
+            is_news = news.is_for_all and member.told_version < state.version
+            if (is_freed or is_news) and member.owner.is_writable:
                 self.told += 1
+                member.told_version = state.version
                 member.owner.send_one_way(RequestCode.GROUP_CHANGED, freed if is_freed else state)
 
     # Leases

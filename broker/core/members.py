@@ -23,7 +23,10 @@ Owner = TypeVar("Owner")
 
 
 class Member(Generic[Owner]):
-    """One connection's membership. Times: `joined_ms` wall clock, `renewed_at` the caller's clock."""
+    """One connection's membership. Times: `joined_ms` wall clock, `renewed_at` the caller's clock.
+
+    `told_version`: the group's version that it knows.
+    """
 
     __slots__ = (
         "client_id",
@@ -34,6 +37,7 @@ class Member(Generic[Owner]):
         "renewed_at",
         "strategy",
         "subscriptions",
+        "told_version",
     )
 
     def __init__(
@@ -47,6 +51,7 @@ class Member(Generic[Owner]):
         self.subscriptions: list[Subscription] = []
         self.joined_ms = joined_ms
         self.renewed_at = renewed_at
+        self.told_version = 0
 
 
 class Joined(NamedTuple, Generic[Owner]):

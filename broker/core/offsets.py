@@ -95,10 +95,6 @@ class OffsetTable:
         """Groups that have offsets in a topic."""
         return [key.group for key in self._offsets if key.topic == topic]
 
-    def groups(self, topic: str) -> set[str]:
-        """Groups that have offsets in a topic."""
-        return {key.group for key in self._offsets if key.topic == topic}
-
     def queues(self, group: str, topic: str) -> dict[int, int]:
         """A group's offsets in a topic by queue id (a copy)."""
         return dict(self._offsets.get(GroupTopic(group, topic), {}))

@@ -1,0 +1,600 @@
+"""Groups over real RPC: members, leases, pushes, fencing, settings, pausing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from broker_stack import Stack
+from group_member import GroupMember
+
+import broker.groups
+from holdmq.errors import Code, HoldMQError, RemoteError, StoreFormatError
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.group_headers import (
+    BROADCAST,
+    CLUSTERING,
+    GroupJoinRequest,
+    GroupListResponse,
+    GroupMembersResponse,
+    GroupPauseRequest,
+    GroupRequest,
+    GroupRow,
+    GroupUpdateRequest,
+    MemberRow,
+    Subscription,
+    WantedQueue,
+)
+from holdmq.wire.header import rows
+from holdmq.wire.headers import Empty
+
+Start = Callable[..., Awaitable[Stack]]
+Join = Callable[..., GroupMember]
+
+
+@pytest.fixture
+async def member() -> AsyncIterator[Join]:
+    """Make members; their connections close with the test."""
+    made: list[GroupMember] = []
+
+    def make(broker: Stack, client_id: str, group: str = "g") -> GroupMember:
+        made.append(GroupMember(broker, client_id, group))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.client.close()
+
+
+async def groups(broker: Stack) -> dict[str, GroupRow]:
+    reply = await broker.client.call(RequestCode.GROUP_LIST, Empty())
+    return {row.group: row for row in rows(GroupRow, reply.header(GroupListResponse).groups)}
+
+
+async def refused(call: Awaitable[object]) -> Code:
+    with pytest.raises(RemoteError) as raised:
+        await call
+    return raised.value.code
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+# Membership
+
+
+async def test_members_hear_of_each_other(broker: Stack, member: Join) -> None:
+    one, two = member(broker, "one"), member(broker, "two")
+    first = await one.join()
+    assert first.members == ["one"]
+    second = await two.join()
+    assert second.members == ["one", "two"]
+    assert second.version > first.version
+    pushed = await one.told()
+    assert (pushed.members, pushed.version, pushed.freed) == (["one", "two"], second.version, False)
+    await one.leave()
+    left = await two.told()
+    while left.members != ["two"]:
+        left = await two.told()
+    assert left.version > second.version
+
+
+async def test_a_member_whose_connection_closes_is_none(broker: Stack, member: Join) -> None:
+    one, two = member(broker, "one"), member(broker, "two")
+    await one.join()
+    await two.join()
+    await two.client.close()
+    state = await one.told()
+    while state.members != ["one"]:
+        state = await one.told()
+
+
+async def test_a_repeated_join_is_a_renewal_that_nobody_hears_of(broker: Stack, member: Join) -> None:
+    one, two = member(broker, "one"), member(broker, "two")
+    await one.join()
+    state = await two.join()
+    await one.told()
+    assert (await two.join()).version == state.version
+    assert (await two.join("t", "u")).version > state.version
+    assert (await one.told()).members == ["one", "two"]
+    assert one.pushed == []
+
+
+async def test_many_joins_of_one_turn_are_told_in_a_few_messages(broker: Stack, member: Join) -> None:
+    one = member(broker, "one")
+    await one.join()
+    others = [member(broker, f"m{i}") for i in range(20)]
+    await asyncio.gather(*(other.join() for other in others))
+    state = await one.told()
+    while len(state.members) < 21:
+        state = await one.told()
+    assert broker.server.groups.told <= 21 * 21
+
+
+async def test_all_members_consume_in_one_mode(broker: Stack, member: Join) -> None:
+    one, two = member(broker, "one"), member(broker, "two")
+    await one.join()
+    assert await refused(two.join(mode=BROADCAST)) == Code.MODE_CONFLICT
+    await one.leave()
+    assert (await two.join(mode=BROADCAST)).members == ["two"]
+    await until(lambda: broker.server.groups.settings.table.groups["g"].mode == BROADCAST)
+
+
+async def test_a_second_connection_of_a_client_takes_the_place_of_the_first(
+    broker: Stack, member: Join
+) -> None:
+    await broker.create("t")
+    first, second = member(broker, "same"), member(broker, "same")
+    await first.join()
+    await first.lease(0)
+    assert (await second.join()).members == ["same"]
+    assert (await first.pull((0, 0)))[0][0].status == Code.GROUP_FENCED
+    assert (await second.lease(0))[0].generation > first.generations["t", 0]
+    assert await refused(first.renew(0)) == Code.GROUP_UNKNOWN
+
+
+@pytest.mark.parametrize("name", ["%RETRY%g", "a b", "x" * 121, "", "a@b", "a/b"])
+async def test_names_that_no_group_may_have_are_refused(broker: Stack, member: Join, name: str) -> None:
+    assert await refused(member(broker, "one", name).join()) == Code.GROUP_INVALID
+    assert (
+        await refused(broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest(name)))
+        == Code.GROUP_INVALID
+    )
+
+
+async def test_a_mode_that_is_none_is_refused(broker: Stack, member: Join) -> None:
+    assert await refused(member(broker, "one").join(mode="sharded")) == Code.KIND_UNFIT
+
+
+async def test_groups_members_and_subscriptions_are_bounded(start: Start, member: Join) -> None:
+    broker = await start(groups_max=1, group_members_max=2)
+    await member(broker, "one").join()
+    await member(broker, "two").join()
+    assert await refused(member(broker, "three").join()) == Code.LIMIT_EXCEEDED
+    assert await refused(member(broker, "one", "h").join()) == Code.LIMIT_EXCEEDED
+    many = GroupJoinRequest("g", CLUSTERING, [Subscription(f"t{i}", "*") for i in range(1001)])
+    assert await refused(broker.client.call(RequestCode.GROUP_JOIN, many)) == Code.LIMIT_EXCEEDED
+    long = GroupJoinRequest("g", CLUSTERING, [Subscription("t", "x" * 70_000)])
+    assert await refused(broker.client.call(RequestCode.GROUP_JOIN, long)) == Code.LIMIT_EXCEEDED
+
+
+async def test_groups_are_created_by_use_only_when_that_is_on(start: Start, member: Join) -> None:
+    broker = await start(auto_create_groups=False)
+    assert await refused(member(broker, "one").join()) == Code.GROUP_UNKNOWN
+    await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g"))
+    await member(broker, "one").join()
+    await member(broker, "one", "g#tmp").join()
+
+
+async def test_members_are_listed_with_what_they_do(broker: Stack, member: Join) -> None:
+    await broker.create("t")
+    one = member(broker, "one")
+    await one.join("t", "u")
+    await one.lease(0, 2)
+    reply = await broker.client.call(RequestCode.GROUP_MEMBERS, GroupRequest("g"))
+    listed = rows(MemberRow, reply.header(GroupMembersResponse).members)[0]
+    assert (listed.client_id, listed.mode, listed.strategy, listed.queues) == (
+        "one",
+        CLUSTERING,
+        "average",
+        2,
+    )
+    assert [Subscription(*s).topic for s in listed.subscriptions] == ["t", "u"]
+    assert listed.language
+
+
+async def test_a_temporary_group_goes_with_its_last_member(broker: Stack, member: Join) -> None:
+    await broker.create("t")
+    await broker.produce("t", 0, (b"a", None))
+    one = member(broker, "one", "g#tmp")
+    await one.join()
+    await one.lease(0)
+    assert await one.report(0, 1) == []
+    assert (await one.offsets("t"))[0].offset == 1
+    assert (await groups(broker))["g#tmp"].members == 1
+    assert await refused(one.report(0, 1, wait_for_disk=True)) == Code.KIND_UNFIT
+    await one.leave()
+    assert "g#tmp" not in await groups(broker)
+    assert broker.server.groups.offsets.table.size == 0
+    assert "g#tmp" not in broker.server.groups.settings.table.groups
+
+
+async def test_a_silent_member_is_one_no_more(
+    start: Start, member: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker.groups, "MEMBER_EXPIRY_S", 0.3)
+    stack = await start()
+    silent, other = member(stack, "silent"), member(stack, "other")
+    await silent.join()
+    await other.join()
+    renewing = asyncio.create_task(_renew(other))
+    await until(lambda: stack.server.groups.members.count("g") == 1)
+    renewing.cancel()
+    assert [m.client_id for m in stack.server.groups.members.of("g")] == ["other"]
+    assert stack.server.groups.numbers()["group_members_expired_total"] == 1
+
+
+async def _renew(one: GroupMember) -> None:
+    while True:
+        await one.join()
+        await asyncio.sleep(0.05)
+
+
+# Leases
+
+
+async def test_a_queue_is_leased_to_one_member_and_handed_over_at_release(
+    broker: Stack, member: Join
+) -> None:
+    await broker.create("t")
+    await broker.produce("t", 0, *((b"%d" % i, None) for i in range(5)))
+    one, two = member(broker, "one"), member(broker, "two")
+    await one.join()
+    await two.join()
+    granted = (await one.lease(0))[0]
+    assert (granted.status, granted.offset, granted.holder) == (Code.OK, -1, "one")
+    held = (await two.lease(0))[0]
+    assert (held.generation, held.holder, held.offset) == (0, "one", -1)
+    assert (await one.pull((0, 0)))[1] == [b"0", b"1", b"2", b"3", b"4"]
+    await one.release(0, offset=3)
+    state = await two.told()
+    while not state.freed:
+        state = await two.told()
+    taken = (await two.lease(0))[0]
+    assert taken.offset == 3
+    assert taken.generation > granted.generation
+    assert (await two.pull((0, 3)))[1] == [b"3", b"4"]
+
+
+async def test_older_generations_are_fenced_for_their_queue_only(broker: Stack, member: Join) -> None:
+    await broker.create("t")
+    await broker.produce("t", 0, (b"a", None))
+    await broker.produce("t", 1, (b"b", None))
+    one, two = member(broker, "one"), member(broker, "two")
+    await one.join()
+    await two.join()
+    await one.lease(0, 1)
+    await one.release(0)
+    await two.lease(0)
+    pulled, got = await one.pull((0, 0), (1, 0))
+    assert [p.status for p in pulled] == [Code.GROUP_FENCED, Code.OK]
+    assert got == [b"b"]
+    assert [r.status for r in await one.report(0, 1)] == [Code.GROUP_FENCED]
+    assert await two.report(0, 1) == []
+    # A generation that is right, on a connection that has not the lease, is none.
+    stolen = two.generations["t", 0]
+    assert (await one.pull((0, 0), generations=[stolen]))[0][0].status == Code.GROUP_FENCED
+    assert [r.status for r in await one.report(0, 1, generation=stolen)] == [Code.GROUP_FENCED]
+
+
+async def test_a_clustering_pull_or_report_without_a_lease_is_fenced(broker: Stack, member: Join) -> None:
+    await broker.create("t")
+    await broker.produce("t", 0, (b"a", None))
+    one, tool = member(broker, "one"), member(broker, "tool")
+    await one.join()
+    await one.lease(0)
+    assert (await one.pull((0, 0), generations=[]))[0][0].status == Code.GROUP_FENCED
+    assert [r.status for r in await tool.report(0, 1)] == [Code.GROUP_FENCED]
+    await one.release(0)
+    assert await tool.report(0, 1) == []
+
+
+async def test_a_broadcast_member_pulls_without_leases(broker: Stack, member: Join) -> None:
+    await broker.create("t")
+    await broker.produce("t", 0, (b"a", None))
+    for name in ("one", "two"):
+        each = member(broker, name)
+        await each.join(mode=BROADCAST)
+        assert (await each.pull((0, 0), generations=[]))[1] == [b"a"]
+        assert await refused(each.lease(0)) == Code.MODE_CONFLICT
+
+
+async def test_a_closed_connection_frees_its_queues_at_once(broker: Stack, member: Join) -> None:
+    await broker.create("t")
+    one, two = member(broker, "one"), member(broker, "two")
+    await one.join()
+    await two.join()
+    await one.lease(0, 1, 2, 3)
+    assert [row.holder for row in await two.lease(0, 1)] == ["one", "one"]
+    await one.client.close()
+    state = await two.told()
+    while not state.freed:
+        state = await two.told()
+    assert all(row.generation for row in await two.lease(0, 1, 2, 3))
+    assert broker.server.groups.leases.wants == 0
+
+
+async def test_a_lease_that_is_not_renewed_is_free_and_its_member_is_none(start: Start, member: Join) -> None:
+    broker = await start(queue_lease_s=0.2)
+    await broker.create("t")
+    hangs, two = member(broker, "hangs"), member(broker, "two")
+    await hangs.join()
+    await two.join()
+    await hangs.lease(0)
+    waiting = asyncio.create_task(hangs.pull((0, 0), hold_ms=15_000))
+    await until(lambda: broker.server.pull.hold.size)
+    assert (await two.lease(0))[0].holder == "hangs"
+    state = await two.told()
+    while not (state.freed and state.members == ["two"]):
+        state = await two.told()
+    assert (await waiting)[0][0].status == Code.GROUP_FENCED
+    assert (await two.lease(0))[0].generation > hangs.generations["t", 0]
+    assert [r.status for r in await hangs.report(0, 0)] == [Code.GROUP_FENCED]
+    assert await refused(hangs.renew(0)) == Code.GROUP_UNKNOWN
+
+
+async def test_a_renewed_lease_outlives_its_time(start: Start, member: Join) -> None:
+    broker = await start(queue_lease_s=0.3)
+    await broker.create("t")
+    one = member(broker, "one")
+    await one.join()
+    await one.lease(0)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 1.0
+    while loop.time() < end:
+        assert (await one.renew(0))[0].generation == one.generations["t", 0]
+        await asyncio.sleep(0.05)
+    assert broker.server.groups.leases.expired == 0
+
+
+async def test_a_parked_pull_is_answered_when_its_lease_ends(broker: Stack, member: Join) -> None:
+    await broker.create("t")
+    one = member(broker, "one")
+    await one.join()
+    await one.lease(0, 1)
+    waiting = asyncio.create_task(one.pull((0, 0), (1, 0), hold_ms=15_000))
+    await until(lambda: broker.server.pull.hold.size)
+    await one.release(0)
+    assert [p.status for p in (await waiting)[0]] == [Code.GROUP_FENCED, Code.OK]
+
+
+async def test_who_is_no_member_leases_nothing(broker: Stack, member: Join) -> None:
+    await broker.create("t")
+    await member(broker, "one").join()
+    assert await refused(member(broker, "two").lease(0)) == Code.GROUP_UNKNOWN
+
+
+async def test_queues_that_are_not_there_or_not_the_groups_are_refused_each(
+    broker: Stack, member: Join
+) -> None:
+    await broker.create("t", queues=1)
+    one = member(broker, "one")
+    await one.join()
+    answered = await one.ask(WantedQueue("nowhere", 0, 0), WantedQueue("t", 1, 0), WantedQueue("t", 0, 0))
+    assert [row.status for row in answered] == [Code.TOPIC_UNKNOWN, Code.QUEUE_UNKNOWN, Code.OK]
+    assert [bool(row.generation) for row in answered] == [False, False, True]
+
+
+async def test_one_request_names_a_bounded_number_of_queues(broker: Stack, member: Join) -> None:
+    one = member(broker, "one")
+    await one.join()
+    many = [WantedQueue("t", q, 0) for q in range(16_385)]
+    assert await refused(one.ask(*many)) == Code.LIMIT_EXCEEDED
+
+
+async def test_a_generation_of_before_a_restart_is_never_valid_again(start: Start, member: Join) -> None:
+    broker = await start()
+    await broker.create("t")
+    one = member(broker, "one")
+    await one.join()
+    await one.lease(0)
+    old = one.generations["t", 0]
+    broker = await start()
+    again = member(broker, "one")
+    await again.join()
+    assert (await again.lease(0))[0].generation > old
+    assert [r.status for r in await again.report(0, 0, generation=old)] == [Code.GROUP_FENCED]
+    assert (await again.pull((0, 0), generations=[old]))[0][0].status == Code.GROUP_FENCED
+
+
+async def test_a_deleted_queue_ends_its_lease_and_forgets_its_offsets(broker: Stack, member: Join) -> None:
+    await broker.create("t")
+    await broker.produce("t", 0, (b"a", None))
+    one = member(broker, "one")
+    await one.join()
+    await one.lease(0)
+    await one.report(0, 1)
+    broker.server.groups.queue_deleted("t", 0)
+    assert (await one.pull((0, 0)))[0][0].status == Code.GROUP_FENCED
+    assert (await one.offsets("t"))[0].offset == -1
+
+
+async def test_three_members_settle_on_24_queues_by_what_they_are_told(broker: Stack, member: Join) -> None:
+    await broker.create("t", queues=24)
+    members = [member(broker, f"m{i}") for i in range(3)]
+    held: dict[int, str] = {}
+
+    async def consume(one: GroupMember) -> None:
+        state = await one.join()
+        wanted: set[int] = set()
+        mine: set[int] = set()
+        while True:
+            at = state.members.index(one.client_id)
+            wanted = set(range(at, 24, len(state.members)))
+            for queue_id in sorted(mine - wanted):
+                del held[queue_id]
+                mine.discard(queue_id)
+                await one.release(queue_id)
+            if wanted - mine:
+                for row in await one.lease(*sorted(wanted - mine)):
+                    if row.generation:
+                        assert row.queue_id not in held
+                        held[row.queue_id] = one.client_id
+                        mine.add(row.queue_id)
+            state = await one.told()
+
+    tasks = []
+    for count, one in enumerate(members, 1):
+        tasks.append(asyncio.create_task(consume(one)))
+        share = 24 // count
+        await until(
+            lambda count=count, share=share: (  # type: ignore[misc]
+                [list(held.values()).count(m.client_id) for m in members[:count]] == [share] * count
+            )
+        )
+    for task in tasks:
+        assert not task.done()
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# Settings
+
+
+async def test_settings_are_kept_over_a_restart(start: Start, member: Join) -> None:
+    broker = await start()
+    await member(broker, "one").join()
+    header = GroupUpdateRequest(
+        "g", retry_max_times=3, delay_levels_ms=[1000, 5000], consume_from_min_enable=False
+    )
+    reply = await broker.client.call(RequestCode.GROUP_UPDATE, header)
+    changed = rows(GroupRow, reply.header(GroupListResponse).groups)[0]
+    assert (changed.retry_max_times, changed.delay_levels_ms, changed.mode) == (3, [1000, 5000], CLUSTERING)
+    broker = await start()
+    kept = (await groups(broker))["g"]
+    assert kept == changed._replace(members=0)
+    assert kept.retry_queue_nums == 1
+    assert broker.server.moves.policy("g") == (1, 3, (1000, 5000))
+    assert broker.server.moves.policy("nobody") is None
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"retry_max_times": -1}, {"retry_queue_nums": 0}, {"delay_levels_ms": [0]}, {"broker_id": 9999}],
+)
+async def test_settings_that_make_no_sense_are_refused(broker: Stack, setting: dict[str, int]) -> None:
+    header = GroupUpdateRequest("g", **setting)  # type: ignore[arg-type]
+    assert await refused(broker.client.call(RequestCode.GROUP_UPDATE, header)) == Code.GROUP_INVALID
+    assert await groups(broker) == {}
+
+
+async def test_members_are_told_new_retry_times(broker: Stack, member: Join) -> None:
+    one = member(broker, "one")
+    assert (await one.join()).retry_max_times == 16
+    await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g", retry_max_times=2))
+    assert (await one.told()).retry_max_times == 2
+
+
+async def test_a_disabled_group_neither_joins_nor_pulls(broker: Stack, member: Join) -> None:
+    await broker.create("t")
+    one = member(broker, "one")
+    await one.join()
+    await one.lease(0)
+    await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g", consume_enable=False))
+    assert await refused(one.pull((0, 0))) == Code.GROUP_DISABLED
+    assert await refused(one.join()) == Code.GROUP_DISABLED
+    await broker.client.call(
+        RequestCode.GROUP_UPDATE, GroupUpdateRequest("h", consume_broadcast_enable=False)
+    )
+    assert await refused(member(broker, "two", "h").join(mode=BROADCAST)) == Code.GROUP_DISABLED
+    await member(broker, "two", "h").join()
+
+
+async def test_a_group_that_may_not_begin_at_the_first_message_begins_at_the_end(
+    broker: Stack, member: Join
+) -> None:
+    await broker.create("t")
+    await broker.produce("t", 0, (b"a", None))
+    await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g", consume_from_min_enable=False))
+    one = member(broker, "one")
+    await one.join()
+    assert (await one.lease(0))[0].offset == 1
+
+
+async def test_a_paused_group_keeps_its_place_and_gets_nothing_until_it_is_resumed(
+    start: Start, member: Join
+) -> None:
+    broker = await start()
+    await broker.create("t")
+    one = member(broker, "one")
+    await one.join()
+    await one.lease(0)
+    held = asyncio.create_task(one.pull((0, 0), hold_ms=15_000))
+    await until(lambda: broker.server.pull.hold.size)
+    await broker.client.call(RequestCode.GROUP_PAUSE, GroupPauseRequest("g", True))
+    assert (await one.told()).is_paused
+    await broker.produce("t", 0, (b"a", None))
+    pulled, got = await one.pull((0, 0))
+    assert (pulled[0].status, pulled[0].next_offset, got) == (Code.OK, 0, [])
+    assert not held.done()
+    await broker.client.call(RequestCode.GROUP_PAUSE, GroupPauseRequest("g", False))
+    assert (await held)[1] == [b"a"]
+    assert not (await one.told()).is_paused
+    await broker.client.call(RequestCode.GROUP_PAUSE, GroupPauseRequest("g", True))
+    broker = await start()
+    assert (await groups(broker))["g"].is_paused
+
+
+async def test_a_group_with_members_is_not_deleted(broker: Stack, member: Join) -> None:
+    await broker.create("t")
+    await broker.produce("t", 0, (b"a", None))
+    one = member(broker, "one")
+    await one.join()
+    await one.lease(0)
+    await one.report(0, 1)
+    delete = GroupRequest("g")
+    assert await refused(broker.client.call(RequestCode.GROUP_DELETE, delete)) == Code.GROUP_IN_USE
+    await one.leave()
+    await broker.client.call(RequestCode.GROUP_DELETE, delete)
+    assert await groups(broker) == {}
+    assert broker.server.groups.offsets.table.saved == {}
+    assert await refused(broker.client.call(RequestCode.GROUP_DELETE, delete)) == Code.GROUP_UNKNOWN
+    for code in (RequestCode.GROUP_MEMBERS, RequestCode.GROUP_DELETE):
+        assert await refused(broker.client.call(code, GroupRequest("nobody"))) == Code.GROUP_UNKNOWN
+
+
+async def test_changes_that_wait_for_the_file_are_bounded_and_written_together(
+    broker: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = broker.server.groups.settings
+    monkeypatch.setattr(settings, "_changes_max", 5)
+    calls = [broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest(f"g{i}")) for i in range(20)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    busy = [a for a in answers if isinstance(a, RemoteError)]
+    assert {a.code for a in busy} <= {Code.BUSY}
+    assert len(await groups(broker)) == 20 - len(busy)
+    assert settings.table.data_version < 20
+
+
+async def test_a_write_that_fails_changes_nothing_and_says_so(
+    broker: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "store" / "config" / "subscriptionGroup.json.tmp"
+    file.mkdir()
+    with pytest.raises(HoldMQError, match=r"subscriptionGroup\.json"):
+        await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g"))
+    assert await groups(broker) == {}
+    assert broker.server.groups.numbers()["group_write_failures_total"] == 1
+    file.rmdir()
+    await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g"))
+    assert list(await groups(broker)) == ["g"]
+
+
+async def test_a_store_with_records_does_not_start_without_its_groups(start: Start, tmp_path: Path) -> None:
+    broker = await start()
+    await broker.create("t")
+    await broker.produce("t", 0, (b"a", None))
+    for name in ("subscriptionGroup.json", "subscriptionGroup.json.bak"):
+        (tmp_path / "store" / "config" / name).unlink(missing_ok=True)
+    with pytest.raises(StoreFormatError, match=r"subscriptionGroup\.json.*accept-backup"):
+        await start()
+
+
+async def test_a_connection_that_closes_while_its_group_is_written_is_no_member(
+    broker: Stack, member: Join
+) -> None:
+    one = member(broker, "one")
+    one.client.start()
+    await until(lambda: one.client.connection is not None)
+    connection = one.client.connection
+    assert connection is not None
+    connection.send_one_way(RequestCode.GROUP_JOIN, GroupJoinRequest("g", CLUSTERING, []))
+    connection.close()
+    await until(lambda: "g" in broker.server.groups.settings.table.groups)
+    await until(lambda: broker.server.groups.members.count("g") == 0)
+    assert (await one.join()).members == ["one"]
