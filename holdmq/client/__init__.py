@@ -16,8 +16,18 @@ if TYPE_CHECKING:
     from holdmq.client.lanes import SendResult
     from holdmq.client.producer import Producer
     from holdmq.client.pull_consumer import PullConsumer
+    from holdmq.client.queries import MessagePage, Messages, QueueAt
     from holdmq.client.route import Link, RouteTable, TopicRoute
-    from holdmq.client.sync import SyncAdmin, SyncProducer, SyncPullConsumer
+    from holdmq.client.sync import (
+        SyncAdmin,
+        SyncMessages,
+        SyncProducer,
+        SyncPullConsumer,
+        SyncTable,
+        SyncTableWatch,
+    )
+    from holdmq.client.table_watch import TableChange, TableReset, TableWatch
+    from holdmq.client.tables import Table, TableEntry, TablePage
     from holdmq.message import Message, MessageId, TopicQueue
     from holdmq.rpc.security import Security
 
@@ -29,16 +39,28 @@ __all__ = [
     "Link",
     "Message",
     "MessageId",
+    "MessagePage",
+    "Messages",
     "Position",
     "Producer",
     "PullConsumer",
     "Pulled",
+    "QueueAt",
     "RouteTable",
     "Security",
     "SendResult",
     "SyncAdmin",
+    "SyncMessages",
     "SyncProducer",
     "SyncPullConsumer",
+    "SyncTable",
+    "SyncTableWatch",
+    "Table",
+    "TableChange",
+    "TableEntry",
+    "TablePage",
+    "TableReset",
+    "TableWatch",
     "TopicQueue",
     "TopicRoute",
     "TopicView",
@@ -52,16 +74,28 @@ _MODULES = {
     "Link": "holdmq.client.route",
     "Message": "holdmq.message",
     "MessageId": "holdmq.message",
+    "MessagePage": "holdmq.client.queries",
+    "Messages": "holdmq.client.queries",
     "Position": "holdmq.client.cursors",
     "Producer": "holdmq.client.producer",
     "PullConsumer": "holdmq.client.pull_consumer",
     "Pulled": "holdmq.client.cursors",
+    "QueueAt": "holdmq.client.queries",
     "RouteTable": "holdmq.client.route",
     "Security": "holdmq.rpc.security",
     "SendResult": "holdmq.client.lanes",
     "SyncAdmin": "holdmq.client.sync",
+    "SyncMessages": "holdmq.client.sync",
     "SyncProducer": "holdmq.client.sync",
     "SyncPullConsumer": "holdmq.client.sync",
+    "SyncTable": "holdmq.client.sync",
+    "SyncTableWatch": "holdmq.client.sync",
+    "Table": "holdmq.client.tables",
+    "TableChange": "holdmq.client.table_watch",
+    "TableEntry": "holdmq.client.tables",
+    "TablePage": "holdmq.client.tables",
+    "TableReset": "holdmq.client.table_watch",
+    "TableWatch": "holdmq.client.table_watch",
     "TopicQueue": "holdmq.message",
     "TopicRoute": "holdmq.client.route",
     "TopicView": "holdmq.client.admin",

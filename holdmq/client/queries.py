@@ -43,7 +43,8 @@ LOOK_BACK_MAX: Final = 100_000
 """Messages of each queue that `newest` looks at, unless told otherwise: with a rare tag it would read all."""
 BROKERS_AT_ONCE: Final = 16
 """Queues asked at a time: a topic may have thousands."""
-REPLAY_HOLD_MS: Final = 5_000
+REPLAY_HOLD_MS: Final = 200
+"""How long a poll of a replay waits: what it reads is there, or was rejected by its filter."""
 
 
 class MessagePage(NamedTuple):
@@ -155,13 +156,15 @@ class Messages:
                 going_on[broker] = _position(own[-1]) if own else asked[broker]
             elif answer.next_before is not None:
                 going_on[broker] = answer.next_before
-        is_complete = all(answer.is_complete or answer.next_before for answer, _ in answers.values())
+        is_complete = all(
+            answer.is_complete or answer.next_before is not None for answer, _ in answers.values()
+        )
         return MessagePage(taken, json.dumps(going_on) if going_on else None, is_complete)
 
     async def newest(
         self, topic: str, tag_filter: str | None = None, look_back_max: int = LOOK_BACK_MAX
     ) -> AsyncIterator[Message]:
-        """A topic's messages, newest first (by store time over all queues), for as long as they are asked for.
+        """A topic's messages, newest first by store time over all queues, for as long as they are asked for.
 
         `tag_filter`: an exact tag or an MQTT filter over the tag. At most `look_back_max` messages of each
         queue are looked at. Damaged messages are left out.
@@ -210,7 +213,7 @@ class Messages:
     async def replay(
         self, topic: str, from_ms: int, to_ms: int | None = None, tag_filter: str | None = None
     ) -> AsyncIterator[Message]:
-        """A topic's messages stored from `from_ms` to before `to_ms` (None = now), oldest first in each queue.
+        """A topic's messages stored from `from_ms` to before `to_ms` (None = now), each queue's in order.
 
         What comes while it runs is not read. `tag_filter` as of `PullConsumer`. Damaged messages, and those
         that retention takes meanwhile, are passed over.

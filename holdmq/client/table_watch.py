@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from holdmq.client.route import Link
-from holdmq.errors import HoldMQError
+from holdmq.errors import HoldMQError, UsageError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
@@ -89,6 +89,7 @@ class TableWatch:
         self._room = asyncio.Event()
         self._error: HoldMQError | None = None
         self._is_started = False
+        self._is_closed = False
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -124,7 +125,6 @@ class TableWatch:
             await self._start()
         except BaseException:
             await self.close()
-            self._is_started = False
             raise
 
     async def _start(self) -> None:
@@ -142,6 +142,8 @@ class TableWatch:
 
         Raises the error that ended the watch for good (the table was deleted, or may not be read).
         """
+        if self._is_closed:
+            raise UsageError("the watch was closed")
         await self.start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -159,6 +161,7 @@ class TableWatch:
     async def close(self) -> None:
         """End the watch; closing again changes nothing."""
         self.on_closed(self)
+        self._is_closed = True
         routes = self.table.routes
         if self._is_started and self._pushed in routes.on_push:
             routes.on_push.remove(self._pushed)
