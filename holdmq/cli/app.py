@@ -10,7 +10,7 @@ import typer
 
 import holdmq
 from holdmq import telemetry
-from holdmq.cli import cert, config, key, log, pub, services, sub, topic, up
+from holdmq.cli import cert, config, dlq, key, log, pub, services, sub, topic, up
 from holdmq.config import LogSection
 from holdmq.errors import ConfigError, HoldMQError, UsageError
 from holdmq.process import EXIT_FAILED, EXIT_USAGE
@@ -49,6 +49,7 @@ services.register(app)
 pub.register(app)
 sub.register(app)
 app.add_typer(topic.app, name="topic")
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(config.app, name="config")
 app.add_typer(log.app, name="log")
 app.add_typer(key.app, name="key")

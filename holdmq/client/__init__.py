@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from holdmq.client.admin import Admin, ClusterView, TopicView
     from holdmq.client.bounds import Bounds
     from holdmq.client.cursors import Position, Pulled
+    from holdmq.client.dead_letters import DeadLetters
     from holdmq.client.group_consumer import Consumer
     from holdmq.client.lanes import SendResult
     from holdmq.client.producer import Producer
@@ -36,6 +37,7 @@ __all__ = [
     "Bounds",
     "ClusterView",
     "Consumer",
+    "DeadLetters",
     "Link",
     "Message",
     "MessageId",
@@ -69,6 +71,7 @@ __all__ = [
 _MODULES = {
     "Admin": "holdmq.client.admin",
     "Bounds": "holdmq.client.bounds",
+    "DeadLetters": "holdmq.client.dead_letters",
     "ClusterView": "holdmq.client.admin",
     "Consumer": "holdmq.client.group_consumer",
     "Link": "holdmq.client.route",
@@ -84,10 +87,13 @@ _MODULES = {
     "RouteTable": "holdmq.client.route",
     "Security": "holdmq.rpc.security",
     "SendResult": "holdmq.client.lanes",
+    "SharedConsumer": "holdmq.client.shared_consumer",
+    "SharedMessage": "holdmq.client.shared_member",
     "SyncAdmin": "holdmq.client.sync",
     "SyncMessages": "holdmq.client.sync",
     "SyncProducer": "holdmq.client.sync",
     "SyncPullConsumer": "holdmq.client.sync",
+    "SyncSharedConsumer": "holdmq.client.sync",
     "SyncTable": "holdmq.client.sync",
     "SyncTableWatch": "holdmq.client.sync",
     "Table": "holdmq.client.tables",

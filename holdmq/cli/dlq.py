@@ -1,0 +1,190 @@
+"""``holdmq dlq list | read | resend | purge``: what consumer groups gave up."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.config import Config
+from holdmq.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdmq.client.dead_letters import DeadLetters, ReadLetter
+
+T = TypeVar("T")
+
+SHOWN_BYTES = 60
+"""How much of a body a line shows; --json shows all of it."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Dead letters: messages that a consumer group failed with too often.",
+    epilog="Example: holdmq dlq list",
+)
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+Places = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[BROKER/OFFSET]…", help="Which ones, as `dlq read` shows them.", show_default=False
+    ),
+]
+
+
+@app.command("list", epilog="Example: holdmq dlq list")
+def list_(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+    """List the groups that have dead letters, and how many were sent again."""
+
+    async def work(letters: DeadLetters) -> list[dict[str, Any]]:
+        return [{"group": name, **found._asdict()} for name, found in (await letters.groups()).items()]
+
+    rows = _run(configuration(config, set_), work)
+    if as_json:
+        print_json(rows)
+        return
+    table = Table("group", "dead letters", "sent again")
+    for row in rows:
+        table.add_row(row["group"], str(row["messages"]), str(row["resent"]))
+    Console().print(table)
+
+
+@app.command(epilog="Example: holdmq dlq read billing --count 5")
+def read(
+    group: Group,
+    count: Annotated[int, typer.Option("--count", min=1, help="Show at most so many.")] = 20,
+    after: Annotated[
+        str, typer.Option("--after", metavar="BROKER/OFFSET", help="Go on behind this one.")
+    ] = "",
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Show a group's dead letters, the oldest of each broker first: where they were, and how often retried."""
+
+    async def work(letters: DeadLetters) -> list[ReadLetter]:
+        start = dict([_place(after)]) if after else {}
+        found: list[ReadLetter] = []
+        async for letter in letters.read(group, start):
+            # Brokers come in the order of their names.
+            if start and letter.broker < next(iter(start)):
+                continue
+            found.append(letter)
+            if len(found) == count:
+                break
+        return found
+
+    for letter in _run(configuration(config, set_), work):
+        if as_json:
+            print_json(_shown(letter))
+        else:
+            typer.echo(_line(letter))
+
+
+@app.command(epilog="Example: holdmq dlq resend billing --topic billing-again")
+def resend(
+    group: Group,
+    places: Places = None,
+    topic: Annotated[str, typer.Option("--topic", help="Send them to this topic, not to their own.")] = "",
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Send dead letters again as new messages: those named, or all; none is sent twice."""
+    wanted = None if not places else [_place(place) for place in places]
+    done = _run(configuration(config, set_), lambda letters: letters.resend(group, wanted, topic=topic))
+    if as_json:
+        failures = [{"broker": broker, **failure._asdict()} for broker, failure in done.failures]
+        print_json({"resent": done.resent, "repeated": done.repeated, "failures": failures})
+    else:
+        typer.echo(f"{done.resent} sent again, {done.repeated} had been before")
+        for broker, failure in done.failures:
+            typer.echo(f"{broker}/{failure.offset} was not sent: {failure.remark}", err=True)
+    if done.failures:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: holdmq dlq purge billing --yes")
+def purge(
+    group: Group,
+    until: Annotated[
+        list[str] | None,
+        typer.Option("--until", metavar="BROKER/OFFSET", help="Only what lies before this one; repeat it."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Give up a group's dead letters for good, at every broker."""
+    if not yes and not typer.confirm(f"Give up the dead letters of {group} for good?"):
+        raise typer.Exit(1)
+    ends = dict(_place(place) for place in until) if until else None
+    purged = _run(configuration(config, set_), lambda letters: letters.purge(group, ends))
+    if as_json:
+        print_json({"purged": purged})
+    else:
+        typer.echo(f"{purged} dead letters of {group} are gone")
+
+
+def _run(config: Config, work: Callable[[DeadLetters], Awaitable[T]]) -> T:
+    from holdmq.client.dead_letters import DeadLetters
+    from holdmq.rpc.security import Security
+
+    async def run() -> T:
+        name = f"holdmq-dlq-{os.getpid()}"
+        async with DeadLetters(config.registries(), client_id=name, security=Security.of(config)) as letters:
+            return await work(letters)
+
+    return asyncio.run(run())
+
+
+def _place(text: str) -> tuple[str, int]:
+    broker, _, offset = text.rpartition("/")
+    if not broker or not offset.isdigit():
+        raise UsageError(f"{text!r} is no dead letter: BROKER/OFFSET is, as `holdmq dlq read` shows it")
+    return broker, int(offset)
+
+
+def _shown(letter: ReadLetter) -> dict[str, Any]:
+    message, origin = letter.message, letter.origin
+    try:
+        body: dict[str, str] = {"body": message.body.decode()}
+    except UnicodeDecodeError:
+        body = {"body_base64": base64.b64encode(message.body).decode()}
+    return {
+        "broker": letter.broker,
+        "offset": letter.offset,
+        "failed_ms": letter.failed_ms,
+        "retries": message.reconsume_times,
+        "topic": message.topic,
+        "tag": message.tag,
+        "keys": list(message.keys),
+        "properties": message.properties,
+        "unique_id": message.unique_id,
+        "born_ms": message.born_ms,
+        "origin": None if origin is None else f"{origin.topic}/{origin.queue_id}/{origin.offset}",
+        **body,
+    }
+
+
+def _line(letter: ReadLetter) -> str:
+    shown = _shown(letter)
+    when = datetime.fromtimestamp(letter.failed_ms / 1e3, UTC).isoformat(timespec="seconds")
+    body = repr(letter.message.body[:SHOWN_BYTES])[2:-1] + (
+        "…" if len(letter.message.body) > SHOWN_BYTES else ""
+    )
+    tag = "" if letter.message.tag is None else f"/{letter.message.tag}"
+    return (
+        f"{letter.broker}/{letter.offset}  {when}  {shown['retries']} retries  "
+        f"{letter.message.topic}{tag} (was {shown['origin']})  {body}"
+    )

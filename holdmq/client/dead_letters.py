@@ -1,0 +1,246 @@
+"""Dead letters of consumer groups, over all brokers: listed, read, sent again, purged. See docs/retry.md."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from holdmq.client.calls import call_until
+from holdmq.client.route import RouteTable
+from holdmq.errors import Code, OffsetError, RecordError, RemoteError, TransportError, UsageError
+from holdmq.message import Message, TopicQueue
+from holdmq.record import decode_record
+from holdmq.record_batch import split_records
+from holdmq.record_origin import Origin, dlq_topic, origin_of, value_in
+from holdmq.rpc.connection import Reply
+from holdmq.topics import group_fault
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import Header, rows
+from holdmq.wire.headers import PulledQueue, PullQueue, PullRequest, PullResponse
+from holdmq.wire.move_headers import (
+    DeadLetterRow,
+    DlqListRequest,
+    DlqListResponse,
+    DlqPurgeRequest,
+    DlqPurgeResponse,
+    DlqResendRequest,
+    DlqResendResponse,
+    ResendFailure,
+)
+
+if TYPE_CHECKING:
+    from holdmq.rpc.security import Security
+
+TIMEOUT_S: Final = 30.0
+"""Deadline of one request, retries included: a broker's restart fits in. Every request may be repeated."""
+PAGE_BYTES: Final = 1 << 20
+RESEND_MAX: Final = 1_000
+"""Dead letters of one request; more are sent in several."""
+
+_STATUSES: Final = (Code.OFFSET_BEHIND, Code.CORRUPT)
+
+
+class DeadLetters:
+    """Asks brokers for dead letters: `async with DeadLetters(["host:9876"]) as letters`, on one event loop.
+
+    `routes`: share this RouteTable, which the caller starts and closes. Every call raises TransportError when
+    a broker does not answer within `timeout_s`, RemoteError when one refuses.
+    """
+
+    def __init__(
+        self,
+        registries: Sequence[str] = (),
+        *,
+        client_id: str = "",
+        routes: RouteTable | None = None,
+        security: Security | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._owns_routes = routes is None
+        if routes is None:
+            name = client_id or f"dead-letters-{secrets.token_hex(8)}"
+            routes = RouteTable(registries, name, role="console", security=security)
+        self.routes = routes
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Self:
+        if self._owns_routes:
+            self.routes.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._owns_routes:
+            await self.routes.close()
+
+    async def groups(self) -> dict[str, DeadLetterCount]:
+        """Every group that has dead letters, by name, with their counts over all brokers."""
+        found: dict[str, DeadLetterCount] = {}
+        for broker in await self._brokers():
+            for row in await self._rows(broker, None):
+                known = found.setdefault(row.group, DeadLetterCount(0, 0))
+                count = row.end_offset - row.first_offset
+                found[row.group] = DeadLetterCount(known.messages + count, known.resent + row.resent)
+        return {group: found[group] for group in sorted(found) if found[group].messages}
+
+    async def read(self, group: str, after: Mapping[str, int] | None = None) -> AsyncIterator[ReadLetter]:
+        """A group's dead letters, broker by broker, the oldest first.
+
+        `after`: broker name to the offset of the last one that was read there, to go on behind it. Ends with
+        what was there when it began. Raises OffsetError for one that cannot be read: go on after it.
+        """
+        _check(group)
+        for broker in await self._brokers():
+            for row in await self._rows(broker, group):
+                offset = max(row.first_offset, -1 if after is None else after.get(broker, -1) + 1)
+                while offset < row.end_offset:
+                    letters, offset = await self._page(broker, group, offset)
+                    for letter in letters:
+                        if letter.offset < row.end_offset:
+                            yield letter
+
+    async def resend(
+        self, group: str, letters: Iterable[tuple[str, int]] | None = None, *, topic: str = ""
+    ) -> Resent:
+        """Send dead letters again, each as a new message of the topic that it came from, or of `topic`.
+
+        `letters`: (broker, offset) of each, None = all that were not sent again yet. What was sent again
+        before is passed over, so that a repeat is harmless. Their dead letters stay, marked, until purged.
+        """
+        _check(group)
+        by_broker: dict[str, list[int]] = {}
+        for broker, offset in letters or ():
+            by_broker.setdefault(broker, []).append(offset)
+        resent, repeated = 0, 0
+        failures: list[tuple[str, ResendFailure]] = []
+        known = await self._brokers()
+        brokers: Collection[str] = known if letters is None else by_broker
+        for broker in brokers:
+            if broker not in known:
+                raise UsageError(f"there is no broker {broker!r}")
+            if letters is None and not await self._rows(broker, group):
+                continue
+            requests = _requests(group, by_broker.get(broker, []) if letters is not None else None, topic)
+            while requests:
+                reply = await self._ask(broker, RequestCode.DLQ_RESEND, requests[0])
+                answer = reply.header(DlqResendResponse)
+                resent += answer.resent
+                repeated += answer.repeated
+                failures += [(broker, failure) for failure in rows(ResendFailure, answer.failures)]
+                request = requests.pop(0)
+                if answer.next_offset >= 0:
+                    requests.append(replace(request, first_offset=answer.next_offset))
+        return Resent(resent, repeated, failures)
+
+    async def purge(self, group: str, until: Mapping[str, int] | None = None) -> int:
+        """Give up a group's dead letters for good; how many.
+
+        `until`: broker name to the offset below which they go; None = all of now, at every broker.
+        """
+        _check(group)
+        known = await self._brokers()
+        purged = 0
+        for broker in known if until is None else until:
+            if broker not in known:
+                raise UsageError(f"there is no broker {broker!r}")
+            if not await self._rows(broker, group):
+                continue
+            request = DlqPurgeRequest(group, -1 if until is None else until[broker])
+            reply = await self._ask(broker, RequestCode.DLQ_PURGE, request)
+            purged += reply.header(DlqPurgeResponse).purged
+        return purged
+
+    async def _brokers(self) -> list[str]:
+        await self.routes.refresh(self._timeout_s)
+        names = sorted(self.routes.brokers())
+        if not names:
+            raise TransportError("no broker is registered")
+        return names
+
+    async def _rows(self, broker: str, group: str | None) -> list[DeadLetterRow]:
+        reply = await self._ask(broker, RequestCode.DLQ_LIST, DlqListRequest(group))
+        return rows(DeadLetterRow, reply.header(DlqListResponse).groups)
+
+    async def _ask(self, broker: str, code: RequestCode, header: Header) -> Reply:
+        return await call_until(self.routes, self._timeout_s, code, lambda _: (broker, header))
+
+    async def _page(self, broker: str, group: str, offset: int) -> tuple[list[ReadLetter], int]:
+        """The letters at an offset, as many as come in one answer, and the offset behind them."""
+        topic = dlq_topic(group)
+        reply = await self._ask(
+            broker, RequestCode.PULL, PullRequest([PullQueue(topic, 0, 0, offset)], PAGE_BYTES)
+        )
+        (queue,) = rows(PulledQueue, reply.header(PullResponse).queues)
+        place = TopicQueue(topic, broker, 0)
+        if queue.status in _STATUSES:
+            raise OffsetError(Code(queue.status), str(place), offset, queue.next_offset)
+        if queue.status != Code.OK:
+            raise RemoteError(Code(queue.status), f"{place} at offset {offset}")
+        letters: list[ReadLetter] = []
+        at = 0
+        for size in split_records(reply.body).tolist():
+            letters.append(_letter(reply.body, at, group, broker))
+            at += size
+        if queue.next_offset <= offset:
+            raise OffsetError(Code.OFFSET_AHEAD, str(place), offset, queue.next_offset)
+        return letters, queue.next_offset
+
+
+class DeadLetterCount(NamedTuple):
+    """A group's dead letters: how many there are, and how many of them were sent again."""
+
+    messages: int
+    resent: int
+
+
+class ReadLetter(NamedTuple):
+    """A dead letter. `message` is as the group got it, its topic and `reconsume_times` (retries) included.
+
+    It is at `offset` at `broker`, since `failed_ms`; `origin` says where the group first read it (None: the
+    record does not say).
+    """
+
+    broker: str
+    offset: int
+    failed_ms: int
+    origin: Origin | None
+    message: Message
+
+
+class Resent(NamedTuple):
+    """What `resend` did: sent now, sent before, and (broker, failure) for what could not be sent."""
+
+    resent: int
+    repeated: int
+    failures: list[tuple[str, ResendFailure]]
+
+
+def _check(group: str) -> None:
+    fault = group_fault(group)
+    if fault is not None:
+        raise UsageError(fault)
+
+
+def _requests(group: str, offsets: list[int] | None, topic: str) -> list[DlqResendRequest]:
+    """The requests for these offsets of one broker; None = for all, one that says how to go on."""
+    if offsets is None:
+        return [DlqResendRequest(group, topic=topic)]
+    parts = [offsets[at : at + RESEND_MAX] for at in range(0, len(offsets), RESEND_MAX)]
+    return [DlqResendRequest(group, part, topic=topic) for part in parts]
+
+
+def _letter(records: memoryview, at: int, group: str, broker: str) -> ReadLetter:
+    record = decode_record(records, at)
+    origin = origin_of(record.properties)
+    try:
+        message = record.to_message(broker)
+    except RecordError:
+        # It is shown all the same: that nobody can decode it may be why it is here.
+        message = Message(dlq_topic(group), record.body, queue_offset=record.queue_offset)
+    message.topic = value_in(record.properties, "REAL_TOPIC") or message.topic
+    return ReadLetter(broker, record.queue_offset, record.store_ms, origin, message)
