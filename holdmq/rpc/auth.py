@@ -178,12 +178,12 @@ class ServerSecurity:
         connection.grants = grants
         return server_proof(secret, hello, nonce)
 
-    def handshake_failed(self, address: str, error: BaseException) -> None:
+    def handshake_failed(self, error: BaseException) -> None:
         """Count and log a TLS handshake that failed."""
         self.handshake_failures += 1
         client_ca = self.tls.client_ca if self.tls is not None else ""
         reason = explain_client_failure(error, client_ca)
-        self.say_refused("TLS handshake failed", address, TransportError(reason))
+        self.say_refused("TLS handshake failed", "?", TransportError(reason))
 
     def say_refused(self, event: str, address: str, error: HoldMQError) -> None:
         """Log a refusal, at most one of an event per REFUSALS_LOGGED_EVERY_S, with how many were not."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -63,7 +63,7 @@ class Server:
         self._hello_timeout_s = hello_timeout_s
         self.security = security
         self._watching: asyncio.Task[None] | None = None
-        self._handshakes: Handshakes | None = None
+        self.handshakes: Handshakes | None = None
         self._listeners: list[asyncio.AbstractServer] = []
         self.port = 0
 
@@ -71,7 +71,7 @@ class Server:
         """Listen on TCP; port 0 picks one (see `port`). StartupError if it is taken."""
         loop = asyncio.get_running_loop()
         try:
-            listener = await loop.create_server(self._accept(), host, port, backlog=1024)
+            listener = await loop.create_server(self._protocol, host, port, backlog=1024, **self._tls())
         except OSError as e:
             raise StartupError(
                 f"cannot listen on {host}:{port}: {os.strerror(e.errno) if e.errno else e}; "
@@ -97,33 +97,21 @@ class Server:
             self._watching = None
         for listener in self._listeners:
             listener.close()
-        if self._handshakes is not None:
-            self._handshakes.close()
         for connection in list(self.connections):
             connection.close(RemoteError(Code.SHUTTING_DOWN, "the server is draining"))
         self._listeners.clear()
 
-    def _accept(self) -> Callable[[], asyncio.Protocol]:
-        """What makes the protocol of an accepted TCP connection."""
+    def _tls(self) -> dict[str, Any]:
         if self.security is None or self.security.tls is None:
-            return self._protocol
-        if self._handshakes is None:
-            self._handshakes = Handshakes(
-                self.security.tls.context, self._hello_timeout_s, self._secured, self._handshake_failed
-            )
-        return self._handshakes.protocol
+            return {}
+        context = self.security.tls.context
+        self.handshakes = Handshakes(context, self._handshake_failed)
+        return {"ssl": context, "ssl_handshake_timeout": self._hello_timeout_s}
 
-    def _secured(self, transport: asyncio.Transport, early: bytes) -> None:
-        connection = self._protocol()
-        transport.set_protocol(connection)
-        connection.connection_made(transport)
-        if early:
-            connection.data_received(early)
-
-    def _handshake_failed(self, address: str, error: BaseException) -> None:
+    def _handshake_failed(self, error: BaseException) -> None:
         self.refused += 1
         if self.security is not None:
-            self.security.handshake_failed(address, error)
+            self.security.handshake_failed(error)
 
     def _watch(self) -> None:
         if self.security is not None and self._watching is None:
