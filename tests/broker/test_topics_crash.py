@@ -167,8 +167,8 @@ async def test_a_removal_whose_condition_fails_writes_nothing() -> None:
     async with running(disk) as (broker, client):
         await broker.call(client, RequestCode.TOPIC_CREATE, TopicCreateRequest("devices", QUEUES))
         before = bytes(disk.content(TOPIC_JSON))
+        request = QueuesRemoveRequest("devices", 1, HIDE_FROM_CONSUMERS)
         with pytest.raises(RemoteError, match="hide them from producers first"):
-            request = QueuesRemoveRequest("devices", 1, HIDE_FROM_CONSUMERS)
             await broker.call(client, RequestCode.QUEUES_REMOVE, request)
         assert bytes(disk.content(TOPIC_JSON)) == before
 
@@ -178,12 +178,11 @@ async def test_a_change_that_cannot_be_written_is_refused_and_not_made() -> None
     async with running(disk) as (broker, client):
         await broker.call(client, RequestCode.TOPIC_CREATE, TopicCreateRequest("devices", QUEUES))
         disk.failing = lambda _operation, path: 28 if "topic.json" in path.name else None
+        request = QueuesRemoveRequest("devices", 1, HIDE_FROM_PRODUCERS)
         with pytest.raises(RemoteError, match=r"topic\.json"):
-            request = QueuesRemoveRequest("devices", 1, HIDE_FROM_PRODUCERS)
             await broker.call(client, RequestCode.QUEUES_REMOVE, request)
         topic = broker.table.get("devices")
         assert topic is not None
         assert topic.write_queues == QUEUES
         disk.failing = lambda _operation, _path: None
-        request = QueuesRemoveRequest("devices", 1, HIDE_FROM_PRODUCERS)
         await broker.call(client, RequestCode.QUEUES_REMOVE, request)
