@@ -105,7 +105,7 @@ class Server:
         if self.security is None or self.security.tls is None:
             return {}
         context = self.security.tls.context
-        self.handshakes = Handshakes(context, self._handshake_failed)
+        self.handshakes = Handshakes(context, self._hello_timeout_s, self._handshake_failed)
         return {"ssl": context, "ssl_handshake_timeout": self._hello_timeout_s}
 
     def _handshake_failed(self, error: BaseException) -> None:
