@@ -15,7 +15,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import uvloop
@@ -33,6 +42,8 @@ from holdmq.client.pull_consumer import (
     Start,
 )
 from holdmq.client.queries import PAGE_MESSAGES, MessagePage, Messages, QueueAt
+from holdmq.client.shared_consumer import SharedConsumer
+from holdmq.client.shared_member import SharedMessage
 from holdmq.client.table_watch import TableChange, TableReset, TableWatch
 from holdmq.client.tables import PAGE_ROWS, Table, TableEntry, TablePage
 from holdmq.errors import HoldMQError, UsageError
@@ -219,6 +230,49 @@ async def _positions(consumer: PullConsumer) -> dict[TopicQueue, Position]:
 
 async def _lag(consumer: PullConsumer) -> dict[TopicQueue, int]:
     return consumer.lag()
+
+
+class SyncSharedConsumer(_Blocking[SharedConsumer]):
+    """A blocking `SharedConsumer` that pulls: its settings, but no handler. It starts on first use."""
+
+    def __init__(
+        self,
+        registries: Sequence[str],
+        group: str,
+        topics: Iterable[str] | Mapping[str, str],
+        **settings: Any,
+    ) -> None:
+        named = dict(topics) if isinstance(topics, Mapping) else list(topics)
+        super().__init__(SharedConsumer, (list(registries), group, named), settings)
+
+    async def _made(self) -> SharedConsumer:
+        consumer = await super()._made()
+        await consumer.start()
+        return consumer
+
+    def start(self) -> None:
+        """Become a member; see `SharedConsumer.start`."""
+        self._run(_nothing)
+
+    def pull(self, messages_max: int = 64, hold_ms: int = 1_000) -> list[SharedMessage]:
+        """Return the next messages; see `SharedConsumer.pull`."""
+        return self._run(lambda c: c.pull(messages_max, hold_ms))
+
+    def ack(self, *messages: SharedMessage) -> None:
+        """Done with these; see `SharedConsumer.ack`."""
+        self._run(lambda c: c.ack(*messages))
+
+    def nack(self, *messages: SharedMessage, delay_s: float = 0.0) -> None:
+        """Give these back; see `SharedConsumer.nack`."""
+        self._run(lambda c: c.nack(*messages, delay_s=delay_s))
+
+    def extend(self, *messages: SharedMessage, invisible_s: float) -> None:
+        """Keep these in flight; see `SharedConsumer.extend`."""
+        self._run(lambda c: c.extend(*messages, invisible_s=invisible_s))
+
+
+async def _nothing(_consumer: SharedConsumer) -> None:
+    return None
 
 
 class SyncAdmin(_Blocking[Admin]):
