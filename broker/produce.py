@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng.zlib_ng import crc32
 
 from broker.core.delays import waiting_records
 from broker.core.sequences import Key, SequencedBatch, Sequences
@@ -142,7 +142,7 @@ class Produce(Part):
         pending.answer_if_done()
 
     def _parse(self, body: memoryview, header: ProduceRequest, runs: list[ProduceRun]) -> _Body:
-        if zlib.crc32(body) != header.crc:
+        if crc32(body) != header.crc:
             raise RemoteError(Code.BODY_CRC, f"the body's CRC-32 is not {header.crc:#010x}")
         if len(body) < 4:
             raise WireError("a PRODUCE body without its count", Code.MALFORMED_BATCH)

@@ -22,7 +22,8 @@ from __future__ import annotations
 from ipaddress import IPv4Address, ip_address
 from struct import Struct
 from typing import Final
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from holdmq.errors import Code, RecordError
 from holdmq.message import Message, MessageId

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng.zlib_ng import crc32
 
 from holdmq.record import (
     BODY_LENGTH_AT,

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from functools import cache
 from typing import Final
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng.zlib_ng import crc32
 
 from holdmq.record import (
     IPV6_EXTRA,
@@ -67,7 +67,7 @@ def _sum_of_bytes(raw: npt.NDArray[np.uint8], starts: Ints, sizes: Ints) -> int:
     extra = np.where(longer != 0, IPV6_EXTRA, 0) if longer.any() else 0
     _clear(data, starts + STORE_MS_AT + extra, 16)
     _clear(data, starts + sizes - _TRAILER, _TRAILER)
-    return crc32(data)  # type: ignore[arg-type]
+    return crc32(data)
 
 
 def _clear(data: npt.NDArray[np.uint8], at: Ints, size: int) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
-from zlib import crc32
 
 from librt.strings import read_i64_be
+from zlib_ng.zlib_ng import crc32
 
 from holdmq.record import (
     BODY_LENGTH_AT,

@@ -24,7 +24,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from struct import pack
 from typing import Any, Final
-from zlib import crc32
+
+from zlib_ng.zlib_ng import crc32
 
 from gateway.core.receipts import CLOSE, Receipt
 from holdmq.errors import CODES, Code, WireError
@@ -48,6 +49,7 @@ REFUSALS: Final[dict[Code, int]] = {
     Code.TOPIC_PERM: ReasonCode.NOT_AUTHORIZED,
     Code.TOPIC_INVALID: ReasonCode.TOPIC_NAME_INVALID,
     Code.TAG_INVALID: ReasonCode.TOPIC_NAME_INVALID,
+    Code.KIND_UNFIT: ReasonCode.TOPIC_NAME_INVALID,
     Code.TOPIC_LIMIT: ReasonCode.QUOTA_EXCEEDED,
     Code.LIMIT_EXCEEDED: ReasonCode.QUOTA_EXCEEDED,
     Code.RECORD_TOO_LARGE: ReasonCode.QUOTA_EXCEEDED,
@@ -69,9 +71,21 @@ class Target:
     """One queue at one broker, as a place to send to; `run` is its part of the open batch.
 
     `runs` are those not settled, oldest first; `progress_at` is when one was settled last, or began to wait.
+    `is_retired`: routes do not show the queue to producers any more. Who sent here goes elsewhere once `runs`
+    is empty, so that nothing overtakes; `on_idle` is called then, once.
     """
 
-    __slots__ = ("next_sequence", "producer", "progress_at", "queue_id", "run", "runs", "topic")
+    __slots__ = (
+        "is_retired",
+        "next_sequence",
+        "on_idle",
+        "producer",
+        "progress_at",
+        "queue_id",
+        "run",
+        "runs",
+        "topic",
+    )
 
     def __init__(self, producer: Producer, topic: str, queue_id: int) -> None:
         self.producer = producer
@@ -81,6 +95,8 @@ class Target:
         self.progress_at = 0.0
         self.run: Run | None = None
         self.runs: deque[Run] = deque()
+        self.is_retired = False
+        self.on_idle: Callable[[], None] | None = None
 
 
 class Run:
@@ -221,6 +237,10 @@ class Producer:
         if target is None:
             target = self._targets[key] = Target(self, topic, queue_id)
         return target
+
+    def targets(self) -> list[Target]:
+        """Every queue that was ever sent to."""
+        return list(self._targets.values())
 
     def open_run(self, target: Target, now: float) -> Run:
         """The target's run in the open batch, begun if there is none. The caller appends at least one record
@@ -417,6 +437,9 @@ class Producer:
             target.runs.remove(run)
         for receipt in run.receipts:
             receipt.settle(outcome)
+        if target.on_idle is not None and not target.runs:
+            on_idle, target.on_idle = target.on_idle, None
+            on_idle()
 
     def _give_up(self, run: Run, outcome: int, now: float) -> None:
         if not run.is_settled:
