@@ -35,9 +35,7 @@ app = typer.Typer(
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 Places = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[BROKER/OFFSET]…", help="Which ones, as `dlq read` shows them.", show_default=False
-    ),
+    typer.Argument(metavar="[BROKER/OFFSET]…", help="Which, as `dlq read` shows them.", show_default=False),
 ]
 
 
@@ -69,7 +67,7 @@ def read(
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Show a group's dead letters, the oldest of each broker first: where they were, and how often retried."""
+    """Show a group's dead letters, the oldest of each broker first: their origin, retries and bodies."""
 
     async def work(letters: DeadLetters) -> list[ReadLetter]:
         start = dict([_place(after)]) if after else {}
@@ -180,9 +178,8 @@ def _shown(letter: ReadLetter) -> dict[str, Any]:
 def _line(letter: ReadLetter) -> str:
     shown = _shown(letter)
     when = datetime.fromtimestamp(letter.failed_ms / 1e3, UTC).isoformat(timespec="seconds")
-    body = repr(letter.message.body[:SHOWN_BYTES])[2:-1] + (
-        "…" if len(letter.message.body) > SHOWN_BYTES else ""
-    )
+    raw = letter.message.body
+    body = repr(raw[:SHOWN_BYTES])[2:-1] + ("…" if len(raw) > SHOWN_BYTES else "")
     tag = "" if letter.message.tag is None else f"/{letter.message.tag}"
     return (
         f"{letter.broker}/{letter.offset}  {when}  {shown['retries']} retries  "

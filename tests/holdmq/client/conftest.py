@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from processes import holdmq_stack
 
 from broker.core.sequences import Sequences
 from holdmq.errors import BusyError, Code, RemoteError
@@ -52,6 +53,8 @@ from holdmq.wire.headers import (
     TopicStats,
 )
 from registry.server import RegistryServer
+
+__all__ = ["holdmq_stack"]
 
 STORE_ID = b"fakestor"
 Act = Callable[[Request, "FakeBroker"], bool]
