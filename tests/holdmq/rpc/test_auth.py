@@ -264,6 +264,16 @@ async def test_a_changed_file_is_seen_without_being_told(
     await echo(client)
 
 
+def spoil(path: Path, damage: str) -> None:
+    if damage == "gone":
+        path.unlink()
+    elif damage == "mode":
+        write_keys(path, KEYS + "#")
+        path.chmod(0o644)
+    else:
+        write_keys(path, damage)
+
+
 @pytest.mark.parametrize("damage", ["not toml [", "mode", "gone"])
 async def test_a_file_that_is_of_no_use_changes_nothing_and_is_said_once(
     make_peer: MakePeer, connect: MakeClient, keys_file: Path, until: Until, damage: str
@@ -283,13 +293,7 @@ async def test_a_file_that_is_of_no_use_changes_nothing_and_is_said_once(
 
     security._look = counted  # type: ignore[method-assign]
     with capture_logs() as logs:
-        if damage == "mode":
-            keys_file.write_text(KEYS + "#", encoding="utf-8")
-            keys_file.chmod(0o644)
-        elif damage == "gone":
-            keys_file.unlink()
-        else:
-            write_keys(keys_file, damage)
+        spoil(keys_file, damage)
         await until(lambda: security.reload_failures)
         seen = looks
         await until(lambda: looks > seen + 5)
