@@ -42,6 +42,10 @@ from holdmq.wire.headers import (
 from storage.store import Batch, MessageStore
 
 
+def _admitted(connection: Connection) -> dict[str, Any]:
+    return {"principal": connection.grants.key.name} if connection.grants is not None else {}
+
+
 def now_ms() -> int:
     """The wall clock, in ms since the epoch."""
     return time.time_ns() // 1_000_000
@@ -227,7 +231,7 @@ class BrokerServer:
                         connection.context or "",
                         hello.software,
                         connection.connected_ms,
-                        self._states.get(connection, {}),
+                        self._states.get(connection, {}) | _admitted(connection),
                     )
                 )
         request.reply(ConnectionListResponse(rows))
