@@ -1,0 +1,216 @@
+"""Real processes with security on: a device's message reaches an application, and nobody else gets in."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from devices import Device
+from processes import Stack, wait_until
+from security import ADMIN_SECRET, KEYS, SECRET, SERVICE_SECRET, Authority, write_keys
+
+from holdmq.client import Message, Security, SyncAdmin, SyncProducer, SyncPullConsumer
+from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
+
+StackMaker = Callable[..., Stack]
+TOPIC = "orders"
+
+
+class Secured:
+    """A stack with access keys, TLS and client certificates, and credentials for it."""
+
+    def __init__(self, start: StackMaker, directory: Path, *services: str) -> None:
+        self.authority = Authority(directory / "certs")
+        server = self.authority.issue("server")
+        service = self.authority.issue("service-client", ("service-client",))
+        self.keys_file = Path(write_keys(directory / "keys.toml"))
+        self.stack = start(
+            ("registry", "broker", *services),
+            **{
+                "security.keys_file": self.keys_file,
+                "security.tls_cert": server.cert,
+                "security.tls_key": server.key,
+                "security.tls_client_ca": self.authority.ca,
+                "security.require_client_certificate": "true",
+                "client.tls_ca": self.authority.ca,
+                "client.tls_cert": service.cert,
+                "client.tls_key": service.key,
+            },
+        )
+        self.registries = [self.stack.registry]
+
+    def by_certificate(self, name: str) -> Security:
+        return Security(tls_ca=self.authority.ca, **self.authority.client(name))  # type: ignore[arg-type]
+
+    def by_key(self, access_key: str, secret: str) -> Security:
+        """An access key; the certificate opens TLS, the key says who it is."""
+        own = self.authority.client("anybody")
+        return Security(access_key, secret, tls_ca=self.authority.ca, **own)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def secured(holdmq_stack: StackMaker, tmp_path: Path) -> Secured:
+    return Secured(holdmq_stack, tmp_path)
+
+
+def read(consumer: SyncPullConsumer, count: int) -> list[bytes]:
+    bodies: list[bytes] = []
+    wait_until(
+        lambda: bodies.extend(m.body for m in consumer.poll(hold_ms=500)) or len(bodies) >= count,
+        f"{count} messages",
+    )
+    return bodies
+
+
+def test_a_devices_message_goes_through_everything_over_tls_with_client_certificates(
+    holdmq_stack: StackMaker, tmp_path: Path
+) -> None:
+    secured = Secured(holdmq_stack, tmp_path, "gateway")
+    device = Device(secured.stack.mqtt_port, "dev", f"{TOPIC}/1")
+    wait_until(device.connect, "the gateway takes a device")
+    device.publish(10)
+    wait_until(lambda: device.receive() or not device.waits, "ten PUBACKs")
+    with SyncPullConsumer(secured.registries, security=secured.by_certificate("orders-client")) as consumer:
+        consumer.assign([TOPIC], "earliest")
+        assert sorted(read(consumer, 10)) == sorted(f"dev:{n}".encode() for n in range(1, 11))
+    device.close()
+    with SyncAdmin(secured.registries, security=secured.by_key("admin", ADMIN_SECRET)) as admin:
+        connections = admin.connections()["broker-0"]
+    assert isinstance(connections, list)
+    assert {row.role: row.state["principal"] for row in connections} == {
+        "gateway": "service",
+        "console": "admin",
+    }
+    for name in ("registry", "broker", "gateway"):
+        assert SECRET not in secured.stack.log(name)
+        assert SERVICE_SECRET not in secured.stack.log(name)
+
+
+def test_each_principal_may_do_what_its_entry_says(secured: Secured) -> None:
+    with SyncAdmin(secured.registries, security=secured.by_key("admin", ADMIN_SECRET)) as admin:
+        admin.create_topic(TOPIC)
+        admin.create_topic("billing")
+    orders = secured.by_key("orders", SECRET)
+    with SyncProducer(secured.registries, security=orders) as producer:
+        producer.send(Message(TOPIC, b"mine"))
+        with pytest.raises(HoldMQError, match="'orders' may not produce to topic 'billing'") as caught:
+            producer.send(Message("billing", b"not mine"))
+        assert caught.value.code == Code.NOT_PERMITTED
+        producer.send(Message(TOPIC, b"still mine"))
+    with SyncPullConsumer(secured.registries, security=orders) as consumer:
+        consumer.assign([TOPIC], "earliest")
+        assert sorted(read(consumer, 2)) == [b"mine", b"still mine"]
+        with pytest.raises(HoldMQError, match="may not consume from topic 'billing'"):
+            consumer.assign(["billing"], "earliest")
+    with (
+        SyncAdmin(secured.registries, security=orders) as admin,
+        pytest.raises(RemoteError, match="role admin"),
+    ):
+        admin.create_topic("another")
+    assert secured.stack.metric("broker", "holdmq_rpc_not_permitted_total") >= 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "client.tls_cert"),
+        ({"access_key": "orders", "secret": "w" * 40}, "client.tls_cert"),
+    ],
+)
+def test_who_shows_no_certificate_does_not_get_in(
+    secured: Secured, fields: dict[str, str], reason: str
+) -> None:
+    security = Security(tls_ca=secured.authority.ca, **fields)  # type: ignore[arg-type]
+    with (
+        SyncAdmin(secured.registries, security=security) as admin,
+        pytest.raises(TransportError, match=reason),
+    ):
+        admin.cluster()
+    with SyncAdmin(secured.registries) as admin, pytest.raises(TransportError, match="use TLS"):
+        admin.cluster()
+
+
+def test_a_wrong_key_does_not_get_in_and_a_deleted_one_is_thrown_out(secured: Secured) -> None:
+    wrong = secured.by_key("orders", "w" * 40)
+    with (
+        SyncProducer(secured.registries, security=wrong) as producer,
+        pytest.raises(HoldMQError, match="unknown or its secret is wrong"),
+    ):
+        producer.send(Message(TOPIC, b"x"), timeout_s=3)
+    orders = secured.by_key("orders", SECRET)
+    with SyncProducer(secured.registries, security=orders) as producer:
+        producer.send(Message(TOPIC, b"before"))
+        without = re.sub(r"\[keys.orders\].*?(?=\[keys.service\])", "", KEYS, flags=re.DOTALL)
+        write_keys(secured.keys_file, without)
+        for name in ("registry", "broker"):
+            secured.stack.processes[name].send_signal(signal.SIGHUP)
+        wait_until(
+            lambda: "access keys were read again" in secured.stack.log("broker"), "the broker reads its keys"
+        )
+        with pytest.raises(HoldMQError):
+            producer.send(Message(TOPIC, b"after"), timeout_s=3)
+    with SyncAdmin(secured.registries, security=secured.by_key("admin", ADMIN_SECRET)) as admin:
+        assert isinstance(admin.connections()["broker-0"], list), "others are not concerned"
+
+
+def test_the_command_line_takes_credentials_from_a_file(secured: Secured, tmp_path: Path) -> None:
+    secret_file = tmp_path / "admin.secret"
+    secret_file.write_text(ADMIN_SECRET + "\n", encoding="utf-8")
+    secret_file.chmod(0o600)
+    own = secured.authority.issue("cli", ("cli",))
+    settings = {
+        "client.registries": secured.stack.registry,
+        "client.tls_ca": secured.authority.ca,
+        "client.tls_cert": own.cert,
+        "client.tls_key": own.key,
+    }
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "holdmq.cli", "topic", "create", "made", "--json", *sets]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert refused.returncode == 1
+    assert "UNAUTHENTICATED" in refused.stderr
+    named = [*command, "--set", "client.access_key=admin", "--set", f"client.secret_file={secret_file}"]
+    made = subprocess.run(named, capture_output=True, text=True, timeout=30, check=True)
+    assert json.loads(made.stdout)[0]["topic"] == "made"
+
+
+@pytest.mark.parametrize("service", ["registry", "broker"])
+def test_a_service_that_others_can_reach_does_not_start_without_credentials(
+    tmp_path: Path, service: str
+) -> None:
+    sets = {
+        f"{service}.bind": "0.0.0.0",
+        f"{service}.port": "0",
+        f"{service}.admin_port": "0",
+        "storage.data_dir": tmp_path / "store",
+    }
+    command = [sys.executable, "-m", "holdmq.cli", service]
+    command += [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 2
+    assert f"{service}.bind is 0.0.0.0" in ended.stderr
+    assert "security.keys_file" in ended.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_broker_with_an_expired_certificate_does_not_start(tmp_path: Path) -> None:
+    expired = Authority(tmp_path).issue("old", lifetime=dt.timedelta(days=-1))
+    sets = {
+        "broker.port": "0",
+        "broker.admin_port": "0",
+        "storage.data_dir": tmp_path / "store",
+        "security.tls_cert": expired.cert,
+        "security.tls_key": expired.key,
+    }
+    command = [sys.executable, "-m", "holdmq.cli", "broker"]
+    command += [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 2
+    assert f"{expired.cert} is of no use: certificate has expired; renew it" in ended.stderr
