@@ -35,6 +35,7 @@ from holdmq.wire.table_headers import (
     TableScanRequest,
     TableScanResponse,
     TableUnwatchRequest,
+    TableWatching,
     TableWatchRequest,
 )
 from storage.lookups import Row, TableStore
@@ -152,7 +153,7 @@ class Tables(Part):
         header = request.header(TableWatchRequest)
         self._readable(header.topic)
         self.watches.begin(request.connection, header.watch_id, header.topic, header.prefix)
-        request.reply(Empty())
+        request.reply(TableWatching(self._changed_to))
 
     def unwatch(self, request: Request) -> None:
         """TABLE_UNWATCH."""

@@ -20,7 +20,13 @@ from holdmq.rpc.connection import Connection, Request
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import HelloResponse
-from holdmq.wire.table_headers import TableChangesPush, TableRow, TableUnwatchRequest, TableWatchRequest
+from holdmq.wire.table_headers import (
+    TableChangesPush,
+    TableRow,
+    TableUnwatchRequest,
+    TableWatching,
+    TableWatchRequest,
+)
 
 if TYPE_CHECKING:
     from holdmq.client.tables import Table
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
 PENDING_ROWS_MAX: Final = 20_000
 """Keys whose newest change waits to be taken; a scan goes on while it is half of that."""
 PENDING_BYTES_MAX: Final = 64 << 20
+PAGE_ROWS: Final = 1_000
+"""Rows read at a time: so many more may wait, of each broker."""
 RETRY_S: Final = 0.5
 
 _watch_ids = itertools.count(1)
@@ -88,6 +96,7 @@ class TableWatch:
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._error: HoldMQError | None = None
+        self._has_completed = False
         self._is_started = False
         self._is_closed = False
 
@@ -138,8 +147,9 @@ class TableWatch:
             self._follow(broker)
 
     async def poll(self, timeout_s: float | None = None) -> list[Event]:
-        """What happened since the last call, waiting for something if nothing did; [] after `timeout_s`.
+        """What happened since the last call, waiting for something if nothing did.
 
+        [] after `timeout_s`, and when nothing but `is_complete` has changed.
         Raises the error that ended the watch for good (the table was deleted, or may not be read).
         """
         if self._is_closed:
@@ -147,11 +157,12 @@ class TableWatch:
         await self.start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self._pending and self._error is None:
+                while not (self._pending or self._has_completed or self._error is not None):
                     self._news.clear()
                     await self._news.wait()
         if self._error is not None and not self._pending:
             raise self._error
+        self._has_completed = False
         events = list(self._pending.values())
         self._pending.clear()
         self._pending_bytes = 0
@@ -198,7 +209,8 @@ class TableWatch:
     async def _watch(self, broker: str) -> None:
         stream = self._stream(broker)
         request = TableWatchRequest(self.table.name, self.prefix, self._watch_id)
-        await self.table.call(RequestCode.TABLE_WATCH, broker, request)
+        reply = await self.table.call(RequestCode.TABLE_WATCH, broker, request)
+        stream.position = reply.header(TableWatching).position
         stream.is_connected = self.table.routes.link(broker).is_up
 
     async def _keep(self, broker: str, stream: _Stream) -> None:
@@ -232,7 +244,8 @@ class TableWatch:
             while len(self._pending) > PENDING_ROWS_MAX // 2 or self._pending_bytes > PENDING_BYTES_MAX // 2:
                 self._room.clear()
                 await self._room.wait()
-            position, page = await self.table.scan_broker(broker, self.prefix, after)
+            count = min(PAGE_ROWS, PENDING_ROWS_MAX // 2)
+            position, page = await self.table.scan_broker(broker, self.prefix, after, count)
             if stream.is_behind:
                 return
             stream.position = max(stream.position, position)
@@ -243,6 +256,7 @@ class TableWatch:
             after = page.next_after
             if after is None:
                 stream.is_read = True
+                self._has_completed = self.is_complete
                 self._news.set()
                 return
 
@@ -317,3 +331,4 @@ class TableWatch:
         self._pending_bytes = sum(
             len(e.value or b"") + len(e.key) for e in self._pending.values() if isinstance(e, TableChange)
         )
+        self._room.set()

@@ -110,6 +110,13 @@ class TableWatchRequest(Header):
 
 
 @dataclass(frozen=True, slots=True)
+class TableWatching(Header):
+    """Answer to TABLE_WATCH. Changes below log position `position` came before, though some may be told."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class TableUnwatchRequest(Header):
     """End a watch; one that is not there is fine."""
 
