@@ -50,6 +50,7 @@ class DurableStore(MessageStore, Protocol):
 class _Save(NamedTuple):
     content: Content
     change: int
+    seen_ms: dict[str, int]
     position: int
     waiters: list[Done]
     give_up_at: float
@@ -82,6 +83,7 @@ class OffsetFile:
         self._saved_change = 0
         self._saved_at = 0.0
         self._seen_ms: dict[str, int] = {}
+        self._saved_seen_ms: dict[str, int] = {}
         self._needed: tuple[Content, dict[str, int]] = ({}, {})
         self._waiters: list[Done] = []
         self._is_saving = False
@@ -122,6 +124,7 @@ class OffsetFile:
         else:
             self._data_version += 1
             self._table.saved = self._table.snapshot()
+            self._saved_seen_ms = dict(self._seen_ms)
             self._saved_change = self._table.change
 
     def _read(self, has_records: bool, accept_backup: bool) -> dict[str, Any]:
@@ -182,7 +185,7 @@ class OffsetFile:
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
-        if self._is_dirty or self._is_saving:
+        if self._is_dirty or self._is_saving or self._seen_ms != self._saved_seen_ms:
             saved: asyncio.Future[None] = loop.create_future()
             self._add_waiter(lambda _: saved.set_result(None))
             await saved
@@ -228,7 +231,7 @@ class OffsetFile:
         now_ms = time.time_ns() // 1_000_000
         for group in self._live_groups():
             self._seen_ms[group] = now_ms
-        kept = {name.rpartition("@")[2] for name in self._table.saved}
+        kept = {name.rpartition("@")[2] for name in self._table.snapshot()}
         self._seen_ms = {group: ms for group, ms in self._seen_ms.items() if group in kept}
         for group in kept:
             self._seen_ms.setdefault(group, now_ms)
@@ -242,6 +245,7 @@ class OffsetFile:
             _Save(
                 self._table.snapshot(),
                 self._table.change,
+                dict(self._seen_ms),
                 self._store.confirmed_position,
                 waiters,
                 loop.time() + SYNC_WAIT_S,
@@ -258,7 +262,7 @@ class OffsetFile:
             self._ended(save, StorageError(reason, operation="write", path=str(self._path)))
             return
         future = loop.run_in_executor(
-            self._thread, self._write, save.content, dict(self._seen_ms), self._data_version + 1
+            self._thread, self._write, save.content, save.seen_ms, self._data_version + 1
         )
 
         def written(finished: asyncio.Future[None]) -> None:
@@ -281,6 +285,7 @@ class OffsetFile:
             self.saves += 1
             self._data_version += 1
             self._table.saved = save.content
+            self._saved_seen_ms = save.seen_ms
             self._saved_change = save.change
             self._saved_at = asyncio.get_running_loop().time()
             self._last_failure = ""

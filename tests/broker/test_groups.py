@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from broker_stack import Stack
-from group_member import GroupMember
+from group_peer import GroupPeer
 
 import broker.groups
 from holdmq.errors import Code, HoldMQError, RemoteError, StoreFormatError
@@ -18,8 +18,8 @@ from holdmq.wire.group_headers import (
     CLUSTERING,
     GroupJoinRequest,
     GroupListResponse,
-    GroupMembersResponse,
     GroupPauseRequest,
+    GroupPeersResponse,
     GroupRequest,
     GroupRow,
     GroupUpdateRequest,
@@ -31,16 +31,16 @@ from holdmq.wire.header import rows
 from holdmq.wire.headers import Empty
 
 Start = Callable[..., Awaitable[Stack]]
-Join = Callable[..., GroupMember]
+Join = Callable[..., GroupPeer]
 
 
 @pytest.fixture
 async def member() -> AsyncIterator[Join]:
     """Make members; their connections close with the test."""
-    made: list[GroupMember] = []
+    made: list[GroupPeer] = []
 
-    def make(broker: Stack, client_id: str, group: str = "g") -> GroupMember:
-        made.append(GroupMember(broker, client_id, group))
+    def make(broker: Stack, client_id: str, group: str = "g") -> GroupPeer:
+        made.append(GroupPeer(broker, client_id, group))
         return made[-1]
 
     yield make
@@ -177,7 +177,7 @@ async def test_members_are_listed_with_what_they_do(broker: Stack, member: Join)
     await one.join("t", "u")
     await one.lease(0, 2)
     reply = await broker.client.call(RequestCode.GROUP_MEMBERS, GroupRequest("g"))
-    listed = rows(MemberRow, reply.header(GroupMembersResponse).members)[0]
+    listed = rows(MemberRow, reply.header(GroupPeersResponse).members)[0]
     assert (listed.client_id, listed.mode, listed.strategy, listed.queues) == (
         "one",
         CLUSTERING,
@@ -219,7 +219,7 @@ async def test_a_silent_member_is_one_no_more(
     assert stack.server.groups.numbers()["group_members_expired_total"] == 1
 
 
-async def _renew(one: GroupMember) -> None:
+async def _renew(one: GroupPeer) -> None:
     while True:
         await one.join()
         await asyncio.sleep(0.05)
@@ -409,7 +409,7 @@ async def test_three_members_settle_on_24_queues_by_what_they_are_told(broker: S
     members = [member(broker, f"m{i}") for i in range(3)]
     held: dict[int, str] = {}
 
-    async def consume(one: GroupMember) -> None:
+    async def consume(one: GroupPeer) -> None:
         state = await one.join()
         wanted: set[int] = set()
         mine: set[int] = set()

@@ -1,0 +1,208 @@
+"""The offset file of a real broker: killed, damaged, taken away. No group jumps in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from group_peer import GroupPeer
+from processes import Stack, end_all, wait_until
+
+from holdmq.client.sync import SyncProducer
+from holdmq.message import Message
+
+QUEUES = range(4)
+
+
+@pytest.fixture
+def consumed(tmp_path: Path) -> Iterator[Stack]:
+    """A stopped broker with a topic of which a group has consumed some: `offsets` says how far."""
+    stack = Stack(tmp_path)
+    stack.start("registry")
+    stack.start("broker")
+    try:
+        with SyncProducer([stack.registry]) as producer:
+            for i in range(200):
+                producer.send(Message("devices", b"%d" % i), key=f"{i}")
+        for offset in (5, 7):
+            assert (
+                run(stack, lambda one, offset=offset: report(one, offset)) == [-1 if offset == 5 else 5] * 4
+            )  # type: ignore[misc]
+        assert stack.stop("broker") == 0
+        yield stack
+    finally:
+        end_all([stack])
+
+
+def run(stack: Stack, action: Callable[[GroupPeer], object]) -> list[int]:
+    """Join, lease every queue, act; the offsets from which the leases let consume."""
+
+    async def consume() -> list[int]:
+        one = GroupPeer(stack.broker_port, "one")
+        try:
+            await one.join("devices")
+            leased = await one.lease(*QUEUES, topic="devices")
+            coroutine = action(one)
+            if coroutine is not None:
+                await coroutine  # type: ignore[misc]
+            return [row.offset for row in leased]
+        finally:
+            await one.client.close()
+
+    return asyncio.run(consume())
+
+
+async def report(one: GroupPeer, offset: int) -> None:
+    for queue_id in QUEUES:
+        assert await one.report(queue_id, offset, topic="devices", wait_for_disk=True) == []
+
+
+def offsets(stack: Stack) -> list[int]:
+    return run(stack, lambda _: None)
+
+
+def path_of(stack: Stack, name: str = "consumerOffset.json") -> Path:
+    return stack.directory / "store" / "config" / name
+
+
+def refusal(stack: Stack) -> str:
+    """Start the broker; it must end with exit code 1 and one sentence, which is returned."""
+    process: subprocess.Popen[bytes] = stack.start("broker", wait=False)
+    assert process.wait(30) == 1
+    del stack.processes["broker"]
+    assert "Traceback" not in stack.log("broker")
+    sentence = json.loads(stack.log("broker").splitlines()[-1])
+    assert sentence["level"] == "error"
+    return str(sentence["event"])
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+def halve(path: Path) -> None:
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def rename(path: Path) -> None:
+    path.rename(path.with_name("elsewhere.json"))
+
+
+DAMAGES = [flip, halve, empty, rename]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_offset_file_falls_back_to_its_backup_and_says_so(
+    consumed: Stack, damage: Callable[[Path], None]
+) -> None:
+    damage(path_of(consumed))
+    consumed.start("broker")
+    assert all(offset in (5, 7) for offset in offsets(consumed))
+    said = [json.loads(line) for line in consumed.log("broker").splitlines() if line.startswith("{")]
+    told = [line for line in said if "consumerOffset.json cannot be used; its backup is" in line["event"]]
+    assert len(told) == 1
+    assert told[0]["level"] == "error"
+    assert told[0]["backup"].endswith("consumerOffset.json.bak")
+    # What it fell back to is whole again, and so is the next start.
+    consumed.restart("broker", signal.SIGKILL)
+    assert all(offset in (5, 7) for offset in offsets(consumed))
+
+
+def test_without_a_backup_that_can_be_used_the_broker_refuses_to_start(consumed: Stack) -> None:
+    path = path_of(consumed)
+    backup = path.with_name(path.name + ".bak")
+    kept = path.read_bytes()
+    flip(path)
+    flip(backup)
+    sentence = refusal(consumed)
+    assert "consumerOffset.json" in sentence
+    assert "its backup too" in sentence
+    path.unlink()
+    backup.unlink()
+    sentence = refusal(consumed)
+    assert "consumerOffset.json" in sentence
+    assert "--accept-backup" in sentence
+    assert not path.exists()
+    path.write_bytes(kept)
+    consumed.start("broker")
+    assert offsets(consumed) == [7] * 4
+
+
+def test_to_go_on_without_any_offsets_has_to_be_said(consumed: Stack) -> None:
+    path = path_of(consumed)
+    path.unlink()
+    path.with_name(path.name + ".bak").unlink()
+    told = Stack(consumed.directory, {"storage.accept_backup": True})
+    told.start("broker")
+    try:
+        assert offsets(told) == [-1] * 4
+        assert "no group has an offset" in told.log("broker")
+    finally:
+        end_all([told])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_group_file_is_refused_by_name_and_its_backup_only_taken_when_told(
+    consumed: Stack, damage: Callable[[Path], None]
+) -> None:
+    path = path_of(consumed, "subscriptionGroup.json")
+    damage(path)
+    sentence = refusal(consumed)
+    assert "subscriptionGroup.json" in sentence
+    assert "--accept-backup" in sentence
+    told = Stack(consumed.directory, {"storage.accept_backup": True})
+    told.start("broker")
+    try:
+        assert offsets(told) == [7] * 4
+    finally:
+        end_all([told])
+
+
+def test_a_killed_broker_has_what_was_answered_from_disk_and_fences_what_was_before(consumed: Stack) -> None:
+    consumed.start("broker")
+
+    async def consume() -> None:
+        one = GroupPeer(consumed.broker_port, "one")
+        await one.join("devices")
+        await one.lease(*QUEUES, topic="devices")
+        old = one.generations["devices", 0]
+        await report(one, 9)
+        await asyncio.to_thread(consumed.restart, "broker", signal.SIGKILL)
+        again = GroupPeer(consumed.broker_port, "one")
+        await again.join("devices")
+        leased = await again.lease(*QUEUES, topic="devices")
+        assert [row.offset for row in leased] == [9] * 4
+        assert leased[0].generation > old
+        refused = await again.report(0, 10, topic="devices", generation=old)
+        assert len(refused) == 1
+        await one.client.close()
+        await again.client.close()
+
+    asyncio.run(consume())
+
+
+def test_offsets_come_to_the_file_by_themselves(consumed: Stack) -> None:
+    consumed.start("broker")
+
+    async def advance(one: GroupPeer) -> None:
+        assert await one.report(0, 9, topic="devices") == []
+
+    run(consumed, advance)
+
+    def saved() -> bool:
+        table = json.loads(path_of(consumed).read_text())["content"]["offsetTable"]
+        return bool(table["devices@g"]["0"] == 9)
+
+    wait_until(saved, "the offset is in consumerOffset.json", 15.0)
