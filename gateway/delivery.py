@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +10,7 @@ from gateway.core.lag import Lag
 from gateway.session.outbound import Granted
 from gateway.session.session import CLOSED, Session
 from holdmq import telemetry
+from holdmq.compression import decompress
 from holdmq.errors import HoldMQError, RecordError
 from holdmq.mqtt import (
     MQTT_5,
@@ -23,7 +23,6 @@ from holdmq.mqtt import (
 from holdmq.record import (
     FIXED_SIZE,
     PHYSICAL_OFFSET_AT,
-    RECORD_BYTES_LIMIT,
     SYS_COMPRESSED,
     SYS_QOS,
     SYS_QOS_SHIFT,
@@ -43,7 +42,7 @@ TRIE_FROM_FILTERS: Final = 16
 """From so many filters on a lagging session is matched through the trie instead of one by one."""
 MALFORMED_LOGGED_PER_S: Final = 20
 """Lines about records that cannot be delivered: one bad client must not fill a disk."""
-UNDELIVERABLE: Final = (HoldMQError, UnicodeError, zlib.error)
+UNDELIVERABLE: Final = (HoldMQError, UnicodeError)
 """What a record raises that no MQTT packet can carry; brokers refuse such ones, older logs may have them."""
 
 log = telemetry.get_logger()
@@ -83,7 +82,7 @@ class Outgoing:
                 waited_s = max(0, broker_now_ms - record.store_ms) // 1000
                 self.expiry_left_s = expiry_s - waited_s
         if record.sys_flag & SYS_COMPRESSED:
-            self.payload = _decompress(record.body)
+            self.payload = decompress(record.body)
 
     @property
     def is_expired(self) -> bool:
@@ -186,26 +185,31 @@ class Delivery:
             return level or None
         return b"%b/%b" % (level, tag)
 
-    def live(self, link: BrokerLink, body: memoryview) -> None:
-        """Deliver what the live reader got."""
+    def live(self, link: BrokerLink, body: memoryview, is_late: bool = False) -> None:
+        """Deliver what the live reader got; `is_late`: what paused topics had kept."""
         match = self._trie.match
         for outgoing in self.records(link, body):
             pairs = match(outgoing.mqtt_topic)
             try:
                 if len(pairs) == 1:
                     session, granted = pairs[0]
-                    self._live_one(link, outgoing, session, [granted])
+                    self._live_one(link, outgoing, session, [granted], is_late)
                 elif pairs:
                     merged: dict[Session, list[Granted]] = {}
                     for session, granted in pairs:
                         merged.setdefault(session, []).append(granted)
                     for session, several in merged.items():
-                        self._live_one(link, outgoing, session, several)
+                        self._live_one(link, outgoing, session, several, is_late)
             except UNDELIVERABLE as error:
                 self._malformed(link, outgoing.record.physical_offset, str(error))
 
     def _live_one(
-        self, link: BrokerLink, outgoing: Outgoing, session: Session, several: list[Granted]
+        self,
+        link: BrokerLink,
+        outgoing: Outgoing,
+        session: Session,
+        several: list[Granted],
+        is_late: bool,
     ) -> None:
         outbound = session.outbound
         if outbound is None or session.state == CLOSED:
@@ -228,7 +232,10 @@ class Delivery:
         position = outgoing.record.physical_offset
         lag = outbound.lag
         if lag is not None:
-            if not lag.wants_live(link.name, position):
+            if is_late:
+                if lag.go_back(link.name, position):
+                    return
+            elif not lag.wants_live(link.name, position):
                 return
             if lag.is_over:
                 outbound.lag = lag = None
@@ -240,7 +247,7 @@ class Delivery:
             lag = outbound.lag = Lag()
             self._counters.lagging_sessions += 1
             self._counters.lag_total += 1
-        lag.fall_behind(link.name, position)
+        lag.fall_behind(link.name, position, is_late=is_late)
 
     def again(self, link: BrokerLink, outgoing: Outgoing, session: Session) -> bool:
         """Deliver a record of a catch-up reader to its session; False when its window or socket is full.
@@ -307,12 +314,3 @@ def _position(data: bytes, pos: int) -> int:
     """The log position of the record at `pos`, as far as it says."""
     at = pos + PHYSICAL_OFFSET_AT
     return int.from_bytes(data[at : at + 8], "big")
-
-
-def _decompress(body: bytes) -> bytes:
-    """The body of a compressed record; zlib.error when it is damaged or larger than a record may be."""
-    stream = zlib.decompressobj()
-    data = stream.decompress(body, RECORD_BYTES_LIMIT)
-    if stream.unconsumed_tail:
-        raise zlib.error(f"a body of more than {RECORD_BYTES_LIMIT} bytes")
-    return data

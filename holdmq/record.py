@@ -25,6 +25,7 @@ from typing import Final
 
 from zlib_ng.zlib_ng import crc32
 
+from holdmq.compression import decompress
 from holdmq.errors import Code, RecordError
 from holdmq.message import Message, MessageId
 from holdmq.record_properties import (
@@ -331,7 +332,10 @@ class Record:
         return (self.sys_flag & SYS_QOS) >> SYS_QOS_SHIFT
 
     def to_message(self, broker: str | None = None) -> Message:
-        """The message as an application sees it; RecordError if its properties cannot be read."""
+        """The message as an application sees it, its body as it was sent.
+
+        RecordError if its properties cannot be read, or its compressed body not unpacked within 12 MiB.
+        """
         properties = decode_properties(self.properties)
         try:
             topic = self.topic.decode()
@@ -339,7 +343,7 @@ class Record:
             raise RecordError(f"topic {self.topic!r} is no UTF-8 text") from None
         return Message(
             topic=topic,
-            body=self.body,
+            body=decompress(self.body) if self.sys_flag & SYS_COMPRESSED else self.body,
             tag=properties.first("TAGS"),
             keys=tuple(value for key, value in properties.pairs if key == "KEYS"),
             properties=user_properties(properties),

@@ -10,13 +10,18 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from holdmq.errors import HoldMQError
-from holdmq.message import Message, MessageId, TopicQueue
+import numpy as np
+
+from holdmq.client.records import move
+from holdmq.errors import HoldMQError, RemoteError
+from holdmq.message import MessageId, TopicQueue
 
 RUNS_IN_FLIGHT_MAX: Final = 32
 """Unanswered runs per queue: half of the 64 batches by which a broker knows a repeat."""
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
+
+Key = bytes | str
 
 
 class SendResult(NamedTuple):
@@ -31,10 +36,20 @@ class SendResult(NamedTuple):
 
 
 class Owner(Protocol):
-    """Whoever waits for the messages of a chunk."""
+    """Whoever waits for the messages of a chunk; told once of each chunk.
 
-    def settle(self, index: int, result: SendResult | HoldMQError) -> None:
-        """The message with this index is stored or given up; later calls for it change nothing."""
+    `wants_positions`: whether `stored` needs the records' log positions.
+    """
+
+    wants_positions: bool
+
+    def stored(
+        self, chunk: Chunk, queue: TopicQueue, first_offset: int, store_id: bytes, positions: Sequence[int]
+    ) -> None:
+        """The chunk's messages are in this queue, from `first_offset` on (-1 = not known any more)."""
+
+    def failed(self, chunk: Chunk, error: HoldMQError) -> None:
+        """The chunk's messages were given up."""
 
 
 class Terms(NamedTuple):
@@ -44,38 +59,89 @@ class Terms(NamedTuple):
     """
 
     deadline: float
-    key: bytes | str | None
+    key: Key | None
     is_tied: bool
     due: str | None = None
 
 
 class Chunk:
-    """Messages of one caller for one queue, encoded; they are stored or given up together."""
+    """Messages of one caller for one queue, encoded; they are stored or given up together.
 
-    __slots__ = ("indices", "is_settled", "messages", "owner", "records", "sizes", "terms")
+    `sizes`: of the records, as the wire has them. `indices`: which of the owner's messages they are.
+    `keys`: their own keys, None where one has none; None alone = nobody has one. `may_be_stored`: they were
+    sent and not answered, so that the broker may have them.
+    """
+
+    __slots__ = (
+        "count",
+        "indices",
+        "is_settled",
+        "keys",
+        "largest",
+        "may_be_stored",
+        "owner",
+        "records",
+        "sizes",
+        "terms",
+        "topic",
+    )
 
     def __init__(
         self,
         owner: Owner,
+        topic: str,
         indices: Sequence[int],
-        messages: Sequence[Message],
-        records: Sequence[bytes],
+        records: bytes,
+        sizes: bytes,
+        keys: Sequence[Key | None] | None,
         terms: Terms,
     ) -> None:
         self.owner = owner
+        self.topic = topic
         self.indices = indices
-        self.messages = messages
-        self.sizes = [len(record) for record in records]
-        self.records = b"".join(records)
+        self.records = records
+        self.sizes = sizes
+        self.count = len(sizes) // 4
+        self.largest = len(records) if self.count == 1 else int(np.frombuffer(sizes, ">u4").max())
+        self.keys = keys
         self.terms = terms
         self.is_settled = False
+        self.may_be_stored = False
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether a key says where these messages go, so that their order matters."""
+        return self.terms.key is not None or self.keys is not None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether any queue of the topic will do."""
+        return not self.terms.is_tied and not self.is_keyed
 
     def fail(self, error: HoldMQError) -> None:
         """Tell the owner that these messages were given up."""
         if not self.is_settled:
             self.is_settled = True
-            for index in self.indices:
-                self.owner.settle(index, error)
+            self.owner.failed(self, error)
+
+    def moved(self, places: Sequence[int], queue_id: int) -> Chunk:
+        """A chunk of these of its messages for another queue of the topic, in place of this one."""
+        sizes = np.frombuffer(self.sizes, ">u4").astype(np.int64)
+        records = self.records
+        if len(places) < self.count:
+            ends = np.cumsum(sizes).tolist()
+            begins = [0, *ends]
+            records = b"".join([records[begins[i] : ends[i]] for i in places])
+            sizes = sizes[list(places)]
+        return Chunk(
+            self.owner,
+            self.topic,
+            [self.indices[i] for i in places],
+            move(records, sizes, queue_id),
+            sizes.astype(">u4").tobytes(),
+            None if self.keys is None else [self.keys[i] for i in places],
+            self.terms,
+        )
 
 
 class Run:
@@ -86,8 +152,13 @@ class Run:
     def __init__(self, first: int, chunks: list[Chunk]) -> None:
         self.first = first
         self.chunks = chunks
-        self.count = sum(len(chunk.sizes) for chunk in chunks)
+        self.count = sum(chunk.count for chunk in chunks)
         self.size_bytes = sum(len(chunk.records) for chunk in chunks)
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether the broker may have any of it."""
+        return any(chunk.may_be_stored for chunk in self.chunks)
 
     @property
     def is_delayed(self) -> bool:
@@ -96,20 +167,24 @@ class Run:
 
     @property
     def is_given_up(self) -> bool:
+        """Whether nobody waits for any of it."""
         return all(chunk.is_settled for chunk in self.chunks)
 
-    def stored(self, queue: TopicQueue, base_offset: int, store_id: bytes, positions: list[int]) -> None:
+    @property
+    def wants_positions(self) -> bool:
+        """Whether somebody waits for places in the log."""
+        return any(chunk.owner.wants_positions for chunk in self.chunks)
+
+    def stored(self, queue: TopicQueue, base_offset: int, store_id: bytes, positions: Sequence[int]) -> None:
         """Tell the owners where their messages are."""
         k = 0
         for chunk in self.chunks:
-            for index in chunk.indices:
+            end = k + chunk.count
+            if not chunk.is_settled:
+                chunk.is_settled = True
                 offset = base_offset + k if base_offset >= 0 else -1
-                known = k < len(positions) and positions[k] >= 0
-                place = MessageId(store_id, positions[k]) if known else None
-                if not chunk.is_settled:
-                    chunk.owner.settle(index, SendResult(queue, offset, place))
-                k += 1
-            chunk.is_settled = True
+                chunk.owner.stored(chunk, queue, offset, store_id, positions[k:end])
+            k = end
 
 
 class Lane:
@@ -118,9 +193,12 @@ class Lane:
     __slots__ = (
         "attempts",
         "epoch",
+        "gone_at",
         "in_flight",
+        "is_epoch_known",
         "is_gapped",
         "is_stalled",
+        "last_error",
         "next_sequence",
         "queue",
         "resend_at",
@@ -136,10 +214,22 @@ class Lane:
         self.sent: deque[Run] = deque()
         self.in_flight = 0
         self.is_stalled = False
+        self.is_epoch_known = False
+        """The broker stored something of this epoch. Before, any first sequence would be right for it: a
+        second run must not get there while the first may be refused."""
         self.is_gapped = False
-        """The broker waits for sequences that will not come: `begin_epoch` before the next resend."""
+        """The broker waits for sequences that will not come: `begin_epoch` before anything else is sent."""
+        self.gone_at: float | None = None
+        """Loop time at which the broker said that it has no such queue: everything goes elsewhere."""
         self.attempts = 0
         self.resend_at = 0.0
+        self.last_error: RemoteError | None = None
+        """The last refusal since something was stored: why a send may end without an answer."""
+
+    @property
+    def topic(self) -> str:
+        """The queue's topic."""
+        return self.queue.topic
 
     @property
     def is_empty(self) -> bool:
@@ -147,7 +237,12 @@ class Lane:
 
     @property
     def may_send(self) -> bool:
-        return bool(self.waiting) and not self.is_stalled and len(self.sent) < RUNS_IN_FLIGHT_MAX
+        return (
+            bool(self.waiting)
+            and not self.is_stalled
+            and self.gone_at is None
+            and len(self.sent) < (RUNS_IN_FLIGHT_MAX if self.is_epoch_known else 1)
+        )
 
     def next_run(self, room_bytes: int, is_first: bool) -> Run | None:
         """Number the next waiting chunks that fit; None if none may go. A PRODUCE's first always fits."""
@@ -162,6 +257,8 @@ class Lane:
             chunks.append(chunk)
         if not chunks:
             return None
+        if self.is_gapped and not self.sent:
+            self.begin_epoch()
         run = Run(self.next_sequence, chunks)
         self.next_sequence += run.count
         self.sent.append(run)
@@ -173,7 +270,8 @@ class Lane:
         self.resend_at = max(self.resend_at, now + pause_s)
 
     def may_resend(self, now: float) -> bool:
-        return self.is_stalled and self.in_flight == 0 and now >= self.resend_at
+        """Whether everything unanswered may be sent again."""
+        return self.is_stalled and self.gone_at is None and self.in_flight == 0 and now >= self.resend_at
 
     def runs_to_resend(self) -> list[Run]:
         """Leave the stall; return every unanswered run in order."""
@@ -181,17 +279,51 @@ class Lane:
         self.attempts += 1
         return list(self.sent)
 
-    def begin_epoch(self) -> list[Run]:
-        """Start numbering anew, without the runs that were given up; returns those."""
-        dropped = [run for run in self.sent if run.is_given_up]
-        self.sent = deque(run for run in self.sent if not run.is_given_up)
+    def stored(self, run: Run) -> None:
+        """A run is stored: it leaves, and others may follow each other."""
+        self.sent.remove(run)
+        self.is_epoch_known = True
+        self.attempts = 0
+        self.last_error = None
+
+    def begin_epoch(self) -> list[Chunk]:
+        """Number everything unanswered anew, to be sent again, but for what nobody waits for; returns that.
+
+        Nothing may be in flight. What may be stored is then stored twice.
+        """
+        chunks = [chunk for run in self.sent for chunk in run.chunks]
+        self.sent.clear()
+        self.waiting.extendleft(chunk for chunk in reversed(chunks) if not chunk.is_settled)
         self.epoch += 1
-        self.is_gapped = False
         self.next_sequence = 0
-        for run in self.sent:
-            run.first = self.next_sequence
-            self.next_sequence += run.count
-        return dropped
+        self.is_gapped = self.is_epoch_known = self.is_stalled = False
+        return [chunk for chunk in chunks if chunk.is_settled]
+
+    def take_all(self) -> list[Chunk]:
+        """Empty the lane: every chunk in its order, settled ones too; what comes next has a new epoch.
+
+        Nothing may be in flight. What may be stored is then stored twice if it is sent again.
+        """
+        dropped = self.begin_epoch() if self.sent else []
+        chunks = dropped + list(self.waiting)
+        self.waiting.clear()
+        self.is_stalled = False
+        return chunks
+
+    def take_free(self) -> list[Chunk]:
+        """Take out what any queue may have and is surely not stored, and what nobody waits for any more.
+
+        The others keep their order.
+        """
+        sent = [chunk for run in self.sent for chunk in run.chunks]
+        is_unsure = self.in_flight or any(chunk.may_be_stored for chunk in sent)
+        dropped: list[Chunk] = []
+        if not is_unsure and any(chunk.is_free for chunk in sent):
+            dropped = self.begin_epoch()
+        free = [chunk for chunk in self.waiting if chunk.is_free and not chunk.may_be_stored]
+        if free:
+            self.waiting = deque(chunk for chunk in self.waiting if not chunk.is_free or chunk.may_be_stored)
+        return dropped + free
 
     def pause_s(self, retry_after_ms: int, jitter: float) -> float:
         """How long to wait before the next attempt; `jitter` in 0.5–1.5."""

@@ -3,7 +3,8 @@
 What is sent in one turn of the loop leaves in one PRODUCE per broker (up to 1 MiB each).
 Every message has a sequence in its queue; what a broker refuses for the moment, or does not answer,
 is sent again with the same sequence until its deadline, so it is stored once and in order.
-Only what a broker did not answer before it was gone for `reroute_s` may be stored twice.
+Only what a broker did not answer before it was away for `reroute_s` may be stored twice.
+`sender` says what happens to messages whose broker does not take them; see docs/producer.md.
 """
 
 from __future__ import annotations
@@ -11,49 +12,48 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Final, Self
 
-from holdmq.client.delay import due_text, encode_delayed
-from holdmq.client.lanes import Chunk, Owner, SendResult, Terms
-from holdmq.client.route import RouteTable, TopicRoute
-from holdmq.client.sender import OUTSTANDING_MAX_BYTES, PRODUCE_MAX_BYTES, Sender
-from holdmq.errors import BatchError, Code, HoldMQError, RemoteError, TransportError, UsageError
+import numpy as np
+
+from holdmq.client.choice import Choice
+from holdmq.client.delay import due_text
+from holdmq.client.lanes import Chunk, Key, Owner, SendResult, Terms
+from holdmq.client.owners import Bodies, Many, One, OneWay, StoredRun
+from holdmq.client.records import Packing, encode, encode_bodies, unique_id
+from holdmq.client.room import OUTSTANDING_MAX_BYTES
+from holdmq.client.route import RouteTable
+from holdmq.client.sender import PRODUCE_MAX_BYTES, Sender
+from holdmq.compression import COMPRESS_LEVEL, COMPRESS_MIN_BYTES
+from holdmq.errors import BatchError, HoldMQError, TransportError, UsageError
 from holdmq.message import Message, TopicQueue
-from holdmq.record import encode_message
+from holdmq.record import FIXED_SIZE
 from holdmq.rpc.security import Security
-from holdmq.topics import queue_of_key, rank_queues, tag_fault, topic_fault
+from holdmq.topics import tag_fault, topic_fault
 
 SEND_TIMEOUT_S: Final = 30.0
 """Deadline of a send, all retries included: a broker's restart fits in."""
 
+TAGS_KNOWN_MAX: Final = 65_536
+"""Tags that were looked at and are good (about 100 bytes each)."""
+BODIES_MAX: Final = 65_536
+"""Bodies of one PRODUCE: small ones would make megabytes of results otherwise."""
+
+_ENVELOPE_BYTES: Final = FIXED_SIZE + 60
+"""What a plain record takes beside its body, about: a short topic, a tag, a unique id."""
+
 Groups = dict[TopicQueue, list[int]]
-
-
-class _Sending:
-    """One `send` or `send_batch` call that waits."""
-
-    __slots__ = ("future", "left", "results")
-
-    def __init__(self, count: int, future: asyncio.Future[None]) -> None:
-        self.results: list[SendResult | HoldMQError | None] = [None] * count
-        self.left = count
-        self.future = future
-
-    def settle(self, index: int, result: SendResult | HoldMQError) -> None:
-        if self.results[index] is None:
-            self.results[index] = result
-            self.left -= 1
-            if self.left == 0 and not self.future.done():
-                self.future.set_result(None)
 
 
 class Producer:
     """Sends messages. Use it as `async with Producer(["host:9876"]) as producer`, on one event loop.
 
     `registries`: host:port of every registry. `routes`: share this RouteTable instead, which the
-    caller starts and closes. `sender` has the counters.
+    caller starts and closes. Bodies above `compress_min_bytes` (0 = none) travel and lie compressed
+    (zlib, `compress_level` 1 to 9) where that makes them smaller; consumers get what was sent.
+    `send_timeout_s`: the deadline of a send, all retries included. `numbers` has the counters.
     """
 
     def __init__(
@@ -65,7 +65,11 @@ class Producer:
         security: Security | None = None,
         send_timeout_s: float = SEND_TIMEOUT_S,
         outstanding_max_bytes: int = OUTSTANDING_MAX_BYTES,
+        compress_min_bytes: int = COMPRESS_MIN_BYTES,
+        compress_level: int = COMPRESS_LEVEL,
     ) -> None:
+        if not 1 <= compress_level <= 9 or compress_min_bytes < 0:
+            raise UsageError("compress_level is 1 to 9, compress_min_bytes 0 (never) or more")
         self._owns_routes = False
         self.producer_id = secrets.randbits(63)
         self.client_id = client_id or f"producer-{self.producer_id:016x}"
@@ -76,8 +80,12 @@ class Producer:
         self.sender: Sender | None = None
         self._send_timeout_s = send_timeout_s
         self._outstanding_max_bytes = outstanding_max_bytes
+        self._packing = Packing(compress_min_bytes, compress_level)
         self._ids = 0
-        self._turn = secrets.randbits(16)
+        self._topics_known: set[str] = set()
+        self._tags_known: set[str] = set()
+        self._turnstiles: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+        self._one_way = OneWay()
         self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -97,7 +105,7 @@ class Producer:
             return
         self._is_closed = True
         if self.sender is not None:
-            await self.sender.drain(timeout_s)
+            await self.sender.room.drain(timeout_s)
             self.sender.close(TransportError("the producer was closed before the message was stored"))
         if self._owns_routes:
             await self.routes.close()
@@ -106,7 +114,7 @@ class Producer:
         self,
         message: Message,
         *,
-        key: bytes | str | None = None,
+        key: Key | None = None,
         queue: TopicQueue | None = None,
         timeout_s: float | None = None,
         delay_ms: int | None = None,
@@ -128,16 +136,48 @@ class Producer:
         broker refuses it for good, TransportError when there is no route to the topic.
         """
         later = due_text(delay_ms, due, delay_level)
-        result = (await self._send((message,), key, queue, timeout_s, later))[0]
-        if isinstance(result, SendResult):
-            return result
-        raise result
+        return await (await self._post(message, key, queue, timeout_s, later))
+
+    async def send_async(
+        self,
+        message: Message,
+        *,
+        key: Key | None = None,
+        queue: TopicQueue | None = None,
+        timeout_s: float | None = None,
+        delay_ms: int | None = None,
+        due: datetime | int | None = None,
+        delay_level: int = 0,
+    ) -> asyncio.Future[SendResult]:
+        """Put a message in hand and return a future of what `send` would return or raise.
+
+        Waits for nothing but the topic's route and room below `outstanding_max_bytes`: a caller that goes on
+        with the next message has many on their way without a task for each. Raises what `send` raises
+        before a message is on its way.
+        """
+        return await self._post(message, key, queue, timeout_s, due_text(delay_ms, due, delay_level))
+
+    async def send_one_way(
+        self,
+        message: Message,
+        *,
+        key: Key | None = None,
+        queue: TopicQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Put a message in hand and forget it: what becomes of it is only counted (`numbers`) and logged.
+
+        It is retried, and keeps its order, as any other. For what may be lost when a broker is away; see
+        `send_async` for what may not. Raises what `send_async` raises.
+        """
+        terms = self._terms(key, queue, timeout_s)
+        await self._put(self._one_way, message, terms, queue)
 
     async def send_batch(
         self,
         messages: Sequence[Message],
         *,
-        key: bytes | str | None = None,
+        key: Key | None = None,
         queue: TopicQueue | None = None,
         timeout_s: float | None = None,
         delay_ms: int | None = None,
@@ -149,12 +189,94 @@ class Producer:
         Messages of a topic without any key go to one queue together. When some could not be
         stored raises BatchError, after all of them are settled.
         """
-        later = due_text(delay_ms, due, delay_level)
-        results = await self._send(messages, key, queue, timeout_s, later) if messages else []
+        if not messages:
+            return []
+        terms = self._terms(key, queue, timeout_s, due_text(delay_ms, due, delay_level))
+        sender = self._start()
+        for message in messages:
+            self._prepare(message, queue)
+        for topic in dict.fromkeys(message.topic for message in messages):
+            await self._know(topic, terms.deadline)
+        sending = Many(len(messages), asyncio.get_running_loop().create_future())
+        groups = {queue: list(range(len(messages)))} if queue is not None else self._group(messages, key)
+        chunks = [
+            (target, chunk)
+            for target, indices in groups.items()
+            for chunk in self._encode(sending, messages, indices, target, terms)
+        ]
+
+        def enqueue() -> None:
+            for target, chunk in chunks:
+                sender.enqueue(target, chunk)
+
+        await sender.room.take(sum(len(chunk.records) for _, chunk in chunks), terms.deadline, enqueue)
+        await sending.future
+        results = [result for result in sending.results if result is not None]
         stored = [result for result in results if isinstance(result, SendResult)]
         if len(stored) < len(results):
             raise BatchError(list(results))
         return stored
+
+    async def send_bodies(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        *,
+        tag: str | None = None,
+        key: Key | None = None,
+        queue: TopicQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> list[StoredRun]:
+        """Store many messages that differ in nothing but their bodies: the fastest way to send.
+
+        All go to one queue, in their order (in two parts if that queue's broker goes away). Returns where
+        they are, in the order of the bodies: as a rule one StoredRun per MiB. Their unique ids are the
+        producer's and consecutive; log positions are not asked for. Raises as `send_batch`.
+        """
+        terms = self._terms(key, queue, timeout_s)
+        sender = self._start()
+        self._check(topic, tag, queue)
+        sending = Bodies(len(bodies), asyncio.get_running_loop().create_future())
+        begin = 0
+        target = queue
+        while begin < len(bodies):
+            await self._know(topic, terms.deadline)
+            if target is None or terms.key is not None:
+                target = queue or self._choose(topic, terms.key)
+            end = _end_of_part(bodies, begin)
+            try:
+                chunk = self._encode_part(sending, topic, tag, bodies, range(begin, end), target, terms)
+                enqueue = _enqueuing(sender, target, chunk)
+                await sender.room.take(len(chunk.records), terms.deadline, enqueue)
+            except HoldMQError as error:
+                # What came before it is on its way.
+                sending.errors[begin] = len(bodies) - begin, error
+                sending.settled(len(bodies) - begin)
+                break
+            begin = end
+        if bodies:
+            await sending.future
+        if sending.errors:
+            raise BatchError(list(sending.results()))
+        return [sending.runs[index] for index in sorted(sending.runs)]
+
+    def numbers(self) -> dict[str, int]:
+        """Counters since the start: requests, resends, messages that changed their queue, and so on."""
+        sender = self.sender
+        found = {
+            "one_way_stored_total": self._one_way.stored_messages,
+            "one_way_failed_total": self._one_way.failed_messages,
+        }
+        if sender is not None:
+            found |= {
+                "outstanding_bytes": sender.outstanding_bytes,
+                "room_waits_total": sender.room.waits,
+                "produces_total": sender.produces,
+                "resends_total": sender.resends,
+                "reroutes_total": sender.reroutes,
+                "broker_rests_total": sender.faults.rests,
+            }
+        return found
 
     def _start(self) -> Sender:
         if self._is_closed:
@@ -163,103 +285,120 @@ class Producer:
         if self.sender is None:
             self._loop = loop
             self.routes.start()
-            self.sender = Sender(self.routes, self.producer_id, self._redispatch, self._outstanding_max_bytes)
+            self.sender = Sender(self.routes, self.producer_id, self._outstanding_max_bytes)
         elif loop is not self._loop:
             raise UsageError("a producer belongs to the event loop that it was first used on")
         return self.sender
 
-    async def _send(
+    def _terms(
+        self, key: Key | None, queue: TopicQueue | None, timeout_s: float | None, due: str | None = None
+    ) -> Terms:
+        deadline_s = self._send_timeout_s if timeout_s is None else timeout_s
+        deadline = asyncio.get_running_loop().time() + deadline_s
+        return Terms(deadline, key, queue is not None, due)
+
+    async def _post(
         self,
-        messages: Sequence[Message],
-        key: bytes | str | None,
+        message: Message,
+        key: Key | None,
         queue: TopicQueue | None,
         timeout_s: float | None,
-        due: str | None = None,
-    ) -> list[SendResult | HoldMQError]:
+        due: str | None,
+    ) -> asyncio.Future[SendResult]:
+        terms = self._terms(key, queue, timeout_s, due)
+        owner = One(asyncio.get_running_loop().create_future())
+        await self._put(owner, message, terms, queue)
+        return owner.future
+
+    async def _put(self, owner: Owner, message: Message, terms: Terms, queue: TopicQueue | None) -> None:
+        """Have one message on its way; the owner is told what becomes of it."""
         sender = self._start()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self._send_timeout_s if timeout_s is None else timeout_s)
-        for message in messages:
-            _check(message, queue)
-        for topic in dict.fromkeys(message.topic for message in messages):
-            known = self.routes.get(topic)
-            if known is None or not known.write_queues:
-                await self.routes.ensure_topic(topic, timeout_s=max(0.001, deadline - loop.time()))
-        sending = _Sending(len(messages), loop.create_future())
-        terms = Terms(deadline, key, queue is not None, due)
-        groups = {queue: list(range(len(messages)))} if queue is not None else self._group(messages, key)
-        chunks = [
-            (target, chunk)
-            for target, indices in groups.items()
-            for chunk in self._encode(sending, [messages[i] for i in indices], indices, target, terms)
-        ]
-        await sender.wait_for_room(sum(len(chunk.records) for _, chunk in chunks), deadline)
-        for target, chunk in chunks:
+        self._prepare(message, queue)
+        if message.topic in self._turnstiles or not self._is_known(message.topic):
+            await self._know(message.topic, terms.deadline)
+        keys = message.keys[:1] if terms.key is None and message.keys else None
+        own = terms.key if keys is None else keys[0]
+        target = queue or self._choose(message.topic, own)
+        record = encode(message, target.queue_id, self._packing, terms.due)
+        size = len(record)
+        chunk = Chunk(owner, message.topic, (0,), record, size.to_bytes(4, "big"), keys, terms)
+        if sender.room.try_take(size):
             sender.enqueue(target, chunk)
-        await sending.future
-        return [result for result in sending.results if result is not None]
+        else:
+            await sender.room.take(size, terms.deadline, _enqueuing(sender, target, chunk))
 
-    # Choosing queues
+    # Routes
 
-    def _group(self, messages: Iterable[Message], key: bytes | str | None) -> Groups:
+    def _is_known(self, topic: str) -> bool:
+        route = self.routes.get(topic)
+        return route is not None and bool(route.write_queues)
+
+    async def _know(self, topic: str, deadline: float) -> None:
+        """Have a route of a topic, creating it if need be; callers go on in the order in which they came."""
+        if topic not in self._turnstiles and self._is_known(topic):
+            return
+        lock, waiting = self._turnstiles.setdefault(topic, (asyncio.Lock(), []))
+        waiting.append(None)
+        try:
+            async with lock:
+                if not self._is_known(topic):
+                    left_s = deadline - asyncio.get_running_loop().time()
+                    await self.routes.ensure_topic(topic, timeout_s=max(0.001, left_s))
+        finally:
+            waiting.pop()
+            if not waiting:
+                del self._turnstiles[topic]
+
+    @property
+    def _choice(self) -> Choice:
+        return self._start().choice
+
+    def _choose(self, topic: str, key: Key | None) -> TopicQueue:
+        choice = self._choice
+        return choice.in_turn(topic) if key is None else choice.of_key(topic, key)
+
+    def _group(self, messages: Sequence[Message], key: Key | None) -> Groups:
         """Indices of messages by queue; RemoteError (TOPIC_UNKNOWN) for a topic without queues."""
+        choice = self._choice
         groups: Groups = {}
         in_turn: dict[str, TopicQueue] = {}
         for index, message in enumerate(messages):
-            route = self.routes.get(message.topic)
-            if route is None or not route.write_queues:
-                raise RemoteError(Code.TOPIC_UNKNOWN, f"topic {message.topic!r} has no queue to write to")
+            topic = message.topic
             own = key if key is not None else (message.keys[0] if message.keys else None)
             if own is not None:
-                target = self._queue_of(route, own)
+                target = choice.of_key(topic, own)
             else:
-                chosen = in_turn.get(message.topic)
-                if chosen is None:
-                    chosen = in_turn[message.topic] = self._next_queue(route)
-                target = chosen
+                chosen = in_turn.get(topic)
+                target = chosen if chosen is not None else in_turn.setdefault(topic, choice.in_turn(topic))
             groups.setdefault(target, []).append(index)
         return groups
 
-    def _queue_of(self, route: TopicRoute, key: bytes | str) -> TopicQueue:
-        queues = [(queue.broker, queue.queue_id) for queue in route.write_queues]
-        broker, queue_id = queue_of_key(key, queues)
-        now = asyncio.get_running_loop().time()
-        if self.routes.is_resting(broker, now):
-            ranked = rank_queues(key, queues)
-            broker, queue_id = next((q for q in ranked if not self.routes.is_resting(q[0], now)), ranked[0])
-        return TopicQueue(route.topic, broker, queue_id)
-
-    def _next_queue(self, route: TopicRoute) -> TopicQueue:
-        """The next queue in turn, of brokers that are connected (or were not tried yet) if there are any."""
-        self._turn += 1
-        queues = route.write_queues
-        for i in range(len(queues)):
-            queue = queues[(self._turn + i) % len(queues)]
-            if self.routes.is_available(queue.broker):
-                return queue
-        return queues[self._turn % len(queues)]
-
-    def _redispatch(self, chunks: list[Chunk]) -> None:
-        """Give chunks whose queue is gone the queues that their messages have now."""
-        sender = self.sender
-        assert sender is not None
-        for chunk in chunks:
-            try:
-                if chunk.terms.is_tied:
-                    topic = chunk.messages[0].topic
-                    raise RemoteError(Code.QUEUE_UNKNOWN, f"topic {topic!r} has no such queue any more")
-                groups = self._group(chunk.messages, chunk.terms.key)
-            except RemoteError as error:
-                chunk.fail(error)
-                sender.give_back(len(chunk.records))
-                continue
-            for target, places in groups.items():
-                messages = [chunk.messages[i] for i in places]
-                indices = [chunk.indices[i] for i in places]
-                for moved in self._encode(chunk.owner, messages, indices, target, chunk.terms):
-                    sender.enqueue(target, moved)
-
     # Encoding
+
+    def _prepare(self, message: Message, queue: TopicQueue | None) -> None:
+        """Refuse what no client may send, and fill what is the producer's to fill."""
+        self._check(message.topic, message.tag, queue)
+        if message.unique_id is None:
+            message.unique_id = unique_id(self.producer_id, self._ids)
+            self._ids += 1
+        if not message.born_ms:
+            message.born_ms = time.time_ns() // 1_000_000
+
+    def _check(self, topic: str, tag: str | None, queue: TopicQueue | None) -> None:
+        if topic not in self._topics_known:
+            fault = topic_fault(topic)
+            if fault is not None:
+                raise UsageError(fault)
+            self._topics_known.add(topic)
+        if tag is not None and tag not in self._tags_known:
+            fault = tag_fault(tag)
+            if fault is not None:
+                raise UsageError(fault)
+            if len(self._tags_known) >= TAGS_KNOWN_MAX:
+                self._tags_known.clear()
+            self._tags_known.add(tag)
+        if queue is not None and queue.topic != topic:
+            raise UsageError(f"a message of topic {topic!r} cannot go to queue {queue}")
 
     def _encode(
         self,
@@ -269,35 +408,80 @@ class Producer:
         target: TopicQueue,
         terms: Terms,
     ) -> list[Chunk]:
-        """Records of messages of one queue, in chunks that fit a PRODUCE; a record's size never changes."""
-        now_ms = time.time_ns() // 1_000_000
+        """Records of messages of one queue, in chunks that fit a PRODUCE."""
         chunks: list[Chunk] = []
         records: list[bytes] = []
         first = size = 0
-        for i, message in enumerate(messages):
-            if message.unique_id is None:
-                self._ids += 1
-                message.unique_id = f"{self.producer_id:016x}-{self._ids}"
-            if not message.born_ms:
-                message.born_ms = now_ms
-            if terms.due is None:
-                record = encode_message(message, target.queue_id, now_ms)
-            else:
-                record = encode_delayed(message, target.queue_id, now_ms, terms.due)
+        for place, index in enumerate(indices):
+            record = encode(messages[index], target.queue_id, self._packing, terms.due)
             if records and size + len(record) > PRODUCE_MAX_BYTES:
-                chunks.append(Chunk(owner, indices[first:i], messages[first:i], records, terms))
-                records, first, size = [], i, 0
+                chunks.append(self._chunk(owner, messages, indices[first:place], records, target, terms))
+                records, first, size = [], place, 0
             records.append(record)
             size += len(record)
-        chunks.append(Chunk(owner, indices[first:], messages[first:], records, terms))
+        chunks.append(self._chunk(owner, messages, indices[first:], records, target, terms))
         return chunks
 
+    def _chunk(
+        self,
+        owner: Owner,
+        messages: Sequence[Message],
+        indices: Sequence[int],
+        records: list[bytes],
+        target: TopicQueue,
+        terms: Terms,
+    ) -> Chunk:
+        keys: list[Key | None] | None = None
+        if terms.key is None:
+            own = [messages[index].keys for index in indices]
+            if any(own):
+                keys = [found[0] if found else None for found in own]
+        sizes = np.fromiter(map(len, records), ">u4", len(records)).tobytes()
+        return Chunk(owner, target.topic, indices, b"".join(records), sizes, keys, terms)
 
-def _check(message: Message, queue: TopicQueue | None) -> None:
-    fault = topic_fault(message.topic)
-    if fault is None and message.tag is not None:
-        fault = tag_fault(message.tag)
-    if fault is None and queue is not None and queue.topic != message.topic:
-        fault = f"a message of topic {message.topic!r} cannot go to queue {queue}"
-    if fault is not None:
-        raise UsageError(fault)
+    def _encode_part(
+        self,
+        owner: Owner,
+        topic: str,
+        tag: str | None,
+        bodies: Sequence[bytes],
+        part: range,
+        target: TopicQueue,
+        terms: Terms,
+    ) -> Chunk:
+        """Bodies of one queue as one chunk; compressed ones are made one by one."""
+        own = bodies[part.start : part.stop]
+        least = self._packing.min_bytes
+        if least and max(map(len, own)) > least:
+            messages = [Message(topic, body, tag) for body in own]
+            for message in messages:
+                self._prepare(message, None)
+            encoded = [encode(message, target.queue_id, self._packing) for message in messages]
+            sizes = np.fromiter(map(len, encoded), ">u4", len(encoded)).tobytes()
+            return Chunk(owner, topic, part, b"".join(encoded), sizes, None, terms)
+        born_ms = time.time_ns() // 1_000_000
+        records, wire_sizes = encode_bodies(
+            topic, target.queue_id, tag, own, self.producer_id, self._ids, born_ms
+        )
+        self._ids += len(own)
+        return Chunk(owner, topic, part, records, wire_sizes.tobytes(), None, terms)
+
+
+def _end_of_part(bodies: Sequence[bytes], begin: int) -> int:
+    """Up to where bodies from `begin` on fit one PRODUCE; one always does."""
+    size_bytes = 0
+    end = begin
+    last = min(len(bodies), begin + BODIES_MAX)
+    while end < last:
+        size_bytes += len(bodies[end]) + _ENVELOPE_BYTES
+        if size_bytes > PRODUCE_MAX_BYTES and end > begin:
+            break
+        end += 1
+    return end
+
+
+def _enqueuing(sender: Sender, target: TopicQueue, chunk: Chunk) -> Callable[[], None]:
+    def enqueue() -> None:
+        sender.enqueue(target, chunk)
+
+    return enqueue

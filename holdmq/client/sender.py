@@ -1,16 +1,30 @@
-"""How a producer's lanes reach their brokers: one PRODUCE per broker and loop turn, retries, deadlines."""
+"""How a producer's lanes reach their brokers: one PRODUCE per broker and loop turn, retries, deadlines.
+
+What happens to messages whose broker does not take them::
+
+    refused for the moment        resent with the same sequences; those without a key go to another broker
+    broker rests (slow, silent)   what was not sent and has no key goes to another broker
+    broker away for `reroute_s`   everything goes to the next in rank, but for named queues and the keys of
+    (unconnected, or silent)      ordered topics; what was unanswered may then be stored twice
+    queue gone                    everything goes where it belongs by the new route, in order
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import struct
-import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Final
 
+import structlog
+from zlib_ng.zlib_ng import crc32
+
+from holdmq.client.choice import Choice
+from holdmq.client.faults import BUSY_LATENCY_MS, FAILED_LATENCY_MS, SILENT_MIN_S, Faults
 from holdmq.client.lanes import Chunk, Lane, Run
+from holdmq.client.room import OUTSTANDING_MAX_BYTES, Room
 from holdmq.client.route import Link, RouteTable
 from holdmq.errors import (
     BusyError,
@@ -33,10 +47,10 @@ PRODUCE_MAX_BYTES: Final = 1 << 20
 """Records of one PRODUCE: large enough to fill the disk, small enough not to delay others."""
 PRODUCE_TIMEOUT_S: Final = 10.0
 """How long one PRODUCE may go unanswered before it is sent again."""
-OUTSTANDING_MAX_BYTES: Final = 32 << 20
-"""Records in hand and not stored; past it senders wait. What a broker takes from one connection."""
 TICK_S: Final = 0.05
 """How often deadlines and retries are looked at while anything is in hand."""
+LATE_MIN_S: Final = 0.5
+"""A tick this late: the process did not run, and what answers came meanwhile was not read."""
 
 _U32: Final = struct.Struct(">I")
 _COME_AGAIN: Final = frozenset(
@@ -51,84 +65,77 @@ _COME_AGAIN: Final = frozenset(
 )
 """Refusals that leave the sequences free: the same run is sent again."""
 
+_UNWELL: Final = frozenset(
+    {Code.STORE_FULL, Code.STORE_FAILED, Code.STORE_READ_ONLY, Code.SHUTTING_DOWN, Code.SYSTEM_ERROR}
+)
+"""Refusals after which others are better asked for a while."""
+
 Sent = list[tuple[Lane, Run]]
+
+log = structlog.get_logger("holdmq.client")
 
 
 class Sender:
     """All lanes of one producer, on one event loop.
 
-    `redispatch(chunks)` is called with chunks that their queue will never take (a wrong route, a
-    broker that is gone): it gives each another queue or fails it. Counters: `outstanding_bytes`,
-    `room_waits`, `produces`, `resends`.
+    `choice` says where messages go, `faults` what is known of the brokers, `room` bounds what is in hand.
+    Counters: `produces`, `resends`, `reroutes` (messages that went to another queue than their first).
     """
 
     def __init__(
         self,
         routes: RouteTable,
         producer_id: int,
-        redispatch: Callable[[list[Chunk]], None],
         outstanding_max_bytes: int = OUTSTANDING_MAX_BYTES,
     ) -> None:
-        self.outstanding_bytes = 0
-        self.room_waits = 0
         self.produces = 0
         self.resends = 0
+        self.reroutes = 0
+        self._loop = asyncio.get_running_loop()
+        self.room = Room(outstanding_max_bytes, self._keep_time)
+        self.faults = Faults()
+        self.choice = Choice(routes, self.faults, self._loop.time)
         self._routes = routes
         self._producer_id = producer_id
-        self._redispatch = redispatch
-        self._outstanding_max_bytes = outstanding_max_bytes
-        self._loop = asyncio.get_running_loop()
         self._lanes: dict[TopicQueue, Lane] = {}
         self._dirty: dict[str, dict[TopicQueue, Lane]] = {}
-        self._misrouted: list[Chunk] = []
-        self._misrouted_at = 0.0
-        self._room: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._idle: deque[asyncio.Future[None]] = deque()
+        self._moving: dict[str, deque[tuple[TopicQueue, Chunk]]] = {}
+        """Topics with a queue that is gone: what comes meanwhile waits behind what is moved."""
         self._is_flush_due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         routes.on_up.append(self._link_up)
+        routes.on_routes.append(self._routes_changed)
 
     # Intake
 
-    async def wait_for_room(self, size_bytes: int, deadline: float) -> None:
-        """Take `size_bytes` of the bound, in the order of callers; RequestTimeout at loop time `deadline`.
+    @property
+    def outstanding_bytes(self) -> int:
+        """Records in hand and not stored."""
+        return self.room.taken_bytes
 
-        Every byte taken comes back through `enqueue` and the end of its chunk, or `give_back`.
-        """
-        if not self._room and self._fits(size_bytes):
-            self.outstanding_bytes += size_bytes
-            return
-        self.room_waits += 1
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._room.append((size_bytes, waiter))
-        self._keep_time()
-        try:
-            async with asyncio.timeout_at(deadline):
-                await waiter
-        except BaseException as error:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.give_back(size_bytes)
-            else:
-                self._room = deque(entry for entry in self._room if entry[1] is not waiter)
-                self._let_in()
-            if isinstance(error, TimeoutError):
-                raise RequestTimeout(
-                    f"{self.outstanding_bytes} bytes wait to be stored; no room before the deadline"
-                ) from None
-            raise
-
-    def give_back(self, size_bytes: int) -> None:
-        """These bytes are no longer in hand."""
-        self.outstanding_bytes -= size_bytes
-        self._let_in()
-        if not self.outstanding_bytes:
-            while self._idle:
-                waiter = self._idle.popleft()
-                if not waiter.done():
-                    waiter.set_result(None)
+    @property
+    def room_waits(self) -> int:
+        """Sends that had to wait for room."""
+        return self.room.waits
 
     def enqueue(self, queue: TopicQueue, chunk: Chunk) -> None:
-        """Send this chunk, whose room was taken, to a queue when the loop's turn ends."""
+        """Send this chunk, whose room was taken, to a queue when the loop's turn ends.
+
+        It goes where its messages belong by now, if that changed while it waited for room.
+        """
+        if self.faults.is_away(queue.broker) and self.choice.has_refuge(queue):
+            route = self._routes.get(queue.topic)
+            if _may_move(chunk, route is not None and route.order):
+                self._redispatch([chunk])
+                return
+        held = self._moving.get(queue.topic) if self._moving else None
+        if held is not None and not chunk.is_free:
+            held.append((queue, chunk))
+            return
+        self._enqueue(queue, chunk)
+
+    def _enqueue(self, queue: TopicQueue, chunk: Chunk) -> None:
         lane = self._lanes.get(queue)
         if lane is None:
             lane = self._lanes[queue] = Lane(queue)
@@ -136,42 +143,24 @@ class Sender:
         self._mark(lane)
         self._keep_time()
 
-    async def drain(self, timeout_s: float | None) -> None:
-        """Wait until nothing is in hand, at most `timeout_s` (None: chunks end by their own deadlines)."""
-        if self.outstanding_bytes:
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._idle.append(waiter)
-            await asyncio.wait([waiter], timeout=timeout_s)
-
     def close(self, error: HoldMQError) -> None:
         """Fail everything in hand with `error`."""
         for lane in self._lanes.values():
             for chunk in [chunk for run in lane.sent for chunk in run.chunks] + list(lane.waiting):
                 chunk.fail(error)
-        for chunk in self._misrouted:
-            chunk.fail(error)
-        for _, waiter in self._room:
-            if not waiter.done():
-                waiter.set_exception(error)
-        self._room.clear()
+        for held in self._moving.values():
+            for _, chunk in held:
+                chunk.fail(error)
+        self.room.close(error)
         self._lanes.clear()
         self._dirty.clear()
+        self._moving.clear()
+        self.choice.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._routes.on_up.remove(self._link_up)
-
-    def _fits(self, size_bytes: int) -> bool:
-        return (
-            not self.outstanding_bytes or self.outstanding_bytes + size_bytes <= self._outstanding_max_bytes
-        )
-
-    def _let_in(self) -> None:
-        while self._room and self._fits(self._room[0][0]):
-            size_bytes, waiter = self._room.popleft()
-            if not waiter.done():
-                self.outstanding_bytes += size_bytes
-                waiter.set_result(None)
+        self._routes.on_routes.remove(self._routes_changed)
 
     # Sending
 
@@ -187,6 +176,8 @@ class Sender:
             self._flush(broker)
 
     def _link_up(self, link: Link, _connection: Connection, _hello: HelloResponse) -> None:
+        self.faults.connected(link.name)
+        self._reroute_all()
         self._flush(link.name)
         self._keep_time()
 
@@ -206,45 +197,48 @@ class Sender:
             while lane.may_send:
                 run = lane.next_run(PRODUCE_MAX_BYTES - size, not batch)
                 if run is None:
-                    self._produce(connection, hello, batch)
+                    self._produce(link, connection, hello, batch)
                     batch, size = [], 0
                     continue
                 batch.append((lane, run))
                 size += run.size_bytes
         if batch:
-            self._produce(connection, hello, batch)
+            self._produce(link, connection, hello, batch)
 
     def _refuse_too_large(self, lane: Lane, record_max_bytes: int) -> None:
-        if not record_max_bytes or not any(max(c.sizes) > record_max_bytes for c in lane.waiting):
+        if not record_max_bytes or not any(c.largest > record_max_bytes for c in lane.waiting):
             return
-        for chunk in [c for c in lane.waiting if max(c.sizes) > record_max_bytes]:
+        for chunk in [c for c in lane.waiting if c.largest > record_max_bytes]:
             lane.waiting.remove(chunk)
-            reason = (
-                f"a record of {max(chunk.sizes)} bytes; the broker's record_max_bytes is {record_max_bytes}"
-            )
+            reason = f"a record of {chunk.largest} bytes; the broker's record_max_bytes is {record_max_bytes}"
             self._fail(chunk, RecordError(reason, Code.RECORD_TOO_LARGE))
 
-    def _produce(self, connection: Connection, hello: HelloResponse, batch: Sent) -> None:
-        sizes: list[int] = []
+    def _produce(self, link: Link, connection: Connection, hello: HelloResponse, batch: Sent) -> None:
+        count = 0
+        sizes: list[bytes] = []
         records: list[Buffer] = []
         wire_runs: list[ProduceRun] = []
         for lane, run in batch:
             queue = lane.queue
             lane.in_flight += 1
+            count += run.count
             wire_runs.append(
                 ProduceRun(queue.topic, queue.queue_id, run.count, self._producer_id, lane.epoch, run.first)
             )
             for chunk in run.chunks:
-                sizes += chunk.sizes
+                sizes.append(chunk.sizes)
                 records.append(chunk.records)
-        head = _U32.pack(len(sizes)) + struct.pack(f">{len(sizes)}I", *sizes)
-        crc, length = zlib.crc32(head), len(head)
+        head = b"".join([_U32.pack(count), *sizes])
+        crc, length = crc32(head), len(head)
         for part in records:
-            crc = zlib.crc32(part, crc)
+            crc = crc32(part, crc)
             length += len(part)
         self.produces += 1
+        sent_at = self._loop.time()
+        self.faults.sent(link.name, sent_at)
 
         def on_reply(reply: Reply | HoldMQError) -> None:
+            self._heard(link.name, reply, sent_at)
             self._answered(batch, reply, hello.store_id)
 
         connection.request(
@@ -252,7 +246,7 @@ class Sender:
             ProduceRequest(
                 crc,
                 wire_runs,
-                want_positions=True,
+                want_positions=any(run.wants_positions for _, run in batch),
                 delayed=[index for index, (_, run) in enumerate(batch) if run.is_delayed],
             ),
             on_reply,
@@ -262,6 +256,22 @@ class Sender:
         )
 
     # Answers
+
+    def _heard(self, broker: str, reply: Reply | HoldMQError, sent_at: float) -> None:
+        now = self._loop.time()
+        if isinstance(reply, TransportError):
+            self.faults.unheard(broker)
+            self.faults.observe(broker, FAILED_LATENCY_MS, now)
+        else:
+            self.faults.answered(broker, now - sent_at, now)
+            if isinstance(reply, HoldMQError):
+                self._refusal_seen(broker, reply.code, now)
+
+    def _refusal_seen(self, broker: str, code: Code, now: float) -> None:
+        if code == Code.BUSY:
+            self.faults.observe(broker, BUSY_LATENCY_MS, now)
+        elif code in _UNWELL:
+            self.faults.observe(broker, FAILED_LATENCY_MS, now)
 
     def _answered(self, batch: Sent, reply: Reply | HoldMQError, store_id: bytes) -> None:
         for lane, _ in batch:
@@ -288,16 +298,17 @@ class Sender:
     def _stored(self, lane: Lane, run: Run, base_offset: int, store_id: bytes, positions: list[int]) -> None:
         if run not in lane.sent:
             return
-        lane.sent.remove(run)
-        lane.attempts = 0
+        lane.stored(run)
         run.stored(lane.queue, base_offset, store_id, positions)
         if lane.waiting:
             self._mark(lane)
-        self.give_back(run.size_bytes)
+        self.room.give_back(run.size_bytes)
 
     def _refused(self, lane: Lane, run: Run, error: RemoteError, retry_after_ms: int) -> None:
         if run not in lane.sent:
             return
+        lane.last_error = error
+        self._refusal_seen(lane.queue.broker, error.code, self._loop.time())
         if error.code in _COME_AGAIN:
             if error.code == Code.OUT_OF_SEQUENCE and lane.sent[0] is run and lane.attempts:
                 # All that came before is stored and this was resent first: nothing can be missing
@@ -305,34 +316,41 @@ class Sender:
                 lane.is_gapped = True
             self._stall(lane, retry_after_ms)
             return
+        if error.code == Code.QUEUE_UNKNOWN:
+            # No sequence is consumed where no queue is: everything gets new ones where it belongs.
+            lane.gone_at = self._loop.time()
+            self._moving.setdefault(lane.queue.topic, deque())
+            self._routes.refresh_soon()
+            return
         lane.sent.remove(run)
         if error.code == Code.PRODUCER_FENCED:
             lane.is_gapped = True
             self._stall(lane, 0)
-        if error.code == Code.QUEUE_UNKNOWN:
-            # No sequence is consumed where no queue is: the messages get new ones where they belong.
-            self._misrouted += run.chunks
-            self._misrouted_at = self._loop.time()
-            self._routes.refresh_soon()
-            return
         if error.code == Code.TOPIC_UNKNOWN:
+            lane.is_gapped = True  # the broker counts nothing for a topic that it has not
             self._routes.refresh_soon()
         for chunk in run.chunks:
             chunk.fail(error)
-        self.give_back(run.size_bytes)
+        self.room.give_back(run.size_bytes)
 
     def _refused_whole(self, batch: Sent, error: HoldMQError) -> None:
-        is_final = not error.retriable and not isinstance(error, (TransportError, WireError))
+        is_unheard = isinstance(error, (TransportError, WireError))
+        is_final = not error.retriable and not is_unheard
         for lane, run in batch:
             if run not in lane.sent:
                 continue
+            if is_unheard:
+                for chunk in run.chunks:
+                    chunk.may_be_stored = True
+            if isinstance(error, RemoteError):
+                lane.last_error = error
             if is_final:
                 # Nothing of the request was looked at: the broker still expects its sequences.
                 lane.sent.remove(run)
                 lane.is_gapped = True
                 for chunk in run.chunks:
                     chunk.fail(error)
-                self.give_back(run.size_bytes)
+                self.room.give_back(run.size_bytes)
             self._stall(lane, error.retry_after_ms if isinstance(error, BusyError) else 0)
 
     def _stall(self, lane: Lane, retry_after_ms: int) -> None:
@@ -342,54 +360,85 @@ class Sender:
 
     def _fail(self, chunk: Chunk, error: HoldMQError) -> None:
         chunk.fail(error)
-        self.give_back(len(chunk.records))
+        self.room.give_back(len(chunk.records))
 
     # Time
 
     def _keep_time(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(TICK_S, self._tick)
+            self._timer_at = self._loop.time() + TICK_S
+            self._timer = self._loop.call_at(self._timer_at, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         now = self._loop.time()
+        late_s = now - self._timer_at
+        if late_s > LATE_MIN_S:
+            self.faults.slept(late_s)
+        self._watch_brokers(now)
         for lane in list(self._lanes.values()):
             self._expire(lane, now)
+            if lane.gone_at is not None or lane.is_empty:
+                continue
+            if self.faults.is_away(lane.queue.broker):
+                self._reroute(lane)
+            elif self.faults.is_resting(lane.queue.broker, now):
+                self._spread(lane)
             if lane.may_resend(now):
                 self._resend(lane)
-            if not lane.is_empty and self._routes.is_resting(lane.queue.broker, now):
-                self._reroute(lane)
             elif lane.may_send:
                 self._mark(lane)
-        self._expire_misrouted(now)
-        if self._misrouted and self._routes.refreshed_at > self._misrouted_at:
-            chunks, self._misrouted = self._misrouted, []
-            self._redispatch(chunks)
-        if self.outstanding_bytes or self._room:
+        for topic in list(self._moving):
+            self._move_on(topic, now)
+        if not self.room.is_idle:
             self._keep_time()
 
+    def _watch_brokers(self, now: float) -> None:
+        """A broker that is silent is slow first, and away after `reroute_s`, as one without a connection."""
+        for broker in {lane.queue.broker for lane in self._lanes.values() if not lane.is_empty}:
+            state = self.faults.of(broker)
+            silence_s = self.faults.silence_s(broker, now)
+            if silence_s >= SILENT_MIN_S and state.rest_until <= now:
+                self.faults.observe(broker, silence_s * 1000, now)
+            is_silent = silence_s >= self._routes.reroute_s
+            if not state.is_away and (is_silent or self._routes.is_resting(broker, now)):
+                state.is_away = True
+                log.warning("a broker is away", broker=broker, reason=self._why(broker, now))
+
+    def _why(self, broker: str, now: float) -> str:
+        """What is known of a broker that does not take messages."""
+        try:
+            client = self._routes.link(broker).client
+        except TransportError as error:
+            return str(error)
+        if client.connection is None:
+            return f"no connection to broker {broker!r} ({client.last_error or client.address})"
+        silence_s = self.faults.silence_s(broker, now)
+        if silence_s >= SILENT_MIN_S:
+            return f"broker {broker!r} has not answered for {silence_s:.1f} s"
+        return ""
+
     def _expire(self, lane: Lane, now: float) -> None:
-        late = RequestTimeout(f"{lane.queue}: not stored before the deadline")
+        reason = ""
         if any(chunk.terms.deadline <= now for chunk in lane.waiting):
+            reason = self._reason(lane, now)
             expired = [chunk for chunk in lane.waiting if chunk.terms.deadline <= now]
             for chunk in expired:
                 lane.waiting.remove(chunk)
-                self._fail(chunk, late)
+                self._fail(chunk, RequestTimeout(f"{lane.queue}: not stored before the deadline{reason}"))
         for run in lane.sent:
             for chunk in run.chunks:
                 if chunk.terms.deadline <= now and not chunk.is_settled:
-                    chunk.fail(
-                        RequestTimeout(f"{lane.queue}: no answer before the deadline; it may be stored")
-                    )
+                    reason = reason or self._reason(lane, now)
+                    text = f"{lane.queue}: no answer before the deadline; it may be stored{reason}"
+                    chunk.fail(RequestTimeout(text))
         if lane.sent and not lane.in_flight and all(run.is_given_up for run in lane.sent):
             # Nobody waits for them, so they are not sent again, and their numbers will be missing.
             self._drop(lane.begin_epoch())
-            lane.is_stalled = False
 
-    def _expire_misrouted(self, now: float) -> None:
-        for chunk in [chunk for chunk in self._misrouted if chunk.terms.deadline <= now]:
-            self._misrouted.remove(chunk)
-            self._fail(chunk, RequestTimeout("the message's queue was not found before its deadline"))
+    def _reason(self, lane: Lane, now: float) -> str:
+        why = self._why(lane.queue.broker, now) or str(lane.last_error or "")
+        return f": {why}" if why else ""
 
     def _resend(self, lane: Lane) -> None:
         try:
@@ -400,45 +449,130 @@ class Sender:
         if connection is None or hello is None:
             return
         if lane.is_gapped:
+            lane.attempts += 1
             self._drop(lane.begin_epoch())
+            self._mark(lane)
+            return
         batch: Sent = []
         size = 0
         for run in lane.runs_to_resend():
             if batch and size + run.size_bytes > PRODUCE_MAX_BYTES:
-                self._produce(connection, hello, batch)
+                self._produce(link, connection, hello, batch)
                 batch, size = [], 0
             batch.append((lane, run))
             size += run.size_bytes
             self.resends += 1
         if batch:
-            self._produce(connection, hello, batch)
+            self._produce(link, connection, hello, batch)
 
-    def _drop(self, runs: list[Run]) -> None:
-        for run in runs:
-            self.give_back(run.size_bytes)
+    def _drop(self, chunks: list[Chunk]) -> None:
+        for chunk in chunks:
+            self.room.give_back(len(chunk.records))
+
+    # Elsewhere
+
+    def _routes_changed(self, _topics: frozenset[str]) -> None:
+        self._reroute_all()
+
+    def _reroute_all(self) -> None:
+        """Where lanes of a broker that is away may go now they go at once, before anything new does."""
+        for lane in list(self._lanes.values()):
+            if not lane.is_empty and lane.gone_at is None and self.faults.is_away(lane.queue.broker):
+                self._reroute(lane)
+
+    def _spread(self, lane: Lane) -> None:
+        """What needs no certain queue, and is surely not stored, leaves a broker that rests."""
+        if self.choice.has_other(lane.queue):
+            self._redispatch(lane.take_free())
 
     def _reroute(self, lane: Lane) -> None:
-        """The broker is gone for long: what need not go there goes elsewhere, in order.
+        """The broker is away: what need not go there goes elsewhere, in order.
 
         What was sent and never answered goes too, and may then be stored twice: at least once is
-        the promise, and UNIQ_KEY tells. Messages of a named queue wait, and what follows them.
+        the promise, and UNIQ_KEY tells. While nobody else has the topic everything stays as it is.
         """
-        unanswered = [chunk for run in lane.sent for chunk in run.chunks]
-        chunks: list[Chunk] = []
-        if unanswered and not lane.in_flight and not any(chunk.terms.is_tied for chunk in unanswered):
-            lane.sent.clear()
-            lane.begin_epoch()
-            lane.is_stalled = False
-            for chunk in unanswered:
-                if chunk.is_settled:
-                    self.give_back(len(chunk.records))
-                else:
-                    chunks.append(chunk)
-        if not lane.sent:
-            chunks += [chunk for chunk in lane.waiting if not chunk.terms.is_tied]
-            lane.waiting = deque(chunk for chunk in lane.waiting if chunk.terms.is_tied)
-        if chunks:
-            self._redispatch(chunks)
+        if not self.choice.has_refuge(lane.queue):
+            return
+        route = self._routes.get(lane.queue.topic)
+        is_ordered = route is not None and route.order
+        chunks = [chunk for run in lane.sent for chunk in run.chunks] + list(lane.waiting)
+        if not any(_may_move(chunk, is_ordered) for chunk in chunks):
+            return
+        self._disconnect(lane.queue.broker)
+        if lane.in_flight:
+            return  # their answers come first
+        staying: deque[Chunk] = deque()
+        leaving: list[Chunk] = []
+        for chunk in lane.take_all():
+            (leaving if _may_move(chunk, is_ordered) else staying).append(chunk)
+        lane.waiting = staying
+        self._redispatch(leaving)
+
+    def _disconnect(self, broker: str) -> None:
+        """End a connection that is silent, so that nothing is in flight on it any more."""
+        try:
+            connection = self._routes.link(broker).client.connection
+        except TransportError:
+            return
+        if connection is not None:
+            connection.close(TransportError(f"broker {broker!r} does not answer"))
+
+    def _move_on(self, topic: str, now: float) -> None:
+        """Send what was meant for queues that are gone where it belongs, then what came after it."""
+        held = self._moving[topic]
+        for queue, chunk in [entry for entry in held if entry[1].terms.deadline <= now]:
+            held.remove((queue, chunk))
+            self._fail(chunk, RequestTimeout("the message's queue was not found before its deadline"))
+        gone = [lane for lane in self._lanes.values() if lane.gone_at is not None and lane.topic == topic]
+        if any(lane.in_flight or self._routes.refreshed_at <= (lane.gone_at or 0.0) for lane in gone):
+            return
+        del self._moving[topic]
+        for lane in gone:
+            lane.gone_at = None
+            self._redispatch(lane.take_all())
+        for queue, chunk in held:
+            if chunk.terms.is_tied:
+                self._enqueue(queue, chunk)
+            else:
+                self._redispatch([chunk])
+
+    def _redispatch(self, chunks: Iterable[Chunk]) -> None:
+        """Give chunks the queues that their messages have now; those of a named queue fail."""
+        for chunk in chunks:
+            if chunk.is_settled:
+                self.room.give_back(len(chunk.records))
+                continue
+            try:
+                groups = self._queues_of(chunk)
+            except RemoteError as error:
+                self._fail(chunk, error)
+                continue
+            self.reroutes += chunk.count
+            for queue, places in groups.items():
+                self._enqueue(queue, chunk.moved(places, queue.queue_id))
+
+    def _queues_of(self, chunk: Chunk) -> dict[TopicQueue, list[int]]:
+        """Which of a chunk's messages go where; RemoteError if nowhere."""
+        topic = chunk.topic
+        if chunk.terms.is_tied:
+            raise RemoteError(Code.QUEUE_UNKNOWN, f"topic {topic!r} has no such queue any more")
+        if chunk.terms.key is not None:
+            return {self.choice.of_key(topic, chunk.terms.key): list(range(chunk.count))}
+        if chunk.keys is None:
+            return {self.choice.in_turn(topic): list(range(chunk.count))}
+        groups: dict[TopicQueue, list[int]] = {}
+        in_turn: TopicQueue | None = None
+        for place, key in enumerate(chunk.keys):
+            if key is not None:
+                queue = self.choice.of_key(topic, key)
+            else:
+                queue = in_turn = in_turn or self.choice.in_turn(topic)
+            groups.setdefault(queue, []).append(place)
+        return groups
+
+
+def _may_move(chunk: Chunk, is_ordered: bool) -> bool:
+    return not chunk.terms.is_tied and not (is_ordered and chunk.is_keyed)
 
 
 def _error_of(result: RunResult) -> RemoteError:

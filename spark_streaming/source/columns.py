@@ -6,7 +6,6 @@ times are ``timestamp[us, tz=UTC]``, and nullability must agree.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -24,6 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from holdmq.compression import decompress
 from holdmq.message import TopicQueue
 from holdmq.record import SYS_COMPRESSED, SYS_FLAG_AT, decode_properties
 from holdmq.record_batch import Columns, Ints, decode_columns, split_records, starts_of, tags
@@ -101,7 +101,7 @@ def _body(rows: _Rows) -> pa.Array:
     bodies = [raw[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
     flags = np.frombuffer(rows.raw, np.uint8)[rows.starts + (SYS_FLAG_AT + 3)]
     for index in np.flatnonzero(flags & SYS_COMPRESSED).tolist():
-        bodies[index] = zlib.decompress(bodies[index])
+        bodies[index] = decompress(bodies[index])
     return pa.array(bodies, pa.binary())
 
 

@@ -78,6 +78,8 @@ class FakeBroker:
         self.auto_create = True
         self.record_max_bytes = 4 << 20
         self.epoch = 1
+        self.appended: list[bytes] = []
+        """Every record of any queue, in the order of coming."""
         self.cuts: dict[tuple[str, int], Code] = {}
         self._held: list[tuple[Request, PullRequest, asyncio.TimerHandle]] = []
         self._registration = Client(f"127.0.0.1:{registry_port}", "broker", name)
@@ -135,6 +137,7 @@ class FakeBroker:
         stamped = bytearray(record)
         stamped[20:28] = offset.to_bytes(8, "big")
         log.append(bytes(stamped))
+        self.appended.append(log[-1])
         return offset
 
     def close_connections(self) -> None:
@@ -352,8 +355,16 @@ def each_run(code: Code) -> Act:
         runs = rows(ProduceRun, request.header(ProduceRequest).runs)
         for run in runs:
             key = (run.producer_id, run.topic, run.queue_id)
-            if code in (Code.BUSY, Code.STORE_FAILED):
-                broker.sequences.refuse(key, run.producer_epoch, run.first_sequence, 0.0)
+            if code == Code.BUSY:
+                broker.sequences.postpone(key, run.producer_epoch, run.first_sequence, 0.0)
+            elif code in (Code.STORE_FULL, Code.STORE_FAILED):
+                if (
+                    broker.sequences.offer(
+                        key, run.producer_epoch, run.first_sequence, run.records, 0.0
+                    ).accepted
+                    is not None
+                ):
+                    broker.sequences.refuse(key, run.producer_epoch, run.first_sequence, 0.0)
             else:
                 broker.sequences.consume(key, run.producer_epoch, run.first_sequence, run.records, 0.0)
         request.reply(ProduceResponse([RunResult(code, -1, "as told") for _ in runs], None, 5))

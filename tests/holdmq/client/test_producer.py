@@ -18,8 +18,9 @@ from holdmq.errors import (
     TransportError,
     UsageError,
 )
-from holdmq.record import decode_record
+from holdmq.record import SYS_COMPRESSED, decode_record
 from holdmq.topics import queue_of_key
+from holdmq.wire.headers import TopicRow
 
 
 @pytest.fixture
@@ -394,3 +395,279 @@ async def test_closing_at_once_fails_what_is_not_stored(
     await producer.close(timeout_s=0.05)
     with pytest.raises(TransportError, match="closed before"):
         await send
+
+
+# Other ways to send
+
+
+async def test_messages_in_hand_go_without_a_task_for_each(producer: Producer, broker: Any) -> None:
+    await producer.send(message("first"), key="k")
+    tasks = len(asyncio.all_tasks())
+    futures = [await producer.send_async(message(i), key="k") for i in range(500)]
+    assert len(asyncio.all_tasks()) == tasks
+    results = await asyncio.gather(*futures)
+    assert [r.queue_offset for r in results] == list(range(1, 501))
+    assert len(broker.produces) <= 3
+
+
+async def test_a_future_has_the_refusal(producer: Producer, broker: Any, acts: Any) -> None:
+    await producer.send(message("first"), key="k")
+    broker.acts.append(acts.each_run(Code.TOPIC_PERM))
+    future = await producer.send_async(message(1), key="k")
+    with pytest.raises(RemoteError, match="TOPIC_PERM"):
+        await future
+
+
+async def test_one_way_messages_keep_their_order_and_their_fate_is_counted(
+    producer: Producer, broker: Any, acts: Any, until: Any
+) -> None:
+    await producer.send(message("first"), key="k")
+    broker.acts.append(acts.busy)
+    for i in range(20):
+        await producer.send_one_way(message(i), key="k")
+    assert (await producer.send(message("last"), key="k")).queue_offset == 21
+    assert broker.bodies("t")[1:21] == [str(i).encode() for i in range(20)]
+    assert producer.numbers()["one_way_stored_total"] == 20
+    broker.acts.append(acts.each_run(Code.TOPIC_PERM))
+    await producer.send_one_way(message("refused"), key="k")
+    await until(lambda: producer.numbers()["one_way_failed_total"] == 1)
+    with pytest.raises(UsageError):
+        await producer.send_one_way(Message("a.b", b""))
+
+
+async def test_bodies_are_stored_in_order_in_one_queue(producer: Producer, broker: Any) -> None:
+    bodies = [b"%d" % i * (i % 50) for i in range(30_000)]
+    runs = await producer.send_bodies("t", bodies, tag="a/b", key="k")
+    (queue,) = {run.queue for run in runs}
+    assert [run.first_offset for run in runs] == [sum(r.messages for r in runs[:i]) for i in range(len(runs))]
+    log = [decode_record(record).to_message() for record in broker.logs[("t", queue.queue_id)]]
+    assert [m.body for m in log] == bodies
+    assert {m.tag for m in log} == {"a/b"}
+    assert len({m.unique_id for m in log}) == 30_000
+    assert all(m.born_ms for m in log)
+    assert await producer.send_bodies("t", []) == []
+
+
+async def test_large_bodies_are_compressed_whichever_way_they_are_sent(
+    producer: Producer, broker: Any
+) -> None:
+    body = b"12.5;" * 2000
+    await producer.send(Message("t", body), key="k")
+    await producer.send_bodies("t", [body, b"small"], key="k")
+    await producer.send_batch([Message("t", body)], key="k")
+    records = [decode_record(record) for log in broker.logs.values() for record in log]
+    assert [record.to_message().body for record in records] == [body, body, b"small", body]
+    assert [bool(record.sys_flag & SYS_COMPRESSED) for record in records] == [True, True, False, True]
+    assert sum(record.total_size for record in records) < 5000
+
+
+async def test_compression_can_be_turned_off(registries: list[str], broker: Any) -> None:
+    async with Producer(registries, compress_min_bytes=0) as producer:
+        await producer.send(Message("t", bytes(10_000)))
+    assert broker.bodies("t") == [bytes(10_000)]
+    with pytest.raises(UsageError, match="compress_level"):
+        Producer(registries, compress_level=10)
+
+
+async def test_bodies_that_are_refused_are_told_one_by_one(
+    producer: Producer, broker: Any, acts: Any
+) -> None:
+    await producer.send(message("first"), key="k")
+    broker.acts.append(acts.each_run(Code.TOPIC_PERM))
+    with pytest.raises(BatchError, match="3 of 3") as caught:
+        await producer.send_bodies("t", [b"1", b"2", b"3"], key="k")
+    assert len(caught.value.results) == 3
+    assert [run.first_offset for run in await producer.send_bodies("t", [b"4"], key="k")] == [1]
+
+
+# Brokers that are slow, silent or away
+
+
+@pytest.fixture
+async def pair(registries: list[str], make_broker: Any) -> AsyncIterator[tuple[Producer, dict[str, Any]]]:
+    """A producer that knows brokers a and b, both connected, and reroutes after 0.8 s."""
+    brokers = {name: await make_broker(name) for name in "ab"}
+    async with Producer(registries, send_timeout_s=20) as producer:
+        producer.routes.reroute_s = 0.8
+        await asyncio.gather(*(producer.send(message("first"), key=str(i)) for i in range(16)))
+        yield producer, brokers
+        await producer.close(timeout_s=1)
+
+
+def key_of(producer: Producer, broker: str) -> str:
+    assert producer.sender is not None
+    choice = producer.sender.choice
+    return next(k for k in map(str, range(1000)) if choice.of_key("t", k).broker == broker)
+
+
+@pytest.mark.parametrize("code", [Code.STORE_FULL, Code.BUSY, Code.STORE_FAILED])
+async def test_what_needs_no_certain_queue_leaves_a_broker_that_refuses(
+    pair: tuple[Producer, dict[str, Any]], acts: Any, code: Code
+) -> None:
+    producer, brokers = pair
+    brokers["a"].acts.extend([acts.each_run(code)] * 1000)
+    results = await asyncio.gather(*(producer.send(message(i)) for i in range(8)))
+    assert {r.queue.broker for r in results} == {"b"}
+    again = [await producer.send(message(i)) for i in range(8)]
+    assert {r.queue.broker for r in again} == {"b"}
+    assert producer.numbers()["broker_rests_total"] >= 1
+    brokers["a"].acts.clear()
+    key = key_of(producer, "a")
+    assert (await producer.send(message("keyed"), key=key)).queue.broker == "a"
+    assert len(brokers["a"].bodies("t")) + len(brokers["b"].bodies("t")) == 16 + 16 + 1
+
+
+async def test_keys_wait_for_a_broker_that_refuses_in_their_order(
+    pair: tuple[Producer, dict[str, Any]], acts: Any
+) -> None:
+    producer, brokers = pair
+    key = key_of(producer, "a")
+    brokers["a"].acts.extend([acts.each_run(Code.STORE_FAILED)] * 5)
+    sends = []
+    for i in range(40):
+        sends.append(asyncio.ensure_future(producer.send(message(i), key=key if i % 2 else None)))
+        await asyncio.sleep(0.01)
+    results = await asyncio.gather(*sends)
+    assert {r.queue.broker for r in results[1::2]} == {"a"}
+    offsets = [r.queue_offset for r in results[1::2]]
+    assert offsets == sorted(offsets)
+    stored = brokers["a"].bodies("t") + brokers["b"].bodies("t")
+    assert sorted(b for b in stored if b != b"first") == sorted(str(i).encode() for i in range(40))
+
+
+async def test_a_silent_broker_is_avoided_first_and_its_keys_go_elsewhere_in_order_later(
+    pair: tuple[Producer, dict[str, Any]], acts: Any
+) -> None:
+    producer, brokers = pair
+    key = key_of(producer, "a")
+    brokers["a"].acts.extend([acts.ignore] * 1000)
+    sends = []
+    for i in range(60):
+        sends.append(asyncio.ensure_future(producer.send(message(i), key=key)))
+        sends.append(asyncio.ensure_future(producer.send(message(f"free {i}"))))
+        await asyncio.sleep(0.03)
+    results = await asyncio.gather(*sends)
+    assert {r.queue.broker for r in results} == {"b"}
+    (queue,) = {r.queue for r in results[::2]}
+    mine = {str(i).encode() for i in range(60)}
+    assert [b for b in brokers["b"].bodies("t", queue.queue_id) if b in mine] == sorted(mine, key=int)
+
+
+async def test_without_another_broker_a_silent_one_gets_everything_once_it_answers_again(
+    registries: list[str], broker: Any, acts: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender_module, "PRODUCE_TIMEOUT_S", 0.3)
+    async with Producer(registries, send_timeout_s=20) as producer:
+        producer.routes.reroute_s = 0.2
+        await producer.send(message("first"), key="k")
+        broker.acts.extend([acts.ignore] * 1000)
+        sends = [asyncio.ensure_future(producer.send(message(i), key="k")) for i in range(10)]
+        await until(lambda: producer.sender.faults.is_away("broker-0"))  # type: ignore[union-attr]
+        broker.acts.clear()
+        results = await asyncio.gather(*sends)
+        assert [r.queue_offset for r in results] == list(range(1, 11))
+        assert producer.numbers()["reroutes_total"] == 0
+
+
+async def test_the_error_at_the_deadline_says_what_the_broker_did(
+    producer: Producer, broker: Any, acts: Any
+) -> None:
+    await producer.send(message("first"), key="k")
+    broker.acts.extend([acts.ignore] * 1000)
+    with pytest.raises(
+        RequestTimeout, match=r"may be stored: broker 'broker-0' has not answered for 0\.[5-9]"
+    ):
+        await producer.send(message(1), key="k", timeout_s=0.7)
+    broker.acts.clear()
+    broker.acts.extend([acts.each_run(Code.STORE_FAILED)] * 1000)
+    with pytest.raises(RequestTimeout, match="STORE_FAILED"):
+        await producer.send(message(2), key="other", timeout_s=0.5)
+    broker.acts.clear()
+    await broker.stop()
+    with pytest.raises(RequestTimeout, match=r"no connection to broker 'broker-0'"):
+        await producer.send(message(3), key="k", timeout_s=0.5)
+
+
+async def test_keys_of_an_ordered_topic_wait_for_their_broker(
+    registries: list[str], make_broker: Any, until: Any
+) -> None:
+    brokers = {name: await make_broker(name) for name in "ab"}
+    for each in brokers.values():
+        each.topics["t"] = TopicRow("t", 2, 2, 6, "log", 1, True)
+        await each.register()
+    async with Producer(registries, send_timeout_s=20) as producer:
+        producer.routes.reroute_s = 0.2
+        results = await asyncio.gather(*(producer.send(message(i), key=str(i)) for i in range(16)))
+        await brokers["a"].stop()
+        keys = [str(i) for i, r in enumerate(results) if r.queue.broker == "a"]
+        sends = [asyncio.ensure_future(producer.send(message("later"), key=key)) for key in keys]
+        await until(lambda: "a" not in producer.routes.brokers())
+        free = [await producer.send(message("free")) for _ in range(8)]
+        assert {r.queue.broker for r in free} == {"b"}
+        await asyncio.sleep(0.5)
+        assert not any(send.done() for send in sends)
+        sends += [asyncio.ensure_future(producer.send(message("last"), key=key)) for key in keys]
+        await brokers["a"].restart()
+        done = await asyncio.gather(*sends)
+        assert {r.queue.broker for r in done} == {"a"}
+        for first, second in zip(done[: len(keys)], done[len(keys) :], strict=True):
+            assert first.queue == second.queue
+            assert first.queue_offset < second.queue_offset
+
+
+async def test_no_key_is_overtaken_while_its_queue_goes_away(
+    producer: Producer, broker: Any, until: Any
+) -> None:
+    await broker.add_topic("t", 8)
+    await producer.send(message("first"))
+    keys = [f"k{i}" for i in range(8)]
+    sends = []
+    for i in range(300):
+        if i == 100:
+            await broker.add_topic("t", 2)
+        if i == 200:
+            await broker.add_topic("t", 8)
+        sends.append(asyncio.ensure_future(producer.send(message(f"{keys[i % 8]} {i}"), key=keys[i % 8])))
+        await asyncio.sleep(0.003)
+    results = await asyncio.gather(*sends)
+    # The order in which the broker took them, over all queues.
+    order = {decode_record(r).body: n for n, r in enumerate(broker.appended)}
+    for k in range(8):
+        mine = [order[f"{keys[k]} {i}".encode()] for i in range(k, 300, 8)]
+        assert mine == sorted(mine)
+    assert len(results) == 300
+
+
+async def test_two_tasks_that_wait_for_a_new_topic_go_on_in_their_order(
+    producer: Producer, broker: Any
+) -> None:
+    sends = []
+    for i in range(200):
+        sends.append(asyncio.ensure_future(producer.send(message(i, "fresh"), key="k")))
+        if i % 7 == 0:
+            await asyncio.sleep(0)
+    await asyncio.gather(*sends)
+    assert broker.bodies("fresh") == [str(i).encode() for i in range(200)]
+    assert producer._turnstiles == {}
+
+
+async def test_nothing_follows_the_first_run_of_an_epoch_before_it_is_stored(
+    producer: Producer, broker: Any
+) -> None:
+    await broker.add_topic("t", 1)
+    asked = asyncio.Event()
+    held: list[Any] = []
+
+    def hold(request: Any, _broker: Any) -> bool:
+        held.append(request)
+        asked.set()
+        return True
+
+    broker.acts.append(hold)
+    sends = [asyncio.ensure_future(producer.send(message(0)))]
+    await asked.wait()
+    sends += [asyncio.ensure_future(producer.send(message(i))) for i in range(1, 10)]
+    await producer.send(message("other", "u"))
+    held[0].refuse(RemoteError(Code.BODY_CRC, "damaged on its way"))
+    await asyncio.gather(*sends)
+    assert broker.bodies("t") == [str(i).encode() for i in range(10)]

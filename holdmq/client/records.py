@@ -1,0 +1,172 @@
+"""Messages to records, one by one or many bodies at once, and records that move to another queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from zlib_ng.zlib_ng import crc32
+
+from holdmq.compression import BODY_MAX_BYTES, COMPRESS_LEVEL, COMPRESS_MIN_BYTES, compress
+from holdmq.errors import Code, RecordError
+from holdmq.message import Message
+from holdmq.record import (
+    BODY_LENGTH_AT,
+    NO_HOST,
+    QUEUE_ID_AT,
+    SYS_COMPRESSED,
+    RecordTemplate,
+    encode_record,
+    message_properties,
+)
+
+ID_DIGITS: Final = 10
+"""Hex digits of the count in a unique id: a million messages per second for twelve days, then they repeat."""
+ID_MASK: Final = (1 << (4 * ID_DIGITS)) - 1
+
+_BODY_AT: Final = BODY_LENGTH_AT + 4
+_CRC_AT: Final = 8
+_SUFFIX: Final = 8  # StampCheck, TotalSize
+_U32: Final = np.dtype(">u4")
+_HEX: Final = np.frombuffer(b"".join(b"%02x" % i for i in range(256)), np.uint8).reshape(256, 2)
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def unique_id(producer_id: int, count: int) -> str:
+    """The id of a producer's message: 27 characters."""
+    return f"{producer_id:016x}-{count & ID_MASK:010x}"
+
+
+class Packing:
+    """From which size on bodies are compressed (0 = never), and how hard (zlib level 1 to 9)."""
+
+    __slots__ = ("level", "min_bytes")
+
+    def __init__(self, min_bytes: int = COMPRESS_MIN_BYTES, level: int = COMPRESS_LEVEL) -> None:
+        self.min_bytes = min_bytes
+        self.level = level
+
+    def pack(self, body: bytes) -> tuple[bytes, int]:
+        """The body as it travels, and its SysFlag; RecordError past BODY_MAX_BYTES."""
+        if len(body) > BODY_MAX_BYTES:
+            raise RecordError(
+                f"a body of {len(body)} bytes: {BODY_MAX_BYTES} are allowed", Code.RECORD_TOO_LARGE
+            )
+        if self.min_bytes and len(body) > self.min_bytes:
+            packed = compress(body, self.level)
+            if packed is not None:
+                return packed, SYS_COMPRESSED
+        return body, 0
+
+
+def encode(message: Message, queue_id: int, packing: Packing, due: str | None = None) -> bytes:
+    """The record of a message whose `unique_id` and `born_ms` are set; `due` as in holdmq.client.delay."""
+    body, sys_flag = message.body, 0
+    if packing.min_bytes and len(body) > packing.min_bytes:
+        body, sys_flag = packing.pack(body)
+    properties = message_properties(message)
+    if due is not None:
+        properties += f"DUE\x01{due}\x02".encode()
+    return encode_record(
+        message.topic.encode(),
+        queue_id,
+        body,
+        properties,
+        message.born_ms,
+        NO_HOST,
+        sys_flag,
+        message.flag,
+        message.reconsume_times,
+    )
+
+
+def encode_bodies(
+    topic: str,
+    queue_id: int,
+    tag: str | None,
+    bodies: Sequence[bytes],
+    producer_id: int,
+    first_count: int,
+    born_ms: int,
+) -> tuple[bytes, Bytes]:
+    """Records of messages that differ in their bodies only, and their sizes as the wire has them.
+
+    Their unique ids are `unique_id(producer_id, first_count)` and those that follow.
+    """
+    count = len(bodies)
+    like = Message(topic, b"", tag, unique_id=unique_id(producer_id, 0))
+    properties = message_properties(like)
+    template = np.frombuffer(
+        RecordTemplate(topic.encode(), queue_id, properties).encode(b"", born_ms), np.uint8
+    )
+    lengths = np.fromiter(map(len, bodies), np.int64, count)
+    sizes = lengths + len(template)
+    wire_sizes = sizes.astype(_U32).view(np.uint8).reshape(count, 4)
+    starts = np.zeros(count, np.int64)
+    np.cumsum(sizes[:-1], out=starts[1:])
+    out = np.empty(int(sizes.sum()), np.uint8)
+    head = np.empty((count, _BODY_AT), np.uint8)
+    head[:] = template[:_BODY_AT]
+    head[:, :4] = wire_sizes
+    head[:, BODY_LENGTH_AT:] = lengths.astype(_U32).view(np.uint8).reshape(count, 4)
+    tail = np.empty((count, len(template) - _BODY_AT), np.uint8)
+    tail[:] = template[_BODY_AT:]
+    tail[:, -4:] = wire_sizes
+    id_at = 3 + len(topic.encode()) + properties.index(b"UNIQ_KEY") + len("UNIQ_KEY\x01") + 17
+    tail[:, id_at : id_at + ID_DIGITS] = _hex_digits(first_count, count)
+    _scatter(out, starts, head)
+    _scatter_bodies(out, starts + _BODY_AT, lengths, b"".join(bodies))
+    _scatter(out, starts + _BODY_AT + lengths, tail)
+    _set_crcs(out, starts, sizes)
+    return out.tobytes(), wire_sizes.reshape(-1)
+
+
+def move(records: bytes, sizes: npt.NDArray[np.int64], queue_id: int) -> bytes:
+    """The same records for another queue."""
+    out = np.frombuffer(bytearray(records), np.uint8)
+    starts = np.zeros(len(sizes), np.int64)
+    np.cumsum(sizes[:-1], out=starts[1:])
+    own = np.frombuffer(queue_id.to_bytes(4, "big"), np.uint8)
+    _scatter(out, starts + QUEUE_ID_AT, np.broadcast_to(own, (len(sizes), 4)).copy())
+    _set_crcs(out, starts, sizes)
+    return out.tobytes()
+
+
+def _hex_digits(first: int, count: int) -> Bytes:
+    numbers = (np.arange(first, first + count, dtype=np.uint64) & np.uint64(ID_MASK)).astype(">u8")
+    of_ids = numbers.view(np.uint8).reshape(count, 8)[:, 8 - ID_DIGITS // 2 :]
+    return _HEX[of_ids].reshape(count, ID_DIGITS)
+
+
+def _scatter(out: Bytes, at: npt.NDArray[np.int64], rows: Bytes) -> None:
+    """Write each row at its place."""
+    width = rows.shape[1]
+    if not width:
+        return
+    kind = np.dtype(f"V{width}")
+    view: npt.NDArray[np.void] = np.ndarray((len(out) - width + 1,), kind, out, strides=(1,))
+    view[at] = np.ascontiguousarray(rows).view(kind)[:, 0]
+
+
+def _scatter_bodies(
+    out: Bytes, at: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], joined: bytes
+) -> None:
+    raw = np.frombuffer(joined, np.uint8)
+    first = int(lengths[0])
+    if (lengths == first).all():
+        _scatter(out, at, raw.reshape(len(lengths), first))
+        return
+    begins = np.cumsum(lengths) - lengths
+    out[np.arange(len(raw)) + np.repeat(at - begins, lengths)] = raw
+
+
+def _set_crcs(out: Bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
+    """Fill BodyCRC of records that no broker stamped yet."""
+    view = memoryview(out)  # type: ignore[arg-type]
+    begins = (starts + QUEUE_ID_AT).tolist()
+    ends = (starts + sizes - _SUFFIX).tolist()
+    crcs = [crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+    _scatter(out, starts + _CRC_AT, np.array(crcs, _U32).view(np.uint8).reshape(len(crcs), 4))
