@@ -399,8 +399,11 @@ class Producer:
 
     def _keep(self, batch: Batch, retry_after_ms: int, now: float) -> None:
         self._refused.append(batch)
-        # Doubling keeps a broker that stays under pressure from being asked again and again.
-        self.retry_at = max(self.retry_at, now + max(self._backoff_s, retry_after_ms / 1000))
+        # Doubling keeps a broker that stays under pressure from being asked again and again; the producer's
+        # own phase keeps workers that were refused together from coming again together.
+        phase = (self.producer_id & 0xFF) / 1024
+        pause_s = max(self._backoff_s * (1 - phase), retry_after_ms * (1 + phase) / 1000)
+        self.retry_at = max(self.retry_at, now + pause_s)
         self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)
 
     def _take_back(self) -> None:
