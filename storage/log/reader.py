@@ -81,7 +81,7 @@ class ColdReader:
                 raise self._damaged(found, end)
             position = max(position, found.position)  # a blank was passed
             first = int(np.searchsorted(found.starts, position - found.position))
-            if int(found.starts[first]) + found.position != position:
+            if first == len(found.starts) or int(found.starts[first]) + found.position != position:
                 raise self._damaged(self._no_record(position), end)
             batch = self._part(found, first, max_bytes)
             batches.append(batch)

@@ -338,3 +338,12 @@ def test_a_blank_is_no_message(driver: MakeDriver) -> None:
     first = d.append_and_wait(300, body=bytes(3000))
     d.append_and_wait(300, body=bytes(3000))
     assert d.store.index.message(MessageId(d.store.store_id, first.end)).place is Place.NO_RECORD
+
+
+def test_no_position_inside_a_record_is_a_message_not_even_in_the_log_s_last(driver: MakeDriver) -> None:
+    d = driver().open()
+    batch = d.append_and_wait(3)
+    starts = {batch.position + int(start) for start in batch.starts}
+    for position in range(batch.position, batch.end):
+        place = d.store.index.message(MessageId(d.store.store_id, position)).place
+        assert place is (Place.FOUND if position in starts else Place.NO_RECORD)
