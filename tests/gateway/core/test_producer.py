@@ -158,6 +158,19 @@ def test_pauses_between_refusals_grow_and_are_bounded() -> None:
     assert pauses[-1] == pauses[-2] <= 2.0
 
 
+def test_workers_that_are_refused_together_come_again_at_different_times() -> None:
+    pauses = set()
+    for producer_id in range(1, 21):
+        producer = Producer(producer_id)
+        producer.connected()
+        add(producer, 1)
+        batch = send(producer)
+        producer.answered(batch, [RunResult(Code.BUSY, -1, "")], 500, 0.0)
+        pauses.add(producer.retry_at)
+    assert len(pauses) == 20
+    assert min(pauses) >= 0.5, "no earlier than the broker asked for"
+
+
 def test_a_lost_connection_sends_the_unanswered_again_as_it_was() -> None:
     producer = connected()
     add(producer, 1)
