@@ -24,7 +24,7 @@ from broker.core.moves import resent_copy
 from broker.part import Part
 from broker.topics import Topics
 from holdmq.atomic_file import AtomicFile
-from holdmq.errors import Code, HoldMQError, RecordError, RemoteError, StorageError
+from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError
 from holdmq.record import VERIFY_ALL, Record, decode_record
 from holdmq.record_batch import split_records
 from holdmq.record_origin import DLQ_PREFIX, dlq_topic, origin_of, value_in
@@ -101,6 +101,7 @@ class DeadLetters(Part):
         self._unsaved: list[_Resend] = []
         self._working: asyncio.Future[Any] | None = None
         self._saving: asyncio.Future[Any] | None = None
+        self._early: list[tuple[OnRequest, Request]] = []
         self._is_closed = False
         copies.on_recovered.append(self._recovered)
 
@@ -108,9 +109,9 @@ class DeadLetters(Part):
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {
-            RequestCode.DLQ_LIST: self.list_groups,
-            RequestCode.DLQ_RESEND: self.resend,
-            RequestCode.DLQ_PURGE: self.purge,
+            RequestCode.DLQ_LIST: partial(self._handle, self.list_groups),
+            RequestCode.DLQ_RESEND: partial(self._handle, self.resend),
+            RequestCode.DLQ_PURGE: partial(self._handle, self.purge),
         }
 
     def numbers(self) -> Mapping[str, int]:
@@ -142,12 +143,27 @@ class DeadLetters(Part):
         """Finish the write under way (blocking)."""
         self._thread.shutdown(wait=True)
 
+    def _handle(self, handler: OnRequest, request: Request) -> None:
+        """Handle a request, but not before it is known what was sent again."""
+        if self._copies.is_recovered:
+            handler(request)
+            return
+        if len(self._early) >= REQUESTS_MAX:
+            raise BusyError("the broker has just started", RETRY_AFTER_MS)
+        self._early.append((handler, request))
+
     def _recovered(self) -> None:
         """Mark what was sent again before the marks could be saved."""
         for group, topic, _, offset in self._copies.known.keys_of(DLQ_PREFIX):
             marks = self.marks.of(group)
             if topic == dlq_topic(group) and offset >= marks.purged:
                 marks.resent.add(offset)
+        early, self._early = self._early, []
+        for handler, request in early:
+            try:
+                handler(request)
+            except HoldMQError as error:
+                request.refuse(error)
 
     # Listing
 
@@ -177,8 +193,7 @@ class DeadLetters(Part):
         if self._is_closed:
             raise RemoteError(Code.SHUTTING_DOWN, "the broker is draining")
         if len(self._resends) + len(self._purges) + len(self._unsaved) >= REQUESTS_MAX:
-            busy = {"retry_after_ms": RETRY_AFTER_MS}
-            raise RemoteError(Code.BUSY, f"{REQUESTS_MAX} requests for dead letters are in hand", busy)
+            raise BusyError(f"{REQUESTS_MAX} requests for dead letters are in hand", RETRY_AFTER_MS)
 
     # Purging
 

@@ -17,7 +17,7 @@ from broker.copies import Copies, Done, Moved
 from broker.core.moves import RetryPolicy, failed_copy
 from broker.part import Part
 from broker.topics import Topics
-from holdmq.errors import Code, HoldMQError, RecordError, RemoteError, StorageError
+from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError
 from holdmq.record import VERIFY_ALL, Record, decode_record
 from holdmq.record_origin import retry_topic
 from holdmq.rpc.connection import Request
@@ -212,8 +212,7 @@ class Moves(Part):
         if not 0 <= queue_id < known.read_queues:
             return RemoteError(Code.QUEUE_UNKNOWN, f"{topic!r} has {known.read_queues} queues here")
         if self.in_hand >= self.moves_max:
-            busy = {"retry_after_ms": RETRY_AFTER_MS}
-            return RemoteError(Code.BUSY, f"{self.moves_max} moves are in hand", busy)
+            return BusyError(f"{self.moves_max} moves are in hand", RETRY_AFTER_MS)
         return None
 
     # Reading

@@ -107,8 +107,8 @@ async def test_a_crash_before_the_marks_are_saved_sends_nothing_twice(start: Sta
     stack = await start()
     await asyncio.to_thread(path.write_bytes, saved)
     stack = await start()
-    assert await resend(stack) == DlqResendResponse(0, 10, [], -1)
     assert await listed(stack) == [("g", 0, 10, 10)]
+    assert await resend(stack) == DlqResendResponse(0, 10, [], -1)
 
 
 async def test_single_ones_are_sent_to_another_topic(start: Start) -> None:
