@@ -152,7 +152,7 @@ def test_pauses_between_refusals_grow_and_are_bounded() -> None:
     for _ in range(12):
         batch = send(producer, now)
         answer(producer, batch, Code.BUSY, now=now)
-        pauses.append(producer.retry_at - now)
+        pauses.append(round(producer.retry_at - now, 9))
         now = producer.retry_at
     assert pauses == sorted(pauses)
     assert pauses[-1] == pauses[-2] <= 2.0
