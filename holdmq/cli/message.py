@@ -1,0 +1,244 @@
+"""``holdmq message get | find | tail | replay``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.shown import fields_of, name_of, write_line
+from holdmq.cli.times import TIME_HELP, parse_time, show_time
+from holdmq.config import Config
+from holdmq.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdmq.client.queries import Messages
+    from holdmq.message import Message
+
+RESEND_MESSAGES: Final = 1_000
+"""Messages sent again at a time: each batch is stored before the next is read."""
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Messages in the log: by id, by key, the newest, or all since a time.",
+    epilog="Example: holdmq message tail devices",
+)
+
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The log's topic: an MQTT topic's first level.")]
+Tag = Annotated[
+    str | None,
+    typer.Option("--tag", metavar="FILTER", help="Only messages with this tag; + and # as in MQTT."),
+]
+
+
+@app.command(epilog="Example: holdmq message get 3f0c5a9d11e2b7640000000000001a2c")
+def get(
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="32 hex digits, as `holdmq pub` prints.")],
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Print one message with all that the log knows of it."""
+    message = asyncio.run(_get(configuration(config, set_), message_id))
+    if as_json:
+        print_json(fields_of(message))
+        return
+    for name, value in fields_of(message).items():
+        if name.startswith("body") or value in (None, [], {}):
+            continue
+        shown = f"{value} ({show_time(value)})" if name in ("born_ms", "store_ms") else value
+        typer.echo(f"{name:16}{shown}")
+    typer.echo("")
+    write_line(bytes(message.body))
+
+
+@app.command(epilog="Example: holdmq message find orders --key 4711")
+def find(
+    topic: Topic,
+    key: Annotated[str, typer.Option("--key", help="A key that the messages were sent with.")] = "",
+    unique_id: Annotated[str, typer.Option("--unique-id", help="The producer's own id of a message.")] = "",
+    begin: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Since: {TIME_HELP}.")] = None,
+    end: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Until then.")] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="At most so many messages.")] = 100,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Find messages by a key or by their unique id, newest first. Exit code 1 when there is none."""
+    if bool(key) == bool(unique_id):
+        raise UsageError("give --key or --unique-id, and not both")
+    now_ms = _now_ms()
+    begin_ms = 0 if begin is None else parse_time(begin, now_ms)
+    end_ms = None if end is None else parse_time(end, now_ms)
+    found = asyncio.run(_find(configuration(config, set_), topic, key, unique_id, begin_ms, end_ms, count))
+    for message in found:
+        _show(message, as_json)
+    if not found:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: holdmq message tail devices --tag '42/#' --count 20")
+def tail(
+    topic: Topic,
+    tag: Tag = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="So many messages.")] = 10,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Print the newest messages of a topic, the newest last; the topic is read backwards for it."""
+    for message in asyncio.run(_tail(configuration(config, set_), topic, tag, count)):
+        _show(message, as_json)
+
+
+@app.command(epilog="Example: holdmq message replay devices --from 2h --to devices-again")
+def replay(
+    topic: Topic,
+    begin: Annotated[str, typer.Option("--from", metavar="TIME", help=f"Since: {TIME_HELP}.")],
+    end: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Until then; now if not given.")
+    ] = None,
+    tag: Tag = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="TOPIC", help="Send the messages to this topic, in place of printing them."
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Read a topic again from a time to now: print its messages, or send them to another topic.
+
+    What is sent keeps its body, tag, keys, properties, and its order within a queue; otherwise it is new.
+    """
+    if target == topic:
+        raise UsageError("--to must name another topic: its own would get every message twice")
+    now_ms = _now_ms()
+    begin_ms, end_ms = parse_time(begin, now_ms), None if end is None else parse_time(end, now_ms)
+    loaded = configuration(config, set_)
+    if target is None:
+        asyncio.run(_replay(loaded, topic, begin_ms, end_ms, tag, as_json))
+        return
+    count = asyncio.run(_resend(loaded, topic, begin_ms, end_ms, tag, target))
+    if as_json:
+        print_json({"topic": target, "messages": count})
+    else:
+        typer.echo(f"{count} messages of {topic} were sent to {target}")
+
+
+async def _get(config: Config, message_id: str) -> Message:
+    async with _messages(config) as messages:
+        return await messages.get(message_id)
+
+
+async def _find(
+    config: Config, topic: str, key: str, unique_id: str, begin_ms: int, end_ms: int | None, count: int
+) -> list[Message]:
+    found: list[Message] = []
+    cursor: str | None = None
+    async with _messages(config) as messages:
+        while len(found) < count:
+            page = await messages.find(
+                topic,
+                key,
+                unique_id=unique_id,
+                begin_ms=begin_ms,
+                end_ms=end_ms,
+                count=count - len(found),
+                cursor=cursor,
+            )
+            found += page.messages
+            cursor = page.cursor
+            if cursor is None:
+                break
+    return found
+
+
+async def _tail(config: Config, topic: str, tag: str | None, count: int) -> list[Message]:
+    found: list[Message] = []
+    async with _messages(config) as messages:
+        async for message in messages.newest(topic, tag):
+            found.append(message)
+            if len(found) == count:
+                break
+    return found[::-1]
+
+
+async def _replay(
+    config: Config, topic: str, begin_ms: int, end_ms: int | None, tag: str | None, as_json: bool
+) -> None:
+    async with _messages(config) as messages:
+        async for message in messages.replay(topic, begin_ms, end_ms, tag):
+            _show(message, as_json)
+
+
+async def _resend(
+    config: Config, topic: str, begin_ms: int, end_ms: int | None, tag: str | None, target: str
+) -> int:
+    from holdmq.client.producer import Producer
+
+    count = 0
+    async with _messages(config) as messages, Producer(routes=messages.routes) as producer:
+        replayed = messages.replay(topic, begin_ms, end_ms, tag)
+        while batch := await _some(replayed):
+            by_queue: dict[str, list[Message]] = {}
+            for message in batch:
+                by_queue.setdefault(f"{message.broker}/{message.queue_id}", []).append(
+                    _again(message, target)
+                )
+            # One queue's messages go to one queue, whatever their keys: that keeps their order.
+            for queue, own in by_queue.items():
+                await producer.send_batch(own, key=queue)
+            count += len(batch)
+    return count
+
+
+async def _some(replayed: AsyncIterator[Message]) -> list[Message]:
+    found: list[Message] = []
+    async for message in replayed:
+        found.append(message)
+        if len(found) == RESEND_MESSAGES:
+            break
+    return found
+
+
+def _again(message: Message, topic: str) -> Message:
+    """Return a message as new, for another topic."""
+    from holdmq.message import Message
+
+    return Message(
+        topic,
+        bytes(message.body),
+        message.tag,
+        message.keys,
+        message.properties,
+        message.flag,
+        message.client_id,
+    )
+
+
+def _messages(config: Config) -> Messages:
+    from holdmq.client.queries import Messages
+    from holdmq.rpc.security import Security
+
+    name = f"holdmq-message-{os.getpid()}"
+    return Messages(config.registries(), client_id=name, security=Security.of(config))
+
+
+def _show(message: Message, as_json: bool) -> None:
+    if as_json:
+        print_json(fields_of(message))
+    else:
+        write_line(f"{show_time(message.store_ms)} {name_of(message)}", bytes(message.body))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

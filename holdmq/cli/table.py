@@ -1,0 +1,243 @@
+"""``holdmq table create | get | scan | put | delete | watch``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.shown import content, write_line
+from holdmq.config import Config
+from holdmq.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdmq.client.table_watch import TableChange, TableReset
+    from holdmq.client.tables import Table, TableEntry
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Tables: the newest value by key, kept by the brokers.",
+    epilog="Example: holdmq table get settings sensor/42",
+)
+
+Name = Annotated[str, typer.Argument(metavar="TABLE", help="The table: a topic of kind table.")]
+Key = Annotated[str, typer.Argument(help="The key: any text of 1 to 32,768 bytes.")]
+Prefix = Annotated[str, typer.Option("--prefix", help="Only keys that begin with this.")]
+IfVersion = Annotated[
+    int | None,
+    typer.Option("--if-version", help="Only if the row has this version; -1: only if the key has no value."),
+]
+
+
+@app.command(epilog="Example: holdmq table create settings")
+def create(
+    name: Name,
+    queues: Annotated[
+        int, typer.Option(min=0, max=1024, help="Queues on every broker; 0 = broker.topic_queues_default.")
+    ] = 0,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Create a table on every live broker; creating it again with the same settings succeeds."""
+
+    async def run(table: Table) -> list[str]:
+        await table.create(queues)
+        return await table.brokers()
+
+    brokers = _with_table(configuration(config, set_), name, run)
+    if as_json:
+        print_json({"table": name, "brokers": brokers})
+    else:
+        typer.echo(f"{name} is on {', '.join(brokers)}")
+
+
+@app.command(epilog="Example: holdmq table get settings sensor/42")
+def get(
+    name: Name,
+    key: Key,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Print the value of a key. Exit code 1 when it has none."""
+    entry = _with_table(configuration(config, set_), name, lambda table: table.get(key))
+    if entry is None:
+        sys.stderr.write(f"{key} has no value\n")
+        raise typer.Exit(1)
+    if as_json:
+        print_json(_fields(entry))
+    else:
+        write_line(entry.value)
+
+
+@app.command(epilog="Example: holdmq table scan settings --prefix sensor/")
+def scan(
+    name: Name,
+    prefix: Prefix = "",
+    count: Annotated[int, typer.Option("--count", min=0, help="At most so many rows; 0 = all.")] = 0,
+    after: Annotated[str | None, typer.Option("--after", help="Begin behind this key.")] = None,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Print keys and values in the order of the keys, a line for each."""
+
+    async def run(table: Table) -> None:
+        left, behind = count or sys.maxsize, after
+        while left:
+            page = await table.scan_page(prefix, behind, min(left, 1_000))
+            for entry in page.entries:
+                _show(entry, as_json)
+            left -= len(page.entries)
+            behind = page.next_after
+            if behind is None:
+                return
+
+    _with_table(configuration(config, set_), name, run)
+
+
+@app.command(epilog="Example: holdmq table put settings sensor/42 '{\"interval_s\": 10}'")
+def put(
+    name: Name,
+    key: Key,
+    value: Annotated[str | None, typer.Argument(help="The value.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("-f", "--file", help="A file that is the value; - is standard input.")
+    ] = None,
+    if_version: IfVersion = None,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Give a key a value; prints the row's version, once the log has it."""
+    raw = _value(value, file)
+    version = _with_table(
+        configuration(config, set_), name, lambda table: table.put(key, raw, if_version=if_version)
+    )
+    _show_version(key, version, as_json)
+
+
+@app.command(epilog="Example: holdmq table delete settings sensor/42")
+def delete(
+    name: Name,
+    key: Key,
+    if_version: IfVersion = None,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Take a key's value away; that it has none is fine."""
+    version = _with_table(
+        configuration(config, set_), name, lambda table: table.delete(key, if_version=if_version)
+    )
+    _show_version(key, version, as_json)
+
+
+@app.command(epilog="Example: holdmq table watch settings --prefix sensor/")
+def watch(
+    name: Name,
+    prefix: Prefix = "",
+    changes_only: Annotated[
+        bool, typer.Option("--changes-only", help="Do not print the rows that there are.")
+    ] = False,
+    count: Annotated[int, typer.Option("--count", min=0, help="End after so many changes; 0 = never.")] = 0,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Print rows, and then every change, until Ctrl-C. A key without a value any more is printed alone."""
+
+    async def run(table: Table) -> None:
+        await _watch(table, prefix, not changes_only, count or sys.maxsize, as_json)
+
+    _with_table(configuration(config, set_), name, run)
+
+
+async def _watch(table: Table, prefix: str, with_rows: bool, left: int, as_json: bool) -> None:
+    from holdmq.client.table_watch import TableChange
+
+    done = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, done.set)
+    ending = asyncio.ensure_future(done.wait())
+    async with table.watch(prefix, with_rows=with_rows) as changes:
+        while left and not done.is_set():
+            polling = asyncio.ensure_future(changes.poll())
+            await asyncio.wait((polling, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not polling.done():
+                polling.cancel()
+                break
+            for event in polling.result():
+                _show_event(event, as_json)
+                left -= isinstance(event, TableChange)
+                if not left:
+                    break
+    ending.cancel()
+
+
+def _show_event(event: TableChange | TableReset, as_json: bool) -> None:
+    from holdmq.client.table_watch import TableReset
+
+    if isinstance(event, TableReset):
+        if as_json:
+            print_json({"reset": event.broker})
+    elif as_json:
+        value = {"deleted": True} if event.value is None else content("value", event.value)
+        print_json({"key": event.key, **value, "version": event.version, "broker": event.broker})
+    elif event.value is None:
+        write_line(event.key)
+    else:
+        write_line(event.key, event.value)
+
+
+def _with_table(config: Config, name: str, run: Any) -> Any:
+    """Do something with a table, and return what that gives. Raises HoldMQError."""
+    from holdmq.client.tables import Table
+    from holdmq.rpc.security import Security
+
+    async def work() -> Any:
+        client_id = f"holdmq-table-{os.getpid()}"
+        async with Table(
+            name, config.registries(), client_id=client_id, security=Security.of(config)
+        ) as table:
+            return await run(table)
+
+    return asyncio.run(work())
+
+
+def _value(value: str | None, file: Path | None) -> bytes:
+    if (value is None) == (file is None):
+        raise UsageError("give the value by exactly one of VALUE and -f FILE")
+    if file is None:
+        assert value is not None
+        return value.encode()
+    try:
+        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"the file {file} cannot be read: {error.strerror}") from error
+
+
+def _fields(entry: TableEntry) -> dict[str, Any]:
+    return {"key": entry.key, **content("value", entry.value), "version": entry.version}
+
+
+def _show(entry: TableEntry, as_json: bool) -> None:
+    if as_json:
+        print_json(_fields(entry))
+    else:
+        write_line(entry.key, entry.value)
+
+
+def _show_version(key: str, version: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"key": key, "version": version})
+    else:
+        typer.echo(version)
