@@ -104,72 +104,77 @@ def bodies(reply: Reply) -> list[bytes]:
     return out
 
 
+async def start_broker(directory: Path, **settings: object) -> Stack:
+    """Start a broker over `directory`/store."""
+    loop = asyncio.get_running_loop()
+    section = StorageSection(data_dir=str(directory / "store"), segment_size_bytes=16 << 20)
+    table = TopicTable(int(str(settings.get("topics_max", 100))), 4)
+    clock_ms = cast("Callable[[], int]", settings.get("clock_ms", now_ms))
+    store = open_store(
+        section,
+        "broker-0",
+        table.key_levels,
+        loop.call_soon_threadsafe,
+        is_table=table.is_table,
+        clock_ms=clock_ms,
+    )
+    topics = Topics(
+        directory / "store" / "config" / "topic.json",
+        table,
+        bool(settings.get("auto_create", True)),
+        float(str(settings.get("hide_grace_s", 0.0))),
+    )
+    topics.load()
+    await asyncio.to_thread(store.open)
+    overrides = {k: v for k, v in settings.items() if k in BrokerSection.model_fields}
+    groups = Groups(
+        BrokerSection(**overrides),  # type: ignore[arg-type]
+        directory / "store" / "config",
+        store,
+        table,
+        store.index.offset_at,
+    )
+    await asyncio.to_thread(groups.load, store.confirmed_position > 0, False)
+    groups.start()
+    shared = SharedMode(store, table, directory / "store" / "config" / "shared.json")
+    await asyncio.to_thread(shared.load)
+    server = BrokerServer(
+        "broker-0", "test", store, topics, section.record_max_bytes, groups, shared, clock_ms
+    )
+    letters = directory / "store" / "config" / "deadLetters.json"
+    await asyncio.to_thread(server.dead_letters.load, letters)
+    shared.start()
+    topics.start(store, Progress(store, groups, shared))
+    await server.rpc.listen("127.0.0.1", 0)
+    client = Client(f"127.0.0.1:{server.rpc.port}", "client", "test")
+    return Stack(server, store, client)
+
+
+async def stop_broker(stack: Stack) -> None:
+    """End a broker and its client."""
+    await stack.client.close()
+    await stack.server.drain()
+    await stack.server.groups.close()
+    stack.server.shared.close()
+    stack.server.topics.close()
+    stack.server.dead_letters.close()
+    await asyncio.to_thread(stack.store.close)
+
+
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     """Start a broker on the same directory each time it is called; all end with the test."""
     stacks: list[Stack] = []
 
-    async def stop(stack: Stack) -> None:
-        await stack.client.close()
-        await stack.server.drain()
-        await stack.server.groups.close()
-        stack.server.shared.close()
-        stack.server.topics.close()
-        stack.server.dead_letters.close()
-        await asyncio.to_thread(stack.store.close)
-        stacks.remove(stack)
-
     async def run(**settings: object) -> Stack:
         if stacks:
-            await stop(stacks[0])
-        loop = asyncio.get_running_loop()
-        section = StorageSection(data_dir=str(tmp_path / "store"), segment_size_bytes=16 << 20)
-        table = TopicTable(int(str(settings.get("topics_max", 100))), 4)
-        clock_ms = cast("Callable[[], int]", settings.get("clock_ms", now_ms))
-        store = open_store(
-            section,
-            "broker-0",
-            table.key_levels,
-            loop.call_soon_threadsafe,
-            is_table=table.is_table,
-            clock_ms=clock_ms,
-        )
-        topics = Topics(
-            tmp_path / "store" / "config" / "topic.json",
-            table,
-            bool(settings.get("auto_create", True)),
-            float(str(settings.get("hide_grace_s", 0.0))),
-        )
-        topics.load()
-        await asyncio.to_thread(store.open)
-        overrides = {k: v for k, v in settings.items() if k in BrokerSection.model_fields}
-        groups = Groups(
-            BrokerSection(**overrides),  # type: ignore[arg-type]
-            tmp_path / "store" / "config",
-            store,
-            table,
-            store.index.offset_at,
-        )
-        await asyncio.to_thread(groups.load, store.confirmed_position > 0, False)
-        groups.start()
-        shared = SharedMode(store, table, tmp_path / "store" / "config" / "shared.json")
-        await asyncio.to_thread(shared.load)
-        server = BrokerServer(
-            "broker-0", "test", store, topics, section.record_max_bytes, groups, shared, clock_ms
-        )
-        letters = tmp_path / "store" / "config" / "deadLetters.json"
-        await asyncio.to_thread(server.dead_letters.load, letters)
-        shared.start()
-        topics.start(store, Progress(store, groups, shared))
-        await server.rpc.listen("127.0.0.1", 0)
-        client = Client(f"127.0.0.1:{server.rpc.port}", "client", "test")
-        stack = Stack(server, store, client)
-        stacks.append(stack)
-        return stack
+            await stop_broker(stacks.pop())
+        stacks.append(await start_broker(tmp_path, **settings))
+        return stacks[0]
 
     yield run
     for stack in stacks:
-        await stop(stack)
+        await stop_broker(stack)
 
 
 @pytest.fixture
