@@ -81,6 +81,11 @@ def refusal(stack: Stack) -> str:
     return str(sentence["event"])
 
 
+def start_with_backups(stack: Stack) -> None:
+    stack._sets += ["--set", "storage.accept_backup=true"]
+    stack.start("broker")
+
+
 def flip(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
@@ -144,13 +149,9 @@ def test_to_go_on_without_any_offsets_has_to_be_said(consumed: Stack) -> None:
     path = path_of(consumed)
     path.unlink()
     path.with_name(path.name + ".bak").unlink()
-    told = Stack(consumed.directory, {"storage.accept_backup": True})
-    told.start("broker")
-    try:
-        assert offsets(told) == [-1] * 4
-        assert "no group has an offset" in told.log("broker")
-    finally:
-        end_all([told])
+    start_with_backups(consumed)
+    assert offsets(consumed) == [-1] * 4
+    assert "no group has an offset" in consumed.log("broker")
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -162,12 +163,8 @@ def test_a_damaged_group_file_is_refused_by_name_and_its_backup_only_taken_when_
     sentence = refusal(consumed)
     assert "subscriptionGroup.json" in sentence
     assert "--accept-backup" in sentence
-    told = Stack(consumed.directory, {"storage.accept_backup": True})
-    told.start("broker")
-    try:
-        assert offsets(told) == [7] * 4
-    finally:
-        end_all([told])
+    start_with_backups(consumed)
+    assert offsets(consumed) == [7] * 4
 
 
 def test_a_killed_broker_has_what_was_answered_from_disk_and_fences_what_was_before(consumed: Stack) -> None:
