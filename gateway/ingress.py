@@ -65,7 +65,7 @@ class Ingress:
                     producer.shell.added(size)
                     size = 0
                 plan = None if properties else inbound.plans.get((entry, kind))
-                if plan is None:
+                if plan is None or plan.target.is_retired:
                     found = self._plan(session, inbound, entry, kind, properties)
                     if isinstance(found, MissingTopic):
                         run.messages = run.messages[at:]
@@ -152,6 +152,12 @@ class Ingress:
         if topic != OTHER_TOPIC and topic not in inbound.targets and self._uses_other(topic):
             topic, tag = entry.other
         target = inbound.targets.get(topic)
+        if target is not None and target.is_retired:
+            if target.runs:
+                return topic  # what was sent there comes first
+            del inbound.targets[topic]
+            inbound.plans.clear()
+            target = None
         if target is None:
             located = self._locate(topic, session.client_id)
             if located is None:

@@ -241,7 +241,7 @@ class LiveReader:
         # Asked for before the answer is handled, so that the broker fills it meanwhile.
         self._read(generation, connection)
         self.log_epoch = answer.log_epoch
-        self._worker.live(self._link, result.body, answer.position, answer.records)
+        self._worker.live(self._link, result.body, answer.position, answer.records, answer.is_late)
 
     def _failed(self, generation: int, what: str, error: HoldMQError) -> None:
         """A lost connection opens the reader by itself; after any other failure open it again soon."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.counters import Counters
@@ -48,8 +49,22 @@ class Topics:
         self._full: dict[str, float] = {}
         """Topics that got TOPIC_LIMIT: their messages go to the shared topic."""
 
-    def routes_changed(self) -> None:
-        """Count again what mqtt_topics_max bounds."""
+    def routes_changed(self, topics: frozenset[str]) -> None:
+        """Count again what mqtt_topics_max bounds; retire queues of these topics that are hidden now.
+
+        Queues of a broker that no registry calls live are not hidden: it may come back.
+        """
+        live = self._routes.brokers()
+        shown: set[tuple[str, str, int]] = set()
+        for topic in topics:
+            route = self._routes.get(topic)
+            if route is not None:
+                shown.update((topic, queue.broker, queue.queue_id) for queue in route.write_queues)
+        for name, link in self._links.items():
+            if name in live:
+                for target in link.producer.targets():
+                    if target.topic in topics:
+                        target.is_retired = (target.topic, name, target.queue_id) not in shown
         self._known = sum(
             not is_system_topic(route.topic) and route.topic != OTHER_TOPIC for route in self._routes.all()
         )
@@ -113,7 +128,14 @@ class Topics:
         failed = False
         levels = OTHER_KEY_LEVELS if topic == OTHER_TOPIC else 1
         try:
-            await self._routes.ensure_topic(topic, levels, TOPIC_WAIT_S)
+            route = await self._routes.ensure_topic(topic, levels, TOPIC_WAIT_S)
+            if not route.write_queues:
+                raise RemoteError(Code.TOPIC_PERM, f"topic {topic!r} may not be written")
+            async with asyncio.timeout(TOPIC_WAIT_S):
+                await self._retired_idle(topic)
+        except TimeoutError:
+            log.warning("a hidden queue does not settle what was sent to it", topic=topic)
+            failed = True
         except RemoteError as error:
             self._refuse(topic, error)
         except HoldMQError as error:
@@ -124,6 +146,20 @@ class Topics:
             self._counters.topics_waiting -= len(waiting)
         for on_known, on_failed in waiting:
             (on_failed if failed else on_known)()
+
+    async def _retired_idle(self, topic: str) -> None:
+        """Wait until everything that was sent to hidden queues of a topic is answered."""
+        busy = [
+            target
+            for link in self._links.values()
+            for target in link.producer.targets()
+            if target.topic == topic and target.is_retired and target.runs
+        ]
+        for target in busy:
+            idle: asyncio.Future[None] = self._loop.create_future()
+            target.on_idle = partial(_set, idle)
+            if target.runs:
+                await idle
 
     def _refuse(self, topic: str, error: RemoteError) -> None:
         log.warning("a topic may not be created", topic=topic, reason=str(error))
@@ -136,3 +172,8 @@ class Topics:
         if len(self._refused) >= REFUSED_MAX:
             self._refused.clear()
         self._refused[topic] = (ReasonCode.NOT_AUTHORIZED, until)
+
+
+def _set(idle: asyncio.Future[None]) -> None:
+    if not idle.done():
+        idle.set_result(None)

@@ -188,7 +188,7 @@ class Worker:
         return bool(routed) and all(link.reader.is_open for link in routed)
 
     def _routes_changed(self, topics: frozenset[str]) -> None:
-        self.topics.routes_changed()
+        self.topics.routes_changed(topics)
         self.subscriptions.routes_changed(topics)
 
     def _link_up(self, link: Link, connection: Connection, hello: HelloResponse) -> None:
@@ -214,11 +214,13 @@ class Worker:
             if session.outbound is not None and session.outbound.lag is not None:
                 self.catchup.ready(session)
 
-    def live(self, link: BrokerLink, body: memoryview, position: int, records: int) -> None:
-        """A live reader got records up to `position`."""
+    def live(
+        self, link: BrokerLink, body: memoryview, position: int, records: int, is_late: bool = False
+    ) -> None:
+        """A live reader got records up to `position`; `is_late`: from below it, kept by paused topics."""
         self.counters.reads_total += 1
         self.counters.records_read_total += records
-        self.delivery.live(link, body)
+        self.delivery.live(link, body, is_late)
         link.reader.position = position
         self.settle()
 

@@ -28,10 +28,27 @@ class Lag:
         del self.floors[broker]
         return True
 
-    def fall_behind(self, broker: str, position: int) -> None:
-        """The record at `position` could not be delivered."""
-        floor = self.floors.pop(broker, 0)
+    def fall_behind(self, broker: str, position: int, *, is_late: bool = False) -> None:
+        """The record at `position` could not be delivered; `is_late`: a paused topic had kept it.
+
+        Below a floor lies nothing that was not delivered, but for what was kept.
+        """
+        floor = 0 if is_late else self.floors.get(broker, 0)
+        self.floors.pop(broker, None)
         self.positions.setdefault(broker, max(position, floor))
+
+    def go_back(self, broker: str, position: int) -> bool:
+        """A record that a paused topic had kept comes now: whether catching up is to deliver it.
+
+        It then reads on from there; what its reader has on the way would lead past it.
+        """
+        behind = self.positions.get(broker)
+        if behind is None:
+            return False
+        if position < behind:
+            self.positions[broker] = position
+            self.filters_added += 1
+        return True
 
     def caught_up(self, broker: str, position: int) -> None:
         """Everything below `position` was delivered, and the live feed goes on from there or below."""

@@ -30,3 +30,22 @@ def test_falling_behind_again_below_what_was_delivered_starts_from_there() -> No
     lag.caught_up("b", 300)
     lag.fall_behind("b", 250)
     assert lag.positions == {"b": 300}
+
+
+def test_what_a_paused_topic_had_kept_leads_back_below_where_catching_up_stands() -> None:
+    lag = Lag()
+    assert not lag.go_back("b", 50)
+    lag.fall_behind("b", 100)
+    assert lag.go_back("b", 70)
+    assert (lag.positions, lag.filters_added) == ({"b": 70}, 1)
+    # Further on than the first of them nothing changes.
+    assert lag.go_back("b", 80)
+    assert (lag.positions, lag.filters_added) == ({"b": 70}, 1)
+
+
+def test_a_floor_does_not_cover_what_a_paused_topic_had_kept() -> None:
+    lag = Lag()
+    lag.fall_behind("b", 100)
+    lag.caught_up("b", 300)
+    lag.fall_behind("b", 120, is_late=True)
+    assert (lag.positions, lag.floors) == ({"b": 120}, {})

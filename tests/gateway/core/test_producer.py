@@ -445,3 +445,22 @@ def test_sequences_count_records_per_queue() -> None:
     add(producer, 4)
     add(producer, 10, queue_id=1)
     assert sequences(send(producer)) == [(0, 3, 1), (1, 1, 1)]
+
+
+def test_a_retired_target_tells_once_that_all_that_was_sent_to_it_is_answered() -> None:
+    producer = connected()
+    told: list[int] = []
+    add(producer, 1)
+    first = send(producer)
+    add(producer, 2)
+    second = send(producer)
+    target = producer.target("t", 0)
+    target.is_retired = True
+    target.on_idle = lambda: told.append(len(producer.target("t", 0).runs))
+    answer(producer, first)
+    assert told == []
+    answer(producer, second)
+    assert told == [0]
+    add(producer, 3)
+    answer(producer, send(producer))
+    assert told == [0]
