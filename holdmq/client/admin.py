@@ -10,11 +10,11 @@ from typing import Final, Self, TypeVar
 
 from holdmq.client.bounds import Bounds, queue_bounds
 from holdmq.client.route import RouteTable
-from holdmq.errors import HoldMQError, TransportError, UsageError
+from holdmq.client.topics import TopicCalls
+from holdmq.errors import HoldMQError, TransportError
 from holdmq.message import TopicQueue
 from holdmq.rpc.connection import Reply
 from holdmq.rpc.security import Security
-from holdmq.topics import topic_fault
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import (
@@ -23,7 +23,6 @@ from holdmq.wire.headers import (
     ConnectionListResponse,
     ConnectionRow,
     Empty,
-    TopicCreateRequest,
     TopicListRequest,
     TopicListResponse,
     TopicRow,
@@ -72,7 +71,7 @@ class TopicView:
         self.messages_stored += stats.messages_stored
 
 
-class Admin:
+class Admin(TopicCalls):
     """Asks registries and brokers. Use it as `async with Admin(["host:9876"]) as admin`, on one loop.
 
     Answers that are per broker hold, for a broker that did not answer, its error.
@@ -125,21 +124,6 @@ class Admin:
                 views.setdefault(row.topic, TopicView(row.topic)).add(broker, row, stats)
         return [views[name] for name in sorted(views)]
 
-    async def create_topic(self, topic: str, queues: int = 0, key_levels: int = 1) -> None:
-        """Create a topic on every live broker, with `queues` queues at each (0 = the broker's default).
-
-        Creating it again with the same settings changes nothing. Raises UsageError for a bad name,
-        RemoteError (TOPIC_EXISTS with other settings, TOPIC_LIMIT), TransportError; brokers that
-        did not refuse have the topic then.
-        """
-        fault = topic_fault(topic)
-        if fault is not None:
-            raise UsageError(fault)
-        request = TopicCreateRequest(topic, queues, key_levels)
-        for answer in (await self._ask_all(RequestCode.TOPIC_CREATE, request)).values():
-            if isinstance(answer, HoldMQError):
-                raise answer
-
     async def queue_bounds(self, topics: Iterable[str]) -> dict[TopicQueue, Bounds]:
         """First and end offset of every queue of these topics; unknown topics have none."""
         table = self._table()
@@ -167,7 +151,9 @@ class Admin:
             for broker, reply in answers.items()
         }
 
-    async def _ask_all(self, code: RequestCode, header: Header) -> dict[str, Reply | HoldMQError]:
+    async def _ask_all(
+        self, code: RequestCode, header: Header, timeout_s: float | None = None
+    ) -> dict[str, Reply | HoldMQError]:
         """One answer or error per live broker; TransportError if there is none."""
         table = self._table()
         await table.refresh()
@@ -177,7 +163,7 @@ class Admin:
 
         async def ask(broker: str) -> Reply | HoldMQError:
             try:
-                return await table.link(broker).client.call(code, header, ADMIN_TIMEOUT_S)
+                return await table.link(broker).client.call(code, header, timeout_s or ADMIN_TIMEOUT_S)
             except HoldMQError as error:
                 return error
 
