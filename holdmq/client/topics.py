@@ -1,0 +1,125 @@
+"""Orders about topics to the whole cluster: create, change, grow, shrink, pause, delete.
+
+Each goes to every live broker. A broker that does not have the topic is left out, unless none has it.
+Every order may be repeated: what is so already stays so, and the others follow.
+"""
+
+from __future__ import annotations
+
+from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
+from holdmq.rpc.connection import Reply
+from holdmq.topics import topic_fault
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import Header, rows
+from holdmq.wire.headers import TopicCreateRequest, TopicCreateResponse, TopicRow
+from holdmq.wire.topic_headers import (
+    PERM_READ,
+    PERM_WRITE,
+    QueuesRemoveRequest,
+    TopicDeleteRequest,
+    TopicGrowRequest,
+    TopicPauseRequest,
+    TopicUpdateRequest,
+)
+
+DELETE_TIMEOUT_S = 60.0
+"""How long giving up queues may take: the store checkpoints first, which a full disk cache makes slow."""
+
+
+class TopicCalls:
+    """The part of `Admin` that is about topics. Answers are each broker's row, as it is durable there.
+
+    All raise RemoteError (TOPIC_UNKNOWN where no broker has the topic, TOPIC_INVALID, KIND_UNFIT) and
+    TransportError, after every broker was asked: those that did not refuse have done it then.
+    """
+
+    async def _ask_all(
+        self, code: RequestCode, header: Header, timeout_s: float | None = None
+    ) -> dict[str, Reply | HoldMQError]:
+        raise NotImplementedError
+
+    async def create_topic(
+        self,
+        topic: str,
+        queues: int = 0,
+        key_levels: int = 1,
+        *,
+        kind: str = "log",
+        perm: int = PERM_READ | PERM_WRITE,
+        order: bool = False,
+        retention_ms: int = 0,
+    ) -> dict[str, TopicRow]:
+        """Create a topic on every live broker, with `queues` queues at each (0 = the broker's default).
+
+        `kind`: log, table or temporary (a name that ends in #tmp is temporary). `retention_ms` 0 = as long as
+        the log. Creating it again with the same settings changes nothing. Raises UsageError for a bad name,
+        RemoteError (TOPIC_EXISTS with other settings, TOPIC_LIMIT) too.
+        """
+        fault = topic_fault(topic)
+        if fault is not None:
+            raise UsageError(fault)
+        request = TopicCreateRequest(
+            topic, queues, key_levels, kind, perm=perm, order=order, retention_ms=retention_ms
+        )
+        return await self._order(RequestCode.TOPIC_CREATE, request)
+
+    async def update_topic(
+        self,
+        topic: str,
+        *,
+        perm: int | None = None,
+        order: bool | None = None,
+        retention_ms: int | None = None,
+        filter_type: str | None = None,
+        sys_flag: int | None = None,
+    ) -> dict[str, TopicRow]:
+        """Change settings; None leaves one as it is. `perm` is the sum of 4 read, 2 write, 1 inherit."""
+        request = TopicUpdateRequest(topic, perm, order, retention_ms, filter_type, sys_flag)
+        return await self._order(RequestCode.TOPIC_UPDATE, request)
+
+    async def grow_topic(self, topic: str, queues: int) -> dict[str, TopicRow]:
+        """Give a topic `queues` queues at every broker that has it; hidden ones are shown again.
+
+        RemoteError (TOPIC_IN_USE) for a topic with `order` that some group has not consumed entirely.
+        """
+        return await self._order(RequestCode.TOPIC_GROW, TopicGrowRequest(topic, queues))
+
+    async def remove_queues(self, topic: str, queues: int, step: str) -> dict[str, TopicRow]:
+        """Take one step (wire.topic_headers) of removing the queues from `queues` on, at every broker.
+
+        RemoteError (TOPIC_IN_USE) says why a step has to wait, and for which group.
+        """
+        return await self._order(RequestCode.QUEUES_REMOVE, QueuesRemoveRequest(topic, queues, step))
+
+    async def delete_topic(self, topic: str, *, force: bool = False) -> None:
+        """Delete a topic that is hidden from consumers, or with `force` at once; its messages are gone.
+
+        RemoteError (TOPIC_IN_USE) without `force`, while somebody may use it.
+        """
+        await self._order(RequestCode.TOPIC_DELETE, TopicDeleteRequest(topic, force))
+
+    async def pause_topic(self, topic: str, pause: bool = True) -> dict[str, TopicRow]:
+        """Pause or resume a topic: paused it takes and keeps, and delivers nothing."""
+        return await self._order(RequestCode.TOPIC_PAUSE, TopicPauseRequest(topic, pause))
+
+    async def _order(self, code: RequestCode, request: Header) -> dict[str, TopicRow]:
+        is_long = code in (RequestCode.TOPIC_DELETE, RequestCode.QUEUES_REMOVE)
+        answers = await self._ask_all(code, request, DELETE_TIMEOUT_S if is_long else None)
+        found: dict[str, TopicRow] = {}
+        missing: RemoteError | None = None
+        errors: list[HoldMQError] = []
+        done = 0
+        for broker, answer in answers.items():
+            if isinstance(answer, Reply):
+                done += 1
+                for row in rows(TopicRow, answer.header(TopicCreateResponse).topics):
+                    found[broker] = row
+            elif isinstance(answer, RemoteError) and answer.code == Code.TOPIC_UNKNOWN:
+                missing = answer
+            else:
+                errors.append(answer)
+        if errors:
+            raise errors[0]
+        if missing is not None and not done:
+            raise missing
+        return found
