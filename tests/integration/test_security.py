@@ -10,16 +10,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from devices import Device
-from processes import Stack, wait_until
+from processes import Stack, free_port, wait_until
 from security import ADMIN_SECRET, KEYS, SECRET, SERVICE_SECRET, Authority, write_keys
 
 from holdmq.client import Message, Security, SyncAdmin, SyncProducer, SyncPullConsumer
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
+from spark_streaming.tables import TPS_1S, read_tps, table_path
 
 StackMaker = Callable[..., Stack]
+EPOCH = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 TOPIC = "orders"
 
 
@@ -214,3 +218,49 @@ def test_a_broker_with_an_expired_certificate_does_not_start(tmp_path: Path) -> 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode == 2
     assert f"{expired.cert} is of no use: certificate has expired; renew it" in ended.stderr
+
+
+@pytest.mark.timeout(300)
+def test_statistics_and_console_read_with_a_key_whose_secret_is_in_the_environment(
+    holdmq_stack: StackMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path / "certs")
+    server = authority.issue("server")
+    monkeypatch.setenv("HOLDMQ_CLIENT__SECRET", SERVICE_SECRET)
+    port, admin_port = free_port(), free_port()
+    stack = holdmq_stack(
+        ("registry", "broker"),
+        **{
+            "security.keys_file": write_keys(tmp_path / "keys.toml"),
+            "security.tls_cert": server.cert,
+            "security.tls_key": server.key,
+            "client.tls_ca": authority.ca,
+            "client.access_key": "service",
+            "console.port": port,
+            "console.admin_port": admin_port,
+        },
+    )
+    for name in ("console", "stats"):
+        stack.start(name, wait=False)
+    with SyncProducer([stack.registry], security=Security("orders", SECRET, tls_ca=authority.ca)) as producer:
+        producer.send_batch([Message(TOPIC, b"%d" % n) for n in range(50)])
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+
+        def brokers() -> list[dict[str, Any]]:
+            try:
+                found: list[dict[str, Any]] = client.get("/api/v1/brokers").json().get("brokers", [])
+            except httpx.TransportError:
+                return []
+            return found
+
+        wait_until(lambda: [b["reachable"] for b in brokers()] == [True], "the console reaches the broker")
+    wait_until(lambda: stack.http("stats", "/readyz")[0] == 200, "the JVM and the job start", 150)
+    tables = table_path(stack.directory / "stats", TPS_1S)
+
+    def counted() -> int:
+        assert stack.processes["stats"].poll() is None, stack.log("stats")
+        return sum(row.messages for row in read_tps(tables, EPOCH) if row.topic == TOPIC)
+
+    wait_until(lambda: counted() == 50, "the job counts every message", 120)
+    for name in ("stats", "console", "broker"):
+        assert SERVICE_SECRET not in stack.log(name)
