@@ -17,7 +17,6 @@ reads the sources.
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -30,6 +29,8 @@ from pydantic import (
     field_validator,
 )
 
+from holdmq.config_section import Section, is_loopback
+from holdmq.config_security import SecuritySection
 from holdmq.errors import ConfigError
 
 _MIB: Final = 1024 * 1024
@@ -39,12 +40,6 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 """A TCP port; 0 lets the kernel choose a free one (tests)."""
 
 _ADMIN_BIND = "Address of /healthz, /readyz and /metrics: loopback, as they have no access control."
-
-
-class Section(BaseModel):
-    """A section of the configuration: frozen, and closed against keys that it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class ClusterSection(Section):
@@ -409,38 +404,6 @@ class StatsSection(Section):
     )
 
 
-class SecuritySection(Section):
-    """Who may use the RPC of registry and broker, and TLS on it."""
-
-    allow_anonymous: bool | None = Field(
-        None,
-        description="Admit connections without credentials, to everything; unset = only while the listener "
-        "is on a loopback address and neither keys_file nor tls_client_ca is set.",
-    )
-    keys_file: str = Field(
-        "", description="TOML file of access keys (holdmq key create); empty = there are none."
-    )
-    tls_cert: str = Field(
-        "", description="PEM file of the listeners' certificate and its chain; empty = no TLS."
-    )
-    tls_key: str = Field("", description="PEM file of the key of tls_cert, readable by its owner only.")
-    tls_client_ca: str = Field(
-        "",
-        description="PEM file of the authorities that sign clients' certificates; empty = none is asked for.",
-    )
-    require_client_certificate: bool = Field(
-        False, description="Refuse TLS without a client certificate, whatever access key there is."
-    )
-    certificate_roles: list[str] = Field(
-        [],
-        description="Roles (client, service, admin) of client certificates that no entry of keys_file names; "
-        "empty = they admit nobody, so that each is named on purpose.",
-    )
-    reload_interval_s: float = Field(
-        5, gt=0, le=3600, description="How often the files are looked at for changes; SIGHUP does it at once."
-    )
-
-
 class ConsoleSection(Section):
     """The web console and its HTTP API."""
 
@@ -557,47 +520,10 @@ class Config(BaseModel):
     def rpc_anonymous_allowed(self, section: Literal["registry", "broker"]) -> bool:
         """Return whether the RPC of a registry or broker admits connections without credentials.
 
-        Raises ConfigError when keys of [security] do not go together, nobody could connect, or it would
-        listen beyond loopback without credentials and without an explicit choice.
+        Raises ConfigError as ``SecuritySection.anonymous_allowed`` does.
         """
-        security = self.security
-        bind: str = self.value_of(f"{section}.bind")
-        if bool(security.tls_cert) != bool(security.tls_key):
-            raise ConfigError("security.tls_cert and security.tls_key belong together: set both or none")
-        if (security.tls_client_ca or security.require_client_certificate) and not security.tls_cert:
-            raise ConfigError("security.tls_client_ca needs TLS: set security.tls_cert and security.tls_key")
-        if security.require_client_certificate and not security.tls_client_ca:
-            raise ConfigError(
-                "security.require_client_certificate needs security.tls_client_ca to check them"
-            )
-        has_credentials = bool(security.keys_file or security.tls_client_ca)
-        if security.allow_anonymous is not None:
-            if not security.allow_anonymous and not has_credentials:
-                raise ConfigError(
-                    "security.allow_anonymous is false, but nobody could connect: set security.keys_file, "
-                    "security.tls_client_ca or both"
-                )
-            return security.allow_anonymous
-        if has_credentials:
-            return False
-        if is_loopback(bind):
-            return True
-        raise ConfigError(
-            f"{section}.bind is {bind}, which other machines can reach, but there are no credentials; set "
-            "security.keys_file (holdmq key create) or security.tls_client_ca, or set "
-            "security.allow_anonymous to true to give everything to everybody who can reach the port"
-        )
+        return self.security.anonymous_allowed(section, self.value_of(f"{section}.bind"))
 
     def registries(self) -> list[str]:
         """Return ``host:port`` of every registry, never empty."""
         return list(self.client.registries) or [f"{self.registry.bind}:{self.registry.port}"]
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a listener on `host` can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -16,7 +16,8 @@ from typing import Annotated, Any, Final, NamedTuple, get_args
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from holdmq.config import Config, Section
+from holdmq.config import Config
+from holdmq.config_section import Section
 from holdmq.errors import ConfigError
 
 ENV_PREFIX: Final = "HOLDMQ_"

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from holdmq.config import ClientSection, Config, GatewaySection, RegistrySection, is_loopback
+from holdmq.config import BrokerSection, ClientSection, Config, GatewaySection, RegistrySection
+from holdmq.config_section import is_loopback
+from holdmq.config_security import SecuritySection
 from holdmq.errors import ConfigError
 
 
@@ -62,3 +64,48 @@ def test_workers_default_to_at_least_two_and_obey_when_told() -> None:
 )
 def test_loopback_is_told_from_what_others_can_reach(host: str, local: bool) -> None:
     assert is_loopback(host) is local
+
+
+@pytest.mark.parametrize(
+    ("bind", "security", "allowed"),
+    [
+        ("127.0.0.1", {}, True),
+        ("127.0.0.1", {"keys_file": "k"}, False),
+        ("127.0.0.1", {"keys_file": "k", "allow_anonymous": True}, True),
+        ("0.0.0.0", {"keys_file": "k"}, False),
+        ("0.0.0.0", {"tls_cert": "c", "tls_key": "k", "tls_client_ca": "ca"}, False),
+        ("0.0.0.0", {"allow_anonymous": True}, True),
+    ],
+)
+def test_the_rpc_is_open_to_all_on_loopback_or_when_told(
+    bind: str, security: dict[str, object], allowed: bool
+) -> None:
+    config = Config(
+        broker=BrokerSection(bind=bind), security=SecuritySection.model_validate(security)
+    )
+    assert config.rpc_anonymous_allowed("broker") is allowed
+
+
+@pytest.mark.parametrize(
+    ("bind", "security", "problem"),
+    [
+        ("0.0.0.0", {}, "broker.bind is 0.0.0.0"),
+        ("10.0.0.5", {"tls_cert": "c", "tls_key": "k"}, "there are no credentials"),
+        ("127.0.0.1", {"allow_anonymous": False}, "nobody could connect"),
+        ("127.0.0.1", {"tls_cert": "c"}, "belong together"),
+        ("127.0.0.1", {"tls_client_ca": "ca"}, "needs TLS"),
+        (
+            "127.0.0.1",
+            {"tls_cert": "c", "tls_key": "k", "require_client_certificate": True},
+            "needs security.tls_client_ca",
+        ),
+    ],
+)
+def test_an_rpc_that_is_open_by_accident_or_to_nobody_is_refused(
+    bind: str, security: dict[str, object], problem: str
+) -> None:
+    config = Config(
+        broker=BrokerSection(bind=bind), security=SecuritySection.model_validate(security)
+    )
+    with pytest.raises(ConfigError, match=problem):
+        config.rpc_anonymous_allowed("broker")

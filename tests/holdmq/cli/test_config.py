@@ -45,3 +45,23 @@ def test_check_refuses_a_gateway_that_is_open_by_accident(holdmq: Any) -> None:
     done = holdmq("config", "check", "--set", "gateway.bind=0.0.0.0")
     assert done.returncode == 2
     assert done.stderr.startswith("error: gateway.bind is 0.0.0.0, which other machines can reach")
+
+
+def test_a_secret_is_never_shown(holdmq: Any, tmp_path: Path) -> None:
+    given = ("--set", "client.secret=do-not-tell", "--set", "client.access_key=a")
+    for arguments in (("show",), ("show", "--json"), ("check",), ("keys",)):
+        done = holdmq("config", *arguments, *(given if arguments != ("keys",) else ()))
+        assert done.returncode == 0, done.stderr
+        assert "do-not-tell" not in done.stdout + done.stderr
+    file = tmp_path / "holdmq.toml"
+    file.write_text("[client]\nsecret = 12345678\n")
+    refused = holdmq("config", "check", "--config", str(file))
+    assert refused.returncode == 2
+    assert "client.secret" in refused.stderr
+    assert "12345678" not in refused.stderr
+
+
+def test_check_refuses_a_broker_that_is_open_by_accident(holdmq: Any) -> None:
+    done = holdmq("config", "check", "--set", "broker.bind=0.0.0.0")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: broker.bind is 0.0.0.0, which other machines can reach")

@@ -1,0 +1,72 @@
+"""The section of the configuration that says who may use the RPC of registry and broker."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from holdmq.config_section import Section, is_loopback
+from holdmq.errors import ConfigError
+
+
+class SecuritySection(Section):
+    """Who may use the RPC of registry and broker, and TLS on it."""
+
+    allow_anonymous: bool | None = Field(
+        None,
+        description="Admit connections without credentials, to everything; unset = only while the listener "
+        "is on a loopback address and neither keys_file nor tls_client_ca is set.",
+    )
+    keys_file: str = Field(
+        "", description="TOML file of access keys (holdmq key create); empty = there are none."
+    )
+    tls_cert: str = Field(
+        "", description="PEM file of the listeners' certificate and its chain; empty = no TLS."
+    )
+    tls_key: str = Field("", description="PEM file of the key of tls_cert, readable by its owner only.")
+    tls_client_ca: str = Field(
+        "",
+        description="PEM file of the authorities that sign clients' certificates; empty = none is asked for.",
+    )
+    require_client_certificate: bool = Field(
+        False, description="Refuse TLS without a client certificate, whatever access key there is."
+    )
+    certificate_roles: list[str] = Field(
+        [],
+        description="Roles (client, service, admin) of client certificates that no entry of keys_file names; "
+        "empty = they admit nobody, so that each is named on purpose.",
+    )
+    reload_interval_s: float = Field(
+        5, gt=0, le=3600, description="How often the files are looked at for changes; SIGHUP does it at once."
+    )
+
+    def anonymous_allowed(self, section: str, bind: str) -> bool:
+        """Return whether the RPC of `section` (registry, broker) on `bind` admits who shows no credentials.
+
+        Raises ConfigError when keys of [security] do not go together, nobody could connect, or it would
+        listen beyond loopback without credentials and without an explicit choice.
+        """
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("security.tls_cert and security.tls_key belong together: set both or none")
+        if (self.tls_client_ca or self.require_client_certificate) and not self.tls_cert:
+            raise ConfigError("security.tls_client_ca needs TLS: set security.tls_cert and security.tls_key")
+        if self.require_client_certificate and not self.tls_client_ca:
+            raise ConfigError(
+                "security.require_client_certificate needs security.tls_client_ca to check them"
+            )
+        has_credentials = bool(self.keys_file or self.tls_client_ca)
+        if self.allow_anonymous is not None:
+            if not self.allow_anonymous and not has_credentials:
+                raise ConfigError(
+                    "security.allow_anonymous is false, but nobody could connect: set security.keys_file, "
+                    "security.tls_client_ca or both"
+                )
+            return self.allow_anonymous
+        if has_credentials:
+            return False
+        if is_loopback(bind):
+            return True
+        raise ConfigError(
+            f"{section}.bind is {bind}, which other machines can reach, but there are no credentials; set "
+            "security.keys_file (holdmq key create) or security.tls_client_ca, or set "
+            "security.allow_anonymous to true to give everything to everybody who can reach the port"
+        )
