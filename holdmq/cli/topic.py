@@ -1,10 +1,12 @@
-"""``holdmq topic list | create``."""
+"""``holdmq topic list | create | update | queues | pause | resume | delete``."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+import re
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 from rich.console import Console
@@ -12,18 +14,43 @@ from rich.table import Table
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.config import Config
-from holdmq.errors import TransportError
+from holdmq.errors import Code, RemoteError, TransportError, UsageError
 
 if TYPE_CHECKING:
+    from holdmq.client.admin import Admin
     from holdmq.client.route import RouteTable
     from holdmq.wire.headers import TopicRow, TopicStats
+
+T = TypeVar("T")
+LOOK_AGAIN_S: Final = 1.0
+"""How often a step of a removal that has to wait is tried."""
+PERMS: Final = {"i": 1, "w": 2, "r": 4}
+UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Topics: what there is, and new ones.",
+    help="Topics: what there is, new ones, their settings and queues, their end.",
     epilog="Example: holdmq topic list",
 )
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="Name: letters, digits, _ and -.")]
+Perm = Annotated[
+    str | None,
+    typer.Option("--perm", help="What clients may do: rw, r, w or none.", show_default=False),
+]
+Retention = Annotated[
+    str | None,
+    typer.Option(
+        "--retention",
+        help="Keep messages for 90s, 30m, 12h, 3d …; 0 = as the log.",
+        show_default=False,
+    ),
+]
+WaitS = Annotated[
+    float,
+    typer.Option("--wait", min=0, help="Seconds to wait for producers and consumer groups; 0 = not at all."),
+]
 
 
 @app.command("list", epilog="Example: holdmq topic list --system")
@@ -38,34 +65,226 @@ def list_(
     if as_json:
         print_json(rows)
         return
-    table = Table("topic", "broker", "queues", "kind", "stored", "in", "out")
+    table = Table("topic", "broker", "queues", "kind", "perm", "stored", "in", "out", "")
     for row in rows:
         counts = (str(row[name]) for name in ("messages_stored", "messages_in", "messages_out"))
-        table.add_row(row["topic"], row["broker"], str(row["write_queues"]), row["kind"], *counts)
+        table.add_row(
+            row["topic"],
+            row["broker"],
+            _queues(row),
+            row["kind"],
+            _letters(row["perm"]),
+            *counts,
+            _state(row),
+        )
     Console().print(table)
 
 
-@app.command(epilog="Example: holdmq topic create devices --queues 8")
+@app.command(epilog="Example: holdmq topic create devices --queues 8 --retention 12h")
 def create(
-    name: Annotated[str, typer.Argument(metavar="TOPIC", help="Name: letters, digits, _ and -.")],
+    name: Name,
     queues: Annotated[
         int, typer.Option(min=0, max=1024, help="Queues on every broker; 0 = broker.topic_queues_default.")
     ] = 0,
     key_levels: Annotated[
         int,
-        typer.Option("--key-levels", min=1, max=127, help="Levels of a tag that filters select quickly by."),
+        typer.Option("--key-levels", min=1, max=8, help="Levels of a tag that filters select quickly by."),
     ] = 1,
+    kind: Annotated[str, typer.Option("--kind", help="log, table or temporary.")] = "log",
+    perm: Perm = None,
+    order: Annotated[bool, typer.Option("--order", help="Keep keys in order, also while it grows.")] = False,
+    retention: Retention = None,
     config: ConfigFile = None,
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
     """Create a topic on every live broker; creating it again with the same settings succeeds."""
-    rows = asyncio.run(_create(configuration(config, set_), name, queues, key_levels))
-    if as_json:
-        print_json(rows)
+    found = _run(
+        configuration(config, set_),
+        lambda admin: admin.create_topic(
+            name,
+            queues,
+            key_levels,
+            kind=kind,
+            perm=_perm(perm or "rw"),
+            order=order,
+            retention_ms=_retention_ms(retention or "0"),
+        ),
+    )
+    _show(found, as_json, lambda broker, row: f"{row.topic} is on {broker} with {row.write_queues} queues")
+
+
+@app.command(epilog="Example: holdmq topic update devices --perm r --retention 12h")
+def update(
+    name: Name,
+    perm: Perm = None,
+    order: Annotated[bool | None, typer.Option("--order/--no-order", show_default=False)] = None,
+    retention: Retention = None,
+    filter_type: Annotated[
+        str | None, typer.Option("--filter-type", help="tag, mqtt or sql.", show_default=False)
+    ] = None,
+    sys_flag: Annotated[int | None, typer.Option("--sysflag", min=0, show_default=False)] = None,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Change settings of a topic on every broker that has it; what is not named stays as it is."""
+    found = _run(
+        configuration(config, set_),
+        lambda admin: admin.update_topic(
+            name,
+            perm=None if perm is None else _perm(perm),
+            order=order,
+            retention_ms=None if retention is None else _retention_ms(retention),
+            filter_type=filter_type,
+            sys_flag=sys_flag,
+        ),
+    )
+    _show(found, as_json, _sentence)
+
+
+@app.command(epilog="Example: holdmq topic queues devices --to 8")
+def queues(
+    name: Name,
+    to: Annotated[
+        int | None,
+        typer.Option("--to", min=1, max=1024, help="How many it is to have per broker.", show_default=False),
+    ] = None,
+    wait_s: WaitS = 600.0,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Show a topic's queues, or grow or shrink it to [bold]--to[/bold] queues on every broker.
+
+    Shrinking removes the highest queues in three steps: hidden from producers, then, when every group has
+    consumed them, from consumers, then deleted. Whoever lags is named. Stopped half way, it goes on when
+    it is called again.
+    """
+    settings = configuration(config, set_)
+    if to is None:
+        _show_queues(_run(settings, lambda admin: _bounds(admin, name)), as_json)
         return
-    for row in rows:
-        typer.echo(f"{row['topic']} is on {row['broker']} with {row['write_queues']} queues")
+    wanted = to
+    _show(_run(settings, lambda admin: _resize(admin, name, wanted, wait_s)), as_json, _sentence)
+
+
+@app.command(epilog="Example: holdmq topic pause devices")
+def pause(name: Name, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+    """Pause a topic: it takes and keeps messages, and delivers none until it is resumed."""
+    _show(_run(configuration(config, set_), lambda admin: admin.pause_topic(name)), as_json, _sentence)
+
+
+@app.command(epilog="Example: holdmq topic resume devices")
+def resume(name: Name, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+    """Resume a paused topic: what it kept is delivered, then what comes."""
+    _show(_run(configuration(config, set_), lambda admin: admin.pause_topic(name, False)), as_json, _sentence)
+
+
+@app.command(epilog="Example: holdmq topic delete devices")
+def delete(
+    name: Name,
+    force: Annotated[
+        bool, typer.Option("--force", help="At once, whoever uses it: unconsumed messages are lost.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    wait_s: WaitS = 600.0,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Delete a topic and all its messages on every broker, once every group has consumed them."""
+    if not yes:
+        typer.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
+
+    async def work(admin: Admin) -> None:
+        if not force:
+            await _hide(admin, name, 0, wait_s)
+        await admin.delete_topic(name, force=force)
+
+    _run(configuration(config, set_), work)
+    if as_json:
+        print_json({"deleted": name})
+    else:
+        typer.echo(f"{name} is deleted")
+
+
+# Work
+
+
+def _run(config: Config, work: Callable[[Admin], Awaitable[T]]) -> T:
+    async def run() -> T:
+        from holdmq.client.admin import Admin
+
+        routes = routes_of(config)
+        try:
+            return await work(Admin(routes=routes))
+        finally:
+            await routes.close()
+
+    return asyncio.run(run())
+
+
+async def _resize(admin: Admin, name: str, queues: int, wait_s: float) -> dict[str, TopicRow]:
+    from holdmq.wire.topic_headers import DELETE
+
+    views = {view.topic: view for view in await admin.topics()}
+    if name not in views:
+        raise RemoteError(Code.TOPIC_UNKNOWN, f"no broker has a topic {name!r}")
+    now = views[name].rows.values()
+    if all(row.write_queues <= queues for row in now) and any(row.write_queues < queues for row in now):
+        return await admin.grow_topic(name, queues)
+    if any(row.write_queues < queues for row in now):
+        raise UsageError(
+            f"{name} has fewer than {queues} queues at some brokers, more at others: grow it first"
+        )
+    await _hide(admin, name, queues, wait_s)
+    return await admin.remove_queues(name, queues, DELETE)
+
+
+async def _hide(admin: Admin, name: str, queues: int, wait_s: float) -> None:
+    """The first two steps, each as soon as its condition holds. RemoteError after `wait_s`."""
+    from holdmq.wire.topic_headers import HIDE_FROM_CONSUMERS, HIDE_FROM_PRODUCERS
+
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    told = ""
+    for step in (HIDE_FROM_PRODUCERS, HIDE_FROM_CONSUMERS):
+        while True:
+            try:
+                await admin.remove_queues(name, queues, step)
+            except RemoteError as error:
+                if error.code != Code.TOPIC_IN_USE or loop.time() >= deadline:
+                    raise
+                # What only counts down or up is no news.
+                reason = re.sub(r"[0-9]+ (s|messages)\b", r"some \1", error.remark)
+                if reason != told:
+                    typer.echo(f"waiting: {error.remark}", err=True)
+                    told = reason
+                await asyncio.sleep(LOOK_AGAIN_S)
+            else:
+                break
+
+
+async def _bounds(admin: Admin, name: str) -> list[dict[str, Any]]:
+    views = {view.topic: view for view in await admin.topics()}
+    if name not in views:
+        raise RemoteError(Code.TOPIC_UNKNOWN, f"no broker has a topic {name!r}")
+    rows = views[name].rows
+    found = []
+    for queue, bounds in sorted((await admin.queue_bounds([name])).items()):
+        row = rows.get(queue.broker)
+        found.append(
+            {
+                "topic": name,
+                "broker": queue.broker,
+                "queue_id": queue.queue_id,
+                "first_offset": bounds.first_offset,
+                "end_offset": bounds.end_offset,
+                "hidden_from_producers": row is not None and queue.queue_id >= row.write_queues,
+            }
+        )
+    return found
 
 
 async def _list(config: Config, system: bool) -> list[dict[str, Any]]:
@@ -86,24 +305,6 @@ async def _list(config: Config, system: bool) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["topic"], row["broker"]))
 
 
-async def _create(config: Config, name: str, queues: int, key_levels: int) -> list[dict[str, Any]]:
-    from holdmq.wire.codes import RequestCode
-    from holdmq.wire.header import rows
-    from holdmq.wire.headers import TopicCreateRequest, TopicCreateResponse, TopicRow
-
-    request = TopicCreateRequest(name, queues=queues, key_levels=key_levels)
-    found = []
-    routes = routes_of(config)
-    try:
-        for broker in await live_brokers(routes):
-            answer = await routes.link(broker).client.call(RequestCode.TOPIC_CREATE, request)
-            created = rows(TopicRow, answer.header(TopicCreateResponse).topics)
-            found += [_row(broker, topic, None) for topic in created]
-    finally:
-        await routes.close()
-    return found
-
-
 def routes_of(config: Config) -> RouteTable:
     """Return a route table for one command; the caller closes it."""
     from holdmq.client.route import RouteTable
@@ -121,5 +322,70 @@ async def live_brokers(routes: RouteTable) -> list[str]:
     return names
 
 
+# What is typed
+
+
+def _perm(text: str) -> int:
+    if text == "none":
+        return 0
+    if not text or set(text) - PERMS.keys() or len(set(text)) < len(text):
+        raise UsageError(f"--perm {text!r} is not rw, r, w or none")
+    return sum(PERMS[letter] for letter in text)
+
+
+def _retention_ms(text: str) -> int:
+    if text == "0":
+        return 0
+    found = re.fullmatch(r"([1-9][0-9]*)([smhd])", text)
+    if found is None:
+        raise UsageError(f"--retention {text!r} is no time as 90s, 30m, 12h or 3d, and not 0")
+    return int(found[1]) * UNITS_MS[found[2]]
+
+
+# What is shown
+
+
 def _row(broker: str, topic: TopicRow, counts: TopicStats | None) -> dict[str, Any]:
     return {"broker": broker, **topic._asdict(), **(counts._asdict() if counts is not None else {})}
+
+
+def _show(found: dict[str, TopicRow], as_json: bool, sentence: Callable[[str, TopicRow], str]) -> None:
+    if as_json:
+        print_json([_row(broker, row, None) for broker, row in sorted(found.items())])
+        return
+    for broker, row in sorted(found.items()):
+        typer.echo(sentence(broker, row))
+
+
+def _sentence(broker: str, row: TopicRow) -> str:
+    shown = _row(broker, row, None)
+    parts = [f"{_queues(shown)} queues", f"perm {_letters(row.perm)}"]
+    if row.retention_ms:
+        parts.append(f"retention {row.retention_ms // 1000} s")
+    return ", ".join([f"{row.topic} on {broker}: {parts[0]}", *parts[1:], *filter(None, [_state(shown)])])
+
+
+def _queues(row: dict[str, Any]) -> str:
+    counts = [row["write_queues"], row["read_queues"], row["stored_queues"] or row["read_queues"]]
+    return str(counts[0]) if len(set(counts)) == 1 else "{} ({} to consumers, {} stored)".format(*counts)
+
+
+def _letters(perm: int) -> str:
+    return "".join(letter for letter in "rwi" if perm & PERMS[letter]) or "none"
+
+
+def _state(row: dict[str, Any]) -> str:
+    return " ".join(word for word, holds in (("order", row["order"]), ("paused", row["is_paused"])) if holds)
+
+
+def _show_queues(found: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    table = Table("broker", "queue", "first offset", "end offset", "")
+    for row in found:
+        hidden = "hidden from producers" if row["hidden_from_producers"] else ""
+        table.add_row(
+            row["broker"], str(row["queue_id"]), str(row["first_offset"]), str(row["end_offset"]), hidden
+        )
+    Console().print(table)
