@@ -80,9 +80,7 @@ def test_loopback_is_told_from_what_others_can_reach(host: str, local: bool) -> 
 def test_the_rpc_is_open_to_all_on_loopback_or_when_told(
     bind: str, security: dict[str, object], allowed: bool
 ) -> None:
-    config = Config(
-        broker=BrokerSection(bind=bind), security=SecuritySection.model_validate(security)
-    )
+    config = Config(broker=BrokerSection(bind=bind), security=SecuritySection.model_validate(security))
     assert config.rpc_anonymous_allowed("broker") is allowed
 
 
@@ -104,8 +102,6 @@ def test_the_rpc_is_open_to_all_on_loopback_or_when_told(
 def test_an_rpc_that_is_open_by_accident_or_to_nobody_is_refused(
     bind: str, security: dict[str, object], problem: str
 ) -> None:
-    config = Config(
-        broker=BrokerSection(bind=bind), security=SecuritySection.model_validate(security)
-    )
+    config = Config(broker=BrokerSection(bind=bind), security=SecuritySection.model_validate(security))
     with pytest.raises(ConfigError, match=problem):
         config.rpc_anonymous_allowed("broker")
