@@ -119,7 +119,10 @@ class DeadLetters(Part):
             "dead_letters_resent_total": self.resent,
             "dead_letters_purged_total": self.purged,
             "dead_letters_save_failures_total": self.failed_saves,
-            "dead_letters_requests": len(self._resends) + len(self._purges) + len(self._unsaved),
+            "dead_letters_requests": len(self._early)
+            + len(self._resends)
+            + len(self._purges)
+            + len(self._unsaved),
         }
 
     def release_all(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from broker_stack import Stack, bodies
 
+from broker.copies import find_moves
 from holdmq.errors import Code, RemoteError, StorageError, StoreFormatError
 from holdmq.record import decode_record
 from holdmq.record_origin import Origin, origin_of
@@ -109,6 +111,37 @@ async def test_a_crash_before_the_marks_are_saved_sends_nothing_twice(start: Sta
     stack = await start()
     assert await listed(stack) == [("g", 0, 10, 10)]
     assert await resend(stack) == DlqResendResponse(0, 10, [], -1)
+
+
+async def test_nothing_is_done_before_it_is_known_what_was_sent_again(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = await with_letters(start, 10)
+    path = tmp_path / "store" / "config" / "deadLetters.json"
+    await resend(stack, offsets=[0])
+    saved = path.read_bytes()
+    await resend(stack)
+    known = threading.Event()
+
+    def find_slowly(*arguments: Any) -> Any:
+        assert known.wait(30)
+        return find_moves(*arguments)
+
+    monkeypatch.setattr("broker.copies.find_moves", find_slowly)
+    known.set()
+    await start()
+    await asyncio.to_thread(path.write_bytes, saved)
+    known.clear()
+    stack = await start()
+    asking = asyncio.gather(
+        resend(stack), listed(stack), resend(stack, group="nobody"), return_exceptions=True
+    )
+    while stack.server.numbers()["dead_letters_requests"] < 3:
+        await asyncio.sleep(0)
+    known.set()
+    done, rows_, refused = await asking
+    assert (done, rows_) == (DlqResendResponse(0, 10, [], -1), [("g", 0, 10, 10)])
+    assert isinstance(refused, RemoteError)
 
 
 async def test_single_ones_are_sent_to_another_topic(start: Start) -> None:

@@ -224,6 +224,24 @@ async def test_producers_delay_by_time_by_moment_and_by_level(stack: Any, regist
                 await producer.send(Message("t", b"x"), **wrong)
 
 
+async def test_what_is_delayed_and_what_is_not_share_a_queue_in_one_turn(registries: list[str]) -> None:
+    async with Producer(registries) as producer, PullConsumer(registries) as consumer:
+        await producer.routes.ensure_topic("t", timeout_s=30)
+        queue = TopicQueue("t", "broker-0", 1)
+        sending = [
+            producer.send(Message("t", b"%d" % i), queue=queue, delay_ms=700 if i % 3 == 1 else None)
+            for i in range(30)
+        ]
+        results = await asyncio.gather(*sending)
+        assert [r.queue_offset >= 0 for r in results] == [i % 3 != 1 for i in range(30)]
+        await consumer.assign([queue], "earliest")
+        got: list[bytes] = []
+        while len(got) < 30:
+            got += [message.body for message in await consumer.poll()]
+    at_once = [b"%d" % i for i in range(30) if i % 3 != 1]
+    assert got == at_once + [b"%d" % i for i in range(30) if i % 3 == 1]
+
+
 async def test_delayed_messages_survive_the_broker_and_come_once(stack: Any, registries: list[str]) -> None:
     async with Producer(registries) as producer, PullConsumer(registries) as consumer:
         sending = [
