@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdmq.client.dead_letters import DeadLetters
     from holdmq.client.group_consumer import Consumer
     from holdmq.client.lanes import SendResult
+    from holdmq.client.owners import StoredRun
     from holdmq.client.producer import Producer
     from holdmq.client.pull_consumer import PullConsumer
     from holdmq.client.queries import MessagePage, Messages, QueueAt
@@ -51,6 +52,7 @@ __all__ = [
     "RouteTable",
     "Security",
     "SendResult",
+    "StoredRun",
     "SyncAdmin",
     "SyncMessages",
     "SyncProducer",
@@ -87,6 +89,7 @@ _MODULES = {
     "RouteTable": "holdmq.client.route",
     "Security": "holdmq.rpc.security",
     "SendResult": "holdmq.client.lanes",
+    "StoredRun": "holdmq.client.owners",
     "SharedConsumer": "holdmq.client.shared_consumer",
     "SharedMessage": "holdmq.client.shared_member",
     "SyncAdmin": "holdmq.client.sync",

@@ -24,7 +24,7 @@ from holdmq.client.lanes import Chunk, Key, Owner, SendResult, Terms
 from holdmq.client.owners import Bodies, Many, One, OneWay, StoredRun
 from holdmq.client.records import Packing, encode, encode_bodies, unique_id
 from holdmq.client.room import OUTSTANDING_MAX_BYTES
-from holdmq.client.route import RouteTable
+from holdmq.client.route import REROUTE_S, RouteTable
 from holdmq.client.sender import PRODUCE_MAX_BYTES, Sender
 from holdmq.compression import COMPRESS_LEVEL, COMPRESS_MIN_BYTES
 from holdmq.errors import BatchError, HoldMQError, TransportError, UsageError
@@ -53,7 +53,8 @@ class Producer:
     `registries`: host:port of every registry. `routes`: share this RouteTable instead, which the
     caller starts and closes. Bodies above `compress_min_bytes` (0 = none) travel and lie compressed
     (zlib, `compress_level` 1 to 9) where that makes them smaller; consumers get what was sent.
-    `send_timeout_s`: the deadline of a send, all retries included. `numbers` has the counters.
+    `send_timeout_s`: the deadline of a send, all retries included. `reroute_s`: how long the keys of a broker
+    that does not answer wait for it. `numbers` has the counters.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Producer:
         routes: RouteTable | None = None,
         security: Security | None = None,
         send_timeout_s: float = SEND_TIMEOUT_S,
+        reroute_s: float = REROUTE_S,
         outstanding_max_bytes: int = OUTSTANDING_MAX_BYTES,
         compress_min_bytes: int = COMPRESS_MIN_BYTES,
         compress_level: int = COMPRESS_LEVEL,
@@ -74,7 +76,7 @@ class Producer:
         self.producer_id = secrets.randbits(63)
         self.client_id = client_id or f"producer-{self.producer_id:016x}"
         if routes is None:
-            routes = RouteTable(registries, self.client_id, security=security)
+            routes = RouteTable(registries, self.client_id, security=security, reroute_s=reroute_s)
             self._owns_routes = True
         self.routes = routes
         self.sender: Sender | None = None

@@ -45,6 +45,8 @@ class Registries:
         self._software = software
         self._security = security
         self._current: Client | None = None
+        self._errors: dict[str, HoldMQError | None] = {}
+        """The last failure by address: a new client says only what is new."""
 
     async def call(self, code: RequestCode, header: Header, timeout_s: float = REGISTRY_TIMEOUT_S) -> Reply:
         """The first answer; RemoteError if it is a refusal, TransportError if none answers (and why).
@@ -101,6 +103,8 @@ class Registries:
             Client(address, self._role, self._client_id, software=self._software, security=self._security)
             for address in self._addresses
         ]
+        for client in clients:
+            client.last_error = self._errors.get(client.address)
         loop = asyncio.get_running_loop()
         calls = {loop.create_task(c.call(code, header, timeout_s)): c for c in clients}
         kept: Client | None = None
@@ -125,5 +129,6 @@ class Registries:
             if kept is not None and self._current is None:
                 self._current = kept
             for client in clients:
+                self._errors[client.address] = client.last_error
                 if client is not self._current:
                     await client.close()

@@ -239,7 +239,7 @@ class RouteTable:
         try:
             route = await self.topic(topic, timeout_s)
         except TransportError:
-            if not self._live:
+            if not self._reachable():
                 raise
             route = self._routes.get(topic)  # no registry; the brokers that we know can tell
         if route is not None and route.write_queues:
@@ -473,13 +473,7 @@ class RouteTable:
     # Creating topics
 
     async def _create(self, topic: str, key_levels: int, timeout_s: float) -> TopicRoute:
-        if not self._live:
-            with contextlib.suppress(HoldMQError):
-                await self.refresh(timeout_s)
-        # A registry that was restarted may know no broker yet.
-        names = list(self._live) or [name for name, link in self._links.items() if link.is_up]
-        if not names:
-            raise TransportError("no broker is registered; start one, then try again")
+        names = await self._brokers_to_ask(timeout_s)
         request = TopicCreateRequest(topic, key_levels=key_levels, by_use=True)
         answers = await self._call_brokers(names, request, timeout_s)
         errors: list[HoldMQError] = []
@@ -496,6 +490,26 @@ class RouteTable:
         if errors:
             raise errors[0]
         raise RemoteError(Code.TOPIC_UNKNOWN, f"topic {topic!r} was created and is not there")
+
+    def _reachable(self) -> list[str]:
+        """Brokers that may answer: the live ones; the connected while a restarted registry knows none yet."""
+        return list(self._live) or [name for name, link in self._links.items() if link.is_up]
+
+    async def _brokers_to_ask(self, timeout_s: float) -> list[str]:
+        """Brokers that a topic can be created on; TransportError when none registers in time."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while True:
+            names = self._reachable()
+            if names:
+                return names
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                raise TransportError("no broker is registered; start one, then try again")
+            with contextlib.suppress(HoldMQError):
+                await self.refresh(left_s)
+            if not self._live:
+                await asyncio.sleep(min(REFRESH_LOST_S, max(0.0, deadline - loop.time())))
 
     async def _call_brokers(
         self, names: Sequence[str], request: TopicCreateRequest, timeout_s: float

@@ -13,6 +13,7 @@ Calls may come from any thread, but from none that runs an event loop's callback
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 from collections.abc import (
@@ -33,6 +34,7 @@ from holdmq.client.admin import Admin, ClusterView, TopicView
 from holdmq.client.bounds import Bounds
 from holdmq.client.cursors import Position, Pulled
 from holdmq.client.lanes import SendResult
+from holdmq.client.owners import StoredRun
 from holdmq.client.producer import Producer
 from holdmq.client.pull_consumer import (
     ASSIGN_TIMEOUT_S,
@@ -46,7 +48,7 @@ from holdmq.client.shared_consumer import SharedConsumer
 from holdmq.client.shared_member import SharedMessage
 from holdmq.client.table_watch import TableChange, TableReset, TableWatch
 from holdmq.client.tables import PAGE_ROWS, Table, TableEntry, TablePage
-from holdmq.errors import HoldMQError, UsageError
+from holdmq.errors import HoldMQError, TransportError, UsageError
 from holdmq.message import Message, MessageId, TopicQueue
 from holdmq.rpc.security import Security
 from holdmq.wire.headers import BrokerStatusResponse, ConnectionRow
@@ -174,6 +176,58 @@ class SyncProducer(_Blocking[Producer]):
     ) -> list[SendResult]:
         """Store many messages; see `Producer.send_batch`."""
         return self._run(lambda p: p.send_batch(messages, key=key, queue=queue, timeout_s=timeout_s))
+
+    def send_async(
+        self,
+        message: Message,
+        *,
+        key: bytes | str | None = None,
+        queue: TopicQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> concurrent.futures.Future[SendResult]:
+        """Put a message in hand; the future gets what `send` returns or raises. See `Producer.send_async`."""
+        done: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
+        done.set_running_or_notify_cancel()
+
+        def settle(sent: asyncio.Future[SendResult]) -> None:
+            error = TransportError("the producer was closed") if sent.cancelled() else sent.exception()
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(sent.result())
+
+        async def begin(producer: Producer) -> None:
+            sent = await producer.send_async(message, key=key, queue=queue, timeout_s=timeout_s)
+            sent.add_done_callback(settle)
+
+        self._run(begin)
+        return done
+
+    def send_one_way(
+        self,
+        message: Message,
+        *,
+        key: bytes | str | None = None,
+        queue: TopicQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Put a message in hand and forget it; see `Producer.send_one_way`."""
+        self._run(lambda p: p.send_one_way(message, key=key, queue=queue, timeout_s=timeout_s))
+
+    def send_bodies(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        *,
+        tag: str | None = None,
+        key: bytes | str | None = None,
+        queue: TopicQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> list[StoredRun]:
+        """Store many plain messages, the fastest way to send; see `Producer.send_bodies`."""
+        return self._run(
+            lambda p: p.send_bodies(topic, bodies, tag=tag, key=key, queue=queue, timeout_s=timeout_s)
+        )
 
 
 class SyncPullConsumer(_Blocking[PullConsumer]):

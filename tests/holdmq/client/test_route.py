@@ -119,7 +119,7 @@ async def test_a_topic_that_may_not_be_created_is_refused(routes: RouteTable, br
 
 async def test_without_a_broker_the_error_says_so(routes: RouteTable) -> None:
     with pytest.raises(TransportError, match="no broker is registered"):
-        await routes.ensure_topic("t")
+        await routes.ensure_topic("t", timeout_s=0.3)
     with pytest.raises(TransportError, match="'x' is not known"):
         routes.link("x")
 
@@ -314,3 +314,11 @@ async def test_a_silent_broker_does_not_delay_a_topic_that_another_one_has(
     route = await routes.ensure_topic("fresh", timeout_s=3600)
     assert {queue.broker for queue in route.write_queues} == {"b"}
     assert "fresh" in two.topics
+
+
+async def test_a_topic_waits_for_the_first_broker_to_register(routes: RouteTable, make_broker: Any) -> None:
+    creating = asyncio.ensure_future(routes.ensure_topic("t", timeout_s=30.0))
+    await routes.refresh()
+    assert not creating.done()
+    await make_broker("a")
+    assert len((await creating).write_queues) == 2
