@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,6 +21,7 @@ from broker.core.topic_changes import Undrained
 from broker.core.topics import NOT_DELETING, Topic, TopicTable
 from broker.part import Part
 from broker.queue_deletion import DeletingStore, GroupOffsets, NoGroups, QueueDeletion
+from broker.table_emptying import TableEmptying
 from broker.temporary import TemporaryQueues, TemporaryTopics
 from broker.topic_file import Done, Plan, Staged, TopicFile
 from holdmq.atomic_file import AtomicFile
@@ -40,6 +42,7 @@ from holdmq.wire.topic_headers import (
     TopicPauseRequest,
     TopicUpdateRequest,
 )
+from storage.lookups import TableStore
 
 HIDE_GRACE_S: Final = 45.0
 """How long queues that are hidden from producers still take records: clients refresh their routes every
@@ -71,6 +74,14 @@ class TopicStore(DeletingStore, Protocol):
     @property
     def temporary(self) -> TemporaryQueues:
         """The queues of temporary topics."""
+
+    @property
+    def tables(self) -> TableStore | None:
+        """The newest values by key of topics that are tables; None = this store keeps none."""
+
+    @property
+    def reader_pool(self) -> Executor:
+        """Where blocking reads belong."""
 
     @property
     def first_position(self) -> int:
@@ -300,6 +311,25 @@ class Topics(Part):
             self.drop_temporary(header.topic)
             request.reply(TopicCreateResponse([]))
             return
+        store = self._opened()
+        tables = store.tables
+        if known is None or not known.is_table or tables is None:
+            self._delete(request, header)
+            return
+
+        def emptied(error: HoldMQError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                self._delete(request, header)
+            except HoldMQError as refusal:
+                request.refuse(refusal)
+
+        if not header.force:
+            topic_changes.delete_topic(known, False)
+        TableEmptying(tables, store.reader_pool, header.topic, header.force, emptied).start()
+
+    def _delete(self, request: Request, header: TopicDeleteRequest) -> None:
         self._change(
             request,
             header.topic,

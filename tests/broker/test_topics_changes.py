@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from broker_stack import Stack
-from topic_calls import bounds, consumed, create, delete, grow, listed, update
+from topic_calls import bounds, consumed, create, delete, grow, listed, remove, update
 
-from holdmq.errors import Code, RemoteError
+from holdmq.errors import Code, RemoteError, StorageError
 from holdmq.wire.headers import PullQueue, TopicCreateRequest
-from holdmq.wire.topic_headers import TopicUpdateRequest
+from holdmq.wire.topic_headers import HIDE_FROM_CONSUMERS, HIDE_FROM_PRODUCERS, TopicUpdateRequest
+from storage.store import Batch
 
 Start = Callable[..., Awaitable[Stack]]
 HOUR_MS = 3_600_000
@@ -153,3 +155,34 @@ async def test_creating_again_with_another_perm_or_order_is_refused(broker: Stac
         with pytest.raises(RemoteError, match="perm 4") as refused:
             await create(broker, other)
         assert refused.value.code == Code.TOPIC_EXISTS
+
+
+async def put(broker: Stack, topic: str, key: str, value: bytes) -> None:
+    tables = broker.store.tables
+    assert tables is not None
+    applied: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+
+    def stored(batch: Batch, error: StorageError | None) -> None:
+        assert error is None
+        tables.wait_applied(batch.end, applied.set_result)
+
+    tables.put(topic, key, value, stored)
+    assert await applied is None
+
+
+async def test_a_table_that_is_made_again_has_no_row_of_the_one_that_went(broker: Stack) -> None:
+    tables = broker.store.tables
+    assert tables is not None
+    await create(broker, TopicCreateRequest("t", 1, kind="table"))
+    for number in range(1_100):
+        tables.put("t", str(number), b"v", lambda *_: None)
+    await put(broker, "t", "last", b"v")
+    for step in (HIDE_FROM_PRODUCERS, HIDE_FROM_CONSUMERS):
+        await remove(broker, "t", 0, step)
+    with pytest.raises(RemoteError, match="'t' has rows") as refused:
+        await delete(broker, "t")
+    assert refused.value.code == Code.TOPIC_IN_USE
+    await delete(broker, "t", force=True)
+    await create(broker, TopicCreateRequest("t", 1, kind="table"))
+    assert (await asyncio.to_thread(tables.scan, "t")).rows == []
+    await delete(broker, "t", force=True)
