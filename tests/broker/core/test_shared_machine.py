@@ -85,6 +85,8 @@ class SharedMachine(RuleBasedStateMachine):
         self.members: list[Member] = []
         self.claims: list[tuple[Member, Claim]] = []
         self.moving: list[Moving] = []
+        self.overfull: set[Member] = set()
+        """Members that got messages back, as the log refused that they are done with them."""
         self.settle_queues()
 
     def settle_queues(self) -> None:
@@ -145,6 +147,8 @@ class SharedMachine(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(1, 10))
     def claim(self, data: Any, count: int) -> None:
         member = data.draw(st.sampled_from(self.members))
+        if any(other is member for other, _ in self.claims):
+            return  # a member has one pull at a time
         for claim in self.core.claim(member, count, lambda _: True):
             self.claims.append((member, claim))
 
@@ -177,7 +181,7 @@ class SharedMachine(RuleBasedStateMachine):
             assert known.low <= claim.attempts <= known.high, "attempts are exact, or a crash forgot some"
             known.low = known.high = claim.attempts
             known.flight = Flight(member, deliveries[0], deadline)
-        assert member.in_flight <= member.ready_max
+        assert member.in_flight <= member.ready_max or member in self.overfull
         return places
 
     # Settling
@@ -297,6 +301,7 @@ class SharedMachine(RuleBasedStateMachine):
                 deadline = known.not_before
                 known.not_before = 0.0
                 known.flight = Flight(delivery.member, delivery, deadline)
+                self.overfull.add(delivery.member)
                 if delivery.member.is_gone or deadline <= self.now:
                     self.failed(place, 0.0, True)
                 self.core.unsettled(settling, self.now)
