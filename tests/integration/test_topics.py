@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from holdmq.wire.offset_headers import OffsetReport, OffsetReportRequest
 from holdmq.wire.topic_headers import DELETE, HIDE_FROM_CONSUMERS, HIDE_FROM_PRODUCERS
 
 StackMaker = Callable[..., Any]
+GUIDE = Path(__file__).parents[2] / "docs" / "topics.md"
 
 
 async def read_all(consumer: PullConsumer, sent: set[bytes]) -> list[Message]:
@@ -203,3 +206,12 @@ async def test_what_a_paused_topic_kept_reaches_mqtt_subscribers_at_resume(holdm
                 process.terminate()
             await process.wait()
     assert [body for body in got if body.startswith(b"p")] == [b"p0", b"p1", b"p2", b"p3", b"p4"]
+
+
+def test_the_guide_s_example_runs(holdmq_stack: StackMaker, capsys: pytest.CaptureFixture[str]) -> None:
+    stack = holdmq_stack(services=("registry", "broker"), **{"broker.hide_grace_s": 0})
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    code = code.replace("127.0.0.1:9876", stack.registry)
+    exec(compile(code, GUIDE.name, "exec"), {"__name__": "__main__"})
+    shown = re.findall(r"^# prints: (.*)$", code, re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == shown
