@@ -94,6 +94,8 @@ class Reads(Part):
                 {"position": resume, "log_epoch": self._store.epoch},
             )
         reader = Reader(header.reader_id, max(position, first), end if header.position is None else 0)
+        # Readers serve MQTT, which sees no tables.
+        reader.filters.is_hidden = self._topics.is_table
         reader.filters.change(rows(FilterTerm, header.add), ())
         self._remember_pauses(reader)
         replaced = readers.get(header.reader_id)

@@ -8,7 +8,7 @@ tests again. It never answers "no" for one that does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
@@ -89,12 +89,13 @@ def _count(counter: Counter[K], key: K, by: int) -> int:
 
 
 class FilterSet:
-    """The terms of one reader or one registered filter."""
+    """The terms of one reader or one registered filter. Of topics that are `is_hidden` nothing passes."""
 
-    __slots__ = ("_any", "_size", "_topics", "terms_max")
+    __slots__ = ("_any", "_size", "_topics", "is_hidden", "terms_max")
 
     def __init__(self, terms_max: int = TERMS_MAX) -> None:
         self.terms_max = terms_max
+        self.is_hidden: Callable[[str], bool] | None = None
         self._size = 0
         self._topics: dict[str, TopicFilter] = {}
         self._any = TopicFilter()
@@ -126,6 +127,8 @@ class FilterSet:
 
         Terms for every topic do not include system topics: no MQTT client may see them.
         """
+        if self.is_hidden is not None and self.is_hidden(topic):
+            return ()
         own = self._topics.get(topic)
         if self._any.is_empty or topic.startswith("%"):
             return () if own is None else (own,)

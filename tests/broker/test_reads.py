@@ -21,7 +21,9 @@ from holdmq.wire.headers import (
     ReadRequest,
     ReadResponse,
     TermKind,
+    TopicCreateRequest,
 )
+from holdmq.wire.table_headers import TableChangeRequest
 
 
 async def open_reader(
@@ -159,3 +161,20 @@ async def test_a_position_that_a_cut_took_back_is_answered_with_where_to_continu
     assert refused.value.ext_fields["position"] == 100
     assert refused.value.ext_fields["log_epoch"] == broker.store.epoch
     await broker.client.call(RequestCode.READ_OPEN, ReadOpenRequest(1, 1, 100, []))
+
+
+@pytest.mark.parametrize("mqtt_filter", ["#", "table/#", "+/x"])
+async def test_rows_of_tables_are_no_messages_to_a_reader_live_or_from_disk(
+    start: Callable[..., Awaitable[Stack]], mqtt_filter: str
+) -> None:
+    broker = await start()
+    await broker.client.call(RequestCode.TOPIC_CREATE, TopicCreateRequest("table", 1, kind="table"))
+    await broker.create("t")
+    await open_reader(broker, [*filter_terms(mqtt_filter), *filter_terms("t/end")])
+    change = TableChangeRequest("table", 0, "key", "request-1")
+    await broker.client.call(RequestCode.TABLE_PUT, change, 10.0, [b"row"], 3)
+    await broker.produce("t", 0, (b"message", "end"))
+    assert await read_until(broker, 1) == [b"message"]
+    broker = await start()
+    await open_reader(broker, [*filter_terms(mqtt_filter), *filter_terms("t/end")], position=0)
+    assert await read_until(broker, 1) == [b"message"]
