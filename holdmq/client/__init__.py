@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdmq.client.dead_letters import DeadLetters
     from holdmq.client.group_consumer import Consumer
     from holdmq.client.lanes import SendResult
+    from holdmq.client.ordered_topics import OrderedTopics
     from holdmq.client.owners import StoredRun
     from holdmq.client.producer import Producer
     from holdmq.client.pull_consumer import PullConsumer
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from holdmq.client.route import Link, RouteTable, TopicRoute
     from holdmq.client.sync import (
         SyncAdmin,
+        SyncConsumer,
         SyncMessages,
         SyncProducer,
         SyncPullConsumer,
@@ -44,6 +46,7 @@ __all__ = [
     "MessageId",
     "MessagePage",
     "Messages",
+    "OrderedTopics",
     "Position",
     "Producer",
     "PullConsumer",
@@ -54,6 +57,7 @@ __all__ = [
     "SendResult",
     "StoredRun",
     "SyncAdmin",
+    "SyncConsumer",
     "SyncMessages",
     "SyncProducer",
     "SyncPullConsumer",
@@ -81,6 +85,7 @@ _MODULES = {
     "MessageId": "holdmq.message",
     "MessagePage": "holdmq.client.queries",
     "Messages": "holdmq.client.queries",
+    "OrderedTopics": "holdmq.client.ordered_topics",
     "Position": "holdmq.client.cursors",
     "Producer": "holdmq.client.producer",
     "PullConsumer": "holdmq.client.pull_consumer",
@@ -93,6 +98,7 @@ _MODULES = {
     "SharedConsumer": "holdmq.client.shared_consumer",
     "SharedMessage": "holdmq.client.shared_member",
     "SyncAdmin": "holdmq.client.sync",
+    "SyncConsumer": "holdmq.client.sync",
     "SyncMessages": "holdmq.client.sync",
     "SyncProducer": "holdmq.client.sync",
     "SyncPullConsumer": "holdmq.client.sync",
