@@ -33,6 +33,7 @@ from holdmq.client.workers import Handler, Workers
 from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
 from holdmq.message import TopicQueue
 from holdmq.record_origin import retry_topic
+from holdmq.rpc.security import Security
 from holdmq.topics import group_fault, topic_fault
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import BROADCAST, CLUSTERING, Subscription
@@ -91,6 +92,7 @@ class Consumer:
         strategy: str | Strategy | Allocate = "average",
         client_id: str = "",
         routes: RouteTable | None = None,
+        security: Security | None = None,
         buffer_max_bytes: int = BUFFER_MAX_BYTES,
         buffer_max_messages: int = BUFFER_MAX_MESSAGES,
         offsets_directory: str | Path = DIRECTORY,
@@ -113,7 +115,9 @@ class Consumer:
         self.client_id = client_id or (routes.client_id if routes is not None else default_id)
         if routes is not None and routes.client_id != self.client_id:
             raise UsageError(f"the shared routes are of client {routes.client_id!r}, not {self.client_id!r}")
-        self.routes = routes if routes is not None else RouteTable(registries, self.client_id)
+        self.routes = (
+            routes if routes is not None else RouteTable(registries, self.client_id, security=security)
+        )
         self.handled = self.failed = self.sent_back = self.given_up = 0
         self._owns_routes = routes is None
         self._is_clustering = mode == CLUSTERING

@@ -33,6 +33,7 @@ import uvloop
 from holdmq.client.admin import Admin, ClusterView, TopicView
 from holdmq.client.bounds import Bounds
 from holdmq.client.cursors import Position, Pulled
+from holdmq.client.group_consumer import START_TIMEOUT_S, Consumer
 from holdmq.client.lanes import SendResult
 from holdmq.client.owners import StoredRun
 from holdmq.client.producer import Producer
@@ -46,8 +47,10 @@ from holdmq.client.pull_consumer import (
 from holdmq.client.queries import PAGE_MESSAGES, MessagePage, Messages, QueueAt
 from holdmq.client.shared_consumer import SharedConsumer
 from holdmq.client.shared_member import SharedMessage
+from holdmq.client.start_positions import FirstStart
 from holdmq.client.table_watch import TableChange, TableReset, TableWatch
 from holdmq.client.tables import PAGE_ROWS, Table, TableEntry, TablePage
+from holdmq.client.workers import Handler
 from holdmq.errors import HoldMQError, TransportError, UsageError
 from holdmq.message import Message, MessageId, TopicQueue
 from holdmq.rpc.security import Security
@@ -327,6 +330,65 @@ class SyncSharedConsumer(_Blocking[SharedConsumer]):
 
 async def _nothing(_consumer: SharedConsumer) -> None:
     return None
+
+
+class SyncConsumer(_Blocking[Consumer]):
+    """A blocking `Consumer`; takes the same settings. Plain handlers run on threads; `with` starts it."""
+
+    def __init__(
+        self,
+        registries: Sequence[str],
+        group: str,
+        handler: Handler,
+        topics: Iterable[str] | Mapping[str, str] = (),
+        **settings: Any,
+    ) -> None:
+        wanted = dict(topics) if isinstance(topics, Mapping) else list(topics)
+        super().__init__(Consumer, (list(registries), group, handler, wanted), settings)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Become a member; see `Consumer.start`."""
+        self._run(lambda c: c.start(timeout_s))
+
+    def pause(self) -> None:
+        """See `Consumer.pause`."""
+        self._run(_pause)
+
+    def resume(self) -> None:
+        """See `Consumer.resume`."""
+        self._run(_resume)
+
+    def seek(self, queue: TopicQueue, to: FirstStart | int, timeout_s: float = 10.0) -> None:
+        """See `Consumer.seek`."""
+        self._run(lambda c: c.seek(queue, to, timeout_s))
+
+    def positions(self) -> dict[TopicQueue, Position]:
+        """See `Consumer.positions`."""
+        return self._run(_done_positions)
+
+    def numbers(self) -> dict[str, int]:
+        """See `Consumer.numbers`."""
+        return self._run(_numbers)
+
+
+async def _pause(consumer: Consumer) -> None:
+    consumer.pause()
+
+
+async def _resume(consumer: Consumer) -> None:
+    consumer.resume()
+
+
+async def _done_positions(consumer: Consumer) -> dict[TopicQueue, Position]:
+    return consumer.positions()
+
+
+async def _numbers(consumer: Consumer) -> dict[str, int]:
+    return consumer.numbers()
 
 
 class SyncAdmin(_Blocking[Admin]):

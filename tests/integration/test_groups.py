@@ -2,14 +2,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from deliveries import Deliveries
+from member_process import Member
+from structlog.testing import capture_logs
 
 from holdmq.client import Admin, Consumer, Message, Producer, TopicQueue
+from holdmq.errors import UsageError
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.group_headers import GroupPauseRequest
+from holdmq.wire.topic_headers import TopicGrowRequest
 
 StackMaker = Callable[..., Any]
 
@@ -61,6 +70,13 @@ async def traffic(producer: Producer, topic: str, queues: int) -> AsyncIterator[
         await sending
 
 
+async def spread(producer: Producer, topic: str, count: int, size_bytes: int = 1) -> None:
+    """So many messages to each of four queues."""
+    for queue_id in range(4):
+        queue = TopicQueue(topic, "broker-0", queue_id)
+        await producer.send_batch([Message(topic, bytes(size_bytes)) for _ in range(count)], queue=queue)
+
+
 def queues_of(consumer: Consumer, topic: str = "t") -> list[TopicQueue]:
     return [queue for queue in consumer.positions() if queue.topic == topic]
 
@@ -108,3 +124,238 @@ async def test_24_queues_are_shared_evenly_and_never_consumed_by_two(
     if ordered:
         assert deliveries.disorder() == []
         assert len(deliveries.all) == len(sent)
+
+
+@pytest.fixture
+def start_member(stack: Any, tmp_path: Path) -> Iterator[Callable[..., Member]]:
+    """Starts members as processes; what is left of them is killed with the test."""
+    started: list[Member] = []
+
+    def start(name: str, topic: str = "t", **settings: object) -> Member:
+        texts = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+        member = Member(tmp_path, name, f"127.0.0.1:{stack.registry_port}", "g", topic, *texts)
+        started.append(member)
+        member.wait_started()
+        return member
+
+    yield start
+    for member in started:
+        if member.process.poll() is None:
+            member.end(signal.SIGKILL)
+
+
+def all_of(members: list[Member]) -> Deliveries:
+    found = Deliveries()
+    for member in members:
+        found.all += member.deliveries()
+    return found
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_what_a_killed_member_had_goes_to_the_others_at_once(
+    producer: Producer, start_member: Callable[..., Member], ordered: bool
+) -> None:
+    await producer.send(Message("t", b"the topic's first"))
+    members = [
+        await asyncio.to_thread(start_member, f"m{i}", pause_s=0.002, ordered=ordered) for i in range(3)
+    ]
+    async with traffic(producer, "t", 4) as sent:
+        await until(lambda: all(m.deliveries() for m in members), "all three are at work")
+        members[1].end(signal.SIGKILL)
+        count = len(all_of([members[0], members[2]]).all)
+        await until(
+            lambda: {d.place[2] for d in all_of([members[0], members[2]]).all[count:]} == {0, 1, 2, 3},
+            "the others consume every queue",
+        )
+    await until(lambda: all_of(members).bodies() >= set(sent), "everything is delivered")
+    for member in (members[0], members[2]):
+        assert member.end() == 0
+    assert all_of(members).shared_queues() == []
+    if ordered:
+        assert all_of(members).disorder(may_go_back=True) == []
+
+
+async def test_a_member_that_stood_still_too_long_hands_out_nothing_that_it_had(
+    holdmq_stack: StackMaker, tmp_path: Path
+) -> None:
+    stack = holdmq_stack(services=("registry", "broker"), **{"broker.queue_lease_s": 1})
+    registry = f"127.0.0.1:{stack.registry_port}"
+    members = [Member(tmp_path, f"m{i}", registry, "g", "t", "pause_s=0.01") for i in range(2)]
+    try:
+        async with Producer([registry]) as producer:
+            await producer.send(Message("t", b"the topic's first"))
+            for member in members:
+                await asyncio.to_thread(member.wait_started)
+            async with traffic(producer, "t", 4) as sent:
+                await until(lambda: all(m.deliveries() for m in members), "both are at work")
+                for _ in range(3):
+                    members[0].process.send_signal(signal.SIGSTOP)
+                    stopped_at = time.monotonic()
+                    await until(
+                        lambda at=stopped_at: (
+                            {d.place[2] for d in members[1].deliveries() if d.began > at} == {0, 1, 2, 3}
+                        ),
+                        "the other consumes every queue",
+                    )
+                    members[0].process.send_signal(signal.SIGCONT)
+                    count = len(members[0].deliveries())
+                    await until(lambda n=count: len(members[0].deliveries()) > n + 20, "it is at work again")
+            await until(lambda: all_of(members).bodies() >= set(sent), "everything is delivered")
+    finally:
+        for member in members:
+            member.end()
+    overlaps = all_of(members).shared_queues()
+    # What it was about to finish when it was stopped took as long as it stood still; nothing began later.
+    assert [pair for pair in overlaps if min(d.ended - d.began for d in pair) > 0.5] == []
+    assert all(max(d.ended - d.began for d in pair) > 0.5 for pair in overlaps)
+
+
+async def test_an_ordered_queue_waits_for_its_failed_message_and_the_others_do_not(
+    registries: list[str], producer: Producer
+) -> None:
+    await producer.send(Message("t", b"the topic's first"))
+    handled: list[tuple[int, int, int]] = []
+
+    async def handle(message: Message) -> bool:
+        handled.append((message.queue_id, message.queue_offset, message.reconsume_times))
+        return message.queue_id != 1 or message.queue_offset != first + 1 or message.reconsume_times >= 3
+
+    async with Consumer(registries, "g", handle, ["t"], ordered=True, suspend_s=0.2) as consumer:
+        await until(lambda: len(queues_of(consumer)) == 4, "it has its queues")
+        first = {q.queue_id: p.offset for q, p in consumer.positions().items()}[1]
+        await spread(producer, "t", 3)
+        await until(lambda: consumer.handled == 12, "everything is handled")
+        assert consumer.failed == 3
+    in_first_queue = [(offset - first, times) for queue_id, offset, times in handled if queue_id == 1]
+    assert in_first_queue == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0)]
+    last_of_others = max(i for i, (queue_id, _, _) in enumerate(handled) if queue_id != 1)
+    assert last_of_others < handled.index((1, first + 1, 2))
+
+
+async def test_queues_that_are_added_are_read_from_their_beginning(
+    registries: list[str], producer: Producer
+) -> None:
+    deliveries = Deliveries()
+    await producer.send(Message("t", b"the topic's first"))
+    async with Consumer(registries, "g", deliveries.handler("m"), ["t"]) as consumer:
+        link = producer.routes.link("broker-0")
+        await link.client.call(RequestCode.TOPIC_GROW, TopicGrowRequest("t", 6))
+        # The producer may know of them long before the consumer does.
+        await producer.routes.refresh()
+        await until(lambda: len(producer.routes.get("t").write_queues) == 6, "the route has six queues")
+        sent = [b"%d" % i for i in range(6)]
+        for i, body in enumerate(sent):
+            await producer.send(Message("t", body), queue=TopicQueue("t", "broker-0", i))
+        consumer.routes.refresh_soon()
+        await until(lambda: deliveries.bodies() >= set(sent), "everything is delivered")
+        assert len(queues_of(consumer)) == 6
+
+
+async def test_a_group_begins_where_it_was_and_first_where_it_is_told(
+    registries: list[str], producer: Producer
+) -> None:
+    await producer.send_batch([Message("t", b"%d" % i) for i in range(8)])
+    for start, expected in (("earliest", {b"%d" % i for i in range(8)}), ("latest", set())):
+        deliveries = Deliveries()
+        consumer = Consumer(registries, f"g-{start}", deliveries.handler("m"), ["t"], start=start)
+        with capture_logs() as logs:
+            await consumer.start()
+            await until(lambda: deliveries.bodies() >= expected, "the old ones are delivered")  # noqa: B023
+            await consumer.close()
+        (said,) = [entry for entry in logs if entry["event"] == "first start of a group in a topic"]
+        assert (said["start"], said["topic"], said["group"]) == (start, "t", f"g-{start}")
+        await producer.send(Message("t", b"between"))
+        other = Deliveries()
+        async with Consumer(registries, f"g-{start}", other.handler("m"), ["t"], start="earliest"):
+            await until(lambda: other.all, "what came between is delivered")  # noqa: B023
+        assert other.bodies() == {b"between"} if start == "latest" else b"between" in other.bodies()
+        assert len(deliveries.all) == len(expected)
+
+
+async def test_a_seek_moves_the_group_and_a_pause_hands_out_nothing(
+    registries: list[str], producer: Producer
+) -> None:
+    await producer.send(Message("t", b"the topic's first"))
+    await spread(producer, "t", 10)
+    deliveries = Deliveries()
+    async with Consumer(registries, "g", deliveries.handler("m"), ["t"]) as consumer:
+        queue = TopicQueue("t", "broker-0", 2)
+        await until(lambda: len(queues_of(consumer)) == 4, "it has its queues")
+        await consumer.seek(queue, "earliest")
+        await until(lambda: len(deliveries.all) >= 10, "the queue is consumed again")
+        assert {d.place[2] for d in deliveries.all} == {2}
+        assert sorted(d.offset for d in deliveries.all)[:10] == list(range(10))
+        count = len(deliveries.all)
+        with pytest.raises(UsageError, match="not this member's"):
+            await consumer.seek(TopicQueue("t", "broker-0", 9), "latest")
+        consumer.pause()
+        await producer.send_batch([Message("t", b"later %d" % i) for i in range(4)])
+        async with Consumer(registries, "other", deliveries.handler("other"), ["t"], start="earliest"):
+            await until(lambda: b"later 3" in deliveries.bodies("other"), "another group has seen them")
+        assert len([d for d in deliveries.all if d.member == "m"]) == count
+        consumer.resume()
+        later = {b"later %d" % i for i in range(4)}
+        await until(lambda: later <= deliveries.bodies("m"), "they are handled after all")
+
+
+async def test_a_paused_group_gets_nothing_until_it_is_resumed(
+    registries: list[str], producer: Producer
+) -> None:
+    await producer.send(Message("t", b"the topic's first"))
+    deliveries = Deliveries()
+    async with Consumer(registries, "g", deliveries.handler("m"), ["t"]) as consumer:
+        call = producer.routes.link("broker-0").client.call
+        await call(RequestCode.GROUP_PAUSE, GroupPauseRequest("g", True))
+        await until(lambda: consumer._hand_out.paused_brokers == {"broker-0"}, "the member knows")
+        await producer.send(Message("t", b"while paused"))
+        async with Consumer(registries, "other", deliveries.handler("other"), ["t"], start="earliest"):
+            await until(lambda: b"while paused" in deliveries.bodies("other"), "another group gets it")
+        assert deliveries.bodies("m") == set()
+        await call(RequestCode.GROUP_PAUSE, GroupPauseRequest("g", False))
+        await until(lambda: deliveries.bodies("m") == {b"while paused"}, "it is handled after all")
+
+
+async def test_life_goes_on_without_any_registry(
+    stack: Any, registries: list[str], producer: Producer
+) -> None:
+    await producer.send(Message("t", b"the topic's first"))
+    deliveries = Deliveries()
+    async with (
+        Consumer(registries, "g", deliveries.handler("a"), ["t"]) as first,
+        Consumer(registries, "g", deliveries.handler("b"), ["t"]) as second,
+    ):
+        await until(lambda: len(queues_of(first)) == len(queues_of(second)) == 2, "both have their share")
+        await asyncio.to_thread(stack.stop, "registry")
+        async with traffic(producer, "t", 4) as sent:
+            await until(lambda: len(sent) > 50, "messages are sent")
+            await asyncio.to_thread(stack.stop, "broker", signal.SIGKILL)
+            stack.start("broker", wait=False)  # without a registry it is not ready, and serves
+            count = len(sent)
+            await until(lambda: len(sent) > count + 50, "messages are sent again")
+        await until(lambda: deliveries.bodies() >= set(sent), "everything is delivered")
+        await second.close()
+        await until(lambda: len(queues_of(first)) == 4, "who stays has all queues")
+
+
+async def test_a_slow_handler_leaves_a_bounded_amount_in_hand(
+    registries: list[str], producer: Producer
+) -> None:
+    await producer.send(Message("t", b"the topic's first"))
+    await spread(producer, "t", 200, 10_000)
+    gate = asyncio.Event()
+
+    async def handle(_: Message) -> None:
+        await gate.wait()
+
+    bound = 1 << 20
+    async with Consumer(
+        registries, "g", handle, ["t"], start="earliest", buffer_max_bytes=bound, concurrency=5
+    ) as consumer:
+        await until(lambda: consumer.numbers()["bytes_waiting"] > bound // 4, "the buffer fills")
+        while consumer._pulls._held.get("broker-0"):  # until nothing is asked for any more
+            assert consumer.numbers()["bytes_waiting"] <= bound
+            await asyncio.sleep(0.01)
+        assert consumer.numbers()["bytes_waiting"] <= bound
+        assert consumer.numbers()["handlers_running"] == 5
+        gate.set()
+        await until(lambda: consumer.handled == 801, "everything is handled")
