@@ -12,7 +12,7 @@ from guides import examples_of, run_console, run_python
 StackMaker = Callable[..., Any]
 
 
-@pytest.mark.parametrize("page", ["tables.md", "messages.md", "producer.md"])
+@pytest.mark.parametrize("page", ["tables.md", "messages.md", "groups.md", "producer.md"])
 @pytest.mark.timeout(240)
 def test_the_examples_of_a_page_run_one_after_the_other(
     holdmq_stack: StackMaker, page: str, tmp_path: Path
