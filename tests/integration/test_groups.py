@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -74,7 +75,7 @@ async def spread(producer: Producer, topic: str, count: int, size_bytes: int = 1
     """So many messages to each of four queues."""
     for queue_id in range(4):
         queue = TopicQueue(topic, "broker-0", queue_id)
-        await producer.send_batch([Message(topic, bytes(size_bytes)) for _ in range(count)], queue=queue)
+        await producer.send_batch([Message(topic, os.urandom(size_bytes)) for _ in range(count)], queue=queue)
 
 
 def queues_of(consumer: Consumer, topic: str = "t") -> list[TopicQueue]:
@@ -351,11 +352,13 @@ async def test_a_slow_handler_leaves_a_bounded_amount_in_hand(
     async with Consumer(
         registries, "g", handle, ["t"], start="earliest", buffer_max_bytes=bound, concurrency=5
     ) as consumer:
-        await until(lambda: consumer.numbers()["bytes_waiting"] > bound // 4, "the buffer fills")
-        while consumer._pulls._held.get("broker-0"):  # until nothing is asked for any more
+        try:
+            await until(lambda: consumer.numbers()["bytes_waiting"] > bound // 4, "the buffer fills")
+            while consumer._pulls._held.get("broker-0"):  # until nothing is asked for any more
+                assert consumer.numbers()["bytes_waiting"] <= bound
+                await asyncio.sleep(0.01)
             assert consumer.numbers()["bytes_waiting"] <= bound
-            await asyncio.sleep(0.01)
-        assert consumer.numbers()["bytes_waiting"] <= bound
-        assert consumer.numbers()["handlers_running"] == 5
-        gate.set()
+            assert consumer.numbers()["handlers_running"] == 5
+        finally:
+            gate.set()
         await until(lambda: consumer.handled == 801, "everything is handled")
