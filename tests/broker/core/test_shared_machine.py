@@ -74,6 +74,8 @@ class SharedMachine(RuleBasedStateMachine):
         self.snapshot: tuple[int, str] = (0, "[]")
         self.starts = 0
         self.start(Restored())
+        for topic in (ALL, SOME):
+            self.produce(topic, 0, 7)
 
     def start(self, restored: Restored) -> None:
         self.starts += 1
@@ -87,7 +89,10 @@ class SharedMachine(RuleBasedStateMachine):
         self.moving: list[Moving] = []
         self.overfull: set[Member] = set()
         """Members that got messages back, as the log refused that they are done with them."""
+        self.records_at_start = len(self.log)
         self.settle_queues()
+        self.join(12)
+        self.join(5)
 
     def settle_queues(self) -> None:
         group = self.core.group(GROUP)
@@ -176,7 +181,8 @@ class SharedMachine(RuleBasedStateMachine):
         for place in places:
             known = self.messages[place]
             assert known.flight is None, "in flight at two members"
-            assert not (known.is_done or known.is_settling or known.is_moving), "done, and handed out"
+            is_settled = known.is_done or known.is_settling or known.is_moving
+            assert not is_settled, "done, and handed out"
             assert known.not_before <= self.now, "handed out before its delay was over"
             assert known.low <= claim.attempts <= known.high, "attempts are exact, or a crash forgot some"
             known.low = known.high = claim.attempts
@@ -184,12 +190,23 @@ class SharedMachine(RuleBasedStateMachine):
         assert member.in_flight <= member.ready_max or member in self.overfull
         return places
 
+    @precondition(lambda self: self.members)
+    @rule(data=st.data(), count=st.integers(1, 10))
+    def pull(self, data: Any, count: int) -> None:
+        """Claim and read in one step, as from memory."""
+        member = data.draw(st.sampled_from(self.members))
+        if not any(other is member for other, _ in self.claims):
+            for claim in self.core.claim(member, count, lambda _: True):
+                self.hand_out(member, claim, claim.end)
+
     # Settling
 
     @precondition(lambda self: self.flying())
-    @rule(data=st.data(), count=st.integers(1, 6))
-    def ack(self, data: Any, count: int) -> None:
+    @rule(data=st.data(), count=st.integers(1, 6), is_confirmed=st.booleans())
+    def ack(self, data: Any, count: int, is_confirmed: bool) -> None:
         self.acknowledge([self.draw_flying(data) for _ in range(count)])
+        while is_confirmed and self.pending:
+            self.confirm()
 
     def acknowledge(self, places: list[Place]) -> None:
         news = News()
@@ -328,6 +345,7 @@ class SharedMachine(RuleBasedStateMachine):
         entries = [snapshot_entry(queue, tried.get(queue.key, ())) for queue in self.core.group(GROUP).order]
         self.snapshot = (len(self.log), json.dumps(entries))
 
+    @precondition(lambda self: len(self.log) > self.records_at_start or self.pending)
     @rule(data=st.data())
     def crash(self, data: Any) -> None:
         """The broker ends: of what was on its way to the log the first ones may be there."""
