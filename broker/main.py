@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+from itertools import chain
 from pathlib import Path
 
 from broker.core.topics import TopicTable
@@ -63,7 +64,7 @@ async def main(config: Config, service: Service) -> None:
     except StorageError:
         await loop.run_in_executor(None, store.close)
         raise
-    store.retention.needs = groups.offset_file.needs
+    store.retention.needs = lambda: chain(groups.offset_file.needs(), shared.needs())
     # What lives as long as the process is not looked at again: a full collection stalled the loop for 50 ms.
     gc.collect()
     gc.freeze()
@@ -77,6 +78,7 @@ async def main(config: Config, service: Service) -> None:
     letters = server.dead_letters
     try:
         await loop.run_in_executor(None, letters.load, path.with_name("deadLetters.json"), accept_backup)
+        server.moves.start()
         loop.add_signal_handler(signal.SIGHUP, security.reload_soon)
         await server.rpc.listen(settings.bind, settings.port)
         address = settings.advertise or f"{settings.bind}:{server.rpc.port}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -55,6 +55,7 @@ from holdmq.wire.shared_headers import (
     SharedStateRequest,
     SharedStateResponse,
 )
+from storage.log.core.retention import QueueNeed
 from storage.store import Batch
 
 INVISIBLE_MIN_MS: Final = 100
@@ -134,7 +135,9 @@ class SharedMode(Part):
     def load(self, accept_backup: bool = False) -> None:
         """Read what the groups have done (blocking), before the first request. StorageError if damaged."""
         for queue in self.journal.load(self.core.window, accept_backup):
-            self.core.group(queue.key.group).add_queue(queue)
+            group = self.core.group(queue.key.group)
+            group.add_queue(queue)
+            group.left_ms = time.time_ns() // 1_000_000
 
     def start(self) -> None:
         """Begin to save snapshots."""
@@ -222,6 +225,14 @@ class SharedMode(Part):
             self.core.forget(group)
             self.journal.news.forgot(group)
             self.journal.write()
+
+    def needs(self) -> Iterator[QueueNeed]:
+        """What groups have yet to be done with; on any thread."""
+        for group in list(self.core.groups.values()):
+            seen_ms = time.time_ns() // 1_000_000 if group.members else group.left_ms
+            for queue in list(group.order):
+                key = queue.key
+                yield QueueNeed(f"group {key.group}", seen_ms, key.topic, key.queue_id, queue.floor)
 
     def floor(self, group: str, topic: str, queue_id: int) -> int | None:
         """The offset below which a group is done with a queue; None = it never read it."""
@@ -337,7 +348,10 @@ class SharedMode(Part):
     def _member_left(self, member: Member) -> None:
         """A temporary group goes with its last member."""
         group = member.group
-        if not group.members and is_temporary(group.name):
+        if group.members:
+            return
+        group.left_ms = time.time_ns() // 1_000_000
+        if is_temporary(group.name):
             self._starts.forget(group)
             self.core.forget(group.name)
 

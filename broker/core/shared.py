@@ -127,7 +127,7 @@ class Member:
 class SharedGroup:
     """One group: its queues in the order in which they are asked, its members and their parked pulls."""
 
-    __slots__ = ("filters", "full", "members", "name", "order", "queues", "turn", "waiting")
+    __slots__ = ("filters", "full", "left_ms", "members", "name", "order", "queues", "turn", "waiting")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -141,6 +141,8 @@ class SharedGroup:
         self.full: dict[int, Parked] = {}
         """Parked pulls of members without room: an acknowledgement moves them."""
         self.turn = 0
+        self.left_ms = 0
+        """When it last had a member, in ms since the epoch; 0 = never yet, as far as is known."""
 
     def add_queue(self, queue: SharedQueue) -> None:
         """Consume one more queue."""
