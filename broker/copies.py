@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import structlog
@@ -63,6 +63,15 @@ class DeadLetter(NamedTuple):
     attempts: int
 
 
+class FoundMove(NamedTuple):
+    """A copy that a start found in the log, at `offset` of the queue of `topic`."""
+
+    key: Key
+    attempt: int
+    topic: str
+    offset: int
+
+
 Done = Callable[[Moved | HoldMQError], None]
 OnDeadLetters = Callable[[Sequence[DeadLetter]], None]
 
@@ -80,12 +89,13 @@ class Copies:
         self.on_dead_letters: list[OnDeadLetters] = []
         self.on_recovered: list[Callable[[], None]] = []
         self.known = KnownMoves()
+        self.is_forgotten: Callable[[FoundMove], bool] = lambda _: False
         self.retries = self.dead_letters = self.repeats = self.size_bytes = 0
         self._store = store
         self._timer = store.timer
         self._topics = topics
         self._loop = asyncio.get_running_loop()
-        self._recovering: asyncio.Future[Any] | None = None
+        self._is_recovered = False
         self._ready: deque[Copy] = deque()
         self._lacking: dict[str, list[Copy]] = {}
         self._in_hand: dict[Key, list[Done]] = {}
@@ -103,7 +113,7 @@ class Copies:
     @property
     def is_recovered(self) -> bool:
         """Whether it is known what the log has; no copy is taken before."""
-        return self._recovering is None
+        return self._is_recovered
 
     def numbers(self) -> dict[str, int]:
         """Counters (names in _total) and gauges."""
@@ -125,17 +135,17 @@ class Copies:
         queues = [(topic, *self._store.bounds(topic, TIMER_QUEUE)) for topic in topics]
         floor = self._store.confirmed_position - KNOWN_LOG_BYTES
         future = self._loop.run_in_executor(self._store.reader_pool, find_moves, self._store, queues, floor)
-        self._recovering = future
         future.add_done_callback(self._recovered)
 
-    def _recovered(self, finished: asyncio.Future[list[tuple[Key, int]]]) -> None:
-        self._recovering = None
+    def _recovered(self, finished: asyncio.Future[list[FoundMove]]) -> None:
         if finished.cancelled():
             return
+        self._is_recovered = True
         error = finished.exception()
         if error is None:
-            for key, attempt in finished.result():
-                self.known.note(key, attempt)
+            for move in finished.result():
+                if not self.is_forgotten(move):
+                    self.known.note(move.key, move.attempt)
         else:
             # At least once stands; a repeat of a move from before this start may make a second copy.
             log.error("the moves before this start are not known", reason=str(error))
@@ -294,17 +304,17 @@ def _batch_of(copies: list[Copy]) -> Batch:
 # On the reader pool
 
 
-def find_moves(store: MessageStore, queues: list[tuple[str, int, int]], floor: int) -> list[tuple[Key, int]]:
+def find_moves(store: MessageStore, queues: list[tuple[str, int, int]], floor: int) -> list[FoundMove]:
     """The newest moves in these queues (topic, first and end offset), back to the log position `floor`."""
-    found: list[tuple[Key, int]] = []
+    found: list[FoundMove] = []
     for topic, first, end in queues:
-        newest_first: list[list[tuple[Key, int]]] = []
+        newest_first: list[list[FoundMove]] = []
         looked_at = size = 0
         while end > first:
             begin = max(first, end - WALK_RECORDS)
             records = records_between(store, topic, begin, end)
-            moves = [copied_by(record, topic) for record in records]
-            newest_first.append([move for move in moves if move is not None])
+            moves = [(record.queue_offset, copied_by(record, topic)) for record in records]
+            newest_first.append([FoundMove(*move, topic, at) for at, move in moves if move is not None])
             looked_at += end - begin
             size += sum(record.total_size for record in records)
             is_enough = looked_at >= KNOWN_RECORDS or size >= KNOWN_LOG_BYTES

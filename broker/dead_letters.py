@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from broker.copies import Copies, Moved
+from broker.copies import Copies, FoundMove, Moved
 from broker.core.dead_letters import RANGES_MAX, Marks
 from broker.core.delays import UNFIT_KINDS
 from broker.core.moves import resent_copy
@@ -27,7 +27,7 @@ from holdmq.atomic_file import AtomicFile
 from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError
 from holdmq.record import VERIFY_ALL, Record, decode_record
 from holdmq.record_batch import split_records
-from holdmq.record_origin import DLQ_PREFIX, dlq_topic, origin_of, value_in
+from holdmq.record_origin import DLQ_PREFIX, dlq_topic, origin_of, retry_topic, value_in
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
 from holdmq.topics import group_fault, is_system_topic, topic_fault
@@ -42,6 +42,7 @@ from holdmq.wire.move_headers import (
     DlqResendResponse,
     ResendFailure,
 )
+from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
 from storage.store import MessageStore, QueueRead, ReadStatus
 
 RESEND_MAX: Final = 1_000
@@ -102,8 +103,10 @@ class DeadLetters(Part):
         self._working: asyncio.Future[Any] | None = None
         self._saving: asyncio.Future[Any] | None = None
         self._early: list[tuple[OnRequest, Request]] = []
+        self._is_dirty = False
         self._is_closed = False
         copies.on_recovered.append(self._recovered)
+        copies.is_forgotten = self._is_forgotten
 
     # The part
 
@@ -139,8 +142,29 @@ class DeadLetters(Part):
             self.marks.load(loaded.content, str(path))
             for group, marks in self.marks.items():
                 # What power loss took: a later letter may get the offset of one that was sent again.
-                marks.cut(self._store.bounds(dlq_topic(group), QUEUE)[1])
+                marks.cut(*self._ends(group))
             self._version = loaded.data_version
+
+    def forget(self, group: str, topics: Collection[str] | None = None) -> None:
+        """A group begins anew in these topics (None = all): what it fails with again is moved again.
+
+        For offsets that were reset, and groups that were deleted. Saved soon.
+        """
+        self._copies.known.forget(group, topics)
+        is_all = topics is None or retry_topic(group) in topics
+        marks = self.marks.of(group)
+        for topic in ("",) if is_all else topics or ():
+            marks.forgotten[topic] = list(self._ends(group))
+        self._save()
+
+    def _ends(self, group: str) -> tuple[int, int]:
+        """The ends of the timer's queue and of a group's dead letters."""
+        timer = self._store.bounds(TIMER_TOPIC, TIMER_QUEUE)[1]
+        return timer, self._store.bounds(dlq_topic(group), QUEUE)[1]
+
+    def _is_forgotten(self, move: FoundMove) -> bool:
+        group, topic, _, _ = move.key
+        return self.marks.of(group).is_forgotten(topic, int(move.topic != TIMER_TOPIC), move.offset)
 
     def close(self) -> None:
         """Finish the write under way (blocking)."""
@@ -364,7 +388,9 @@ class DeadLetters(Part):
     def _save(self) -> None:
         """Write the marks, then answer whoever waits for them."""
         if self._saving is not None:
+            self._is_dirty = True
             return
+        self._is_dirty = False
         purges, self._purges = self._purges, []
         resends, self._unsaved = self._unsaved, []
         purging: dict[str, int] = {}
@@ -397,7 +423,7 @@ class DeadLetters(Part):
                 request.refuse(error)
             for resend in resends:
                 resend.request.refuse(error)
-        if self._purges or self._unsaved:
+        if self._purges or self._unsaved or self._is_dirty:
             self._save()
 
     def _saved(self, purges: list[tuple[Request, str, int]], resends: list[_Resend]) -> None:

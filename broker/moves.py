@@ -182,10 +182,6 @@ class Moves(Part):
         self._waiting.append(_Move(group, topic, queue_id, offset, attempts, delay_ms, level, policy, done))
         self._wake()
 
-    def forget(self, group: str) -> None:
-        """A group begins anew (its offsets were reset): what it fails with again is moved again."""
-        self.copies.known.forget_group(group)
-
     def start(self) -> None:
         """Look for moves that the log has; what is asked for meanwhile waits."""
         self.copies.recover()

@@ -101,6 +101,8 @@ class Offsets(Part):
         self._offset_at = offset_at
         self._is_sync = is_sync
         self._loop = asyncio.get_running_loop()
+        self.on_reset: Callable[[str, set[str]], None] = lambda _group, _topics: None
+        """Told of a group and the topics in which its offsets were set anew."""
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {
@@ -397,6 +399,7 @@ class Offsets(Part):
         self.resets += 1
         for change in changes:
             self.table.reset(group, change.topic, change.queue_id, change.after)
+        self.on_reset(group, {change.topic for change in changes})
 
     # Other parts
 

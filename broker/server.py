@@ -85,6 +85,8 @@ class BrokerServer:
         groups.on_fenced = self.pull.fenced
         groups.on_pause.append(self.pull.group_paused)
         self.moves.policy = groups.retry_policy
+        groups.offsets.on_reset = self.dead_letters.forget
+        groups.on_delete.append(self.dead_letters.forget)
         self.shared = shared
         self.parts.append(shared)
         shared.gate = groups
@@ -100,7 +102,6 @@ class BrokerServer:
         self.pull.on_temporary = topics.temporary.subscribed
         topics.on_changed += [self.pull.topic_changed, self.reads.topic_changed, shared.topic_changed]
         store.subscribe(self._confirmed)
-        self.moves.start()
         routes: dict[RequestCode, OnRequest] = {
             RequestCode.HEARTBEAT: self._heartbeat,
             RequestCode.TOPIC_LIST: self._list_topics,

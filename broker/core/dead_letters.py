@@ -75,23 +75,42 @@ class Offsets:
 
 
 class LetterMarks:
-    """The marks of one group: offsets below `purged` are given up, those in `resent` were sent again."""
+    """The marks of one group: offsets below `purged` are given up, those in `resent` were sent again.
 
-    __slots__ = ("purged", "resent")
+    `forgotten`: topics in which the group began anew ("" = in all), each with the ends of the timer's and of
+    the dead letters' queue at that time: what was moved before is no reason not to move it again.
+    """
 
-    def __init__(self, purged: int = 0, resent: Offsets | None = None) -> None:
+    __slots__ = ("forgotten", "purged", "resent")
+
+    def __init__(
+        self,
+        purged: int = 0,
+        resent: Offsets | None = None,
+        forgotten: dict[str, list[int]] | None = None,
+    ) -> None:
         self.purged = purged
         self.resent = Offsets() if resent is None else resent
+        self.forgotten = {} if forgotten is None else forgotten
 
     def purge(self, end: int) -> None:
         """Give up what is below `end`."""
         self.purged = max(self.purged, end)
         self.resent.drop_below(self.purged)
 
-    def cut(self, end: int) -> None:
-        """The letters at or past `end` are lost."""
+    def cut(self, timer_end: int, end: int) -> None:
+        """What lay at or past `end`, and in the timer's queue past `timer_end`, is lost."""
         self.purged = min(self.purged, end)
         self.resent.drop_from(end)
+        for topic, (timer, letters) in self.forgotten.items():
+            self.forgotten[topic] = [min(timer, timer_end), min(letters, end)]
+
+    def is_forgotten(self, topic: str, place: int, offset: int) -> bool:
+        """Whether a move of a message of `topic` is of a time before; `place` 0: at an offset of the timer's
+        queue, 1: of the dead letters'.
+        """
+        found = (self.forgotten.get(name) for name in (topic, ""))
+        return any(ends is not None and offset < ends[place] for ends in found)
 
 
 class Marks:
@@ -118,24 +137,33 @@ class Marks:
             marks = self._groups.get(group, LetterMarks())
             after = LetterMarks(marks.purged, Offsets(marks.resent.ranges))
             after.purge(purging.get(group, 0))
-            content[group] = {"purged": after.purged, "resent": after.resent.ranges}
+            content[group] = {
+                "purged": after.purged,
+                "resent": after.resent.ranges,
+                "forgotten": {topic: list(ends) for topic, ends in marks.forgotten.items()},
+            }
         return content
 
     def load(self, content: dict[str, Any], path: str) -> None:
         """Take what the file says; StoreFormatError names the group whose entry is none."""
         for group, entry in content.items():
             try:
-                purged, ranges = entry["purged"], entry["resent"]
-                numbers = [purged, *(number for pair in ranges for number in pair)]
+                purged, ranges, forgotten = entry["purged"], entry["resent"], entry["forgotten"]
                 pairs = [number for pair in ranges for number in pair]
+                ends = [number for pair in forgotten.values() for number in pair]
+                numbers = [purged, *pairs, *ends]
                 is_whole = all(type(number) is int and number >= 0 for number in numbers)
-                if not is_whole or any(len(pair) != 2 for pair in ranges) or pairs != sorted(set(pairs)):
+                if (
+                    not is_whole
+                    or any(len(pair) != 2 for pair in [*ranges, *forgotten.values()])
+                    or pairs != sorted(set(pairs))
+                ):
                     raise TypeError("its numbers are no rising ranges")
-            except (KeyError, TypeError) as error:
+            except (AttributeError, KeyError, TypeError) as error:
                 raise StoreFormatError(
                     f"the entry {group!r} says nothing of dead letters: {error}",
                     operation="read",
                     path=path,
                     hint="restore the file, or start once with its .bak (--accept-backup)",
                 ) from error
-            self._groups[group] = LetterMarks(purged, Offsets(ranges))
+            self._groups[group] = LetterMarks(purged, Offsets(ranges), forgotten)

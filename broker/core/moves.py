@@ -15,6 +15,7 @@ known: so a repeat is one whatever the caller says about attempts. Source: broke
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from holdmq.record import SYS_ROLLED, Record, encode_record
@@ -171,9 +172,15 @@ class KnownMoves:
         """The messages whose topic begins so."""
         return [key for key in self._known if key[1].startswith(prefix)]
 
-    def forget_group(self, group: str) -> int:
-        """A group begins anew (its offsets were reset): what it fails with again is no repeat. How many."""
-        gone = [key for key in self._known if key[0] == group and not key[1].startswith(DLQ_PREFIX)]
+    def forget(self, group: str, topics: Collection[str] | None = None) -> int:
+        """A group begins anew in these topics (None = all): what it fails with is new. How many went."""
+        gone = [
+            key
+            for key in self._known
+            if key[0] == group
+            and not key[1].startswith(DLQ_PREFIX)
+            and (topics is None or key[1] in topics or retry_topic(group) in topics)
+        ]
         for key in gone:
             del self._known[key]
         return len(gone)

@@ -37,6 +37,7 @@ from holdmq.wire.move_headers import (
     SendBackResult,
     SentBack,
 )
+from holdmq.wire.offset_headers import TO_EARLIEST, OffsetResetRequest
 from storage.store import Batch
 
 Start = Callable[..., Any]
@@ -193,14 +194,27 @@ async def test_a_repeat_after_a_restart_makes_no_second_copy(start: Start, clock
     assert [end_of(stack, topic) for topic in ("%TIMER", "%RETRY%g", "%DLQ%g")] == [1_000, 1_000, 500]
 
 
-async def test_a_group_whose_offsets_were_reset_may_fail_again(start: Start, clock: Clock) -> None:
-    stack = await begin(start, clock, "g")
-    await stack.produce("t", 0, (b"bad", None))
-    await send_back(stack, "g", SentBack("t", 0, 0, 0, 0))
-    stack.server.moves.forget("g")
-    (result,) = await send_back(stack, "g", SentBack("t", 0, 0, 0, 0))
-    assert result.due_ms > 0
-    assert end_of(stack, "%TIMER") == 2
+async def test_a_group_whose_offsets_were_reset_may_fail_again_over_a_restart(
+    start: Start, clock: Clock
+) -> None:
+    stack = await begin(start, clock, "g", "h")
+    await stack.create("u")
+    for topic in ("t", "u"):
+        await stack.produce(topic, 0, (b"bad", None), (b"worse", None))
+    places = [SentBack("t", 0, 0, 0, 0), SentBack("t", 0, 1, 0, TO_DEAD_LETTERS)]
+    others = [SentBack("u", 0, 0, 0, 0), SentBack("u", 0, 1, 0, TO_DEAD_LETTERS)]
+    for group in ("g", "h"):
+        await send_back(stack, group, *places, *others)
+    await stack.client.call(RequestCode.OFFSET_RESET, OffsetResetRequest("g", "t", TO_EARLIEST))
+    stack = await begin(start, clock)
+    again = await send_back(stack, "g", *places, *others)
+    assert [r.due_ms > 0 for r in again] == [True, False, False, False]
+    assert [end_of(stack, f"%DLQ%{group}") for group in ("g", "h")] == [3, 2]
+    assert {r.due_ms for r in await send_back(stack, "h", *places)} == {-1}
+    # What was moved since the reset is a repeat, before a restart and after it.
+    stack = await begin(start, clock)
+    assert {r.due_ms for r in await send_back(stack, "g", *places, *others)} == {-1}
+    assert (end_of(stack, "%TIMER"), end_of(stack, "%DLQ%g")) == (5, 3)
 
 
 async def test_what_is_no_longer_in_memory_is_read_on_the_pool(start: Start, clock: Clock) -> None:

@@ -143,6 +143,7 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
     )
     letters = directory / "store" / "config" / "deadLetters.json"
     await asyncio.to_thread(server.dead_letters.load, letters)
+    server.moves.start()
     shared.start()
     topics.start(store, Progress(store, groups, shared))
     await server.rpc.listen("127.0.0.1", 0)

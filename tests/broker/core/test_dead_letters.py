@@ -37,14 +37,35 @@ def test_marks_are_what_the_file_says_and_a_purge_forgets_what_it_took() -> None
     for offset in (1, 2, 5):
         marks.of("g").resent.add(offset)
     content = marks.content({"g": 2, "h": 9})
-    assert content == {"g": {"purged": 2, "resent": [[2, 3], [5, 6]]}, "h": {"purged": 9, "resent": []}}
+    assert content == {
+        "g": {"purged": 2, "resent": [[2, 3], [5, 6]], "forgotten": {}},
+        "h": {"purged": 9, "resent": [], "forgotten": {}},
+    }
     assert marks.of("g").purged == 0
     again = Marks()
     again.load(content, "deadLetters.json")
     assert again.content({}) == content
-    again.of("g").cut(5)
-    again.of("h").cut(3)
-    assert again.content({}) == {"g": {"purged": 2, "resent": [[2, 3]]}, "h": {"purged": 3, "resent": []}}
+    again.of("g").cut(0, 5)
+    again.of("h").cut(0, 3)
+    assert again.content({}) == {
+        "g": {"purged": 2, "resent": [[2, 3]], "forgotten": {}},
+        "h": {"purged": 3, "resent": [], "forgotten": {}},
+    }
+
+
+def test_what_was_moved_before_a_group_began_anew_is_known_by_where_its_copy_is() -> None:
+    marks = Marks()
+    marks.of("g").forgotten["t"] = [10, 4]
+    again = Marks()
+    again.load(marks.content({}), "deadLetters.json")
+    group = again.of("g")
+    assert [group.is_forgotten("t", 0, offset) for offset in (9, 10)] == [True, False]
+    assert [group.is_forgotten("t", 1, offset) for offset in (3, 4)] == [True, False]
+    assert not group.is_forgotten("u", 0, 0)
+    group.cut(8, 3)
+    assert group.forgotten == {"t": [8, 3]}
+    group.forgotten[""] = [5, 5]
+    assert group.is_forgotten("u", 0, 4)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +73,15 @@ def test_marks_are_what_the_file_says_and_a_purge_forgets_what_it_took() -> None
     [
         {},
         {"purged": 1},
-        {"purged": "1", "resent": []},
-        {"purged": 1, "resent": [[1]]},
-        {"purged": 1, "resent": [[3, 2]]},
-        {"purged": 1, "resent": [[1, 3], [2, 4]]},
-        {"purged": 1, "resent": [[1, -3]]},
-        {"purged": True, "resent": []},
+        {"purged": "1", "resent": [], "forgotten": {}},
+        {"purged": 1, "resent": [[1]], "forgotten": {}},
+        {"purged": 1, "resent": [[3, 2]], "forgotten": {}},
+        {"purged": 1, "resent": [[1, 3], [2, 4]], "forgotten": {}},
+        {"purged": 1, "resent": [[1, -3]], "forgotten": {}},
+        {"purged": True, "resent": [], "forgotten": {}},
+        {"purged": 1, "resent": []},
+        {"purged": 1, "resent": [], "forgotten": {"t": [1]}},
+        {"purged": 1, "resent": [], "forgotten": [1]},
         [],
     ],
 )

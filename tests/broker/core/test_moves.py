@@ -176,9 +176,13 @@ def test_known_moves_are_bounded_and_the_oldest_go() -> None:
 
 def test_a_group_that_begins_anew_has_moved_nothing_but_resent_letters() -> None:
     known = KnownMoves()
-    for key in [("g", "t", 0, 1), ("h", "t", 0, 1), ("g", "%DLQ%g", 0, 1)]:
+    for key in [("g", "t", 0, 1), ("g", "u", 0, 1), ("h", "t", 0, 1), ("g", "%DLQ%g", 0, 1)]:
         known.note(key, 1)
-    assert known.forget_group("g") == 1
+    assert known.forget("g", ["t"]) == 1
+    assert known.attempt_past(("g", "u", 0, 1), 0) == 1
+    assert known.forget("g", ["%RETRY%g"]) == 1
+    known.note(("g", "u", 0, 1), 1)
+    assert known.forget("g") == 1
     assert known.attempt_past(("g", "t", 0, 1), 0) == 0
     assert known.attempt_past(("h", "t", 0, 1), 0) == 1
     assert known.keys_of("%DLQ%") == [("g", "%DLQ%g", 0, 1)]
