@@ -22,6 +22,7 @@ from holdmq.client.subscriptions import TagFilter
 from holdmq.client.workers import Handler, Workers
 from holdmq.errors import HoldMQError, TransportError, UsageError
 from holdmq.rpc.connection import Connection
+from holdmq.rpc.security import Security
 from holdmq.topics import group_fault, topic_fault
 from holdmq.wire.group_headers import Subscription
 from holdmq.wire.headers import HelloResponse
@@ -79,6 +80,7 @@ class SharedConsumer:
         retry_delay_s: float = 0.0,
         client_id: str = "",
         routes: RouteTable | None = None,
+        security: Security | None = None,
     ) -> None:
         fault = group_fault(group)
         if fault is None and start not in ("latest", "earliest"):
@@ -98,9 +100,11 @@ class SharedConsumer:
                 raise UsageError(fault)
         self.group = group
         self.client_id = client_id or f"shared-{secrets.token_hex(8)}"
-        self.routes = routes if routes is not None else RouteTable(registries, self.client_id)
-        self.handled = self.failed = self.expired = 0
         self._owns_routes = routes is None
+        if routes is None:
+            routes = RouteTable(registries, self.client_id, security=security)
+        self.routes = routes
+        self.handled = self.failed = self.expired = 0
         self._subscriptions = [Subscription(topic, TagFilter(text).text) for topic, text in named.items()]
         self._topics = list(named)
         self._start = start
