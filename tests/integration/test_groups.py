@@ -16,9 +16,11 @@ from member_process import Member
 from structlog.testing import capture_logs
 
 from holdmq.client import Admin, Consumer, Message, Producer, TopicQueue
+from holdmq.client import group_consumer as module
 from holdmq.errors import UsageError
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.group_headers import GroupPauseRequest
+from holdmq.wire.group_headers import GroupPauseRequest, GroupUpdateRequest
+from holdmq.wire.move_headers import SendBackRequest
 from holdmq.wire.topic_headers import TopicGrowRequest
 
 StackMaker = Callable[..., Any]
@@ -362,3 +364,51 @@ async def test_a_slow_handler_leaves_a_bounded_amount_in_hand(
         finally:
             gate.set()
         await until(lambda: consumer.handled == 801, "everything is handled")
+
+
+async def test_a_failed_message_comes_again_to_its_group_only_and_the_others_pass_it(
+    registries: list[str], producer: Producer
+) -> None:
+    await producer.send(Message("t", b"the topic's first"))
+    seen: list[tuple[bytes, str, int]] = []
+
+    async def handle(message: Message) -> None:
+        seen.append((message.body, message.topic, message.reconsume_times))
+        if message.body == b"bad":
+            raise ValueError("as told")
+
+    other = Deliveries()
+    async with (
+        Consumer(registries, "g", handle, {"t": "a"}) as consumer,
+        Consumer(registries, "other", other.handler("other"), ["t"]),
+    ):
+        settings = GroupUpdateRequest("g", retry_max_times=2, delay_levels_ms=[100, 300])
+        await producer.routes.link("broker-0").client.call(RequestCode.GROUP_UPDATE, settings)
+        await producer.send(Message("t", b"bad", "a"))
+        await producer.send(Message("t", b"good", "a"))
+        await until(lambda: consumer.sent_back == 3, "it failed three times")
+        await producer.send(Message("t", b"last", "a"))
+        await until(lambda: b"last" in {body for body, _, _ in seen}, "others are handled")
+        await until(lambda: b"last" in other.bodies(), "the other group has everything")
+    assert [entry for entry in seen if entry[0] == b"bad"] == [(b"bad", "t", i) for i in range(3)]
+    assert len(seen) == 5
+    assert sorted(d.body for d in other.all) == [b"bad", b"good", b"last"]
+
+
+async def test_a_message_that_cannot_be_sent_back_is_tried_again_where_it_is(
+    registries: list[str], producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SEND_BACK_AGAIN_S", 0.05)
+    await producer.send(Message("t", b"the topic's first"))
+    attempts: list[int] = []
+
+    async def handle(message: Message) -> bool:
+        attempts.append(message.reconsume_times)
+        return len(attempts) == 4
+
+    async with Consumer(registries, "g", handle, ["t"]) as consumer:
+        monkeypatch.setattr(module, "SendBackRequest", lambda _group, sent: SendBackRequest("unknown", sent))
+        sent = await producer.send(Message("t", b"x"))
+        await until(lambda: consumer.handled == 1, "it succeeds at last")
+        assert attempts == [0, 1, 2, 3]
+        assert consumer.positions()[sent.queue].offset == sent.queue_offset + 1
