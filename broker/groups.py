@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -21,6 +20,7 @@ from broker.core.members import Member, Members
 from broker.core.moves import RetryPolicy
 from broker.core.offsets import OffsetTable
 from broker.core.topics import TopicTable
+from broker.group_news import GroupNews
 from broker.group_settings import GroupSettings
 from broker.offset_file import DurableStore, OffsetFile
 from broker.offsets import OffsetAt, Offsets
@@ -38,7 +38,6 @@ from holdmq.wire.group_headers import (
     GroupMembersResponse,
     GroupPauseRequest,
     GroupRequest,
-    GroupState,
     GroupUpdateRequest,
     LeasedQueue,
     MemberRow,
@@ -57,8 +56,6 @@ QUEUES_MAX: Final = 16_384
 """Queues of one QUEUE_LEASE or QUEUE_RELEASE: what a PULL may name, too."""
 MEMBER_EXPIRY_S: Final = 60.0
 """Silence after which a member is none: three times the interval at which clients repeat their join."""
-TELL_MEMBER_S: Final = 0.0005
-"""A group of n members is told of changes at most every n times this: each message names all n."""
 STALL_S: Final = 1.0
 """A timer that is later than this was held up by this process, not by its members."""
 
@@ -66,16 +63,6 @@ FencedQueues = list[tuple[str, int]]
 T = TypeVar("T")
 
 log = structlog.get_logger("holdmq.broker")
-
-
-class _News:
-    """What members of a group have not been told yet: all of them, and for whom a queue became free."""
-
-    __slots__ = ("freed_for", "is_for_all")
-
-    def __init__(self) -> None:
-        self.is_for_all = False
-        self.freed_for: set[Connection] = set()
 
 
 class Groups(Part):
@@ -124,13 +111,10 @@ class Groups(Part):
         self.on_pause: list[Callable[[str, bool], None]] = []
         self.on_delete: list[Callable[[str], None]] = []
         self.modes: list[Callable[[str], str]] = []
-        self.told = 0
+        self.news = GroupNews(self.members, self.get)
         self._store = store
         self._topics = topics
         self._loop = asyncio.get_running_loop()
-        self._news: dict[str, _News] = {}
-        self._told_at: dict[str, float] = {}
-        self._telling: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
@@ -152,7 +136,7 @@ class Groups(Part):
             "groups": len(self.settings.table.groups),
             "group_members": len(self.members),
             "group_members_expired_total": self.members.expired,
-            "group_changes_told_total": self.told,
+            "group_changes_told_total": self.news.told,
             "group_changes_waiting": self.settings.waiting,
             "group_write_failures_total": self.settings.failures,
             "queue_leases": len(self.leases),
@@ -177,9 +161,9 @@ class Groups(Part):
 
     async def close(self) -> None:
         """Save what there is to save; connections are closed, the store is still open."""
-        for handle in (self._timer, self._telling):
-            if handle is not None:
-                handle.cancel()
+        self.news.close()
+        if self._timer is not None:
+            self._timer.cancel()
         await self.offset_file.close()
         await self._loop.run_in_executor(None, self.settings.close)
 
@@ -255,9 +239,9 @@ class Groups(Part):
         return RetryPolicy(known.retry_queue_nums, known.retry_max_times, known.delay_levels_ms)
 
     def is_paused(self, group: str) -> bool:
-        """Whether a group's pulls are to get nothing."""
+        """Whether a group's pulls are to get nothing: those that wait, too, when it may not consume."""
         known = self.settings.table.groups.get(group)
-        return known is not None and known.is_paused
+        return known is not None and (known.is_paused or not known.consume_enable)
 
     def is_fenced(
         self, connection: Connection, group: str, topic: str, queue_id: int, generation: int
@@ -329,10 +313,8 @@ class Groups(Part):
                 peer=connection.address,
             )
         if joined.is_change:
-            self._tell(group, for_all=True)
-        news = self._news.get(group)
-        is_freed = news is not None and connection in news.freed_for
-        state = self._state(self.require(group), is_freed)
+            self.news.tell(group, for_all=True)
+        state = self.news.state(self.require(group), connection)
         joined.member.told_version = state.version
         request.reply(state)
         self._set_timer()
@@ -351,10 +333,9 @@ class Groups(Part):
         count = self.members.count(group)
         log.info("a member is gone", group=group, client_id=member.client_id, why=why, members=count)
         if count:
-            self._tell(group, for_all=True)
+            self.news.tell(group, for_all=True)
             return
-        self._news.pop(group, None)
-        self._told_at.pop(group, None)
+        self.news.forget(group)
         if group.endswith(TEMPORARY_SUFFIX):
             self.offsets.group_deleted(group)
 
@@ -378,52 +359,6 @@ class Groups(Part):
                 )
             )
         request.reply(GroupMembersResponse(found))
-
-    # Telling members
-
-    def _state(self, group: Group, is_freed: bool) -> GroupState:
-        client_ids = [member.client_id for member in self.members.of(group.name)]
-        version = self.members.version(group.name)
-        return GroupState(group.name, version, client_ids, group.is_paused, group.retry_max_times, is_freed)
-
-    def _tell(self, group: str, *, for_all: bool = False, freed_for: Iterable[Connection] = ()) -> None:
-        news = self._news.setdefault(group, _News())
-        news.is_for_all |= for_all
-        news.freed_for.update(freed_for)
-        if self._telling is None or isinstance(self._telling, asyncio.TimerHandle):
-            if self._telling is not None:
-                self._telling.cancel()
-            self._telling = self._loop.call_soon(self._tell_all)
-
-    def _tell_all(self) -> None:
-        """Send what is due; a large group that was told a moment ago waits."""
-        self._telling = None
-        now = self._loop.time()
-        later: list[float] = []
-        for name, news in list(self._news.items()):
-            due = self._told_at.get(name, 0.0) + self.members.count(name) * TELL_MEMBER_S
-            if due > now:
-                later.append(due)
-                continue
-            del self._news[name]
-            group = self.get(name)
-            if group is not None and self.members.count(name):
-                self._told_at[name] = now
-                self._send_news(group, news)
-        if later and self._telling is None:
-            self._telling = self._loop.call_at(min(later), self._tell_all)
-
-    def _send_news(self, group: Group, news: _News) -> None:
-        state = self._state(group, False)
-        freed = replace(state, freed=True)
-        for member in self.members.of(group.name):
-            is_freed = member.owner in news.freed_for
-            # Who does not read what he is sent learns it from the answer to his next join.
-            is_news = news.is_for_all and member.told_version < state.version
-            if (is_freed or is_news) and member.owner.is_writable:
-                self.told += 1
-                member.told_version = state.version
-                member.owner.send_one_way(RequestCode.GROUP_CHANGED, freed if is_freed else state)
 
     # Leases
 
@@ -495,22 +430,24 @@ class Groups(Part):
             if told:
                 freed_for.setdefault(key.group, set()).update(told)
         for (owner, group), queues in fenced.items():
-            log.info("leases ended", group=group, peer=owner.address, queues=len(queues), why=why)
+            log.debug("leases ended", group=group, peer=owner.address, queues=len(queues), why=why)
             self.on_fenced(owner, group, queues)
         for group, owners in freed_for.items():
             self.members.raise_version(group)
-            self._tell(group, freed_for=owners)
+            self.news.tell(group, freed_for=owners)
 
     # Deadlines
 
     def _expire(self) -> None:
-        """End what was not renewed. A member that let a lease expire hangs: it is a member no more."""
+        """End what was not renewed. Who let a lease expire and says nothing else hangs: a member no more."""
         now = self._loop.time()
+        self._forgive_stall(now)
         late = self.leases.expire(now)
         silent = self.members.expire(now)
         for lease, _ in late:
-            member = self.members.leave(lease.owner, lease.key.group)
-            if member is not None:
+            member = self.members.get(lease.owner, lease.key.group)
+            if member is not None and member.renewed_at + self.leases.lease_s <= now:
+                self.members.leave(member.owner, member.group)
                 silent.append(member)
         for member in silent:
             late += self.leases.end_owner(member.owner, member.group)
@@ -531,14 +468,21 @@ class Groups(Part):
         self._timer = self._loop.call_at(at, self._deadline_reached)
 
     def _deadline_reached(self) -> None:
-        self._timer = None
-        late_s = self._loop.time() - self._timer_at
-        if late_s > STALL_S:
-            log.warning("this broker stood still; leases and members have so much longer", seconds=late_s)
-            self.leases.postpone(late_s)
-            self.members.postpone(late_s)
         self._expire()
+        self._timer = None
         self._set_timer()
+
+    def _forgive_stall(self, now: float) -> None:
+        """A timer that is late says that this process stood still: nobody could renew meanwhile."""
+        late_s = now - self._timer_at
+        if self._timer is None or late_s <= STALL_S:
+            return
+        self._timer_at = now
+        # And time to say so, once they are heard again.
+        longer_s = late_s + self.leases.lease_s / 2
+        log.warning("this broker stood still; leases and members have so much longer", seconds=longer_s)
+        self.leases.postpone(longer_s)
+        self.members.postpone(longer_s)
 
     # Settings
 
@@ -555,7 +499,13 @@ class Groups(Part):
     def update(self, request: Request) -> None:
         """GROUP_UPDATE: answered when it is durable."""
         header = request.header(GroupUpdateRequest)
-        self._change(request, header.group, lambda g: self.settings.table.plan_update(g, header))
+        was_paused = self.is_paused(header.group)
+
+        def updated() -> None:
+            if self.is_paused(header.group) != was_paused:
+                self._tell_paused(header.group)
+
+        self._change(request, header.group, lambda g: self.settings.table.plan_update(g, header), updated)
 
     def pause(self, request: Request) -> None:
         """GROUP_PAUSE: answered when it is durable."""
@@ -563,8 +513,7 @@ class Groups(Part):
 
         def paused() -> None:
             log.warning("a group was paused" if header.pause else "a group was resumed", group=header.group)
-            for callback in self.on_pause:
-                callback(header.group, header.pause)
+            self._tell_paused(header.group)
 
         self._change(
             request,
@@ -572,6 +521,10 @@ class Groups(Part):
             lambda g: self.settings.table.plan_pause(g, header.group, header.pause),
             paused,
         )
+
+    def _tell_paused(self, group: str) -> None:
+        for callback in self.on_pause:
+            callback(group, self.is_paused(group))
 
     def _change(
         self,
@@ -586,7 +539,7 @@ class Groups(Part):
                 return
             self.members.raise_version(name)
             if self.members.count(name):
-                self._tell(name, for_all=True)
+                self.news.tell(name, for_all=True)
             and_then()
             request.reply(GroupListResponse([self.require(name).row(self.members.count(name))]))
 

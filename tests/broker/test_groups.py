@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from holdmq.wire.group_headers import (
     CLUSTERING,
     GroupJoinRequest,
     GroupListResponse,
+    GroupMembersResponse,
     GroupPauseRequest,
-    GroupPeersResponse,
     GroupRequest,
     GroupRow,
     GroupUpdateRequest,
@@ -113,7 +114,7 @@ async def test_many_joins_of_one_turn_are_told_in_a_few_messages(broker: Stack, 
     state = await one.told()
     while len(state.members) < 21:
         state = await one.told()
-    assert broker.server.groups.told <= 21 * 21
+    assert broker.server.groups.news.told <= 21 * 21
 
 
 async def test_all_members_consume_in_one_mode(broker: Stack, member: Join) -> None:
@@ -177,7 +178,7 @@ async def test_members_are_listed_with_what_they_do(broker: Stack, member: Join)
     await one.join("t", "u")
     await one.lease(0, 2)
     reply = await broker.client.call(RequestCode.GROUP_MEMBERS, GroupRequest("g"))
-    listed = rows(MemberRow, reply.header(GroupPeersResponse).members)[0]
+    listed = rows(MemberRow, reply.header(GroupMembersResponse).members)[0]
     assert (listed.client_id, listed.mode, listed.strategy, listed.queues) == (
         "one",
         CLUSTERING,
@@ -342,6 +343,33 @@ async def test_a_renewed_lease_outlives_its_time(start: Start, member: Join) -> 
     assert broker.server.groups.leases.expired == 0
 
 
+async def test_a_member_that_forgot_one_queue_keeps_the_others(start: Start, member: Join) -> None:
+    broker = await start(queue_lease_s=0.3)
+    await broker.create("t")
+    one = member(broker, "one")
+    await one.join()
+    await one.lease(0, 1)
+    async with asyncio.timeout(10):
+        while broker.server.groups.leases.expired == 0:
+            assert (await one.renew(0))[0].generation == one.generations["t", 0]
+    assert (await one.renew(0, 1))[0].generation == one.generations["t", 0]
+    assert broker.server.groups.members.count("g") == 1
+
+
+async def test_a_broker_that_stood_still_gives_its_members_the_time_back(
+    start: Start, member: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker.groups, "STALL_S", 0.2)
+    stack = await start(queue_lease_s=0.4)
+    await stack.create("t")
+    one = member(stack, "one")
+    await one.join()
+    await one.lease(0)
+    time.sleep(1.0)  # noqa: ASYNC251 - it is the event loop that stands still
+    assert (await one.renew(0))[0].generation == one.generations["t", 0]
+    assert stack.server.groups.leases.expired == 0
+
+
 async def test_a_parked_pull_is_answered_when_its_lease_ends(broker: Stack, member: Join) -> None:
     await broker.create("t")
     one = member(broker, "one")
@@ -485,9 +513,15 @@ async def test_a_disabled_group_neither_joins_nor_pulls(broker: Stack, member: J
     one = member(broker, "one")
     await one.join()
     await one.lease(0)
+    held = asyncio.create_task(one.pull((0, 0), hold_ms=15_000))
+    await until(lambda: broker.server.pull.hold.size)
     await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g", consume_enable=False))
     assert await refused(one.pull((0, 0))) == Code.GROUP_DISABLED
     assert await refused(one.join()) == Code.GROUP_DISABLED
+    await broker.produce("t", 0, (b"a", None))
+    assert not held.done()
+    await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g", consume_enable=True))
+    assert (await held)[1] == [b"a"]
     await broker.client.call(
         RequestCode.GROUP_UPDATE, GroupUpdateRequest("h", consume_broadcast_enable=False)
     )
