@@ -64,6 +64,7 @@ def holdmq_stack(directory: Path, *, flush: str, workers: int = 0) -> Iterator[s
     sets = [f"{name}.port={port}" for name, port in ports.items()]
     sets += [f"{name}.admin_port=0" for name in ports]
     sets += [
+        f"registry.data_dir={directory / 'registry'}",
         f"storage.data_dir={directory / 'store'}",
         f"storage.flush={flush}",
         f"gateway.workers={workers}",
@@ -95,6 +96,7 @@ def holdmq_broker(directory: Path, *sets: str) -> Iterator[BrokerProcess]:
     """
     registry, broker = free_port(), free_port()
     own = [f"registry.port={registry}", f"broker.port={broker}", f"storage.data_dir={directory / 'store'}"]
+    own += [f"registry.data_dir={directory / 'registry'}"]
     own += ["registry.admin_port=0", "broker.admin_port=0", *sets]
     flags = [part for setting in own for part in ("--set", setting)]
     with ExitStack() as stack:

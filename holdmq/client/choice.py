@@ -63,6 +63,10 @@ class Choice:
         """Hear of routes no more."""
         self._routes.on_routes.remove(self._routes_changed)
 
+    def knows(self, topic: str) -> bool:
+        """Whether a queue of this topic was chosen since its route changed last: it has some, then."""
+        return topic in self._topics
+
     def of_key(self, topic: str, key: bytes | str) -> TopicQueue:
         """The queue of a key: over all known queues, absent brokers' too.
 

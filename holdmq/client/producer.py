@@ -22,11 +22,11 @@ from holdmq.client.choice import Choice
 from holdmq.client.delay import due_text
 from holdmq.client.lanes import Chunk, Key, Owner, SendResult, Terms
 from holdmq.client.owners import Bodies, Many, One, OneWay, StoredRun
-from holdmq.client.records import Packing, encode, encode_bodies, unique_id
+from holdmq.client.records import Packing, encode, encode_bodies, is_plain, unique_id
 from holdmq.client.room import OUTSTANDING_MAX_BYTES
 from holdmq.client.route import REROUTE_S, RouteTable
 from holdmq.client.sender import PRODUCE_MAX_BYTES, Sender
-from holdmq.compression import COMPRESS_LEVEL, COMPRESS_MIN_BYTES
+from holdmq.compression import BODY_MAX_BYTES, COMPRESS_LEVEL, COMPRESS_MIN_BYTES
 from holdmq.errors import BatchError, HoldMQError, TransportError, UsageError
 from holdmq.message import Message, TopicQueue
 from holdmq.record import FIXED_SIZE
@@ -84,6 +84,7 @@ class Producer:
         self._outstanding_max_bytes = outstanding_max_bytes
         self._packing = Packing(compress_min_bytes, compress_level)
         self._ids = 0
+        self._born_ms = 0
         self._topics_known: set[str] = set()
         self._tags_known: set[str] = set()
         self._turnstiles: dict[str, tuple[asyncio.Lock, list[None]]] = {}
@@ -195,6 +196,8 @@ class Producer:
             return []
         terms = self._terms(key, queue, timeout_s, due_text(delay_ms, due, delay_level))
         sender = self._start()
+        if self._are_plain(messages, terms):
+            return await self._send_plain(messages, terms, queue)
         for message in messages:
             self._prepare(message, queue)
         for topic in dict.fromkeys(message.topic for message in messages):
@@ -212,12 +215,47 @@ class Producer:
                 sender.enqueue(target, chunk)
 
         await sender.room.take(sum(len(chunk.records) for _, chunk in chunks), terms.deadline, enqueue)
-        await sending.future
-        results = [result for result in sending.results if result is not None]
-        stored = [result for result in results if isinstance(result, SendResult)]
-        if len(stored) < len(results):
-            raise BatchError(list(results))
-        return stored
+        return await _all_stored(sending)
+
+    def _are_plain(self, messages: Sequence[Message], terms: Terms) -> bool:
+        """Whether messages differ in their bodies alone, and no body is to be compressed."""
+        if terms.due is not None:
+            return False
+        topic, tag = messages[0].topic, messages[0].tag
+        least = self._packing.min_bytes or BODY_MAX_BYTES
+        return all(
+            message.topic == topic and message.tag == tag and is_plain(message) and len(message.body) <= least
+            for message in messages
+        )
+
+    async def _send_plain(
+        self, messages: Sequence[Message], terms: Terms, queue: TopicQueue | None
+    ) -> list[SendResult]:
+        sender = self._start()
+        topic, tag = messages[0].topic, messages[0].tag
+        self._check(topic, tag, queue)
+        await self._know(topic, terms.deadline)
+        target = queue or self._choose(topic, terms.key)
+        sending = Many(len(messages), asyncio.get_running_loop().create_future())
+        bodies = [message.body for message in messages]
+        chunks: list[Chunk] = []
+        begin = 0
+        while begin < len(bodies):
+            end = _end_of_part(bodies, begin)
+            first = self._ids
+            chunk = self._encode_part(sending, topic, tag, bodies, range(begin, end), target, terms)
+            for i in range(begin, end):
+                messages[i].unique_id = unique_id(self.producer_id, first + i - begin)
+                messages[i].born_ms = self._born_ms
+            chunks.append(chunk)
+            begin = end
+
+        def enqueue() -> None:
+            for chunk in chunks:
+                sender.enqueue(target, chunk)
+
+        await sender.room.take(sum(len(chunk.records) for chunk in chunks), terms.deadline, enqueue)
+        return await _all_stored(sending)
 
     async def send_bodies(
         self,
@@ -295,9 +333,10 @@ class Producer:
     def _terms(
         self, key: Key | None, queue: TopicQueue | None, timeout_s: float | None, due: str | None = None
     ) -> Terms:
+        self._start()
+        assert self._loop is not None
         deadline_s = self._send_timeout_s if timeout_s is None else timeout_s
-        deadline = asyncio.get_running_loop().time() + deadline_s
-        return Terms(deadline, key, queue is not None, due)
+        return Terms(self._loop.time() + deadline_s, key, queue is not None, due)
 
     async def _post(
         self,
@@ -308,22 +347,26 @@ class Producer:
         due: str | None,
     ) -> asyncio.Future[SendResult]:
         terms = self._terms(key, queue, timeout_s, due)
-        owner = One(asyncio.get_running_loop().create_future())
+        assert self._loop is not None
+        owner = One(self._loop.create_future())
         await self._put(owner, message, terms, queue)
         return owner.future
 
     async def _put(self, owner: Owner, message: Message, terms: Terms, queue: TopicQueue | None) -> None:
         """Have one message on its way; the owner is told what becomes of it."""
-        sender = self._start()
+        sender = self.sender
+        assert sender is not None
+        choice = sender.choice
+        topic = message.topic
         self._prepare(message, queue)
-        if message.topic in self._turnstiles or not self._is_known(message.topic):
-            await self._know(message.topic, terms.deadline)
+        if topic in self._turnstiles or not choice.knows(topic):
+            await self._know(topic, terms.deadline)
         keys = message.keys[:1] if terms.key is None and message.keys else None
         own = terms.key if keys is None else keys[0]
-        target = queue or self._choose(message.topic, own)
+        target = queue or (choice.in_turn(topic) if own is None else choice.of_key(topic, own))
         record = encode(message, target.queue_id, self._packing, terms.due)
         size = len(record)
-        chunk = Chunk(owner, message.topic, (0,), record, size.to_bytes(4, "big"), keys, terms)
+        chunk = Chunk(owner, topic, (0,), record, size.to_bytes(4, "big"), keys, terms)
         if sender.room.try_take(size):
             sender.enqueue(target, chunk)
         else:
@@ -461,12 +504,21 @@ class Producer:
             encoded = [encode(message, target.queue_id, self._packing) for message in messages]
             sizes = np.fromiter(map(len, encoded), ">u4", len(encoded)).tobytes()
             return Chunk(owner, topic, part, b"".join(encoded), sizes, None, terms)
-        born_ms = time.time_ns() // 1_000_000
+        self._born_ms = time.time_ns() // 1_000_000
         records, wire_sizes = encode_bodies(
-            topic, target.queue_id, tag, own, self.producer_id, self._ids, born_ms
+            topic, target.queue_id, tag, own, self.producer_id, self._ids, self._born_ms
         )
         self._ids += len(own)
         return Chunk(owner, topic, part, records, wire_sizes.tobytes(), None, terms)
+
+
+async def _all_stored(sending: Many) -> list[SendResult]:
+    await sending.future
+    results = [result for result in sending.results if result is not None]
+    stored = [result for result in results if isinstance(result, SendResult)]
+    if len(stored) < len(results):
+        raise BatchError(list(results))
+    return stored
 
 
 def _end_of_part(bodies: Sequence[bytes], begin: int) -> int:

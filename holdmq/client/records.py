@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,12 +19,15 @@ from holdmq.record import (
     QUEUE_ID_AT,
     SYS_COMPRESSED,
     RecordTemplate,
+    encode_properties,
     encode_record,
     message_properties,
 )
 
 ID_DIGITS: Final = 10
 """Hex digits of the count in a unique id: a million messages per second for twelve days, then they repeat."""
+TAGS_CACHED_MAX: Final = 16_384
+"""Tags whose encoding is remembered (about 200 bytes each)."""
 ID_MASK: Final = (1 << (4 * ID_DIGITS)) - 1
 
 _BODY_AT: Final = BODY_LENGTH_AT + 4
@@ -31,6 +35,9 @@ _CRC_AT: Final = 8
 _SUFFIX: Final = 8  # StampCheck, TotalSize
 _U32: Final = np.dtype(">u4")
 _HEX: Final = np.frombuffer(b"".join(b"%02x" % i for i in range(256)), np.uint8).reshape(256, 2)
+
+_OWN_ID: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{10}")
+_tags: dict[str | None, bytes] = {}
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -67,7 +74,7 @@ def encode(message: Message, queue_id: int, packing: Packing, due: str | None = 
     body, sys_flag = message.body, 0
     if packing.min_bytes and len(body) > packing.min_bytes:
         body, sys_flag = packing.pack(body)
-    properties = message_properties(message)
+    properties = _plain_properties(message) or message_properties(message)
     if due is not None:
         properties += f"DUE\x01{due}\x02".encode()
     return encode_record(
@@ -81,6 +88,35 @@ def encode(message: Message, queue_id: int, packing: Packing, due: str | None = 
         message.flag,
         message.reconsume_times,
     )
+
+
+def is_plain(message: Message) -> bool:
+    """Whether a message has nothing but topic, tag and body, so that `encode_bodies` can make its record."""
+    return (
+        message.unique_id is None
+        and not message.keys
+        and not message.properties
+        and message.client_id is None
+        and not message.born_ms
+        and not message.flag
+        and not message.reconsume_times
+    )
+
+
+def _plain_properties(message: Message) -> bytes:
+    """What `message_properties` gives for a tag and an id of this module; b"" for others."""
+    own_id = message.unique_id
+    if own_id is None or message.keys or message.properties or message.client_id is not None:
+        return b""
+    if not _OWN_ID.fullmatch(own_id):
+        return b""
+    tag = message.tag
+    known = _tags.get(tag)
+    if known is None:
+        if len(_tags) >= TAGS_CACHED_MAX:
+            _tags.clear()
+        known = _tags[tag] = b"" if tag is None else encode_properties([("TAGS", tag)])
+    return b"%bUNIQ_KEY\x01%b\x02" % (known, own_id.encode())
 
 
 def encode_bodies(

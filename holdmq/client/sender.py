@@ -165,7 +165,10 @@ class Sender:
     # Sending
 
     def _mark(self, lane: Lane) -> None:
-        self._dirty.setdefault(lane.queue.broker, {})[lane.queue] = lane
+        dirty = self._dirty.get(lane.queue.broker)
+        if dirty is None:
+            dirty = self._dirty[lane.queue.broker] = {}
+        dirty[lane.queue] = lane
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush_all)

@@ -671,3 +671,19 @@ async def test_nothing_follows_the_first_run_of_an_epoch_before_it_is_stored(
     held[0].refuse(RemoteError(Code.BODY_CRC, "damaged on its way"))
     await asyncio.gather(*sends)
     assert broker.bodies("t") == [str(i).encode() for i in range(10)]
+
+
+@pytest.mark.parametrize("tag", [None, "a/b"])
+async def test_a_plain_batch_is_as_one_by_one(producer: Producer, broker: Any, tag: str | None) -> None:
+    plain = [Message("t", b"%d" % i * 40, tag) for i in range(20_000)]
+    results = await producer.send_batch(plain, key="k")
+    (queue,) = {result.queue for result in results}
+    stored = [decode_record(r).to_message() for r in broker.logs[("t", queue.queue_id)]]
+    assert [(m.body, m.tag, m.unique_id, m.born_ms) for m in stored] == [
+        (m.body, m.tag, m.unique_id, m.born_ms) for m in plain
+    ]
+    assert len({m.unique_id for m in plain}) == 20_000
+    assert [result.queue_offset for result in results] == list(range(20_000))
+    assert all(result.message_id is not None for result in results)
+    mixed = [Message("t", b"x", "a"), Message("t", b"y", "b"), Message("u", b"z")]
+    assert [r.queue.topic for r in await producer.send_batch(mixed)] == ["t", "t", "u"]

@@ -8,7 +8,7 @@ import pytest
 from holdmq.client.records import ID_MASK, Packing, encode, encode_bodies, move, unique_id
 from holdmq.errors import RecordError
 from holdmq.message import Message
-from holdmq.record import SYS_COMPRESSED, VERIFY_BODY, Record, decode_record
+from holdmq.record import SYS_COMPRESSED, VERIFY_BODY, Record, decode_record, encode_message
 
 
 def split(records: bytes) -> list[Record]:
@@ -76,3 +76,11 @@ def test_large_bodies_are_compressed_where_that_helps() -> None:
 def test_a_body_that_no_reader_would_unpack_is_refused() -> None:
     with pytest.raises(RecordError, match="12582912 are allowed"):
         encode(Message("t", bytes((12 << 20) + 1), unique_id="u", born_ms=1), 0, Packing())
+
+
+@pytest.mark.parametrize("tag", [None, "", "42/temp", "ü/\x01%|"])
+@pytest.mark.parametrize("own_id", [unique_id(7, 9), "user's own \x02", unique_id(7, 9) + "0"])
+def test_the_short_way_to_properties_gives_the_same(tag: str | None, own_id: str) -> None:
+    message = Message("t", b"x", tag, unique_id=own_id, born_ms=5)
+    for _ in range(2):
+        assert encode(message, 1, Packing()) == encode_message(message, 1, 5)
