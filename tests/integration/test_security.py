@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import json
 import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,16 @@ from devices import Device
 from processes import Stack, free_port, wait_until
 from security import ADMIN_SECRET, KEYS, SECRET, SERVICE_SECRET, Authority, write_keys
 
-from holdmq.client import Message, Security, SyncAdmin, SyncProducer, SyncPullConsumer
+from holdmq.client import (
+    Consumer,
+    Message,
+    Producer,
+    Security,
+    SharedConsumer,
+    SyncAdmin,
+    SyncProducer,
+    SyncPullConsumer,
+)
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from spark_streaming.tables import TPS_1S, read_tps, table_path
 
@@ -218,6 +229,59 @@ def test_a_broker_with_an_expired_certificate_does_not_start(tmp_path: Path) -> 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode == 2
     assert f"{expired.cert} is of no use: certificate has expired; renew it" in ended.stderr
+
+
+async def test_members_of_groups_need_no_more_than_their_groups_and_topics(
+    holdmq_stack: StackMaker, tmp_path: Path
+) -> None:
+    keys = write_keys(tmp_path / "keys.toml")
+    stack = await asyncio.to_thread(
+        holdmq_stack,
+        ("registry", "broker"),
+        **{
+            "security.keys_file": keys,
+            "client.access_key": "service",
+            "client.secret": SERVICE_SECRET,
+        },
+    )
+    security = Security("orders", SECRET)
+    async with Producer([stack.registry], security=security) as producer:
+        await producer.send_batch([Message(TOPIC, b"%d" % n) for n in range(20)])
+    done = asyncio.Event()
+    seen: Counter[bytes] = Counter()
+
+    def handle(message: Message) -> bool:
+        seen[message.body] += 1
+        if len(seen) == 20 and seen[b"7"] == 2:
+            done.set()
+        return message.body != b"7" or seen[b"7"] == 2  # once more, by way of %RETRY%orders-app
+
+    async def handle_soon(message: Message) -> bool:
+        return handle(message)
+
+    async with Consumer(
+        [stack.registry], "orders-app", handle_soon, [TOPIC], start="earliest", security=security
+    ):
+        async with asyncio.timeout(40):
+            await done.wait()
+    shared: set[bytes] = set()
+    async with SharedConsumer(
+        [stack.registry], "orders-shared", [TOPIC], start="earliest", security=security
+    ) as consumer:
+        async with asyncio.timeout(20):
+            while len(shared) < 20:
+                for delivered in await consumer.pull():
+                    shared.add(delivered.body)
+                    await consumer.ack(delivered)
+    stranger = Consumer([stack.registry], "billing", handle_soon, [TOPIC], security=security)
+    async with stranger:
+        await asyncio.to_thread(
+            wait_until,
+            lambda: "'orders' may not use group 'billing'" in stack.log("broker"),
+            "the broker refuses a group that the key does not name",
+            20,
+        )
+    assert stack.metric("broker", "holdmq_rpc_not_permitted_total") >= 1
 
 
 @pytest.mark.timeout(300)
