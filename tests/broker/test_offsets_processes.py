@@ -203,3 +203,46 @@ def test_offsets_come_to_the_file_by_themselves(consumed: Stack) -> None:
         return bool(table["devices@g"]["0"] == 9)
 
     wait_until(saved, "the offset is in consumerOffset.json", 15.0)
+
+
+def test_what_a_group_has_yet_to_consume_is_kept_and_goes_when_it_has(tmp_path: Path) -> None:
+    stack = Stack(
+        tmp_path,
+        {
+            "storage.delete": "consumed",
+            "storage.segment_size_bytes": 1 << 20,
+            "storage.retention_bytes": 1 << 20,
+            "storage.retention_interval_ms": 50,
+            "broker.topic_queues_default": 1,
+            "broker.offset_save_interval_s": 0.2,
+        },
+    )
+    stack.start("registry")
+    stack.start("broker")
+    try:
+        with SyncProducer([stack.registry]) as producer:
+            producer.send(Message("devices", b"first"))
+            run_one(stack, 1)
+            for _ in range(6):
+                producer.send_batch([Message("devices", bytes(4096))] * 250)
+        waits, deleted = "holdmq_store_retention_waits_total", "holdmq_store_retention_segments_deleted_total"
+        wait_until(lambda: stack.metric("broker", waits) > 0, "a segment is kept")
+        assert stack.metric("broker", deleted) == 0
+        assert "group g" in stack.log("broker")
+        run_one(stack, 1501)
+        wait_until(lambda: stack.metric("broker", deleted) > 0, "what is consumed goes")
+    finally:
+        end_all([stack])
+
+
+def run_one(stack: Stack, offset: int) -> None:
+    """The group consumes the topic's only queue up to an offset."""
+
+    async def consume() -> None:
+        one = GroupPeer(stack.broker_port, "one")
+        await one.join("devices")
+        await one.lease(0, topic="devices")
+        assert await one.report(0, offset, topic="devices", wait_for_disk=True) == []
+        await one.client.close()
+
+    asyncio.run(consume())
