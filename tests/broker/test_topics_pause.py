@@ -84,11 +84,15 @@ async def test_a_pull_gets_nothing_until_the_topic_is_resumed(two_topics: Stack)
 async def test_what_a_paused_topic_takes_does_not_prolong_a_held_pull(two_topics: Stack) -> None:
     broker = two_topics
     await pause(broker, "p")
-    held = asyncio.ensure_future(broker.pull(PullQueue("p", 0, 0, 0), hold_ms=200))
-    # Ends only because the pull does: each arrival that it looked at would begin its hold anew.
-    while not held.done():
-        await send(broker, "p", b"kept")
-    assert (await held)[1] == []
+    hold = broker.server.pull.hold
+    held = asyncio.ensure_future(broker.pull(PullQueue("p", 0, 0, 0), hold_ms=15_000))
+    while not hold.size:
+        await asyncio.sleep(0)
+    deadline = hold.next_deadline()
+    await send(broker, "p", b"1", b"2")
+    assert hold.next_deadline() == deadline
+    await pause(broker, "p", False)
+    assert (await held)[1] == [b"1", b"2"]
 
 
 async def test_a_held_pull_of_several_queues_is_woken_by_the_topic_that_is_not_paused(
