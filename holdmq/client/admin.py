@@ -74,7 +74,8 @@ class TopicView:
 class Admin(TopicCalls):
     """Asks registries and brokers. Use it as `async with Admin(["host:9876"]) as admin`, on one loop.
 
-    Answers that are per broker hold, for a broker that did not answer, its error.
+    Answers that are per broker hold, for a broker that did not answer, its error. `security`: credentials
+    and TLS.
     """
 
     def __init__(

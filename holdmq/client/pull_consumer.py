@@ -76,7 +76,8 @@ class PullConsumer:
 
     `tags`: only messages with one of these tags; `tag_filter`: only messages whose tag an MQTT
     filter matches (`42/#`; without a tag only `#` matches). Not both. `routes`: share this
-    RouteTable, which the caller starts and closes, in place of `registries`.
+    RouteTable, which the caller starts and closes, in place of `registries`. `security`: credentials
+    and TLS.
     """
 
     def __init__(
