@@ -9,7 +9,7 @@ import pytest
 from broker_stack import Stack
 from shared_peer import Got, SharedPeer
 
-from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.errors import Code, HoldMQError, RemoteError, StoreFullError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupJoinRequest, GroupPauseRequest, GroupUpdateRequest, Subscription
 from holdmq.wire.shared_headers import SharedAckRequest, SharedPullRequest, SharedRange
@@ -120,7 +120,8 @@ async def test_a_parked_pull_is_woken_by_an_arrival_and_one_member_gets_it(broke
     await parked(broker, 3)
     for i in range(3):
         await broker.produce("t", 0, (b"%d" % i, None))
-    assert sorted(bodies(sum([await task for task in waiting], []))) == [b"0", b"1", b"2"]
+    got = [message for task in waiting for message in await task]
+    assert sorted(bodies(got)) == [b"0", b"1", b"2"]
     assert {len(task.result()) for task in waiting} == {1}
 
 
@@ -440,3 +441,79 @@ async def test_a_temporary_group_goes_with_its_last_member(start: Start, join: J
     member = await join(broker, group="g#tmp")
     assert bodies(await member.pull()) == [b"a"]
     assert broker.store.bounds("%SHARED%", 0) == (0, 0)
+
+
+async def test_while_the_store_refuses_nothing_is_acknowledged_and_nothing_begins(
+    broker: Stack, join: Join
+) -> None:
+    await broker.create("t", 1)
+    await broker.produce("t", 0, (b"a", None), (b"b", None))
+    member = await join(broker, invisible_ms=60_000)
+    first, second = await member.pull()
+    full = StoreFullError("no space", operation="write")
+    broker.store._watermark_passed(full)
+    with pytest.raises(RemoteError) as caught:
+        await member.ack(first)
+    assert caught.value.code == Code.STORE_FULL
+    with pytest.raises(RemoteError) as caught:
+        await join(broker, group="other", start="latest")
+    assert caught.value.code == Code.STORE_FULL
+    broker.store._watermark_passed(None)
+    assert await member.ack(first, second) == []
+    await broker.produce("t", 0, (b"c", None))
+    other = await join(broker, group="other", start="latest")
+    # Where it would have begun stands: it was told to nobody else.
+    assert bodies(await other.pull()) == [b"c"]
+
+
+async def test_retention_is_told_what_groups_have_yet_to_do(broker: Stack, join: Join) -> None:
+    await broker.create("t", 1)
+    await broker.produce("t", 0, (b"a", None), (b"b", None))
+    member = await join(broker)
+    got = await member.pull()
+    await member.ack(got[0])
+    needs = {(need.reader, need.topic, need.queue_id): need for need in broker.server.shared.needs()}
+    assert needs["group g", "t", 0].offset == 1
+    assert needs["group g", "t", 0].seen_ms > 1_700_000_000_000
+    await member.leave()
+    assert next(iter(broker.server.shared.needs())).seen_ms > 1_700_000_000_000
+
+
+async def test_what_retention_took_is_passed_by_counted_and_not_waited_for(broker: Stack, join: Join) -> None:
+    await broker.create("t", 1)
+    await broker.produce("t", 0, (b"a", None), (b"b", None))
+    member = await join(broker)
+    (_, kept) = await member.pull()
+    await member.nack(kept)
+    deleted: asyncio.Queue[object] = asyncio.Queue()
+    broker.store.delete_queue("t", 0, deleted.put_nowait)
+    assert await deleted.get() is None
+    await broker.produce("t", 0, (b"c", None))
+    assert bodies(await member.pull()) == [b"c"]
+    assert broker.server.shared.numbers()["shared_behind_total"] == 2
+
+
+async def test_ten_thousand_parked_pulls_cost_no_task_and_no_timer_of_their_own(
+    broker: Stack, join: Join
+) -> None:
+    await broker.create("t", 1)
+    peer = await join(broker)
+    tasks = len(asyncio.all_tasks())
+    shared = broker.server.shared
+    connection = next(iter(shared._members))
+    for number in range(10_000):
+        member = shared.core.join("g", connection, 10, 30_000)
+        shared._members[connection][member.member_id] = member
+        header = SharedPullRequest(member.member_id, 10, 1 << 20, 60_000)
+        peer.client.request(RequestCode.SHARED_PULL, header, lambda _reply: None, 90.0)
+        if number % 500 == 0:
+            await asyncio.sleep(0)
+    await parked(broker, 10_000)
+    assert len(asyncio.all_tasks()) <= tasks
+    assert len(shared.core.deadlines) <= 20_000
+    await broker.produce("t", 0, *((b"%d" % i, None) for i in range(30)))
+    assert shared.core.in_flight == 30
+    await peer.close()
+    while shared.core.members:
+        await asyncio.sleep(0.01)
+    assert not shared.core.groups["g"].waiting
