@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from holdmq.errors import ConfigError
+from holdmq.rpc.security import Security
 from spark_streaming.source.columns import COLUMNS
 from spark_streaming.source.options import OPTIONS, parse_options
 
@@ -71,3 +72,20 @@ def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
 def test_options_travel_to_workers() -> None:
     options = parse_options({"tags": "1/temp,2/temp", "starting_offsets": '{"b/t/0": 4}'})
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_credentials_and_tls_are_options_but_no_secret_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_options({}).security is None
+    monkeypatch.setenv("HOLDMQ_CLIENT__SECRET", "s" * 40)
+    assert parse_options({}).security is None, "a secret without a key is somebody else's"
+    security = parse_options({"access_key": "stats", "tls_ca": "ca.pem"}).security
+    assert security == Security("stats", "s" * 40, tls_ca="ca.pem")
+    assert "s" * 40 not in repr(security)
+    assert parse_options({"access_key": "stats", "secret_file": "f"}).security == Security(
+        "stats", secret_file="f"
+    )
+    with pytest.raises(ConfigError, match="unknown option 'secret'"):
+        parse_options({"secret": "s" * 40})
+    monkeypatch.delenv("HOLDMQ_CLIENT__SECRET")
+    with pytest.raises(ConfigError, match=r"client\.secret or client\.secret_file is not set"):
+        parse_options({"access_key": "stats"})
