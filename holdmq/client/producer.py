@@ -52,8 +52,8 @@ class Producer:
 
     `registries`: host:port of every registry. `routes`: share this RouteTable instead, which the
     caller starts and closes. `security`: credentials and TLS. Bodies above `compress_min_bytes`
-    (0 = none) travel and lie compressed
-    (zlib, `compress_level` 1 to 9) where that makes them smaller; consumers get what was sent.
+    (0 = none) travel and lie compressed (zlib, `compress_level` 1 to 9) where that makes them smaller;
+    consumers get what was sent.
     `send_timeout_s`: the deadline of a send, all retries included. `reroute_s`: how long the keys of a broker
     that does not answer wait for it. `numbers` has the counters.
     """
