@@ -138,6 +138,7 @@ class Consumer:
         self._ready: set[tuple[str, str]] = set()
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._prepared = asyncio.Event()
+        self._refusal: HoldMQError | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._retry_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -158,59 +159,60 @@ class Consumer:
         await self.close()
 
     def subscribe(self, topic: str, tag_filter: str = "*") -> None:
-        """Want messages of a topic too (before or after `start`); a repeat replaces the filter.
+        """Want messages of a topic too, before `start`; a repeat replaces the filter.
 
         Raises UsageError for what can be no topic or filter.
         """
+        if self._keeper is not None:
+            raise UsageError("subscribe before start: a member's topics are those of its group")
         fault = topic_fault(topic)
         if fault is not None:
             raise UsageError(fault)
         self._filters[topic] = TagFilter(tag_filter)
-        if self._keeper is not None:
-            self.routes.follow([topic])
-            self._progress.first_seen(topic)
-            self._membership.subscribe(self._subscriptions())
-            self.routes.refresh_soon()
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Become a member, and return when it is known at every broker that answers where to begin.
 
         From then on nothing that is sent is missed. A topic that does not exist yet is read from its
-        beginning once it does. Raises TransportError when no registry answers, StorageError or UsageError
-        when the offset file cannot be used.
+        beginning once it does. Raises TransportError when no registry answers, RemoteError when a broker
+        does not take this member (another mode, no permission), StorageError or UsageError when the offset
+        file cannot be used; the consumer is closed then.
         """
         if self._keeper is not None or self._is_closed:
             raise UsageError("a consumer is started once")
         if not self._filters:
             raise UsageError("a consumer needs a topic: name it, or subscribe")
-        loop = asyncio.get_running_loop()
-        await self._progress.open()
-        if self._is_clustering and not self._ordered:
-            self._filters[retry_topic(self.group)] = TagFilter()
-        self._make_parts()
-        self.routes.start()
-        self.routes.follow(self._filters)
         try:
-            await self.routes.refresh(timeout_s)
-        except HoldMQError:
-            await self._progress.close(self._queues)
-            raise
-        for topic in self._filters:
-            if topic != retry_topic(self.group):
-                self._progress.first_seen(topic)
-        self._membership.subscribe(self._subscriptions())
-        self._membership.attach()
-        self.routes.on_routes.append(self._routes_changed)
-        self.routes.on_up.append(self._link_up)
-        self._keeper = loop.create_task(self._keep(), name=f"group {self.group}")
-        self._sync_queues()
-        try:
+            await self._start_parts(timeout_s)
             async with asyncio.timeout(timeout_s):
                 while not self._is_prepared():
                     self._prepared.clear()
                     await self._prepared.wait()
+                    if self._refusal is not None and not self._refusal.retriable:
+                        raise self._refusal
         except TimeoutError:
             log.warning("not every broker answered yet; their queues follow", group=self.group)
+        except BaseException:
+            await self.close(0)
+            raise
+
+    async def _start_parts(self, timeout_s: float) -> None:
+        await self._progress.open()
+        if self._is_clustering and not self._ordered:
+            self._filters[retry_topic(self.group)] = TagFilter()
+        self.routes.start()
+        self.routes.follow(self._filters)
+        await self.routes.refresh(timeout_s)
+        for topic in self._filters:
+            if topic != retry_topic(self.group):
+                self._progress.first_seen(topic)
+        self._make_parts()
+        self._membership.subscribe(self._subscriptions())
+        self._membership.attach()
+        self.routes.on_routes.append(self._routes_changed)
+        self.routes.on_up.append(self._link_up)
+        self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"group {self.group}")
+        self._sync_queues()
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Hand out nothing more, wait for handlers, report, give back every queue and leave."""
@@ -250,11 +252,13 @@ class Consumer:
 
     def pause(self) -> None:
         """Hand out nothing until `resume`; queues stay this member's. Handlers that run go on."""
+        self._check_started()
         self._hand_out.is_paused = True
         self._pulls.is_paused = True
 
     def resume(self) -> None:
         """End a `pause`."""
+        self._check_started()
         self._hand_out.is_paused = False
         self._pulls.is_paused = False
         self._pulls.pull_soon()
@@ -292,10 +296,12 @@ class Consumer:
 
     def members(self) -> dict[str, list[str]]:
         """The group's members by broker, as this one knows them."""
+        self._check_started()
         return dict(self._membership.members)
 
     def numbers(self) -> dict[str, int]:
         """Gauges, and counters whose names end in `_total`."""
+        self._check_started()
         processes = self._queues.values()
         return {
             "queues": len(self._queues),
@@ -312,6 +318,10 @@ class Consumer:
             "leases_lost_total": self._membership.core.lost,
             "report_failures_total": self._progress.failures,
         }
+
+    def _check_started(self) -> None:
+        if self._keeper is None:
+            raise UsageError("the consumer is not started")
 
     # Queues
 
@@ -335,6 +345,7 @@ class Consumer:
             self._drop,
             self._release,
             self._state_came,
+            self._refused,
             self._release_wait_s,
         )
 
@@ -447,6 +458,10 @@ class Consumer:
                 self._offer_all()
         if not self._is_prepared():
             self._sync_queues()
+
+    def _refused(self, error: HoldMQError) -> None:
+        self._refusal = error
+        self._prepared.set()
 
     # Messages
 

@@ -15,7 +15,7 @@ from holdmq.client.allocation import Strategy
 from holdmq.client.process_queue import ProcessQueue
 from holdmq.client.rebalance import RELEASE_WAIT_S, Ask, Drop, Join, Rebalance, Release, Start, Stop
 from holdmq.client.route import Link, RouteTable
-from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
+from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
 from holdmq.message import TopicQueue
 from holdmq.rpc.connection import Connection, Reply, Request
 from holdmq.wire.codes import RequestCode
@@ -47,7 +47,7 @@ class GroupMembership:
     Callbacks: `on_start(start)` and `on_drop(queue)` when a lease begins and is lost; `on_stop(queue)`:
     hand out nothing more, call `core.drained` and `act` when its work is done; `on_release(queue,
     generation)` returns what is reported with a lease that is given back; `on_state(broker, is_paused)`: what
-    a broker says of the group.
+    a broker says of the group; `on_refused(error)`: a broker does not take us, or the strategy failed.
     """
 
     def __init__(
@@ -61,14 +61,13 @@ class GroupMembership:
         on_drop: Callable[[TopicQueue], None],
         on_release: Callable[[TopicQueue, int], ProcessQueue | None],
         on_state: Callable[[str, bool], None],
+        on_refused: Callable[[HoldMQError], None],
         release_wait_s: float = RELEASE_WAIT_S,
     ) -> None:
         self.core = Rebalance(routes.client_id, strategy, release_wait_s)
         self.subscriptions: list[Subscription] = []
         self.members: dict[str, list[str]] = {}
         """The group's members, by broker."""
-        self.refused: HoldMQError | None = None
-        """Why the last join was refused; None = it was not."""
         self._routes = routes
         self._group = group
         self._mode = mode
@@ -78,6 +77,8 @@ class GroupMembership:
         self._on_drop = on_drop
         self._on_release = on_release
         self._on_state = on_state
+        self._on_refused = on_refused
+        self._said = ""
         self._connections: dict[str, Connection] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -173,7 +174,15 @@ class GroupMembership:
             self._is_acting = False
         if self.core.is_idle:
             self._idle.set()
+        if self.core.fault is not None:
+            self._refused(UsageError(f"strategy {self._strategy.name} failed: {self.core.fault}"))
         self._set_timer()
+
+    def _refused(self, error: HoldMQError) -> None:
+        if str(error) != self._said:  # once, not with every try
+            self._said = str(error)
+            log.error("no member of a group", group=self._group, reason=str(error))
+        self._on_refused(error)
 
     # Connections
 
@@ -220,14 +229,10 @@ class GroupMembership:
                     raise reply
                 state = reply.header(GroupState)
             except HoldMQError as error:
-                if not isinstance(error, TransportError) and str(error) != str(self.refused):
-                    log.error(
-                        "a broker refuses a member", broker=broker, group=self._group, reason=str(error)
-                    )
-                self.refused = error
                 self.core.join_failed(broker, now)
+                if not isinstance(error, TransportError):
+                    self._refused(error)
             else:
-                self.refused = None
                 self.core.join_answered(broker, now)
                 self._take_state(broker, state)
             self.act()

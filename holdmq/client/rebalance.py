@@ -131,6 +131,8 @@ class Rebalance:
         self.client_id = client_id
         self.leases: dict[TopicQueue, Lease] = {}
         self.lost = 0
+        self.fault: Exception | None = None
+        """Why the strategy's last answer cannot be used: leases stay as they are. None = it can."""
         self._strategy = strategy
         self._release_wait_s = release_wait_s
         self._queues: frozenset[TopicQueue] = frozenset()
@@ -295,7 +297,12 @@ class Rebalance:
         wanted: set[TopicQueue] = set()
         if not self._is_closing:
             members_at = {n: b.members for n, b in self._brokers.items() if b.version >= 0}
-            wanted = queues_of_member(self.client_id, self._strategy, self._queues, members_at)
+            try:
+                wanted = queues_of_member(self.client_id, self._strategy, self._queues, members_at)
+                self.fault = None
+            except Exception as error:  # noqa: BLE001 - a strategy may be anybody's function
+                self.fault = error
+                wanted = set(self.leases)
         for queue in sorted(wanted - self.leases.keys()):
             self.leases[queue] = Lease(queue, now)
         for queue, lease in list(self.leases.items()):

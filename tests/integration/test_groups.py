@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from holdmq.client import Admin, Consumer, Message, Producer, TopicQueue
 from holdmq.client import group_consumer as module
-from holdmq.errors import UsageError
+from holdmq.errors import RemoteError, TransportError, UsageError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupPauseRequest, GroupUpdateRequest
 from holdmq.wire.move_headers import SendBackRequest
@@ -412,3 +412,42 @@ async def test_a_message_that_cannot_be_sent_back_is_tried_again_where_it_is(
         await until(lambda: consumer.handled == 1, "it succeeds at last")
         assert attempts == [0, 1, 2, 3]
         assert consumer.positions()[sent.queue].offset == sent.queue_offset + 1
+
+
+async def test_who_cannot_be_a_member_is_told_at_once_and_leaves_nothing_behind(
+    registries: list[str], producer: Producer, tmp_path: Path
+) -> None:
+    await producer.send(Message("t", b"the topic's first"))
+    deliveries = Deliveries()
+    handler = deliveries.handler("m")
+    async with Consumer(registries, "g", handler, ["t"]):
+        other = Consumer(registries, "g", handler, ["t"], mode="broadcast", offsets_directory=tmp_path)
+        with pytest.raises(RemoteError, match="MODE_CONFLICT"):
+            await other.start()
+        with pytest.raises(UsageError, match="started once"):
+            await other.start()
+    with pytest.raises(UsageError, match="strategy <lambda> failed: list index out of range"):
+        await Consumer(
+            registries, "h", handler, ["t"], strategy=lambda queues, _: {"x": [queues[99]]}
+        ).start()
+    with pytest.raises(TransportError, match="no registry answer"):
+        await Consumer(["127.0.0.1:1"], "g", handler, ["t"]).start(timeout_s=1)
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    def make(group: str = "g", topics: object = ("t",), **settings: object) -> Consumer:
+        return Consumer(["h:1"], group, print, topics, **settings)  # type: ignore[arg-type]
+
+    for settings, problem in (
+        ({"group": "a b"}, "group name"),
+        ({"topics": ["%SYS"]}, "system topic"),
+        ({"topics": {"t": "a/#/b"}}, "filter"),
+        ({"mode": "shared"}, "has its own consumer"),
+        ({"start": 5}, "start 5"),
+        ({"concurrency": 0}, "below 1"),
+        ({"strategy": "fair"}, "average"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            make(**settings)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="not started"):
+        make().numbers()
