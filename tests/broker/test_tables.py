@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext
@@ -32,6 +33,8 @@ from holdmq.wire.table_headers import (
     TableUnwatchRequest,
     TableWatchRequest,
 )
+from storage.log.key_index import KeyIndex
+from storage.log.table_files import TableFiles
 
 
 class T:
@@ -130,6 +133,33 @@ async def test_reads_after_a_restart_show_all_that_was_acknowledged_before_it(
     assert await t.get(*(f"k{i}" for i in range(20))) == [(v, b"%d" % i) for i, v in enumerate(versions)]
 
 
+async def test_reads_wait_for_tables_that_are_built_again_at_start(
+    start: Callable[..., Awaitable[Stack]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    t = T(await start())
+    await t.broker.client.call(RequestCode.TOPIC_CREATE, TopicCreateRequest("t", 2, kind="table"))
+    version = await t.put("k", b"1")
+    going = threading.Event()
+    open_, apply = TableFiles.open, TableFiles.apply
+
+    def open_without(files: TableFiles) -> None:
+        (files.directory / "current.mdb").unlink()
+        open_(files)
+
+    def slow(files: TableFiles, *arguments: Any) -> None:
+        assert going.wait(20)
+        apply(files, *arguments)
+
+    monkeypatch.setattr(TableFiles, "open", open_without)
+    monkeypatch.setattr(TableFiles, "apply", slow)
+    t.broker = await start()
+    reading = asyncio.create_task(t.get("k"))
+    while not t.broker.server.tables.waiting:
+        await asyncio.sleep(0.005)
+    going.set()
+    assert await reading == [(version, b"1")]
+
+
 async def test_a_scan_is_paged_by_rows_and_by_bytes_and_begins_behind_any_key(t: T) -> None:
     for key in ("b/1", "a", "b/3", "b/2", "c"):
         await t.put(key, bytes(1000))
@@ -191,6 +221,29 @@ async def test_a_repeat_after_a_restart_finds_its_first_in_the_log(
     assert await until_indexed(t, "once", if_version=-1) == version
     assert await t.get("k") == [(other, b"2")]
     assert await t.put("k2", b"", "never seen", is_repeat=True) > other
+
+
+async def test_a_repeat_waits_for_the_index_of_ids_to_be_complete_after_a_start(
+    start: Callable[..., Awaitable[Stack]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    t = T(await start())
+    await t.broker.client.call(RequestCode.TOPIC_CREATE, TopicCreateRequest("t", 2, kind="table"))
+    version = await t.put("k", b"1", "once")
+    going = threading.Event()
+    open_, step = KeyIndex.open, KeyIndex.step
+
+    def open_without(index: KeyIndex, *arguments: Any) -> None:
+        shutil.rmtree(index._directory)
+        open_(index, *arguments)
+
+    monkeypatch.setattr(KeyIndex, "open", open_without)
+    monkeypatch.setattr(KeyIndex, "step", lambda index: step(index) if going.is_set() else False)
+    t.broker = await start()
+    with pytest.raises(BusyError, match="index of ids"):
+        await t.put("k", b"1", "once", is_repeat=True)
+    going.set()
+    assert await until_indexed(t, "once") == version
+    assert t.broker.store.bounds("t", 0) == (0, 1)
 
 
 async def test_a_change_that_expects_a_version_is_made_only_if_the_row_has_it(t: T) -> None:
@@ -405,6 +458,7 @@ async def watcher(t: T) -> AsyncIterator[Watcher]:
 
 async def test_a_watch_tells_changes_of_its_prefix_and_nothing_after_its_end(t: T, watcher: Watcher) -> None:
     await t.put("a/0", b"before")
+    await t.get("a/0")
     await watcher.watch(7, "a/")
     await watcher.watch(8)
     await t.put("a/1", b"1")
