@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
+import os
 import re
 import signal
 import subprocess
@@ -30,7 +31,9 @@ from holdmq.client import (
     SyncProducer,
     SyncPullConsumer,
 )
+from holdmq.config_sources import load
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
+from holdmq.rpc.auth import ServerSecurity
 from spark_streaming.tables import TPS_1S, read_tps, table_path
 
 StackMaker = Callable[..., Stack]
@@ -194,6 +197,29 @@ def test_the_command_line_takes_credentials_from_a_file(secured: Secured, tmp_pa
     named = [*command, "--set", "client.access_key=admin", "--set", f"client.secret_file={secret_file}"]
     made = subprocess.run(named, capture_output=True, text=True, timeout=30, check=True)
     assert json.loads(made.stdout)[0]["topic"] == "made"
+
+
+def test_the_commands_and_the_configuration_of_the_guide_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+    commands, configuration = (
+        re.search(rf"```{language}\n(.*?)```", guide, re.DOTALL) for language in ("bash", "toml")
+    )
+    assert commands is not None
+    assert configuration is not None
+    holdmq = f'holdmq() {{ "{sys.executable}" -m holdmq.cli "$@"; }}\nset -e\n'
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(["bash", "-c", holdmq + commands[1]], cwd=tmp_path, env=environ, check=True, timeout=55)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "holdmq.toml").write_text(configuration[1], encoding="utf-8")
+    config = load(tmp_path / "holdmq.toml", ["broker.bind=0.0.0.0"], {})
+    security = ServerSecurity.of(config, "broker")
+    assert security.numbers()["access_keys"] == 3
+    client = Security.of(config)
+    assert client is not None
+    assert client.context() is not None
+    assert len(client.read_secret()) == 43
 
 
 @pytest.mark.parametrize("service", ["registry", "broker"])
