@@ -26,17 +26,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdmq.errors import Code, ConfigError, RemoteError
+from holdmq.record_origin import DLQ_PREFIX, RETRY_PREFIX
 from holdmq.wire.auth import SECRET_CHARACTERS_MIN
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.permissions import (
-    DEAD_LETTER_PREFIX,
-    NEEDS,
-    RETRY_PREFIX,
-    Action,
-    Needs,
-    Role,
-    names_in,
-)
+from holdmq.wire.permissions import NEEDS, Action, Needs, Role, names_in
 
 KEYS_MAX: Final = 10_000
 """Access keys of one file: as many as connections."""
@@ -177,7 +170,7 @@ def _remember(known: dict[str, bool], name: str, decision: bool) -> bool:
 
 def _group_of(topic: str) -> str | None:
     """The group whose retry or dead-letter topic this is."""
-    for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         if topic.startswith(prefix):
             return topic.removeprefix(prefix)
     return None

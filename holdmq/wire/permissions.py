@@ -14,9 +14,6 @@ from typing import Any, Final, NamedTuple
 from holdmq.errors import Code, WireError
 from holdmq.wire.codes import RequestCode
 
-RETRY_PREFIX: Final = "%RETRY%"
-DEAD_LETTER_PREFIX: Final = "%DLQ%"
-
 
 class Role(IntEnum):
     """Who a principal is; a higher role may do what a lower one may."""
