@@ -36,14 +36,16 @@ class Progress:
         if first_offset >= end_offset:
             return []
         table = self._groups.offsets.table
-        names = {*table.groups_in(topic), *self._subscribed(topic)}
+        shared = self._shared
+        reading = [] if shared is None else _reading(shared, topic)
+        # What offsets say of a shared group is where it was reset to.
+        names = {*table.groups_in(topic), *self._subscribed(topic)}.difference(reading)
         found = self._those_behind(
             names, lambda name: table.get(name, topic, queue_id), first_offset, end_offset
         )
-        shared = self._shared
         if shared is not None:
             found += self._those_behind(
-                _reading(shared, topic),
+                reading,
                 lambda name: shared.floor(name, topic, queue_id) or 0,
                 first_offset,
                 end_offset,

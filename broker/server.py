@@ -85,7 +85,7 @@ class BrokerServer:
         groups.on_fenced = self.pull.fenced
         groups.on_pause.append(self.pull.group_paused)
         self.moves.policy = groups.retry_policy
-        groups.offsets.on_reset = self.dead_letters.forget
+        groups.offsets.on_reset = self._offsets_reset
         groups.on_delete.append(self.dead_letters.forget)
         self.shared = shared
         self.parts.append(shared)
@@ -95,6 +95,7 @@ class BrokerServer:
         groups.modes.append(shared.mode_of)
         groups.on_pause.append(shared.group_paused)
         groups.on_delete.append(shared.group_deleted)
+        shared.starts.kept_offset = groups.offsets.table.get
         self._store = store
         self._record_max_bytes = record_max_bytes
         self._states: dict[Connection, dict[str, Any]] = {}
@@ -144,6 +145,10 @@ class BrokerServer:
         self.pull.confirmed(batches)
         self.reads.confirmed()
         self.shared.confirmed(batches)
+
+    def _offsets_reset(self, group: str, topics: set[str]) -> None:
+        self.dead_letters.forget(group, topics)
+        self.shared.offsets_reset(group, topics)
 
     def _closed(self, connection: Connection) -> None:
         self._states.pop(connection, None)

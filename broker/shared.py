@@ -108,8 +108,8 @@ class SharedMode(Part):
         first = (time.time_ns() // 1_000_000) << 20
         self.core = Shared(store.bounds, self._retry_max_times, first, window)
         self.journal = SharedJournal(store, path, self._capture)
-        self._starts = SharedStarts(self.core, store, topics)
-        self.pulls = SharedPulls(self.core, store, topics, self._starts, self._is_paused, self._settle)
+        self.starts = SharedStarts(self.core, store, topics)
+        self.pulls = SharedPulls(self.core, store, topics, self.starts, self._is_paused, self._settle)
         self.moves = SharedMoves(self.core, self.journal, self._settle)
         self._store = store
         self._loop = asyncio.get_running_loop()
@@ -192,7 +192,7 @@ class SharedMode(Part):
         if not self.core.members:
             return
         for topic in {run.topic for batch in batches for run in batch.runs}:
-            for name in self._starts.groups_of(topic):
+            for name in self.starts.groups_of(topic):
                 self.core.wake(name)
             if topic.startswith(RETRY_PREFIX):
                 self.core.wake(topic.removeprefix(RETRY_PREFIX))
@@ -213,7 +213,7 @@ class SharedMode(Part):
     def topic_changed(self, _before: Topic | None, after: Topic | None) -> None:
         """A topic appeared, grew or was resumed."""
         if after is not None and not after.is_paused:
-            for name in self._starts.groups_of(after.name):
+            for name in self.starts.groups_of(after.name):
                 self.core.wake(name)
             self._settle()
 
@@ -221,10 +221,22 @@ class SharedMode(Part):
         """A group without members is gone: so is what it has done."""
         known = self.core.groups.get(group)
         if known is not None and not known.members:
-            self._starts.forget(known)
+            self.starts.forget(known)
             self.core.forget(group)
             self.journal.news.forgot(group)
             self.journal.write()
+
+    def offsets_reset(self, group: str, topics: set[str]) -> None:
+        """A group's offsets were reset: it begins anew where they say."""
+        known = self.core.groups.get(group)
+        if known is None:
+            return
+        for queue in [queue for queue in known.order if queue.key.topic in topics]:
+            offset = self.starts.kept_offset(*queue.key)
+            new = self.core.reset(queue.key, offset) if offset >= 0 else None
+            if new is not None and not is_volatile(new):
+                self.journal.news.reset(new)
+        self._settle()
 
     def needs(self) -> Iterator[QueueNeed]:
         """What groups have yet to be done with; on any thread."""
@@ -261,10 +273,10 @@ class SharedMode(Part):
     def _join(self, request: Request, header: SharedOpenRequest) -> None:
         wanted = self._check_open(header)
         group = self.core.group(header.group)
-        started = self._starts.subscribe(group, wanted, header.start)
+        started = self.starts.subscribe(group, wanted, header.start)
         member = self.core.join(group.name, request.connection, header.ready_max, header.invisible_ms)
         self._members.setdefault(request.connection, {})[member.member_id] = member
-        unsaved = [queue for queue in group.order if queue.key in self._starts.unsaved]
+        unsaved = [queue for queue in group.order if queue.key in self.starts.unsaved]
         if not unsaved:
             request.reply(SharedOpenResponse(member.member_id, started))
             return
@@ -273,7 +285,7 @@ class SharedMode(Part):
 
         def written(error: StorageError | None) -> None:
             if error is None:
-                self._starts.unsaved.difference_update([queue.key for queue in unsaved])
+                self.starts.unsaved.difference_update([queue.key for queue in unsaved])
                 request.reply(SharedOpenResponse(member.member_id, started))
                 return
             self._drop(member)
@@ -352,7 +364,7 @@ class SharedMode(Part):
             return
         group.left_ms = time.time_ns() // 1_000_000
         if is_temporary(group.name):
-            self._starts.forget(group)
+            self.starts.forget(group)
             self.core.forget(group.name)
 
     def _member(self, connection: Connection, member_id: int) -> Member:
@@ -511,7 +523,7 @@ class SharedMode(Part):
             snapshot_entry(queue, tried.get(queue.key, ()))
             for group in self.core.groups.values()
             for queue in group.order
-            if not is_volatile(queue) and queue.key not in self._starts.unsaved
+            if not is_volatile(queue) and queue.key not in self.starts.unsaved
         ]
 
     # The timer

@@ -75,6 +75,8 @@ class SharedMoves:
         """Begin what there is room for now."""
         while self._waiting and self._out < MOVES_OUT_MAX and not self.is_draining:
             moving = self._waiting.popleft()
+            if moving.is_over:
+                continue
             key = moving.queue.key
             self._out += 1
             self.copy(
@@ -100,7 +102,7 @@ class SharedMoves:
                 offset=moving.offset,
                 reason=str(outcome),
             )
-        if is_volatile(queue):
+        if queue.is_gone or is_volatile(queue):
             self._core.moved(moving)
         else:
             self._journal.news.acknowledged(queue, moving.offset, 1)

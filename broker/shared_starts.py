@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 
 from broker.core.shared import Shared, SharedGroup
@@ -22,10 +24,15 @@ def is_volatile(queue: SharedQueue) -> bool:
 
 
 class SharedStarts:
-    """Takes up queues. `unsaved` are those whose beginning is not yet known to be in the log."""
+    """Takes up queues. `unsaved` are those whose beginning is not yet known to be in the log.
+
+    `kept_offset(group, topic, queue id)` is what is kept of a group that consumed in another mode, or was
+    made as a clone; -1 = nothing.
+    """
 
     def __init__(self, core: Shared, store: MessageStore, topics: TopicTable) -> None:
         self.unsaved: set[QueueKey] = set()
+        self.kept_offset: Callable[[str, str, int], int] = lambda _group, _topic, _queue_id: -1
         self._core = core
         self._store = store
         self._topics = topics
@@ -72,6 +79,9 @@ class SharedStarts:
             first, end = self._store.bounds(topic, queue_id)
             # Queues that a topic gains belong to what the group wanted all along.
             floor = end if start == LATEST and not is_known and not is_retry else first
+            kept = self.kept_offset(group.name, topic, queue_id)
+            if kept >= 0:
+                floor = max(first, min(kept, end))
             queue = self._core.add_queue(QueueKey(group.name, topic, queue_id), floor)
             if not is_known and not is_retry and not is_volatile(queue):
                 self.unsaved.add(queue.key)

@@ -249,6 +249,31 @@ class Shared:
         self.group(key.group).add_queue(queue)
         return queue
 
+    def reset(self, key: QueueKey, floor: int) -> SharedQueue | None:
+        """Begin anew at `floor`, whatever was done; None = the group does not read the queue.
+
+        What is in flight is taken back: its receipts are known no more.
+        """
+        group = self.groups.get(key.group)
+        old = None if group is None else group.queues.get((key.topic, key.queue_id))
+        if group is None or old is None:
+            return None
+        old.is_gone = True
+        for delivery in [d for d in self.deliveries.values() if d.queue is old]:
+            self._give_back(delivery, delivery.left, 0, 0.0, False)
+        for delayed in self.delayed:
+            delayed.is_over = delayed.is_over or delayed.queue is old
+        for moving in self.moving:
+            moving.is_over = moving.is_over or moving.queue is old
+        self.delayed = {item for item in self.delayed if not item.is_over}
+        self.moving = {item for item in self.moving if not item.is_over}
+        new = SharedQueue(key, floor, self.window)
+        group.queues[key.topic, key.queue_id] = new
+        group.order[group.order.index(old)] = new
+        self.full.discard(key)
+        self.wake(key.group)
+        return new
+
     def join(self, name: str, owner: object, ready_max: int, invisible_ms: int) -> Member:
         """A new member of a group; `owner` is what it ends with."""
         group = self.group(name)
@@ -313,7 +338,7 @@ class Shared:
         """
         queue = claim.queue
         self._claims.discard(claim)
-        if member.is_gone:
+        if member.is_gone or queue.is_gone:
             queue.finish(claim, claim.first, 0)
             self.wake(queue.key.group)
             return []
@@ -370,7 +395,7 @@ class Shared:
         delivery.settling &= ~mask
         delivery.left |= mask
         self._count(delivery, mask.bit_count())
-        if delivery.member.is_gone:
+        if delivery.member.is_gone or delivery.queue.is_gone:
             self._give_back(delivery, mask, 0, now, True)
             return
         for deadline, part in delivery.parts:
@@ -504,6 +529,9 @@ class Shared:
         self._count(delivery, -mask.bit_count())
         queue, first, attempts = delivery.queue, delivery.first, delivery.attempts
         is_attempt = is_attempt or delay_ms > MOVE_DELAY_MS
+        if queue.is_gone:
+            self._end(delivery)
+            return
         if is_attempt and attempts >= self._retry_max_times(queue.key.group):
             self._move(queue, first, mask, attempts, 0)
         elif delay_ms > MOVE_DELAY_MS:

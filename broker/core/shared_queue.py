@@ -58,6 +58,7 @@ class SharedQueue:
         "delayed",
         "in_flight",
         "is_full",
+        "is_gone",
         "is_scanned",
         "key",
         "next_offset",
@@ -75,6 +76,8 @@ class SharedQueue:
         self.delayed = 0
         self.is_full = False
         """Whether the last claim met the window's end with messages behind it."""
+        self.is_gone = False
+        """Whether another state took this one's place: what is still in flight of it means nothing."""
         self.is_scanned = False
         """Whether a read with a filter looks for new messages: one at a time."""
 
@@ -176,10 +179,3 @@ class SharedQueue:
                     self.put_back(begin, offset - begin, attempts.get(begin, 0))
                     begin = offset
             self.put_back(begin, first + count - begin, attempts.get(begin, 0))
-
-    def move_to(self, offset: int) -> None:
-        """Begin at `offset` and forget everything else; the caller has no message of it in flight."""
-        self.acknowledged = Acknowledged(offset)
-        self.next_offset = offset
-        self.waiting = []
-        self.is_full = False

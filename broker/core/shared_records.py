@@ -51,7 +51,7 @@ class News:
     def __init__(self) -> None:
         self.numbers = 0
         self._queues: dict[QueueKey, QueueNews] = {}
-        self._forgotten: list[str] = []
+        self._forgotten: list[Entry] = []
 
     def __bool__(self) -> bool:
         return bool(self._queues or self._forgotten)
@@ -78,11 +78,18 @@ class News:
         """A group is gone."""
         for key in [key for key in self._queues if key.group == group]:
             del self._queues[key]
-        self._forgotten.append(group)
+        self._forgotten.append((group, "", -1, -1, [], []))
+
+    def reset(self, queue: SharedQueue) -> None:
+        """A group begins anew in a queue, at its floor."""
+        key = queue.key
+        self._queues.pop(key, None)
+        self._forgotten.append((key.group, key.topic, key.queue_id, -1, [], []))
+        self._of(queue)
 
     def bodies(self) -> Iterator[bytes]:
         """The bodies of the records that say all of it."""
-        entries: list[Entry] = [(group, "", -1, -1, [], []) for group in self._forgotten]
+        entries: list[Entry] = list(self._forgotten)
         numbers = 6 * len(entries)
         for news in self._queues.values():
             for entry in _split(news.entry()):

@@ -12,6 +12,7 @@ from shared_peer import Got, SharedPeer
 from holdmq.errors import Code, HoldMQError, RemoteError, StoreFullError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupJoinRequest, GroupPauseRequest, GroupUpdateRequest, Subscription
+from holdmq.wire.offset_headers import OffsetResetRequest
 from holdmq.wire.shared_headers import SharedAckRequest, SharedPullRequest, SharedRange
 from holdmq.wire.topic_headers import TopicGrowRequest, TopicPauseRequest
 
@@ -517,3 +518,33 @@ async def test_ten_thousand_parked_pulls_cost_no_task_and_no_timer_of_their_own(
     while shared.core.members:
         await asyncio.sleep(0.01)
     assert not shared.core.groups["g"].waiting
+
+
+async def test_a_reset_begins_anew_where_it_says_and_stays_so(start: Start, join: Join) -> None:
+    broker = await start()
+    await broker.create("t", 1)
+    await broker.produce("t", 0, *((b"%d" % i, None) for i in range(6)))
+    member = await join(broker)
+    got = await member.pull()
+    await member.ack(*got[:4])
+    await member.nack(got[4], delay_ms=200)
+    reset = OffsetResetRequest("g", "t", "offset", 2)
+    await broker.client.call(RequestCode.OFFSET_RESET, reset)
+    assert await member.ack(got[5]) == [SharedRange(got[5].receipt, 5, 1)]
+    again = await member.pull()
+    assert [(m.offset, m.attempts) for m in again] == [(2, 0), (3, 0), (4, 0), (5, 0)]
+    await member.ack(again[0])
+    assert await member.pull(hold_ms=300) == []
+    broker = await start()
+    member = await join(broker)
+    assert [m.offset for m in await member.pull()] == [3, 4, 5]
+    assert (await member.state("g"))["t", 0].floor == 3
+
+
+async def test_a_group_that_consumed_in_another_mode_goes_on_where_it_was(broker: Stack, join: Join) -> None:
+    await broker.create("t", 1)
+    await broker.produce("t", 0, *((b"%d" % i, None) for i in range(6)))
+    await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g"))
+    await broker.client.call(RequestCode.OFFSET_RESET, OffsetResetRequest("g", "t", "offset", 4))
+    member = await join(broker, start="latest")
+    assert bodies(await member.pull()) == [b"4", b"5"]
