@@ -145,13 +145,14 @@ async def test_reads_wait_for_tables_that_are_built_again_at_start(
     def open_without(files: TableFiles) -> None:
         (files.directory / "current.mdb").unlink()
         open_(files)
+        # Not before: the store that is closed first applies what it has.
+        monkeypatch.setattr(TableFiles, "apply", slow)
 
     def slow(files: TableFiles, *arguments: Any) -> None:
         assert going.wait(20)
         apply(files, *arguments)
 
     monkeypatch.setattr(TableFiles, "open", open_without)
-    monkeypatch.setattr(TableFiles, "apply", slow)
     t.broker = await start()
     reading = asyncio.create_task(t.get("k"))
     while not t.broker.server.tables.waiting:
@@ -235,9 +236,9 @@ async def test_a_repeat_waits_for_the_index_of_ids_to_be_complete_after_a_start(
     def open_without(index: KeyIndex, *arguments: Any) -> None:
         shutil.rmtree(index._directory)
         open_(index, *arguments)
+        monkeypatch.setattr(KeyIndex, "step", lambda index: step(index) if going.is_set() else False)
 
     monkeypatch.setattr(KeyIndex, "open", open_without)
-    monkeypatch.setattr(KeyIndex, "step", lambda index: step(index) if going.is_set() else False)
     t.broker = await start()
     with pytest.raises(BusyError, match="index of ids"):
         await t.put("k", b"1", "once", is_repeat=True)
