@@ -19,7 +19,9 @@ from holdmq.topics import tag_fault
 
 _good: Final[set[bytes]] = {b""}
 """Properties without keys found good lately, at most `PROPERTIES_CACHE_MAX`: a device repeats its own."""
-_SINGLY: Final = (b"\x00", b"\x03", b"+", b"#")
+_BROKERS_OWN: Final = frozenset({"ORIGIN", "DEST", "REAL_TOPIC"})
+"""Keys that only the broker writes: by them a start finds in the log what was released and moved."""
+_SINGLY: Final = (b"\x00", b"\x03", b"+", b"#", b"ORIGIN\x01", b"DEST\x01", b"REAL_TOPIC\x01")
 
 
 class Checked(NamedTuple):
@@ -59,6 +61,9 @@ def properties_fault(properties: bytes) -> str | None:
         tag = tag_of(properties)
         if tag is not None and (fault := tag_fault(tag)) is not None:
             return f"its tag {fault}"
+        for key, _ in decoded.pairs:
+            if key in _BROKERS_OWN:
+                return f"its property {key} is the broker's to write"
         if decoded.mqtt:
             decode_publish_properties(decoded.mqtt)
     except HoldMQError as error:

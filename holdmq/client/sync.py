@@ -26,6 +26,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from datetime import datetime
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import uvloop
@@ -165,9 +166,22 @@ class SyncProducer(_Blocking[Producer]):
         key: bytes | str | None = None,
         queue: TopicQueue | None = None,
         timeout_s: float | None = None,
+        delay_ms: int | None = None,
+        due: datetime | int | None = None,
+        delay_level: int = 0,
     ) -> SendResult:
         """Store a message; see `Producer.send`. For many messages `send_batch` is much faster."""
-        return self._run(lambda p: p.send(message, key=key, queue=queue, timeout_s=timeout_s))
+        return self._run(
+            lambda p: p.send(
+                message,
+                key=key,
+                queue=queue,
+                timeout_s=timeout_s,
+                delay_ms=delay_ms,
+                due=due,
+                delay_level=delay_level,
+            )
+        )
 
     def send_batch(
         self,
@@ -176,9 +190,22 @@ class SyncProducer(_Blocking[Producer]):
         key: bytes | str | None = None,
         queue: TopicQueue | None = None,
         timeout_s: float | None = None,
+        delay_ms: int | None = None,
+        due: datetime | int | None = None,
+        delay_level: int = 0,
     ) -> list[SendResult]:
         """Store many messages; see `Producer.send_batch`."""
-        return self._run(lambda p: p.send_batch(messages, key=key, queue=queue, timeout_s=timeout_s))
+        return self._run(
+            lambda p: p.send_batch(
+                messages,
+                key=key,
+                queue=queue,
+                timeout_s=timeout_s,
+                delay_ms=delay_ms,
+                due=due,
+                delay_level=delay_level,
+            )
+        )
 
     def send_async(
         self,

@@ -15,6 +15,7 @@ GOOD = [
     encode_properties([("TAGS", "")]),
     encode_properties([("u.k\x01", "v\x02\x00")]),
     encode_properties([("u.note", "a+b#c")]),
+    encode_properties([("u.ORIGIN", "mine"), ("DUE", "+5")]),
     encode_properties([("TAGS", "ä/ö")], b"\x26\x00\x01k\x00\x01v"),
 ]
 BAD = {
@@ -27,6 +28,8 @@ BAD = {
     "a wildcard tag": b"TAGS\x01a/#\x02",
     "a plus in the tag": b"TAGS\x01+/a\x02",
     "half an MQTT block": b"a\x01b\x02\x00\x26\x00",
+    "an origin that only brokers write": b"TAGS\x01a\x02ORIGIN\x01%TIMER/0/7/1\x02",
+    "a target that only brokers write": b"DEST\x01t/0\x02",
     "an MQTT property that PUBLISH has not": b"\x00\x11\x00\x00\x00\x01",
 }
 

@@ -200,6 +200,10 @@ def test_the_blocking_classes_do_the_same(registries: list[str]) -> None:
         producer.send_batch([Message("t", b"1", "a"), Message("t", b"2", "b")])
         consumer.assign(["t"], "earliest")
         assert [m.body for m in consumer.poll(hold_ms=5000)] == [b"1"]
+        producer.send(Message("t", b"3", "a"), delay_ms=200)
+        producer.send_batch([Message("t", b"4", "a")], delay_level=1)
+        assert [m.body for m in consumer.poll(hold_ms=5000)] == [b"3"]
+        assert [m.body for m in consumer.poll(hold_ms=5000)] == [b"4"]
 
 
 def test_life_goes_on_without_the_registry(stack: Any, registries: list[str]) -> None:
