@@ -122,11 +122,12 @@ class DeadLetters(Part):
             "dead_letters_resent_total": self.resent,
             "dead_letters_purged_total": self.purged,
             "dead_letters_save_failures_total": self.failed_saves,
-            "dead_letters_requests": len(self._early)
-            + len(self._resends)
-            + len(self._purges)
-            + len(self._unsaved),
+            "dead_letters_requests": len(self._early) + self._in_hand,
         }
+
+    @property
+    def _in_hand(self) -> int:
+        return len(self._resends) + len(self._purges) + len(self._unsaved)
 
     def release_all(self) -> None:
         """Draining: what has not begun is refused."""
@@ -161,6 +162,11 @@ class DeadLetters(Part):
         """The ends of the timer's queue and of a group's dead letters."""
         timer = self._store.bounds(TIMER_TOPIC, TIMER_QUEUE)[1]
         return timer, self._store.bounds(dlq_topic(group), QUEUE)[1]
+
+    def _firsts(self, group: str) -> tuple[int, int]:
+        """The first offsets of the timer's queue and of a group's dead letters."""
+        timer = self._store.bounds(TIMER_TOPIC, TIMER_QUEUE)[0]
+        return timer, self._store.bounds(dlq_topic(group), QUEUE)[0]
 
     def _is_forgotten(self, move: FoundMove) -> bool:
         group, topic, _, _ = move.key
@@ -219,7 +225,7 @@ class DeadLetters(Part):
             raise RemoteError(Code.GROUP_UNKNOWN, f"group {group!r} has no dead letters here")
         if self._is_closed:
             raise RemoteError(Code.SHUTTING_DOWN, "the broker is draining")
-        if len(self._resends) + len(self._purges) + len(self._unsaved) >= REQUESTS_MAX:
+        if self._in_hand >= REQUESTS_MAX:
             raise BusyError(f"{REQUESTS_MAX} requests for dead letters are in hand", RETRY_AFTER_MS)
 
     # Purging
@@ -399,6 +405,7 @@ class DeadLetters(Part):
         if self._file is None:
             self._saved(purges, resends)
             return
+        self.marks.prune(self._firsts)
         content = self.marks.content(purging)
         self._version += 1
         work = partial(self._file.save, content, self._version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from holdmq.errors import StoreFormatError
@@ -129,6 +129,19 @@ class Marks:
     def items(self) -> Iterable[tuple[str, LetterMarks]]:
         """All groups and their marks."""
         return self._groups.items()
+
+    def prune(self, firsts: Callable[[str], tuple[int, int]]) -> None:
+        """Forget what says nothing any more: moves whose copies retention took, groups without a mark.
+
+        `firsts` gives, for a group, the first offsets of the timer's queue and of its dead letters.
+        """
+        for group, marks in list(self._groups.items()):
+            timer, letters = firsts(group)
+            marks.forgotten = {
+                topic: ends for topic, ends in marks.forgotten.items() if ends[0] > timer or ends[1] > letters
+            }
+            if not (marks.purged or len(marks.resent) or marks.forgotten):
+                del self._groups[group]
 
     def content(self, purging: dict[str, int]) -> dict[str, Any]:
         """What the file says, with `purging` (group to end offset) as if it were done."""

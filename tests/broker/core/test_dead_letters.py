@@ -68,6 +68,16 @@ def test_what_was_moved_before_a_group_began_anew_is_known_by_where_its_copy_is(
     assert group.is_forgotten("u", 0, 4)
 
 
+def test_marks_that_say_nothing_any_more_are_forgotten() -> None:
+    marks = Marks()
+    marks.of("gone").forgotten.update({"t": [5, 0], "u": [5, 1]})
+    marks.of("kept").forgotten["t"] = [6, 0]
+    marks.of("purged").purge(3)
+    marks.of("empty")
+    marks.prune(lambda _: (5, 1))
+    assert [group for group, _ in marks.items()] == ["kept", "purged"]
+
+
 @pytest.mark.parametrize(
     "entry",
     [
