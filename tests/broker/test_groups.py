@@ -126,6 +126,13 @@ async def test_all_members_consume_in_one_mode(broker: Stack, member: Join) -> N
     await until(lambda: broker.server.groups.settings.table.groups["g"].mode == BROADCAST)
 
 
+async def test_of_two_modes_that_come_at_once_one_is_refused(broker: Stack, member: Join) -> None:
+    joins = member(broker, "one").join(), member(broker, "two").join(mode=BROADCAST)
+    answers = await asyncio.gather(*joins, return_exceptions=True)
+    assert [a.code for a in answers if isinstance(a, RemoteError)] == [Code.MODE_CONFLICT]
+    assert broker.server.groups.members.count("g") == 1
+
+
 async def test_a_second_connection_of_a_client_takes_the_place_of_the_first(
     broker: Stack, member: Join
 ) -> None:
@@ -317,7 +324,7 @@ async def test_a_lease_that_is_not_renewed_is_free_and_its_member_is_none(start:
     await hangs.join()
     await two.join()
     await hangs.lease(0)
-    waiting = asyncio.create_task(hangs.pull((0, 0), hold_ms=15_000))
+    waiting = asyncio.create_task(hangs.pull((0, 0), hold_ms=60_000))
     await until(lambda: broker.server.pull.hold.size)
     assert (await two.lease(0))[0].holder == "hangs"
     state = await two.told()
@@ -375,7 +382,7 @@ async def test_a_parked_pull_is_answered_when_its_lease_ends(broker: Stack, memb
     one = member(broker, "one")
     await one.join()
     await one.lease(0, 1)
-    waiting = asyncio.create_task(one.pull((0, 0), (1, 0), hold_ms=15_000))
+    waiting = asyncio.create_task(one.pull((0, 0), (1, 0), hold_ms=60_000))
     await until(lambda: broker.server.pull.hold.size)
     await one.release(0)
     assert [p.status for p in (await waiting)[0]] == [Code.GROUP_FENCED, Code.OK]
@@ -513,7 +520,7 @@ async def test_a_disabled_group_neither_joins_nor_pulls(broker: Stack, member: J
     one = member(broker, "one")
     await one.join()
     await one.lease(0)
-    held = asyncio.create_task(one.pull((0, 0), hold_ms=15_000))
+    held = asyncio.create_task(one.pull((0, 0), hold_ms=60_000))
     await until(lambda: broker.server.pull.hold.size)
     await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g", consume_enable=False))
     assert await refused(one.pull((0, 0))) == Code.GROUP_DISABLED
@@ -548,13 +555,14 @@ async def test_a_paused_group_keeps_its_place_and_gets_nothing_until_it_is_resum
     one = member(broker, "one")
     await one.join()
     await one.lease(0)
-    held = asyncio.create_task(one.pull((0, 0), hold_ms=15_000))
+    held = asyncio.create_task(one.pull((0, 0), hold_ms=60_000))
     await until(lambda: broker.server.pull.hold.size)
     await broker.client.call(RequestCode.GROUP_PAUSE, GroupPauseRequest("g", True))
     assert (await one.told()).is_paused
     await broker.produce("t", 0, (b"a", None))
     pulled, got = await one.pull((0, 0))
     assert (pulled[0].status, pulled[0].next_offset, got) == (Code.OK, 0, [])
+    assert broker.server.pull.hold.arrived("t", 0, None) == []
     assert not held.done()
     await broker.client.call(RequestCode.GROUP_PAUSE, GroupPauseRequest("g", False))
     assert (await held)[1] == [b"a"]

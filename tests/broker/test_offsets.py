@@ -365,7 +365,7 @@ async def test_a_reset_to_a_time_finds_the_first_message_of_it(broker: Stack, on
 
 async def test_nothing_of_before_a_reset_can_be_reported_after_it(broker: Stack, one: GroupPeer) -> None:
     await one.report(0, 7)
-    waiting = asyncio.create_task(one.pull((0, 10), hold_ms=15_000))
+    waiting = asyncio.create_task(one.pull((0, 10), hold_ms=60_000))
     while not broker.server.pull.hold.size:
         await asyncio.sleep(0.01)
     await reset(broker, TO_OFFSET, 3)
