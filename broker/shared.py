@@ -135,6 +135,18 @@ class SharedMode(Part):
     def load(self, accept_backup: bool = False) -> None:
         """Read what the groups have done (blocking), before the first request. StorageError if damaged."""
         for queue in self.journal.load(self.core.window, accept_backup):
+            end = self._store.bounds(queue.key.topic, queue.key.queue_id)[1]
+            if queue.next_offset > end:
+                # Nothing that the log does not have can be done.
+                log.error(
+                    "a shared group is ahead of its queue, and goes on at the queue's end",
+                    group=queue.key.group,
+                    topic=queue.key.topic,
+                    queue_id=queue.key.queue_id,
+                    floor=queue.floor,
+                    end_offset=end,
+                )
+                queue = SharedQueue(queue.key, min(queue.floor, end), self.core.window)
             group = self.core.group(queue.key.group)
             group.add_queue(queue)
             group.left_ms = time.time_ns() // 1_000_000
@@ -274,7 +286,7 @@ class SharedMode(Part):
         wanted = self._check_open(header)
         group = self.core.group(header.group)
         started = self.starts.subscribe(group, wanted, header.start)
-        member = self.core.join(group.name, request.connection, header.ready_max, header.invisible_ms)
+        member = self.core.join(group.name, request.connection, header.ready_max, header.invisible_ms, wanted)
         self._members.setdefault(request.connection, {})[member.member_id] = member
         unsaved = [queue for queue in group.order if queue.key in self.starts.unsaved]
         if not unsaved:

@@ -20,7 +20,7 @@ import structlog
 from broker.core.shared_queue import SharedQueue
 from broker.core.shared_records import SHARED_TOPIC, Entry, News, Restored
 from holdmq.atomic_file import AtomicFile
-from holdmq.errors import HoldMQError, RecordError, StorageError
+from holdmq.errors import HoldMQError, RecordError, StorageError, StoreFormatError
 from holdmq.record import decode_record, encode_record
 from holdmq.record_batch import split_records
 from storage.store import Batch, MessageStore, ReadStatus, Run
@@ -81,6 +81,16 @@ class SharedJournal:
         restored = Restored()
         loaded = self._file.load(accept_backup)
         offset = 0
+        if loaded is None and self._store.bounds(SHARED_TOPIC, 0)[0] > 0 and not accept_backup:
+            raise StoreFormatError(
+                "it is missing, and the first acknowledgements of shared groups are not in the log any more",
+                operation="open",
+                path=str(self._file.path),
+                hint="restore it from a backup, or start once with --accept-backup: shared groups then get "
+                "again what they acknowledged long ago and is still kept",
+            )
+        if loaded is not None and loaded.from_backup:
+            log.error("shared.json cannot be used; its backup is", path=str(self._file.path))
         if loaded is not None:
             self._version = loaded.data_version
             offset = loaded.content.get("offset", 0)

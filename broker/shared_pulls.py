@@ -70,15 +70,17 @@ class SharedPulls:
 
     def pump(self, group: SharedGroup) -> None:
         """Serve parked pulls, the longest parked first, while there is something for them."""
-        while group.waiting:
-            parked = next(iter(group.waiting.values()))
+        for parked in list(group.waiting.values()):
+            if parked.is_over:
+                continue
             pull = parked.owner
             assert isinstance(pull, HeldPull)
             claims = self._claim(parked.member, pull.header.messages_max)
-            if not claims:
-                return
-            self._core.unpark(parked.member)
-            self.serve(pull, claims)
+            if claims:
+                self._core.unpark(parked.member)
+                self.serve(pull, claims)
+            elif len(parked.member.topics) >= len(group.filters):
+                return  # there is nothing for anybody
 
     def serve(self, pull: HeldPull, claims: list[Claim] | None = None) -> None:
         for _ in range(SCANS_MAX):

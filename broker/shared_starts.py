@@ -48,6 +48,8 @@ class SharedStarts:
     ) -> list[SharedStart]:
         """Let a group read these topics with these filters; where it begins in queues that are new to it."""
         started: list[SharedStart] = []
+        if not group.members:
+            self._unsubscribe(group)
         for topic, subscription in wanted.items():
             group.filters[topic] = subscription
             self._groups_of.setdefault(topic, set()).add(group.name)
@@ -57,13 +59,17 @@ class SharedStarts:
 
     def forget(self, group: SharedGroup) -> None:
         """A group is gone."""
+        self._unsubscribe(group)
+        self._seen.pop(group.name, None)
+        self.unsaved.difference_update([queue.key for queue in group.order])
+
+    def _unsubscribe(self, group: SharedGroup) -> None:
         for topic in group.filters:
             groups = self._groups_of.get(topic, set())
             groups.discard(group.name)
             if not groups:
                 self._groups_of.pop(topic, None)
-        self._seen.pop(group.name, None)
-        self.unsaved.difference_update([queue.key for queue in group.order])
+        group.filters.clear()
 
     def take_up(self, group: SharedGroup, topic: str, start: str) -> list[SharedStart]:
         """Take up the queues of a topic that the group does not read yet; where it begins in them."""

@@ -9,7 +9,7 @@ elsewhere, groups that have something to hand out again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from broker.core.acknowledged import bits, ranges_of
@@ -101,7 +101,7 @@ class Member:
 
     __slots__ = (
         "deliveries", "group", "in_flight", "invisible_ms", "is_gone", "is_pulling", "member_id", "owner",
-        "parked", "ready_max",
+        "parked", "ready_max", "topics",
     )  # fmt: skip
 
     def __init__(
@@ -115,6 +115,8 @@ class Member:
         self.in_flight = 0
         self.deliveries: dict[int, Delivery] = {}
         self.parked: Parked | None = None
+        self.topics: frozenset[str] = frozenset()
+        """What it subscribed to: it gets nothing else."""
         self.is_pulling = False
         self.is_gone = False
 
@@ -274,11 +276,14 @@ class Shared:
         self.wake(key.group)
         return new
 
-    def join(self, name: str, owner: object, ready_max: int, invisible_ms: int) -> Member:
-        """A new member of a group; `owner` is what it ends with."""
+    def join(
+        self, name: str, owner: object, ready_max: int, invisible_ms: int, topics: Iterable[str]
+    ) -> Member:
+        """A new member of a group that reads these topics; `owner` is what it ends with."""
         group = self.group(name)
         self._member_id += 1
         member = Member(self._member_id, group, owner, ready_max, invisible_ms)
+        member.topics = frozenset(topics)
         group.members[member.member_id] = self.members[member.member_id] = member
         return member
 
@@ -311,7 +316,7 @@ class Shared:
             queue = order[(turn + index) % len(order)]
             topic = queue.key.topic
             wanted = group.filters.get(topic)
-            if wanted is None or not readable(topic):
+            if wanted is None or topic not in member.topics or not readable(topic):
                 continue
             first, end = self._bounds(topic, queue.key.queue_id)
             while left > 0 and len(claims) < CLAIMS_MAX:
@@ -449,8 +454,13 @@ class Shared:
                 ]
                 if runs:
                     found[queue.key] = runs
+        failed = [delivery for delivery in self.deliveries.values() if delivery.attempts]
         every: list[tuple[SharedQueue, int, int, int]] = [
-            *((d.queue, d.first, d.left | d.settling, d.attempts) for d in self.deliveries.values()),
+            *(
+                (d.queue, d.first, d.left | d.settling, d.attempts)
+                for d in self.deliveries.values()
+                if d.attempts
+            ),
             *((d.queue, d.first, d.mask, d.seen_attempts) for d in self.delayed),
             *((m.queue, m.offset, 1, m.attempts) for m in self.moving),
             *((c.queue, c.first, bits(c.end - c.first), c.attempts) for c in self._claims),

@@ -63,7 +63,7 @@ class SharedConsumer:
     `retry_delay_s`: after how long a message that its handler failed with comes again (0 to a year).
     `ready_max`: messages in flight here at most, per broker (default: twice `concurrency` with a handler,
     else READY_MAX). `invisible_s` (0.1 to 43,200): how long a message may take; for more, `extend` it.
-    `routes`: share this RouteTable in place of `registries`.
+    `routes`: share this RouteTable in place of `registries`. `security`: credentials and TLS.
     """
 
     def __init__(

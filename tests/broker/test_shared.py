@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from broker_stack import Stack
 from shared_peer import Got, SharedPeer
 
-from holdmq.errors import Code, HoldMQError, RemoteError, StoreFullError
+from broker.shared import SharedMode
+from holdmq.atomic_file import AtomicFile
+from holdmq.errors import Code, HoldMQError, RemoteError, StoreFormatError, StoreFullError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupJoinRequest, GroupPauseRequest, GroupUpdateRequest, Subscription
 from holdmq.wire.offset_headers import OffsetResetRequest
@@ -503,7 +506,7 @@ async def test_ten_thousand_parked_pulls_cost_no_task_and_no_timer_of_their_own(
     shared = broker.server.shared
     connection = next(iter(shared._members))
     for number in range(10_000):
-        member = shared.core.join("g", connection, 10, 30_000)
+        member = shared.core.join("g", connection, 10, 30_000, ("t", "%RETRY%g"))
         shared._members[connection][member.member_id] = member
         header = SharedPullRequest(member.member_id, 10, 1 << 20, 60_000)
         peer.client.request(RequestCode.SHARED_PULL, header, lambda _reply: None, 90.0)
@@ -548,3 +551,61 @@ async def test_a_group_that_consumed_in_another_mode_goes_on_where_it_was(broker
     await broker.client.call(RequestCode.OFFSET_RESET, OffsetResetRequest("g", "t", "offset", 4))
     member = await join(broker, start="latest")
     assert bodies(await member.pull()) == [b"4", b"5"]
+
+
+async def test_a_member_gets_nothing_of_topics_that_others_subscribe_to(broker: Stack, join: Join) -> None:
+    await broker.create("a", 1)
+    await broker.create("b", 1)
+    narrow, wide = await join(broker, "a"), await join(broker, "a", "b")
+    first = asyncio.create_task(narrow.pull(hold_ms=10_000))
+    await parked(broker)
+    second = asyncio.create_task(wide.pull(hold_ms=10_000))
+    await parked(broker, 2)
+    await broker.produce("b", 0, (b"b", None))
+    assert bodies(await second) == [b"b"]
+    await broker.produce("a", 0, (b"a", None))
+    assert bodies(await first) == [b"a"]
+    await wide.leave()
+    await narrow.leave()
+    alone = await join(broker, "a")
+    assert bodies(await alone.pull()) == [b"a"]
+
+
+async def test_a_start_without_its_snapshot_refuses_when_the_log_does_not_have_it_all(
+    start: Start, join: Join, tmp_path: Path
+) -> None:
+    broker = await start()
+    await broker.create("t", 1)
+    await broker.produce("t", 0, (b"a", None))
+    member = await join(broker)
+    await member.ack(*await member.pull())
+    journal = broker.server.shared.journal
+    while not journal.snapshots:
+        journal.save_snapshot()
+        await asyncio.sleep(0.02)
+    gone: asyncio.Queue[object] = asyncio.Queue()
+    broker.store.delete_queue("%SHARED%", 0, gone.put_nowait)
+    assert await gone.get() is None
+    shared = SharedMode(broker.store, broker.server.topics.table, tmp_path / "shared.json")
+    with pytest.raises(StoreFormatError, match="--accept-backup"):
+        await asyncio.to_thread(shared.load)
+    shared.close()
+    shared = SharedMode(
+        broker.store, broker.server.topics.table, tmp_path / "store" / "config" / "shared.json"
+    )
+    await asyncio.to_thread(shared.load)
+    assert shared.floor("g", "t", 0) == 1
+    shared.close()
+
+
+async def test_a_group_ahead_of_its_queue_goes_on_at_the_end(
+    start: Start, join: Join, tmp_path: Path
+) -> None:
+    broker = await start()
+    await broker.create("t", 1)
+    await broker.produce("t", 0, (b"a", None))
+    AtomicFile(tmp_path / "ahead.json").save({"offset": 0, "entries": [["g", "t", 0, 50, [60, 1], []]]}, 1)
+    shared = SharedMode(broker.store, broker.server.topics.table, tmp_path / "ahead.json")
+    await asyncio.to_thread(shared.load)
+    assert shared.floor("g", "t", 0) == 1
+    shared.close()

@@ -123,7 +123,7 @@ class SharedMachine(RuleBasedStateMachine):
     @rule(ready_max=st.integers(1, 12))
     def join(self, ready_max: int) -> None:
         if len(self.members) < 5:
-            self.members.append(self.core.join(GROUP, None, ready_max, 10_000))
+            self.members.append(self.core.join(GROUP, None, ready_max, 10_000, (ALL, SOME)))
 
     @precondition(lambda self: self.members)
     @rule(data=st.data(), crashes=st.booleans())
@@ -385,7 +385,7 @@ class SharedMachine(RuleBasedStateMachine):
         for member, claim in self.claims:
             self.hand_out(member, claim, claim.end)
         self.claims.clear()
-        member = self.core.join(GROUP, None, 1_000, 10_000)
+        member = self.core.join(GROUP, None, 1_000, 10_000, (ALL, SOME))
         self.members.append(member)
         for _ in range(60 + len(self.messages)):
             self.wait(11.0)
