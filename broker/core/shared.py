@@ -456,11 +456,7 @@ class Shared:
                     found[queue.key] = runs
         failed = [delivery for delivery in self.deliveries.values() if delivery.attempts]
         every: list[tuple[SharedQueue, int, int, int]] = [
-            *(
-                (d.queue, d.first, d.left | d.settling, d.attempts)
-                for d in self.deliveries.values()
-                if d.attempts
-            ),
+            *((d.queue, d.first, d.left | d.settling, d.attempts) for d in failed),
             *((d.queue, d.first, d.mask, d.seen_attempts) for d in self.delayed),
             *((m.queue, m.offset, 1, m.attempts) for m in self.moving),
             *((c.queue, c.first, bits(c.end - c.first), c.attempts) for c in self._claims),
