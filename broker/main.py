@@ -57,7 +57,7 @@ async def main(config: Config, service: Service) -> None:
             hint="restore it from a backup: without it no queue can be named",
         )
     groups = Groups(settings, path.parent, store, table, store.index.offset_at)
-    shared = SharedMode(store, table, path.with_name("shared.json"))
+    shared = SharedMode(store, table, path.with_name("shared.json"), settings.shared_window)
     try:
         await loop.run_in_executor(None, groups.load, store.confirmed_position > 0, accept_backup)
         await loop.run_in_executor(None, shared.load, accept_backup)

@@ -123,6 +123,13 @@ class BrokerSection(Section):
         le=100_000,
         description="Members of one group: every change is told to all of them, with the names of all.",
     )
+    shared_window: int = Field(
+        65_536,
+        ge=64,
+        le=1 << 20,
+        description="Offsets past the oldest unfinished message of a queue that a shared group is given: behind "
+        "a message that is long in flight nothing new is handed out then. A bit of memory each.",
+    )
     queue_lease_s: float = Field(
         20,
         ge=0.1,
