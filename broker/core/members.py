@@ -123,17 +123,17 @@ class Members(Generic[Owner]):
         """Give groups only versions above this one (an earlier start's)."""
         self._version = max(self._version, version)
 
-    def check_join(self, owner: Owner, group: str, mode: str) -> None:
+    def _check_join(self, owner: Owner, group: str, mode: str, replaced: Member[Owner] | None) -> None:
         """Raise MODE_CONFLICT or LIMIT_EXCEEDED if this connection cannot become a member."""
-        known = self._groups.get(group, {})
-        if owner in known:
-            others = len(known) > 1
-            if others and known[owner].mode != mode:
-                raise _conflict(group, known[owner].mode, mode)
+        others = [m for m in self._groups.get(group, {}).values() if m.owner != owner and m is not replaced]
+        if others and others[0].mode != mode:
+            raise RemoteError(
+                Code.MODE_CONFLICT,
+                f"group {group!r} has members that consume in mode {others[0].mode}, not {mode}",
+            )
+        if (owner, group) in self._by_renewal or replaced is not None:
             return
-        if known and self.mode(group) != mode:
-            raise _conflict(group, self.mode(group), mode)
-        if len(known) >= self._group_max:
+        if len(others) >= self._group_max:
             raise RemoteError(
                 Code.LIMIT_EXCEEDED,
                 f"group {group!r} has broker.group_members_max ({self._group_max}) members",
@@ -164,19 +164,15 @@ class Members(Generic[Owner]):
     ) -> Joined[Owner]:
         """Become a member, renew, or change subscriptions.
 
-        Raises as `check_join` and `check_subscriptions`.
+        Raises MODE_CONFLICT, LIMIT_EXCEEDED; then nothing has happened.
         """
         self.check_subscriptions(subscriptions)
-        known = self._groups.setdefault(group, {})
+        known = self._groups.get(group, {})
         replaced = next((m for m in known.values() if m.client_id == client_id and m.owner != owner), None)
+        self._check_join(owner, group, mode, replaced)
         if replaced is not None:
             self._remove(replaced)
-            known = self._groups.setdefault(group, {})
-        try:
-            self.check_join(owner, group, mode)
-        except RemoteError:
-            self._forget_if_empty(group)
-            raise
+        known = self._groups.setdefault(group, {})
         member = known.get(owner)
         is_new = member is None
         if member is None:
@@ -250,16 +246,8 @@ class Members(Generic[Owner]):
         groups.discard(group)
         if not groups:
             del self._by_owner[member.owner]
-        self.raise_version(group)
-        self._forget_if_empty(group)
-
-    def _forget_if_empty(self, group: str) -> None:
-        if not self._groups.get(group, True):
+        if self._groups[group]:
+            self.raise_version(group)
+        else:
             del self._groups[group]
-            self._versions.pop(group, None)
-
-
-def _conflict(group: str, is_mode: str, mode: str) -> RemoteError:
-    return RemoteError(
-        Code.MODE_CONFLICT, f"group {group!r} has members that consume in mode {is_mode}, not {mode}"
-    )
+            del self._versions[group]
