@@ -19,6 +19,10 @@ ARGS   ?=
 	.ci/setup test
 	@mkdir -p $(@D) && touch $@
 
+.make/bench: pyproject.toml .ci/setup .make/test
+	.ci/setup bench
+	@mkdir -p $(@D) && touch $@
+
 setup: .make/test
 
 # A copy of the packages with the modules of pyproject.toml's mypyc hook translated to C.
@@ -42,7 +46,7 @@ check: .make/test
 test: .make/test
 	$(PY) -m pytest $(ARGS)
 
-bench: .make/test $(if $(filter 1,$(COMPILE)),build/compiled)
+bench: .make/bench $(if $(filter 1,$(COMPILE)),build/compiled)
 	@for file in loadtest/bench/[a-z]*.py; do \
 		name=$$(basename "$$file" .py); \
 		echo "== $$name"; PYTHONPATH=$(if $(filter 1,$(COMPILE)),$(wildcard build/compiled)) \

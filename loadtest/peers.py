@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import socket
@@ -78,6 +79,57 @@ def holdmq_stack(directory: Path, *, flush: str, workers: int = 0) -> Iterator[s
             _wait_for(port, children)
         # The gateway listens before it knows its brokers: a first message says that the whole way is open.
         yield f"127.0.0.1:{ports['gateway']}"
+
+
+def missing_peers() -> list[str]:
+    """Return what has to be installed for `nats` and `redis`, a line each; nothing is installed here."""
+    missing = []
+    for program, package in (("nats-server", "nats-server"), ("redis-server", "redis-server")):
+        if _find(program) is None:
+            missing.append(f"{program} is not installed; on Debian: apt-get install {package}")
+    for module, package in (("nats", "nats-py"), ("redis", "redis")):
+        if importlib.util.find_spec(module) is None:
+            missing.append(f"Python package {package} is not installed: pip install 'holdmq[bench]'")
+    return missing
+
+
+@contextmanager
+def nats(directory: Path) -> Iterator[str]:
+    """Run a NATS server with JetStream on files in `directory`; yields ``127.0.0.1:PORT``.
+
+    Raises StartupError when it is not installed or does not come up.
+    """
+    port = free_port()
+    command = [_need("nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js"]
+    command += ["-sd", str(directory / "jetstream")]
+    with _process(command, directory / "nats.log") as child:
+        _wait_for(port, [child])
+        yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def redis(directory: Path) -> Iterator[str]:
+    """Run Redis with an append-only file, flushed every second; yields ``127.0.0.1:PORT``.
+
+    Raises StartupError when it is not installed or does not come up.
+    """
+    port = free_port()
+    command = [_need("redis-server"), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory)]
+    command += ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"]
+    with _process(command, directory / "redis.log") as child:
+        _wait_for(port, [child])
+        yield f"127.0.0.1:{port}"
+
+
+def _find(program: str) -> str | None:
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def _need(program: str) -> str:
+    found = _find(program)
+    if found is None:
+        raise StartupError(f"{program} is not installed; on Debian: apt-get install {program}")
+    return found
 
 
 class BrokerProcess(NamedTuple):

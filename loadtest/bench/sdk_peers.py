@@ -1,0 +1,274 @@
+"""HoldMQ's SDK beside NATS JetStream and Redis Streams in one run: messages produced and consumed per second.
+
+    python -m loadtest.bench.sdk_peers [--messages 200000] [--rounds 3] [--size 100] [--batch 4096]
+
+Each target writes its log to files without waiting for the disk: HoldMQ with storage.flush = async, JetStream
+with file storage, Redis with an append-only file flushed every second. One process per client, all of them
+Python. A round produces the messages in batches, each batch acknowledged, with a few batches on their way,
+and then consumes them from the beginning. The targets take turns, so that a drift of the machine's speed
+meets all of them.
+
+HoldMQ is measured three ways: `bodies` (send_bodies, poll_raw), `messages` (send_batch and poll, with an
+object per message on both sides, as the peers' clients have) and `one-way` (send_one_way).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import uvloop
+
+from holdmq.client import Message, Producer, PullConsumer
+from holdmq.errors import HoldMQError, StartupError
+from holdmq.record_batch import split_records
+from loadtest.peers import holdmq_broker, missing_peers, nats, redis
+
+ROUND_MAX_S: Final = 120.0
+"""A target that takes longer is stuck."""
+PAUSE_S: Final = 0.5
+"""Between two measurements: what the last one left behind is written by then."""
+WARM_MESSAGES: Final = 5_000
+FETCH_MAX: Final = 10_000
+"""Messages per read where the client says how many it wants."""
+
+
+class Plan(NamedTuple):
+    """What every target does in a round."""
+
+    messages: int
+    size_bytes: int
+    batch: int
+    in_flight: int
+
+    def batches(self) -> list[list[bytes]]:
+        """The bodies, in batches."""
+        body = b"x" * self.size_bytes
+        full, rest = divmod(self.messages, self.batch)
+        return [[body] * self.batch] * full + ([[body] * rest] if rest else [])
+
+
+class Rates(NamedTuple):
+    """Messages per second."""
+
+    produced: float
+    consumed: float
+
+
+Round = Callable[[str, Plan, int], Coroutine[Any, Any, Rates]]
+
+
+async def _in_flight(plan: Plan, send: Callable[[list[bytes]], Awaitable[Any]]) -> float:
+    """Send all batches, `in_flight` of them at a time; return the seconds."""
+    waiting = iter(plan.batches())
+
+    async def lane() -> None:
+        for batch in waiting:
+            await send(batch)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(lane() for _ in range(plan.in_flight)))
+    return time.perf_counter() - began
+
+
+async def holdmq_bodies(registry: str, plan: Plan, serial: int) -> Rates:
+    """`send_bodies`, then `poll_raw`."""
+    topic = f"bodies-{serial}"
+    async with Producer([registry]) as producer:
+        seconds = await _in_flight(plan, lambda batch: producer.send_bodies(topic, batch))
+    async with PullConsumer([registry]) as consumer:
+        await consumer.assign([topic], "earliest")
+        began = time.perf_counter()
+        left = plan.messages
+        while left > 0:
+            left -= sum(len(split_records(part.records)) for part in await consumer.poll_raw(8 << 20))
+        return Rates(plan.messages / seconds, plan.messages / (time.perf_counter() - began))
+
+
+async def holdmq_messages(registry: str, plan: Plan, serial: int) -> Rates:
+    """`send_batch`, then `poll`."""
+    topic = f"messages-{serial}"
+    async with Producer([registry]) as producer:
+        seconds = await _in_flight(
+            plan, lambda batch: producer.send_batch([Message(topic, body) for body in batch])
+        )
+    return Rates(plan.messages / seconds, await _poll_all(registry, topic, plan))
+
+
+async def holdmq_one_way(registry: str, plan: Plan, serial: int) -> Rates:
+    """`send_one_way` until all are stored, then `poll`."""
+    topic = f"one-way-{serial}"
+    body = b"x" * plan.size_bytes
+    began = time.perf_counter()
+    async with Producer([registry]) as producer:
+        for i in range(plan.messages):
+            await producer.send_one_way(Message(topic, body))
+            if i % 500 == 0:
+                await asyncio.sleep(0)  # as a program would that has something to read, too
+        await producer.close()
+        seconds = time.perf_counter() - began
+        if producer.numbers()["one_way_stored_total"] != plan.messages:
+            raise StartupError("one-way messages were not stored; the broker's log says why")
+    return Rates(plan.messages / seconds, await _poll_all(registry, topic, plan))
+
+
+async def _poll_all(registry: str, topic: str, plan: Plan) -> float:
+    async with PullConsumer([registry]) as consumer:
+        await consumer.assign([topic], "earliest")
+        began = time.perf_counter()
+        left = plan.messages
+        while left > 0:
+            left -= len(await consumer.poll(8 << 20))
+        return plan.messages / (time.perf_counter() - began)
+
+
+async def jetstream(address: str, plan: Plan, serial: int) -> Rates:
+    """Publishes whose acknowledgements are awaited by batch, then fetches of a durable pull consumer."""
+    import nats as client
+    from nats.js.api import AckPolicy, ConsumerConfig
+
+    connection = await client.connect(f"nats://{address}")
+    try:
+        # Acknowledgements of a batch are futures of the client, bounded by its own limit.
+        stream = connection.jetstream(publish_async_max_pending=plan.batch * plan.in_flight + 1)
+        subject = f"bench{serial}"
+        await stream.add_stream(name=subject, subjects=[subject])
+
+        async def send(batch: list[bytes]) -> None:
+            await asyncio.gather(*[await stream.publish_async(subject, body) for body in batch])
+
+        seconds = await _in_flight(plan, send)
+        # Without acknowledgements, as the others read.
+        settings = ConsumerConfig(ack_policy=AckPolicy.NONE)
+        consumer = await stream.pull_subscribe(subject, durable=f"reader{serial}", config=settings)
+        began = time.perf_counter()
+        left = plan.messages
+        while left > 0:
+            left -= len(await consumer.fetch(min(left, FETCH_MAX), timeout=30))
+        consumed = plan.messages / (time.perf_counter() - began)
+        await stream.delete_stream(subject)
+        return Rates(plan.messages / seconds, consumed)
+    finally:
+        await connection.close()
+
+
+async def redis_streams(address: str, plan: Plan, serial: int) -> Rates:
+    """Pipelines of XADD, then XREAD."""
+    import redis.asyncio as client
+
+    host, _, port = address.rpartition(":")
+    name = f"bench{serial}"
+    # A connection for each batch on its way: a pipeline has one to itself.
+    connection = client.Redis(host=host, port=int(port), max_connections=plan.in_flight + 1)
+    try:
+
+        async def send(batch: list[bytes]) -> None:
+            async with connection.pipeline(transaction=False) as pipeline:
+                for body in batch:
+                    pipeline.xadd(name, {b"b": body})
+                await pipeline.execute()
+
+        seconds = await _in_flight(plan, send)
+        began = time.perf_counter()
+        left, last = plan.messages, b"0"
+        while left > 0:
+            answer: Any = await connection.xread({name: last}, count=FETCH_MAX)
+            ((_, entries),) = answer
+            last = entries[-1][0]
+            left -= len(entries)
+        consumed = plan.messages / (time.perf_counter() - began)
+        await connection.delete(name)
+        return Rates(plan.messages / seconds, consumed)
+    finally:
+        await connection.aclose()
+
+
+async def _bounded(name: str, work: Coroutine[Any, Any, Rates]) -> Rates:
+    try:
+        async with asyncio.timeout(ROUND_MAX_S):
+            return await work
+    except TimeoutError:
+        raise StartupError(f"{name} did not get through a round within {ROUND_MAX_S:.0f} s") from None
+
+
+def compare(plan: Plan, rounds: int, directory: Path) -> dict[str, list[Rates]]:
+    """Return the rates of every round by target."""
+    with ExitStack() as stack:
+        places = {name: directory / name for name in ("holdmq", "nats", "redis")}
+        for place in places.values():
+            place.mkdir()
+        broker = stack.enter_context(holdmq_broker(places["holdmq"])).registry
+        at_nats = stack.enter_context(nats(places["nats"]))
+        at_redis = stack.enter_context(redis(places["redis"]))
+        targets: dict[str, tuple[Round, str]] = {
+            "holdmq bodies": (holdmq_bodies, broker),
+            "holdmq messages": (holdmq_messages, broker),
+            "holdmq one-way": (holdmq_one_way, broker),
+            "nats jetstream": (jetstream, at_nats),
+            "redis streams": (redis_streams, at_redis),
+        }
+        for name, (run, address) in targets.items():
+            # Topics and streams are made once, connections tried, caches filled.
+            uvloop.run(_bounded(name, run(address, plan._replace(messages=WARM_MESSAGES), 0)))
+        results: dict[str, list[Rates]] = {name: [] for name in targets}
+        for serial in range(1, rounds + 1):
+            for name, (run, address) in targets.items():
+                results[name].append(uvloop.run(_bounded(name, run(address, plan, serial))))
+                time.sleep(PAUSE_S)
+        return results
+
+
+def show(results: dict[str, list[Rates]]) -> str:
+    """Return the results as lines: median, least and most of both rates."""
+    lines = []
+    for name, rates in results.items():
+        columns = []
+        for what in ("produced", "consumed"):
+            found = [getattr(rate, what) for rate in rates]
+            median = statistics.median(found)
+            columns.append(f"{what} {median:>10,.0f} msg/s (min {min(found):,.0f} max {max(found):,.0f})")
+        lines.append(f"{name:16} " + "  ".join(columns))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the comparison; exit code 0, or 1 with a sentence when something is missing or fails."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--messages", type=int, default=200_000, help="of one measurement")
+    parser.add_argument("--size", type=int, default=100, help="payload bytes")
+    parser.add_argument("--batch", type=int, default=4096, help="messages of one batch")
+    parser.add_argument("--in-flight", type=int, default=4, help="batches on their way at a time")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print the rates of every round as JSON")
+    a = parser.parse_args()
+    shown = {**vars(a), "flush": "async", "cores": os.cpu_count(), "python": sys.version.split()[0]}
+    sys.stdout.write("parameters: " + " ".join(f"{k}={v}" for k, v in shown.items()) + "\n")
+    missing = missing_peers()
+    if missing:
+        sys.stderr.write("".join(f"error: {line}\n" for line in missing))
+        return 1
+    plan = Plan(a.messages, a.size, a.batch, a.in_flight)
+    try:
+        with tempfile.TemporaryDirectory(prefix="holdmq-sdk-") as directory:
+            results = compare(plan, a.rounds, Path(directory))
+    except HoldMQError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write((json.dumps(results) if a.json else show(results)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
