@@ -36,7 +36,7 @@ from storage.store import MessageStore, QueueRead, ReadStatus
 
 MOVES_MAX: Final = 20_000
 """Moves in hand (a few hundred bytes each); past it BUSY: twenty full SEND_BACKs."""
-TURN_MOVES: Final = 128
+TURN_MOVES: Final = 32
 """Moves of one turn of the loop: a few ms of work."""
 COLD_MOVES: Final = 64
 """Moves that one job on the reader pool reads; as many wait for it."""
