@@ -142,6 +142,7 @@ class BrokerServer:
         return found
 
     def _confirmed(self, batches: list[Batch]) -> None:
+        self.topics.confirmed(batches)
         self.pull.confirmed(batches)
         self.reads.confirmed()
         self.shared.confirmed(batches)

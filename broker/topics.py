@@ -43,6 +43,7 @@ from holdmq.wire.topic_headers import (
     TopicUpdateRequest,
 )
 from storage.lookups import TableStore
+from storage.store import Batch
 
 HIDE_GRACE_S: Final = 45.0
 """How long queues that are hidden from producers still take records: clients refresh their routes every
@@ -125,6 +126,7 @@ class Topics(Part):
         self._deletion: QueueDeletion | None = None
         self._parked: dict[str, list[Request]] = {}
         self._told_due = False
+        self._showing: set[tuple[str, int]] = set()
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {
@@ -412,6 +414,47 @@ class Topics(Part):
             return
         known = self.table.get(name)
         request.reply(TopicCreateResponse([known.row()] if known is not None else []))
+
+    def confirmed(self, batches: list[Batch]) -> None:
+        """Messages became visible: a queue that was hidden from consumers before they came is shown again.
+
+        No producer writes there, but a delayed message is released to the queue that it was sent to.
+        """
+        for batch in batches:
+            for run in batch.runs:
+                topic = self.table.get(run.topic)
+                if topic is not None and run.queue_id >= topic.read_queues:
+                    self._show_again(run.topic, run.queue_id)
+
+    def _show_again(self, name: str, queue_id: int) -> None:
+        key = (name, queue_id)
+        if key in self._showing or self._deletion is None:
+            return
+        self._showing.add(key)
+
+        def plan(staged: Staged) -> None:
+            topic = staged.get(name)
+            if topic is not None:
+                staged.put(topic_changes.show_again(topic, queue_id))
+
+        def shown(error: HoldMQError | None) -> None:
+            self._showing.discard(key)
+            if error is None:
+                log.warning("a removed queue got a message and is shown again", topic=name, queue_id=queue_id)
+            else:
+                # The next message tries again.
+                log.error(
+                    "a queue with a message is hidden", topic=name, queue_id=queue_id, reason=str(error)
+                )
+
+        def deleted(error: HoldMQError | None) -> None:
+            if error is not None:
+                shown(error)
+            else:
+                self._file.submit(plan, shown, is_bounded=False)
+
+        # What is being deleted is deleted first: the message lies behind that.
+        self._deletion.when_done(name, deleted)
 
     # Conditions
 

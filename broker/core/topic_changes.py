@@ -205,6 +205,14 @@ def delete_queues(topic: Topic, queues: int) -> Topic:
     return replace(topic, deleting_to=queues)
 
 
+def show_again(topic: Topic, queue_id: int) -> Topic:
+    """A record came to a queue that consumers do not see: show it to them, lower ones included."""
+    if topic.is_leaving or queue_id < topic.read_queues or queue_id >= QUEUES_MAX:
+        return topic
+    read_queues = queue_id + 1
+    return replace(topic, read_queues=read_queues, stored_queues=max(read_queues, topic.queues_in_store))
+
+
 def delete_topic(topic: Topic, force: bool) -> Topic:
     """The whole topic is to be given up: with `force` whoever uses it, else once consumers see nothing."""
     if not force and topic.read_queues and not topic.is_temporary:

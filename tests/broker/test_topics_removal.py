@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import numpy as np
 import pytest
-from broker_stack import Stack
+from broker_stack import Stack, make_record
 from topic_calls import bounds, consumed, create, delete, grow, listed, remove, remove_all_steps
 
-from holdmq.errors import Code, RemoteError, WireError
+from holdmq.errors import Code, RemoteError, StorageError, WireError
 from holdmq.wire.headers import PullQueue, TopicCreateRequest
 from holdmq.wire.topic_headers import DELETE, HIDE_FROM_CONSUMERS, HIDE_FROM_PRODUCERS
+from storage.store import Batch, Run
 
 Start = Callable[..., Awaitable[Stack]]
 
@@ -187,3 +189,48 @@ async def test_the_last_topic_can_go_and_the_broker_starts_again(start: Start) -
     broker = await start()
     assert not broker.server.topics.is_new
     assert await listed(broker) == {}
+
+
+async def release(broker: Stack, topic: str, queue_id: int, body: bytes) -> None:
+    """A message comes to a queue as a delayed one does: by the store, past what producers may do."""
+    stored: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+    record = make_record(topic, queue_id, body)
+    sizes = np.array([len(record)], np.int64)
+    batch = Batch(memoryview(bytearray(record)), sizes, [Run(topic, queue_id, 1)])
+    broker.store.append(batch, lambda _batch, error: stored.set_result(error))
+    assert await stored is None
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+async def test_a_delayed_message_to_a_queue_that_went_is_not_lost(start: Start, steps: int) -> None:
+    broker = await start()
+    await create(broker, TopicCreateRequest("t", 3))
+    await broker.produce("t", 2, (b"before", None))
+    for step in (HIDE_FROM_PRODUCERS, HIDE_FROM_CONSUMERS, DELETE)[:steps]:
+        await remove(broker, "t", 1, step)
+    await release(broker, "t", 2, b"delayed")
+    while (await listed(broker))["t"].read_queues != 3:
+        await asyncio.sleep(0)
+    row = (await listed(broker))["t"]
+    assert (row.write_queues, row.read_queues) == (1, 3)
+    assert (await broker.pull(PullQueue("t", 2, 0, 1)))[1] == [b"delayed"]
+    broker = await start()
+    assert (await broker.pull(PullQueue("t", 2, 0, 1)))[1] == [b"delayed"]
+
+
+async def test_a_delayed_message_that_comes_while_its_queue_is_deleted_lies_behind_that(
+    broker: Stack,
+) -> None:
+    await create(broker, TopicCreateRequest("t", 2))
+    await broker.produce("t", 1, (b"before", None))
+    for step in (HIDE_FROM_PRODUCERS, HIDE_FROM_CONSUMERS):
+        await remove(broker, "t", 1, step)
+    deleting = asyncio.ensure_future(remove(broker, "t", 1, DELETE))
+    while not broker.server.numbers()["topic_deletions"]:
+        await asyncio.sleep(0)
+    await release(broker, "t", 1, b"delayed")
+    await deleting
+    while (await listed(broker))["t"].read_queues != 2:
+        await asyncio.sleep(0)
+    assert await bounds(broker, "t") == [(0, 0), (1, 2)]
+    assert (await broker.pull(PullQueue("t", 1, 0, 1)))[1] == [b"delayed"]
