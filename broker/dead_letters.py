@@ -362,7 +362,7 @@ class DeadLetters(Part):
         topic = self._topics.table.get(name)
         if topic is None:
             done(RemoteError(Code.TOPIC_UNKNOWN, f"topic {name!r} does not exist here; name another"))
-        elif is_system_topic(name) or not topic.is_writable:
+        elif is_system_topic(name) or not topic.is_writable or not topic.write_queues:
             done(RemoteError(Code.TOPIC_PERM, f"topic {name!r} may not be written"))
         elif topic.kind in UNFIT_KINDS:
             done(RemoteError(Code.KIND_UNFIT, f"dead letters cannot go to {name!r}, a {topic.kind} topic"))

@@ -234,3 +234,19 @@ async def test_a_delayed_message_that_comes_while_its_queue_is_deleted_lies_behi
         await asyncio.sleep(0)
     assert await bounds(broker, "t") == [(0, 0), (1, 2)]
     assert (await broker.pull(PullQueue("t", 1, 0, 1)))[1] == [b"delayed"]
+
+
+async def test_topics_that_wait_for_one_of_their_name_to_go_are_bounded(
+    broker: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.topics.PARKED_MAX", 1)
+    await create(broker, TopicCreateRequest("t", 1))
+    await broker.produce("t", 0, (b"1", None))
+    deleting = asyncio.ensure_future(delete(broker, "t", force=True))
+    while not broker.server.numbers()["topic_deletions"]:
+        await asyncio.sleep(0)
+    making = [asyncio.ensure_future(create(broker, TopicCreateRequest("t", 1))) for _ in range(2)]
+    refused = await refusal(making[1])
+    assert refused.code == Code.BUSY
+    await deleting
+    assert (await making[0]).topic == "t"
