@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -687,3 +688,40 @@ async def test_a_plain_batch_is_as_one_by_one(producer: Producer, broker: Any, t
     assert all(result.message_id is not None for result in results)
     mixed = [Message("t", b"x", "a"), Message("t", b"y", "b"), Message("u", b"z")]
     assert [r.queue.topic for r in await producer.send_batch(mixed)] == ["t", "t", "u"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_brokers_do_every_key_stays_in_order_and_nothing_is_lost_or_twice(
+    registries: list[str], make_broker: Any, acts: Any, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender_module, "PRODUCE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(lanes_module, "BACKOFF_MAX_S", 0.1)
+    chance = random.Random(seed)
+    brokers = [await make_broker(name) for name in "ab"]
+    faults = [
+        acts.busy,
+        acts.each_run(Code.BUSY),
+        acts.each_run(Code.STORE_FAILED),
+        acts.each_run(Code.STORE_FULL),
+        acts.refuse_whole(Code.BODY_CRC),
+        acts.lose_request,
+        acts.lose_answer,
+        acts.ignore,
+    ]
+    fine = lambda request, broker: False  # noqa: E731
+    async with Producer(registries, send_timeout_s=50) as producer:
+        await producer.send(message("first"))
+        for broker in brokers:
+            broker.acts.extend(chance.choice(faults) if chance.random() < 0.4 else fine for _ in range(60))
+        sends = []
+        for i in range(400):
+            key = f"k{i % 8}" if i % 9 else None
+            sends.append(asyncio.ensure_future(producer.send(message(f"{key} {i}"), key=key)))
+            if chance.random() < 0.4:
+                await asyncio.sleep(chance.random() * 0.02)
+        await asyncio.gather(*sends)
+    stored = [decode_record(r).body for broker in brokers for r in broker.appended if b"first" not in r]
+    assert len(stored) == len(set(stored)) == 400
+    for k in range(8):
+        numbers = [int(body.split()[1]) for body in stored if body.startswith(b"k%d " % k)]
+        assert numbers == sorted(numbers)
