@@ -1,0 +1,178 @@
+"""The examples of the pages on the load test, the console and Spark run, and give what the pages say."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from guides import DOCS, Example, examples_of
+from processes import Stack, end_all, free_port, wait_until
+
+from holdmq.client import Message, SyncProducer
+from holdmq.config import StatsSection
+from spark_streaming.job.session import Session, start_session
+from spark_streaming.tables import TPS_1S_SCHEMA
+
+StackMaker = Callable[..., Any]
+SMALL = {"--devices": "5", "--rate": "50", "--seconds": "1", "--ramp-s": "0.1", "--hold-s": "0.1"}
+"""What a load on the pages becomes here: the same command, of a size that a test may have."""
+
+
+def test_every_page_with_examples_is_run_by_some_test() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    for page in DOCS.glob("*.md"):
+        languages = set(re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE))
+        assert page.name in tests or not languages & {"python", "console", "bash", "sql"}, page.name
+
+
+def test_the_load_test_s_commands_run(holdmq_stack: StackMaker, tmp_path: Path) -> None:
+    stack = holdmq_stack()
+    block = examples_of("loadtest.md", "console")[0]
+    for line in block.code.splitlines():
+        program, *arguments = shlex.split(line.removeprefix("$ "))
+        assert program == "holdmq"
+        for option, small in SMALL.items():
+            if option in arguments:
+                arguments[arguments.index(option) + 1] = small
+        done = subprocess.run(
+            [sys.executable, "-m", "holdmq.cli", *arguments, "--target", f"127.0.0.1:{stack.mqtt_port}"],
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "run.json").read_text())
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_that_compares_servers_is_understood() -> None:
+    program, *arguments = shlex.split(examples_of("loadtest.md", "console")[1].code.removeprefix("$ "))
+    assert program == "python"
+    done = subprocess.run(
+        [sys.executable, *arguments, "--help"], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(option in done.stdout for option in arguments if option.startswith("--"))
+
+
+# The console
+
+
+def write_counts(path: Path, rows: list[tuple[dt.datetime, str, int, int]]) -> None:
+    """Give the statistics job's table these counts: second, topic, messages, bytes."""
+    columns = [*zip(*rows, strict=True), [0] * len(rows), [0] * len(rows)]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, TPS_1S_SCHEMA, strict=True)]
+    write_deltalake(str(path), pa.Table.from_arrays(arrays, schema=TPS_1S_SCHEMA), mode="append")
+
+
+def shape(value: Any) -> Any:
+    """What an answer is made of: names of objects, elements of lists, types of the rest."""
+    if isinstance(value, dict):
+        return {name: shape(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [shape(inner) for inner in value[:1]]
+    return type(value).__name__
+
+
+def test_the_console_answers_as_its_page_shows(holdmq_stack: StackMaker) -> None:
+    port, admin_port = free_port(), free_port()
+    stack = holdmq_stack(
+        services=("registry", "broker"), **{"console.port": port, "console.admin_port": admin_port}
+    )
+    (example,) = examples_of("console.md", "console")
+    command, _, shown = example.code.partition("\n")
+    second = dt.datetime.now(dt.UTC).replace(microsecond=0) - dt.timedelta(seconds=3)
+    counts = [(second + dt.timedelta(seconds=i), "devices", 2000, 200_000) for i in range(8)]
+    write_counts(stack.directory / "stats" / "tables" / "tps_1s", counts)
+    stack.start("console", wait=False)
+    path = re.search(r"curl -s '127\.0\.0\.1:8080(/[^']*)'", command)
+    assert path is not None
+    answers: list[Any] = []
+
+    def is_complete() -> bool:
+        try:
+            answers.append(httpx.get(f"http://127.0.0.1:{port}{path[1]}", timeout=10).json())
+        except httpx.TransportError:
+            return False
+        return bool(answers[-1].get("total")) and bool(answers[-1]["current"].get("topics"))
+
+    wait_until(is_complete, "counts of this second")
+    wanted = json.loads(shown.replace("{…}", json.dumps(answers[-1]["current"]["topics"])))
+    assert shape(answers[-1]) == shape(wanted)
+
+
+# Spark
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("spark"))
+    try:
+        stack.start("registry")
+        stack.start("broker")
+        yield stack
+    finally:
+        end_all([stack])
+
+
+@pytest.fixture(scope="module")
+def spark(cluster: Stack) -> Iterator[Session]:
+    session = start_session(StatsSection(data_dir=str(cluster.directory / "session")), lambda _: None)
+    yield session
+    session.stop()
+
+
+def spark_examples() -> list[Example]:
+    return examples_of("spark.md", "sql", "python")
+
+
+def test_the_counts_are_read_without_spark_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = spark_examples()[1]
+    now = dt.datetime.now(dt.UTC).replace(microsecond=0)
+    write_counts(
+        tmp_path / "holdmq-data/stats/tables/tps_1s", [(now, "devices", 3, 30), (now, "devices", 4, 40)]
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example.code, f"spark.md line {example.line}", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "messages_sum" in printed
+    assert "7" in printed
+
+
+@pytest.mark.timeout(240)
+def test_the_spark_examples_run(
+    cluster: Stack, spark: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SyncProducer([cluster.registry]) as producer:
+        producer.send_batch([Message("devices", b"x", tag) for tag in ("1/t", "2/t", "2/t")])
+    sql, _, code = (example.code for example in spark_examples())
+    code = code.replace('.option("topics"', f'.option("registry", "{cluster.registry}").option("topics"')
+    code = code.replace(".options(topics=", f'.options(registry="{cluster.registry}", topics=')
+    assert code.count(cluster.registry) == 2
+    exec(code.replace("/tmp/checkpoint", str(tmp_path / "checkpoint")), {"spark": spark.spark})
+    assert "|2/t|    2|" in capsys.readouterr().out
+    (query,) = spark.spark.streams.active
+    assert query.exception() is None
+    query.stop()
+
+    now = dt.datetime.now(dt.UTC).replace(microsecond=0)
+    rows = [(now, "devices", messages, 10 * messages, messages, 0) for messages in (3, 4)]
+    schema = "second timestamp, topic string, messages long, bytes long, latency_max_ms long, batch_id long"
+    spark.spark.createDataFrame(rows, schema).createOrReplaceTempView("tps_1s")
+    (row,) = spark.spark.sql(sql.replace("…", f"timestamp '{now.isoformat()}'")).collect()
+    assert (row.topic, row.messages, row.bytes, row.latency_max_ms) == ("devices", 7, 70, 4)
