@@ -107,7 +107,7 @@ class SharedMode(Part):
         # A receipt of an earlier start is never one of this start's.
         first = (time.time_ns() // 1_000_000) << 20
         self.core = Shared(store.bounds, self._retry_max_times, first, window)
-        self.journal = SharedJournal(store, path, self._capture)
+        self.journal = SharedJournal(store, path, self._capture, lambda: self.core.counts.passed)
         self.starts = SharedStarts(self.core, store, topics)
         self.pulls = SharedPulls(self.core, store, topics, self.starts, self._is_paused, self._settle)
         self.moves = SharedMoves(self.core, self.journal, self._settle)
@@ -186,6 +186,7 @@ class SharedMode(Part):
             "shared_delivered_total": counts.delivered,
             "shared_redelivered_total": counts.redelivered,
             "shared_acknowledged_total": counts.acknowledged,
+            "shared_passed_total": counts.passed,
             "shared_expired_total": counts.expired,
             "shared_moved_total": counts.moved,
             "shared_lost_total": self.moves.lost,

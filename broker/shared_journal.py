@@ -48,26 +48,36 @@ class SyncedStore(MessageStore, Protocol):
 
 class _Snapshot(NamedTuple):
     content: dict[str, Any]
-    offset: int
+    seen: tuple[int, int]
     position: int
 
 
 class SharedJournal:
-    """Writes down what `news` gathers. `capture` gives the entries of a snapshot, on the loop."""
+    """Writes down what `news` gathers. `capture` gives the entries of a snapshot, on the loop.
 
-    def __init__(self, store: SyncedStore, path: Path, capture: Callable[[], list[Entry]]) -> None:
+    `unwritten` counts progress that no record tells of: a snapshot keeps it, or it is made again.
+    """
+
+    def __init__(
+        self,
+        store: SyncedStore,
+        path: Path,
+        capture: Callable[[], list[Entry]],
+        unwritten: Callable[[], int],
+    ) -> None:
         self.news = News()
         self.records = self.refused = self.snapshots = self.snapshot_failures = 0
         self._store = store
         self._file = AtomicFile(path)
         self._capture = capture
+        self._unwritten = unwritten
         self._loop = asyncio.get_running_loop()
         self._waiting: list[Written] = []
         self._out = 0
         self._is_scheduled = False
         self._offset = 0
         self._version = 0
-        self._saved_offset = -1
+        self._saved = (-1, 0)
         self._snapshot: _Snapshot | None = None
         self._thread = ThreadPoolExecutor(1, "shared")
         self._saving: asyncio.Future[None] | None = None
@@ -192,10 +202,11 @@ class SharedJournal:
         if self._saving is not None:
             return
         if self._snapshot is None:
-            if self._offset == self._saved_offset:
+            if (self._offset, self._unwritten()) == self._saved:
                 return
             content = {"offset": self._offset, "entries": self._capture()}
-            self._snapshot = _Snapshot(content, self._offset, self._store.confirmed_position)
+            seen = (self._offset, self._unwritten())
+            self._snapshot = _Snapshot(content, seen, self._store.confirmed_position)
         snapshot = self._snapshot
         if self._store.synced_position < snapshot.position:
             return
@@ -210,7 +221,7 @@ class SharedJournal:
                 return
             error = finished.exception()
             if error is None:
-                self._saved_offset = snapshot.offset
+                self._saved = snapshot.seen
                 self.snapshots += 1
                 return
             self.snapshot_failures += 1

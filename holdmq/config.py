@@ -127,8 +127,8 @@ class BrokerSection(Section):
         65_536,
         ge=64,
         le=1 << 20,
-        description="Offsets past the oldest unfinished message of a queue that a shared group is given: behind "
-        "a message that is long in flight nothing new is handed out then. A bit of memory each.",
+        description="Offsets past the oldest unfinished message of a queue that a shared group is given: "
+        "behind one that is long in flight nothing new is handed out then. A bit of memory each.",
     )
     queue_lease_s: float = Field(
         20,

@@ -182,10 +182,12 @@ class Outcome:
 class Counts:
     """Messages, since the start."""
 
-    __slots__ = ("acknowledged", "behind", "delivered", "expired", "moved", "redelivered")
+    __slots__ = ("acknowledged", "behind", "delivered", "expired", "moved", "passed", "redelivered")
 
     def __init__(self) -> None:
         self.delivered = self.redelivered = self.acknowledged = self.expired = self.moved = 0
+        self.passed = 0
+        """Rejected by filters, or not to be read."""
         self.behind = 0
         """Taken by retention before they were done."""
 
@@ -353,8 +355,10 @@ class Shared:
             handed |= mask
             receipt = self._receipt
             self._receipt += 1
-            delivery = Delivery(receipt, member, queue, claim.first, mask, attempts)
-            delivery.parts.append((deadline, mask))
+            # Behind a filter's gap the bits begin anew: a mask is as long as its messages lie apart.
+            gap = (mask & -mask).bit_length() - 1
+            delivery = Delivery(receipt, member, queue, claim.first + gap, mask >> gap, attempts)
+            delivery.parts.append((deadline, mask >> gap))
             self.deliveries[receipt] = member.deliveries[receipt] = delivery
             self.deadlines.push(deadline, delivery)
             found.append(delivery)
@@ -363,7 +367,7 @@ class Shared:
             self.counts.delivered += count
             if attempts:
                 self.counts.redelivered += count
-        queue.finish(claim, upto, handed)
+        self.counts.passed += queue.finish(claim, upto, handed)
         return found
 
     # Settling

@@ -125,11 +125,11 @@ class SharedQueue:
             return Claim(self, first, first + size, size, attempts, False)
         return None
 
-    def finish(self, claim: Claim, upto: int, handed: int) -> None:
+    def finish(self, claim: Claim, upto: int, handed: int) -> int:
         """End a claim: offsets below `upto` were looked at, and of these the bits of `handed` handed out.
 
         Bit 0 is `claim.first`. What was looked at and not handed out is passed by: a filter rejected it, or
-        it cannot be read. The rest waits again.
+        it cannot be read. The rest waits again. Returns how many were passed by.
         """
         upto = min(max(upto, claim.first), claim.end)
         if claim.is_fresh:
@@ -142,6 +142,7 @@ class SharedQueue:
         rejected = bits(upto - claim.first) & ~handed
         if rejected:
             self.acknowledged.add(claim.first, rejected)
+        return rejected.bit_count()
 
     def put_back(self, first: int, count: int, attempts: int) -> None:
         """Let these messages be handed out again."""

@@ -609,3 +609,24 @@ async def test_a_group_ahead_of_its_queue_goes_on_at_the_end(
     await asyncio.to_thread(shared.load)
     assert shared.floor("g", "t", 0) == 1
     shared.close()
+
+
+async def test_what_a_filter_rejected_is_not_looked_at_again_after_a_restart(
+    start: Start, join: Join
+) -> None:
+    broker = await start()
+    await broker.create("t", 1)
+    await broker.produce("t", 0, *((b"no", "other") for _ in range(50)), (b"yes", "want"))
+    member = await join(broker, tags="want")
+    (got,) = await member.pull()
+    # A delivery is as long as its messages lie apart, whatever lay before them.
+    (delivery,) = broker.server.shared.core.deliveries.values()
+    assert (delivery.first, delivery.left) == (50, 1)
+    journal = broker.server.shared.journal
+    while not journal.snapshots:
+        journal.save_snapshot()
+        await asyncio.sleep(0.02)
+    broker = await start()
+    assert broker.server.shared.floor("g", "t", 0) == 50
+    member = await join(broker, tags="want")
+    assert [m.offset for m in await member.pull()] == [got.offset]
