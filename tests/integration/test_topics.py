@@ -208,6 +208,21 @@ async def test_what_a_paused_topic_kept_reaches_mqtt_subscribers_at_resume(holdm
     assert [body for body in got if body.startswith(b"p")] == [b"p0", b"p1", b"p2", b"p3", b"p4"]
 
 
+async def test_mqtt_is_told_that_a_topic_may_not_be_written(holdmq_stack: StackMaker) -> None:
+    stack = holdmq_stack(**{"gateway.workers": 1})
+    async with Admin([stack.registry]) as admin:
+        await admin.create_topic("closed", 1, perm=4)
+        await admin.create_topic("memory", 1, kind="temporary")
+    for topic, reason in (("closed", b"Not authorized"), ("memory", b"Topic Name invalid")):
+        publishing = await asyncio.create_subprocess_exec(
+            "mosquitto_pub", "-V", "mqttv5", "-h", "127.0.0.1", "-p", str(stack.mqtt_port),
+            "-q", "1", "-t", f"{topic}/a", "-m", "x",
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        said, _ = await publishing.communicate()
+        assert reason.lower() in said.lower()
+
+
 def test_the_guide_s_example_runs(holdmq_stack: StackMaker, capsys: pytest.CaptureFixture[str]) -> None:
     stack = holdmq_stack(services=("registry", "broker"), **{"broker.hide_grace_s": 0})
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
