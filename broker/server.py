@@ -77,7 +77,7 @@ class BrokerServer:
         self.moves = Moves(store, copies, topics, clock_ms)
         self.dead_letters = DeadLetters(store, copies, topics, clock_ms)
         self.parts: list[Part] = [self.produce, self.pull, self.reads, topics, self.moves, self.dead_letters]
-        self.tables = Tables(store, topics.table, record_max_bytes)
+        self.tables = Tables(store, topics.table, self.statistics, record_max_bytes)
         self.parts += [self.tables, Queries(store, topics.table)]
         self.groups = groups
         self.parts += [groups, groups.offsets]

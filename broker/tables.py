@@ -16,6 +16,7 @@ from broker.core.table_changes import Change, RowName, TableChanges
 from broker.core.topics import Topic, TopicTable
 from broker.lookups import Lookups, answering
 from broker.part import Part
+from broker.statistics import Statistics
 from broker.table_watches import TableWatches
 from holdmq.errors import Code, RemoteError, StorageError
 from holdmq.record import FIXED_SIZE
@@ -56,7 +57,9 @@ REQUEST_ID_MAX: Final = 64
 class Tables(Part):
     """The tables of one broker. Made after the store is open: what it finds is to be shown first."""
 
-    def __init__(self, store: MessageStore, topics: TopicTable, record_max_bytes: int) -> None:
+    def __init__(
+        self, store: MessageStore, topics: TopicTable, statistics: Statistics, record_max_bytes: int
+    ) -> None:
         self.changes: TableChanges[Request] = TableChanges()
         self.watches = TableWatches(store.tables)
         self.lookups = Lookups(store.reader_pool)
@@ -65,6 +68,7 @@ class Tables(Part):
         self.conflicts = 0
         self._store = store
         self._topics = topics
+        self._statistics = statistics
         self._record_max_bytes = record_max_bytes
         self._in_hand_bytes = 0
         self._opened_at = store.confirmed_position
@@ -223,6 +227,9 @@ class Tables(Part):
                     waiting.refuse(error)
                 return
             self._changed_to = max(self._changed_to, batch.end)
+            counts = self._statistics.of(header.topic)
+            counts.messages_in += 1
+            counts.bytes_in += len(batch.records)
             for waiting in self.changes.confirm(change):
                 waiting.reply(TableChanged(change.version))
 
@@ -317,7 +324,7 @@ class Tables(Part):
             self.waiting -= 1
             if error is not None:
                 request.refuse(error)
-            else:
+            elif not request.connection.is_closed:
                 answering(request, go_on)
 
         tables.wait_applied(position, reached)

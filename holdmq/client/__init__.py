@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from holdmq.client.sync import (
         SyncAdmin,
         SyncConsumer,
-        SyncMessages,
         SyncProducer,
         SyncPullConsumer,
-        SyncTable,
-        SyncTableWatch,
     )
+    from holdmq.client.sync_lookups import SyncMessages, SyncTable, SyncTableWatch
     from holdmq.client.table_watch import TableChange, TableReset, TableWatch
     from holdmq.client.tables import Table, TableEntry, TablePage
     from holdmq.message import Message, MessageId, TopicQueue
@@ -99,12 +97,12 @@ _MODULES = {
     "SharedMessage": "holdmq.client.shared_member",
     "SyncAdmin": "holdmq.client.sync",
     "SyncConsumer": "holdmq.client.sync",
-    "SyncMessages": "holdmq.client.sync",
+    "SyncMessages": "holdmq.client.sync_lookups",
     "SyncProducer": "holdmq.client.sync",
     "SyncPullConsumer": "holdmq.client.sync",
     "SyncSharedConsumer": "holdmq.client.sync",
-    "SyncTable": "holdmq.client.sync",
-    "SyncTableWatch": "holdmq.client.sync",
+    "SyncTable": "holdmq.client.sync_lookups",
+    "SyncTableWatch": "holdmq.client.sync_lookups",
     "Table": "holdmq.client.tables",
     "TableChange": "holdmq.client.table_watch",
     "TableEntry": "holdmq.client.tables",
