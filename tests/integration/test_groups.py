@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from deliveries import Deliveries
+from group_machine import crash
 from member_process import Member
 from structlog.testing import capture_logs
 
@@ -50,7 +51,9 @@ async def until(holds: Callable[[], bool], what: str, timeout_s: float = 30.0) -
 
 
 @contextlib.asynccontextmanager
-async def traffic(producer: Producer, topic: str, queues: int) -> AsyncIterator[list[bytes]]:
+async def traffic(
+    producer: Producer, topic: str, queues: int, interval_s: float = 0.005
+) -> AsyncIterator[list[bytes]]:
     """Messages to every queue, one after the other, as long as the block lasts; what was acknowledged."""
     sent: list[bytes] = []
     is_over = False
@@ -63,7 +66,7 @@ async def traffic(producer: Producer, topic: str, queues: int) -> AsyncIterator[
             await asyncio.gather(*(producer.send(m, queue=q) for m, q in zip(batch, names, strict=True)))
             sent.extend(message.body for message in batch)
             number += 1
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(interval_s)
 
     sending = asyncio.create_task(send())
     try:
@@ -101,15 +104,14 @@ async def test_24_queues_are_shared_evenly_and_never_consumed_by_two(
         await admin.create_topic("t", 24)
     deliveries = Deliveries()
     members = [
-        Consumer(registries, "g", deliveries.handler(f"m{i}", 0.002), ["t"], ordered=ordered)
-        for i in range(3)
+        Consumer(registries, "g", deliveries.handler(f"m{i}", 0.03), ["t"], ordered=ordered) for i in range(3)
     ]
 
     def shares(*counts: int) -> Callable[[], bool]:
         return lambda: tuple(len(queues_of(m)) for m in members[: len(counts)]) == counts
 
     await members[0].start()
-    async with traffic(producer, "t", 24) as sent:
+    async with traffic(producer, "t", 24, 0.05) as sent:
         await until(shares(24), "one member has all queues")
         await members[1].start()
         await until(shares(12, 12), "two members have half each")
@@ -450,3 +452,28 @@ def test_settings_that_cannot_be_are_refused() -> None:
             make(**settings)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="not started"):
         make().numbers()
+
+
+async def test_what_a_handler_had_when_its_member_crashed_is_delivered_again(
+    registries: list[str], producer: Producer
+) -> None:
+    first = await producer.send(Message("t", b"the topic's first"))
+    handled: set[bytes] = set()
+
+    async def handle(message: Message) -> None:
+        if message.body == b"stuck":
+            await asyncio.Event().wait()
+        handled.add(message.body)
+
+    consumer = Consumer(registries, "g", handle, ["t"])
+    await consumer.start()
+    for body in (b"done", b"stuck", b"passed it"):
+        await producer.send(Message("t", body), queue=first.queue)
+    await until(lambda: handled == {b"done", b"passed it"}, "what came later passes what is stuck")
+    await consumer._progress.report(consumer._queues)
+    assert consumer.positions()[first.queue].offset == first.queue_offset + 2
+    await crash(consumer)
+    deliveries = Deliveries()
+    async with Consumer(registries, "g", deliveries.handler("m"), ["t"]):
+        await until(lambda: b"passed it" in deliveries.bodies(), "the next member goes on")
+    assert [d.body for d in deliveries.all] == [b"stuck", b"passed it"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -48,7 +49,7 @@ class Clustering(RuleBasedStateMachine):
         self.join(0.0)
 
     @precondition(lambda self: len(self.members) < MEMBERS_MAX)
-    @rule(pause_s=st.sampled_from([0.0, 0.005, 0.05]))
+    @rule(pause_s=st.sampled_from([0.0, 0.005, 0.1]))
     def join(self, pause_s: float) -> None:
         self.joined += 1
         name = f"m{self.joined}"
@@ -59,7 +60,7 @@ class Clustering(RuleBasedStateMachine):
             [self.example.topic],
             ordered=self.ordered,
             client_id=f"{self.example.group}-{name}",
-            report_s=0.5,
+            report_s=0.05,
         )
         self.members[name] = member
         self.example.run(member.start())
@@ -76,9 +77,14 @@ class Clustering(RuleBasedStateMachine):
         member = self.members.pop(data.draw(st.sampled_from(sorted(self.members))))
         self.example.run(crash(member))
 
-    @rule(count=st.integers(1, 200))
+    @rule(count=st.integers(1, 80))
     def send(self, count: int) -> None:
         self.example.run(self.example.send(count))
+
+    @rule()
+    def pass_time(self) -> None:
+        """Handlers are at work, and progress is reported."""
+        self.example.run(asyncio.sleep(0.1))
 
     @precondition(lambda self: self.kills < 1)
     @rule()
