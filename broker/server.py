@@ -120,6 +120,7 @@ class BrokerServer:
             on_writable=self._writable,
         )
         groups.hello_of = self.rpc.connections.get
+        shared.hello_of = self.rpc.connections.get
 
     def _role_of(self, connection: Connection) -> str:
         hello = self.rpc.connections.get(connection)

@@ -36,7 +36,7 @@ from holdmq.topics import group_fault, is_temporary, topic_fault
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import SHARED, Subscription
 from holdmq.wire.header import rows
-from holdmq.wire.headers import Empty
+from holdmq.wire.headers import Empty, HelloRequest
 from holdmq.wire.shared_headers import (
     EARLIEST,
     LATEST,
@@ -92,7 +92,8 @@ class Gate(Protocol):
 class SharedMode(Part):
     """All shared groups of one broker.
 
-    `load` it over an open store; `gate` is set before the first request.
+    `load` it over an open store; `gate` is set before the first request. `hello_of` says who is at the other
+    end of a connection.
     """
 
     gate: Gate
@@ -104,6 +105,7 @@ class SharedMode(Part):
         path: Path,
         window: int = SHARED_WINDOW,
     ) -> None:
+        self.hello_of: Callable[[Connection], HelloRequest | None] = lambda _: None
         # A receipt of an earlier start is never one of this start's.
         first = (time.time_ns() // 1_000_000) << 20
         self.core = Shared(store.bounds, self._retry_max_times, first, window)
@@ -483,7 +485,7 @@ class SharedMode(Part):
         name = request.header(SharedStateRequest).group
         groups = [group for group in self.core.groups.values() if name in ("", group.name)]
         queues = [self._queue_row(queue) for group in groups for queue in group.order]
-        members = [_member_row(member) for group in groups for member in group.members.values()]
+        members = [self._member_row(member) for group in groups for member in group.members.values()]
         request.reply(SharedStateResponse(queues, members))
 
     def _queue_row(self, queue: SharedQueue) -> SharedQueueRow:
@@ -495,6 +497,19 @@ class SharedMode(Part):
             queue.in_flight,
             queue.waiting_count() + queue.delayed,
             queue.key in self.core.full,
+        )
+
+    def _member_row(self, member: Member) -> SharedMemberRow:
+        connection = member.owner
+        assert isinstance(connection, Connection)
+        hello = self.hello_of(connection)
+        return SharedMemberRow(
+            member.group.name,
+            "" if hello is None else hello.client_id,
+            connection.address,
+            member.in_flight,
+            member.ready_max,
+            member.parked is not None,
         )
 
     # What steps lead to
@@ -561,19 +576,6 @@ class SharedMode(Part):
             assert isinstance(parked.owner, HeldPull)
             self.pulls.reply(parked.owner, [])
         self._settle()
-
-
-def _member_row(member: Member) -> SharedMemberRow:
-    connection = member.owner
-    assert isinstance(connection, Connection)
-    return SharedMemberRow(
-        member.group.name,
-        connection.context or "",
-        connection.address,
-        member.in_flight,
-        member.ready_max,
-        member.parked is not None,
-    )
 
 
 def _warn_of_full(queue: SharedQueue) -> None:

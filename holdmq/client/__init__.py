@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from holdmq.client.pull_consumer import PullConsumer
     from holdmq.client.queries import MessagePage, Messages, QueueAt
     from holdmq.client.route import Link, RouteTable, TopicRoute
+    from holdmq.client.shared_consumer import SharedConsumer
+    from holdmq.client.shared_member import SharedMessage
     from holdmq.client.sync import (
         SyncAdmin,
         SyncConsumer,
         SyncProducer,
         SyncPullConsumer,
+        SyncSharedConsumer,
     )
     from holdmq.client.sync_lookups import SyncMessages, SyncTable, SyncTableWatch
     from holdmq.client.table_watch import TableChange, TableReset, TableWatch
@@ -53,12 +56,15 @@ __all__ = [
     "RouteTable",
     "Security",
     "SendResult",
+    "SharedConsumer",
+    "SharedMessage",
     "StoredRun",
     "SyncAdmin",
     "SyncConsumer",
     "SyncMessages",
     "SyncProducer",
     "SyncPullConsumer",
+    "SyncSharedConsumer",
     "SyncTable",
     "SyncTableWatch",
     "Table",

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from holdmq.client import Admin, Message, Producer, SharedConsumer, SharedMessage
+from holdmq.client.shared_calls import SharedView
 from holdmq.errors import RemoteError, TransportError
 
 GUIDE = Path(__file__).parents[2] / "docs" / "shared.md"
@@ -63,6 +64,11 @@ async def test_20_members_on_4_queues_all_receive_and_a_member_that_never_acks_l
                 await producer.send_batch([Message("t", b"%d" % i) for i in range(first, first + 200)])
         kept += [message.body for message in await keeping]
         await everything.wait()
+        async with Admin(registries) as admin:
+            view = (await admin.shared_groups("g"))["broker-0"]
+            assert isinstance(view, SharedView)
+            assert {row.queue_id for row in view.queues if row.topic == "t"} == {0, 1, 2, 3}
+            assert len({row.client_id for row in view.members}) == 21
         for consumer in consumers:
             await consumer.close()
     assert all(got.values()), "every member received"
