@@ -33,6 +33,7 @@ from holdmq.wire.table_headers import (
     TableUnwatchRequest,
     TableWatchRequest,
 )
+from holdmq.wire.topic_headers import TopicDeleteRequest
 from storage.log.key_index import KeyIndex
 from storage.log.table_files import TableFiles
 
@@ -541,3 +542,17 @@ async def test_watches_are_bounded(t: T, watcher: Watcher, monkeypatch: pytest.M
     monkeypatch.setattr(table_watches, "WATCHES_MAX", 2)
     with pytest.raises(RemoteError, match="2 watches at this broker"):
         await t.broker.client.call(RequestCode.TABLE_WATCH, TableWatchRequest("t", "", 1))
+
+
+async def test_a_table_that_is_deleted_and_made_again_has_no_rows(t: T, watcher: Watcher) -> None:
+    await t.put("k", b"old")
+    await watcher.watch(1)
+    await t.broker.client.call(RequestCode.TOPIC_DELETE, TopicDeleteRequest("t", force=True), 20.0)
+    with pytest.raises(RemoteError, match="TOPIC_UNKNOWN"):
+        await t.get("k")
+    await t.broker.client.call(RequestCode.TOPIC_CREATE, TopicCreateRequest("t", 2, kind="table"))
+    assert await t.get("k") == [(-1, None)]
+    assert await t.scan() == [[]]
+    await t.put("k", b"new", if_version=-1)
+    while (1, "k", b"new") not in await watcher.changes(1):
+        pass
