@@ -90,10 +90,13 @@ class _Subscription:
             await routes.close()
 
     def _begin(self, tasks: asyncio.TaskGroup, routes: RouteTable, reads_all: bool) -> None:
+        from holdmq.client.tables import KIND_TABLE
         from holdmq.topics import OTHER_TOPIC, join_mqtt_topic, topic_of_filter
 
         def read(topic: str, start: Start) -> None:
-            visible = join_mqtt_topic(topic, "") is not None or topic == OTHER_TOPIC
+            route = routes.get(topic)
+            is_table = route is not None and route.kind == KIND_TABLE
+            visible = not is_table and (join_mqtt_topic(topic, "") is not None or topic == OTHER_TOPIC)
             if visible and topic not in self._readers and not self._done.is_set():
                 self._readers[topic] = tasks.create_task(self._read(routes, topic, start))
 

@@ -78,6 +78,13 @@ def test_a_watch_prints_rows_then_changes_until_ctrl_c(cli: Cli, stack: Stack) -
         assert watching.wait(30) == 0
 
 
+def test_rows_are_no_messages_to_a_subscription_of_everything(cli: Cli) -> None:
+    cli("table", "put", "t", "row", "value")
+    assert cli("pub", "messages/x", "-m", "message").returncode == 0
+    got = cli("sub", "#", "--from", "earliest", "--count", "1")
+    assert (got.returncode, got.stdout) == (0, "messages/x message\n")
+
+
 def test_a_watch_ends_after_so_many_changes(cli: Cli) -> None:
     cli("table", "put", "t", "count/1", "1")
     shown = cli("table", "watch", "t", "--prefix", "count/", "--count", "1", "--json").stdout.splitlines()
