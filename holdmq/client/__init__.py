@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from holdmq.client.cursors import Position, Pulled
     from holdmq.client.dead_letters import DeadLetters
     from holdmq.client.group_consumer import Consumer
+    from holdmq.client.groups import GroupAdmin, GroupView, QueueProgress
     from holdmq.client.lanes import SendResult
     from holdmq.client.ordered_topics import OrderedTopics
     from holdmq.client.owners import StoredRun
@@ -42,6 +43,8 @@ __all__ = [
     "ClusterView",
     "Consumer",
     "DeadLetters",
+    "GroupAdmin",
+    "GroupView",
     "Link",
     "Message",
     "MessageId",
@@ -53,6 +56,7 @@ __all__ = [
     "PullConsumer",
     "Pulled",
     "QueueAt",
+    "QueueProgress",
     "RouteTable",
     "Security",
     "SendResult",
@@ -84,6 +88,8 @@ _MODULES = {
     "DeadLetters": "holdmq.client.dead_letters",
     "ClusterView": "holdmq.client.admin",
     "Consumer": "holdmq.client.group_consumer",
+    "GroupAdmin": "holdmq.client.groups",
+    "GroupView": "holdmq.client.groups",
     "Link": "holdmq.client.route",
     "Message": "holdmq.message",
     "MessageId": "holdmq.message",
@@ -95,6 +101,7 @@ _MODULES = {
     "PullConsumer": "holdmq.client.pull_consumer",
     "Pulled": "holdmq.client.cursors",
     "QueueAt": "holdmq.client.queries",
+    "QueueProgress": "holdmq.client.groups",
     "RouteTable": "holdmq.client.route",
     "Security": "holdmq.rpc.security",
     "SendResult": "holdmq.client.lanes",
