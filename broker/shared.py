@@ -28,6 +28,7 @@ from broker.shared_journal import SharedJournal, SyncedStore
 from broker.shared_moves import SharedMoves
 from broker.shared_pulls import HeldPull, SharedPulls
 from broker.shared_starts import SharedStarts, is_volatile
+from broker.shared_state import state_of, warn_of_behind, warn_of_full
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError
 from holdmq.record_origin import RETRY_PREFIX, retry_topic
 from holdmq.rpc.connection import Connection, Request
@@ -43,17 +44,14 @@ from holdmq.wire.shared_headers import (
     SharedAckRequest,
     SharedCloseRequest,
     SharedExtendRequest,
-    SharedMemberRow,
     SharedNack,
     SharedNackRequest,
     SharedOpenRequest,
     SharedOpenResponse,
     SharedPullRequest,
-    SharedQueueRow,
     SharedRange,
     SharedSettleResponse,
     SharedStateRequest,
-    SharedStateResponse,
 )
 from storage.log.core.retention import QueueNeed
 from storage.store import Batch
@@ -484,33 +482,7 @@ class SharedMode(Part):
         """SHARED_STATE: what groups have done, and what they have in hand."""
         name = request.header(SharedStateRequest).group
         groups = [group for group in self.core.groups.values() if name in ("", group.name)]
-        queues = [self._queue_row(queue) for group in groups for queue in group.order]
-        members = [self._member_row(member) for group in groups for member in group.members.values()]
-        request.reply(SharedStateResponse(queues, members))
-
-    def _queue_row(self, queue: SharedQueue) -> SharedQueueRow:
-        return SharedQueueRow(
-            *queue.key,
-            queue.floor,
-            self._store.bounds(queue.key.topic, queue.key.queue_id)[1],
-            queue.acknowledged.count,
-            queue.in_flight,
-            queue.waiting_count() + queue.delayed,
-            queue.key in self.core.full,
-        )
-
-    def _member_row(self, member: Member) -> SharedMemberRow:
-        connection = member.owner
-        assert isinstance(connection, Connection)
-        hello = self.hello_of(connection)
-        return SharedMemberRow(
-            member.group.name,
-            "" if hello is None else hello.client_id,
-            connection.address,
-            member.in_flight,
-            member.ready_max,
-            member.parked is not None,
-        )
+        request.reply(state_of(groups, self.core.full, self._store.bounds, self.hello_of))
 
     # What steps lead to
 
@@ -526,9 +498,9 @@ class SharedMode(Part):
                     if not is_volatile(attempted[0]):
                         self.journal.news.attempted(*attempted)
                 for queue in outcome.filled:
-                    _warn_of_full(queue)
+                    warn_of_full(queue)
                 for queue, messages in outcome.behind:
-                    _warn_of_behind(queue, messages)
+                    warn_of_behind(queue, messages)
                 self.moves.start(outcome.moving)
                 for group in outcome.woken.values():
                     self.pulls.pump(group)
@@ -576,29 +548,6 @@ class SharedMode(Part):
             assert isinstance(parked.owner, HeldPull)
             self.pulls.reply(parked.owner, [])
         self._settle()
-
-
-def _warn_of_full(queue: SharedQueue) -> None:
-    log.warning(
-        "a shared group hands out nothing new of a queue: its window is full",
-        group=queue.key.group,
-        topic=queue.key.topic,
-        queue_id=queue.key.queue_id,
-        floor=queue.floor,
-        shared_window=queue.window,
-        hint="the message at the floor is in flight or waits: its consumer should acknowledge it",
-    )
-
-
-def _warn_of_behind(queue: SharedQueue, messages: int) -> None:
-    log.warning(
-        "retention took messages before a shared group was done with them",
-        group=queue.key.group,
-        topic=queue.key.topic,
-        queue_id=queue.key.queue_id,
-        messages=messages,
-        floor=queue.floor,
-    )
 
 
 def _check_invisible(invisible_ms: int) -> None:

@@ -1,0 +1,78 @@
+"""What is shown and said of shared groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import structlog
+
+from broker.core.shared import Bounds, Member, SharedGroup
+from broker.core.shared_queue import QueueKey, SharedQueue
+from holdmq.rpc.connection import Connection
+from holdmq.wire.headers import HelloRequest
+from holdmq.wire.shared_headers import SharedMemberRow, SharedQueueRow, SharedStateResponse
+
+HelloOf = Callable[[Connection], HelloRequest | None]
+
+log = structlog.get_logger("holdmq.broker")
+
+
+def state_of(
+    groups: Sequence[SharedGroup], full: Collection[QueueKey], bounds: Bounds, hello_of: HelloOf
+) -> SharedStateResponse:
+    """The answer to SHARED_STATE; `full` are the queues whose window is."""
+    return SharedStateResponse(
+        [_queue_row(queue, queue.key in full, bounds) for group in groups for queue in group.order],
+        [_member_row(member, hello_of) for group in groups for member in group.members.values()],
+    )
+
+
+def _queue_row(queue: SharedQueue, is_full: bool, bounds: Bounds) -> SharedQueueRow:
+    return SharedQueueRow(
+        *queue.key,
+        queue.floor,
+        bounds(queue.key.topic, queue.key.queue_id)[1],
+        queue.acknowledged.count,
+        queue.in_flight,
+        queue.waiting_count() + queue.delayed,
+        is_full,
+    )
+
+
+def _member_row(member: Member, hello_of: HelloOf) -> SharedMemberRow:
+    connection = member.owner
+    assert isinstance(connection, Connection)
+    hello = hello_of(connection)
+    return SharedMemberRow(
+        member.group.name,
+        "" if hello is None else hello.client_id,
+        connection.address,
+        member.in_flight,
+        member.ready_max,
+        member.parked is not None,
+    )
+
+
+def warn_of_full(queue: SharedQueue) -> None:
+    """Say that a queue's window is full: somebody should look at the message at its floor."""
+    log.warning(
+        "a shared group hands out nothing new of a queue: its window is full",
+        group=queue.key.group,
+        topic=queue.key.topic,
+        queue_id=queue.key.queue_id,
+        floor=queue.floor,
+        shared_window=queue.window,
+        hint="the message at the floor is in flight or waits: its consumer should acknowledge it",
+    )
+
+
+def warn_of_behind(queue: SharedQueue, messages: int) -> None:
+    """Say that messages went before they were done."""
+    log.warning(
+        "retention took messages before a shared group was done with them",
+        group=queue.key.group,
+        topic=queue.key.topic,
+        queue_id=queue.key.queue_id,
+        messages=messages,
+        floor=queue.floor,
+    )
