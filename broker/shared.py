@@ -18,7 +18,8 @@ from typing import Any, Final, Protocol
 import structlog
 
 from broker.core.moves import RETRY_MAX_TIMES, RetryPolicy
-from broker.core.shared import READY_MAX, Member, Settling, Shared
+from broker.core.shared import READY_MAX, Settling, Shared
+from broker.core.shared_members import Member
 from broker.core.shared_queue import SHARED_WINDOW, SharedQueue
 from broker.core.shared_records import Entry, snapshot_entry
 from broker.core.subscriptions import ALL, SubscriptionFilter
@@ -79,6 +80,9 @@ class Gate(Protocol):
 
     def ensure(self, name: str, mode: str, done: Callable[[HoldMQError | None], None]) -> None:
         """Call `done` when the group exists durably in this mode; raises when it must not."""
+
+    def admit_pull(self, group: str) -> None:
+        """Raise GROUP_UNKNOWN or GROUP_DISABLED when a group must not pull."""
 
     def retry_policy(self, group: str) -> RetryPolicy | None:
         """How a group's failed messages are retried; None = there is no such group."""
@@ -398,8 +402,10 @@ class SharedMode(Part):
             raise RemoteError(Code.LIMIT_EXCEEDED, "a SHARED_PULL asks for at least one message")
         if member.is_pulling:
             raise RemoteError(Code.LIMIT_EXCEEDED, "a member has one SHARED_PULL at a time")
+        if not is_temporary(member.group.name):
+            self.gate.admit_pull(member.group.name)
         member.is_pulling = True
-        self.pulls.serve(HeldPull(request, header, member))
+        self.pulls.begin(request, header, member)
         self._settle()
 
     def ack(self, request: Request) -> None:

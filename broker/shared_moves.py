@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from broker.core.shared import Moving, Shared
+from broker.core.shared import Shared
+from broker.core.shared_members import Moving
 from broker.shared_journal import SharedJournal
 from broker.shared_starts import is_volatile
 from holdmq.errors import Code, HoldMQError, StorageError

@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from broker.core.shared import Member, Shared, SharedGroup
+from broker.core.shared import Shared
+from broker.core.shared_members import Member, SharedGroup
 from broker.core.shared_queue import Claim
 from broker.core.topics import TopicTable
 from broker.shared_reads import Chosen, choose
@@ -29,16 +30,19 @@ PULL_MAX_BYTES: Final = 8 << 20
 HOLD_MAX_MS: Final = 120_000
 SCANS_MAX: Final = 16
 """Reads without a result in one turn of the loop: what a filter rejects must not hold it up."""
+SCAN_MIN_S: Final = 0.1
+"""How long a pull that is not held may look for what its filter wants, turn by turn of the loop."""
 
 log = structlog.get_logger("holdmq.broker")
 
 
 class HeldPull(NamedTuple):
-    """A pull in hand."""
+    """A pull in hand; `until` is the loop's time at which it is answered whatever was found."""
 
     request: Request
     header: SharedPullRequest
     member: Member
+    until: float
 
 
 class SharedPulls:
@@ -73,6 +77,9 @@ class SharedPulls:
         for parked in list(group.waiting.values()):
             if parked.is_over:
                 continue
+            if parked.member.room <= 0:
+                self._core.rest(parked)
+                continue
             pull = parked.owner
             assert isinstance(pull, HeldPull)
             claims = self._claim(parked.member, pull.header.messages_max)
@@ -81,6 +88,11 @@ class SharedPulls:
                 self.serve(pull, claims)
             elif len(parked.member.topics) >= len(group.filters):
                 return  # there is nothing for anybody
+
+    def begin(self, request: Request, header: SharedPullRequest, member: Member) -> None:
+        """Serve a new pull."""
+        hold_s = min(max(header.hold_ms / 1e3, SCAN_MIN_S), HOLD_MAX_MS / 1e3)
+        self.serve(HeldPull(request, header, member, self._loop.time() + hold_s))
 
     def serve(self, pull: HeldPull, claims: list[Claim] | None = None) -> None:
         for _ in range(SCANS_MAX):
@@ -98,8 +110,8 @@ class SharedPulls:
         self._loop.call_soon(self._serve_on, pull)
 
     def _serve_on(self, pull: HeldPull) -> None:
-        if pull.member.is_gone:
-            self.reply(pull, [])
+        if pull.member.is_gone or self._loop.time() >= pull.until:
+            self.reply(pull, [])  # how far it looked is kept
         else:
             self.serve(pull)
         self._settle()
@@ -168,7 +180,8 @@ class SharedPulls:
         wanted = self._core.groups[key.group].filters.get(key.topic)
         if wanted is None or not claim.is_fresh:
             return None
-        return wanted.hashes(key.topic, self._topics.key_levels(key.topic))
+        hashes = wanted.hashes(key.topic, self._topics.key_levels(key.topic))
+        return None if hashes is None else HashFilter(*hashes)
 
     def _hand_out(self, pull: HeldPull, claims: list[Claim], reads: list[QueueRead]) -> bool:
         """End the claims; True if there were messages, and the pull is answered."""
@@ -223,12 +236,12 @@ class SharedPulls:
         pull.request.reply(SharedPullResponse([row for row, _ in found], invisible_ms), parts, size)
 
     def _park(self, pull: HeldPull) -> None:
-        hold_ms = min(pull.header.hold_ms, HOLD_MAX_MS)
-        if hold_ms <= 0 or pull.member.is_gone or self.is_draining:
+        now = self._loop.time()
+        if pull.header.hold_ms <= 0 or now >= pull.until or pull.member.is_gone or self.is_draining:
             self.reply(pull, [])
             return
         self.parked += 1
-        self._core.park(pull.member, pull, self._loop.time() + hold_ms / 1e3)
+        self._core.park(pull.member, pull, pull.until)
 
 
 def _credit(header: SharedPullRequest) -> int:

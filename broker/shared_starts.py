@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import structlog
 
-from broker.core.shared import Shared, SharedGroup
+from broker.core.shared import Shared
+from broker.core.shared_members import SharedGroup
 from broker.core.shared_queue import QueueKey, SharedQueue
 from broker.core.subscriptions import SubscriptionFilter
 from broker.core.topics import TopicTable

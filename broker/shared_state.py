@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
-from broker.core.shared import Bounds, Member, SharedGroup
+from broker.core.shared import Bounds
+from broker.core.shared_members import Member, SharedGroup
 from broker.core.shared_queue import QueueKey, SharedQueue
 from holdmq.rpc.connection import Connection
 from holdmq.wire.headers import HelloRequest

@@ -9,7 +9,6 @@ from holdmq.mqtt.filters import check_filter
 from holdmq.mqtt.reasons import MqttError
 from holdmq.topics import tag_fault, tag_filter_term, tag_matches, tag_term
 from holdmq.wire.headers import TermKind
-from storage.store import HashFilter
 
 ALL: Final = "*"
 TAGS_MAX: Final = 1_024
@@ -54,13 +53,13 @@ class SubscriptionFilter:
             return tag in self._tags
         return tag_matches(self._pattern, tag)
 
-    def hashes(self, topic: str, key_levels: int) -> HashFilter | None:
-        """What may pass, by hash; None = hashes cannot say."""
+    def hashes(self, topic: str, key_levels: int) -> tuple[list[int], list[int]] | None:
+        """What may pass: whole tag hashes, and high halves of them; None = hashes cannot say."""
         if self.is_all:
             return None
         if self._tags is not None:
-            return HashFilter([tag_term(topic, tag, key_levels).hash for tag in self._tags])
+            return [tag_term(topic, tag, key_levels).hash for tag in sorted(self._tags)], []
         term = tag_filter_term(topic, self._pattern, key_levels)
         if term.kind == TermKind.PREFIX:
-            return HashFilter((), [term.hash >> 32])
+            return [], [term.hash >> 32]
         return None

@@ -630,3 +630,39 @@ async def test_what_a_filter_rejected_is_not_looked_at_again_after_a_restart(
     assert broker.server.shared.floor("g", "t", 0) == 50
     member = await join(broker, tags="want")
     assert [m.offset for m in await member.pull()] == [got.offset]
+
+
+async def test_a_group_that_is_switched_off_is_refused(broker: Stack, join: Join) -> None:
+    await broker.create("t", 1)
+    member = await join(broker)
+    await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g", consume_enable=False))
+    with pytest.raises(RemoteError) as caught:
+        await member.pull()
+    assert caught.value.code == Code.GROUP_DISABLED
+    with pytest.raises(RemoteError):
+        await join(broker)
+    await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g", consume_enable=True))
+    assert await member.pull() == []
+
+
+async def test_a_member_without_room_does_not_hold_up_the_others(broker: Stack, join: Join) -> None:
+    await broker.create("t", 1)
+    await broker.produce("t", 0, (b"a", None))
+    crowded, other = await join(broker, ready_max=1), await join(broker)
+    (got,) = await crowded.pull()
+    broker.store._watermark_passed(StoreFullError("no space", operation="write"))
+    refused = asyncio.create_task(crowded.ack(got))
+    # Sent while its only message is on its way to be acknowledged, it has room for a moment.
+    held = asyncio.create_task(crowded.pull(hold_ms=10_000))
+    with pytest.raises(RemoteError):
+        await refused
+    await parked(broker)
+    waiting = asyncio.create_task(other.pull(hold_ms=10_000))
+    await parked(broker, 2)
+    broker.store._watermark_passed(None)
+    await broker.produce("t", 0, (b"b", None))
+    assert bodies(await waiting) == [b"b"]
+    assert not held.done()
+    assert await crowded.ack(got) == []
+    await broker.produce("t", 0, (b"c", None))
+    assert bodies(await held) == [b"c"]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from broker.core.acknowledged import ranges_of
-from broker.core.shared import Delivery, Member, Moving, Settling, Shared
+from broker.core.shared import Settling, Shared
+from broker.core.shared_members import Delivery, Member, Moving
 from broker.core.shared_queue import Claim, QueueKey
 from broker.core.shared_records import News, Restored, snapshot_entry
 from broker.core.subscriptions import SubscriptionFilter
