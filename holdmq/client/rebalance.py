@@ -34,6 +34,8 @@ JOIN_REFRESH_S: Final = 5.0
 """How often membership is repeated: what a lost push would have told is then known."""
 RENEWALS_PER_LEASE: Final = 4
 """A lease survives three renewals that are lost."""
+LEASES_MAX: Final = 10_000
+"""Leases of one member at one broker: fewer than a QUEUE_LEASE may name. What is past it stays wanted."""
 RELEASE_WAIT_S: Final = 60.0
 """How long handlers may finish what they have of a queue that goes to another member."""
 
@@ -283,7 +285,10 @@ class Rebalance:
         """Renew, ask again, join again, and let go of what expired."""
         for lease in list(self.leases.values()):
             if lease.phase in (Phase.HELD, Phase.DRAINING) and lease.expires_at <= now:
+                generation = lease.generation
                 self._lose(lease, now, "it could not be renewed in time")
+                # The broker may have counted from later on: others need not wait for that.
+                self._actions.append(Release(lease.queue, generation))
             elif lease.phase is Phase.DRAINING and lease.due_at <= now:
                 self._release(lease)
         for name, broker in self._brokers.items():
@@ -343,7 +348,9 @@ class Rebalance:
                 held.append(lease)
         if not due and not (held and known.renew_at <= now):
             return
-        asked = due + held
+        asked = (held + due)[:LEASES_MAX]
+        for lease in due[max(0, LEASES_MAX - len(held)) :]:
+            lease.due_at = now + ASK_AGAIN_S
         known.asked = {lease.queue: lease.generation for lease in asked}
         known.asked_at = now
         rows = [WantedQueue(a.queue.topic, a.queue.queue_id, a.generation) for a in asked]

@@ -4,12 +4,14 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from broker.core.leases import Ended, LeaseKey, Leases
 from broker.core.members import Members
+from holdmq.client import rebalance as module
 from holdmq.client.allocation import strategy_of
 from holdmq.client.rebalance import (
     ASK_AGAIN_S,
@@ -104,7 +106,9 @@ def test_a_lease_that_is_not_renewed_is_lost_before_the_broker_gives_it_away() -
     core.handle_deadline(5.0)
     core.actions()
     core.handle_deadline(LEASE_S)
-    assert [d.queue for d in of_kind(Drop, core.actions())] == QUEUES
+    actions = core.actions()
+    assert [d.queue for d in of_kind(Drop, actions)] == QUEUES
+    assert [r.generation for r in of_kind(Release, actions)] == [10, 11, 12, 13]
     assert all(lease.phase is Phase.WANTED for lease in core.leases.values())
 
 
@@ -197,6 +201,34 @@ def test_closing_gives_everything_back() -> None:
     assert core.leases == {}
 
 
+def test_a_member_holds_so_many_leases_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module.LEASES_MAX == 10_000
+    monkeypatch.setattr(module, "LEASES_MAX", 3)
+    core = member()
+    assert [row.queue_id for row in asked(core)] == [0, 1, 2]
+    core.leased("b", [granted(q, 10) for q in QUEUES[:3]], LEASE_S, 0.1)
+    core.actions()
+    core.handle_deadline(ASK_AGAIN_S)
+    assert [row.queue_id for row in asked(core)] == [0, 1, 2]
+    assert core.next_deadline() > ASK_AGAIN_S
+
+
+def test_a_strategy_that_fails_leaves_the_leases_as_they_are() -> None:
+    answers = [{"me": QUEUES}]
+    core = Rebalance("me", strategy_of(lambda *_: answers.pop()))
+    core.set_queues(QUEUES, 0.0)
+    core.broker_up("b", 0.0)
+    core.joined("b", 1, ["me"], False, 0.0)
+    assert core.fault is None
+    core.actions()
+    core.leased("b", [granted(q, 10) for q in QUEUES], LEASE_S, 0.0)
+    core.actions()
+    core.joined("b", 2, ["me", "z"], False, 1.0)
+    assert isinstance(core.fault, IndexError)
+    assert core.actions() == []
+    assert all(lease.phase is Phase.HELD for lease in core.leases.values())
+
+
 class Link:
     """A connection between a member and the broker: what is on its way, in order."""
 
@@ -232,7 +264,7 @@ class Cluster(RuleBasedStateMachine):
         self.members: Members[Link] = Members(60.0, 100)
         self.leases: Leases[Link] = Leases(LEASE_S)
         self.count = 0
-        self.unheard: dict[TopicQueue, Link] = {}
+        self.unheard: set[tuple[TopicQueue, int, Link]] = set()
 
     # Broker
 
@@ -294,7 +326,7 @@ class Cluster(RuleBasedStateMachine):
             core.leased("b", rest[0], LEASE_S, self.now)
         elif kind == "fenced":
             core.fenced(*rest, self.now)
-            self.unheard.pop(rest[0], None)
+            self.unheard.discard((*rest, link))
         else:
             core.released(*rest, self.now)
         self.act(peer)
@@ -392,7 +424,7 @@ class Cluster(RuleBasedStateMachine):
         ended = self.leases.end(LeaseKey("g", queue.topic, queue.queue_id))
         if ended is not None:
             # Its held PULL is answered: until it hears of that, the holder cannot know.
-            self.unheard[queue] = ended.lease.owner
+            self.unheard.add((queue, ended.lease.generation, ended.lease.owner))
             ended.lease.owner.to_member.append(("fenced", queue, ended.lease.generation))
             self.ended([ended])
 
@@ -419,8 +451,7 @@ class Cluster(RuleBasedStateMachine):
     def no_queue_is_consumed_by_two(self) -> None:
         self.ended(self.leases.expire(self.now))
         for queue in QUEUES:
-            holder = self.unheard.get(queue)
-            if holder is not None and holder.owner.link is holder:
+            if any(q == queue and link.owner.link is link for q, _, link in self.unheard):
                 continue
             users = [peer.name for peer in self.peers.values() if peer.uses(queue, self.now)]
             assert len(users) <= 1, f"{queue} is consumed by {users}"
@@ -444,10 +475,14 @@ class Cluster(RuleBasedStateMachine):
             self.now += 1.0
             self.ring()
         owners = {q: p.name for p in self.peers.values() for q in p.consuming}
-        assert owners.keys() == set(self.queues), "a queue is stuck"
+        state = [
+            (p.name, [(q.queue_id, x.phase, x.generation) for q, x in p.core.leases.items()])
+            for p in self.peers.values()
+        ]
+        assert owners.keys() == set(self.queues), f"a queue is stuck: {state}"
         counts = [len(p.consuming) for p in self.peers.values()]
         assert max(counts) - min(counts) <= 1
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCluster.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
