@@ -24,7 +24,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
-        archive.extractall(source, filter="data")
+        archive.extractall(source)
     (unpacked,) = source.iterdir()
     return build(unpacked, "--wheel", tmp_path_factory.mktemp("wheel"))
 
