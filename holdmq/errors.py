@@ -134,7 +134,7 @@ CODES: Final[dict[Code, CodeInfo]] = {
     Code.MESSAGE_UNKNOWN: CodeInfo(False, "no such message: it never was, or retention removed it"),
     Code.GROUP_IN_USE: CodeInfo(False, "the group has members: stop them first"),
     Code.DELAY_INVALID: CodeInfo(False, "a delay that this broker does not take"),
-    Code.ROW_CHANGED: CodeInfo(False, "the row has another version than the expected one: read it and decide again"),
+    Code.ROW_CHANGED: CodeInfo(False, "the row has another version than the expected one: read it again"),
 }
 
 
