@@ -137,20 +137,30 @@ class Link:
         failure: HoldMQError = TransportError("no registry is configured")
         for address in tuple(self._registries):
             try:
-                reply = await self._client(address).call(
-                    RequestCode.ROUTE_GET, RouteGetRequest(), ASK_TIMEOUT_S
-                )
-                answer = reply.header(RouteGetResponse)
+                brokers, routes = await self._routes_of(address)
             except HoldMQError as error:
                 failure = error
                 continue
             # The next plan asks this one first: waiting for one that is away would make every batch late.
             self._registries.remove(address)
             self._registries.insert(0, address)
-            await self._learn(rows(BrokerRow, answer.brokers), rows(RouteRow, answer.routes))
+            await self._learn(brokers, routes)
             return
         if not self._addresses:
             raise failure
+
+    async def _routes_of(self, registry: str) -> tuple[list[BrokerRow], list[RouteRow]]:
+        """All pages; what changes between them is seen by the next plan."""
+        found: list[RouteRow] = []
+        after = ""
+        while True:
+            request = RouteGetRequest(after=after)
+            reply = await self._client(registry).call(RequestCode.ROUTE_GET, request, ASK_TIMEOUT_S)
+            answer = reply.header(RouteGetResponse)
+            found += rows(RouteRow, answer.routes)
+            after = answer.next_after
+            if not after:
+                return rows(BrokerRow, answer.brokers), found
 
     async def _learn(self, brokers: list[BrokerRow], routes: list[RouteRow]) -> None:
         # What a registry does not list (it may have started a moment ago) stays as it was: the broker
@@ -163,6 +173,8 @@ class Link:
                     await self._clients.pop(old).close()
         topics: dict[str, list[str]] = {}
         for route in routes:
+            if not route.read_queues:
+                continue  # of an ordered topic, at a broker that is absent
             topics.setdefault(route.broker, []).append(route.topic)
         self._topics.update(topics)
 
