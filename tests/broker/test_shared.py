@@ -618,12 +618,15 @@ async def test_what_a_filter_rejected_is_not_looked_at_again_after_a_restart(
     await broker.create("t", 1)
     await broker.produce("t", 0, *((b"no", "other") for _ in range(50)), (b"yes", "want"))
     member = await join(broker, tags="want")
+    journal = broker.server.shared.journal
+    while not journal.snapshots:
+        journal.save_snapshot()
+        await asyncio.sleep(0.02)
     (got,) = await member.pull()
     # A delivery is as long as its messages lie apart, whatever lay before them.
     (delivery,) = broker.server.shared.core.deliveries.values()
     assert (delivery.first, delivery.left) == (50, 1)
-    journal = broker.server.shared.journal
-    while not journal.snapshots:
+    while journal.snapshots < 2:
         journal.save_snapshot()
         await asyncio.sleep(0.02)
     broker = await start()
@@ -666,3 +669,16 @@ async def test_a_member_without_room_does_not_hold_up_the_others(broker: Stack, 
     assert await crowded.ack(got) == []
     await broker.produce("t", 0, (b"c", None))
     assert bodies(await held) == [b"c"]
+
+
+async def test_a_queue_that_appeared_while_nobody_was_there_is_read_from_its_beginning(
+    broker: Stack, join: Join
+) -> None:
+    await broker.create("t", 1)
+    await broker.produce("t", 0, (b"before", None))
+    member = await join(broker, start="latest")
+    await member.leave()
+    await broker.client.call(RequestCode.TOPIC_GROW, TopicGrowRequest("t", 2))
+    await broker.produce("t", 1, (b"grown", None))
+    member = await join(broker, start="latest")
+    assert bodies(await member.pull()) == [b"grown"]
