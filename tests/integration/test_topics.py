@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import signal
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,10 @@ def position_of(message: Message) -> int:
     return message.message_id.physical_offset
 
 
+async def until_metric(stack: Any, service: str, metric: str, least: int) -> None:
+    await asyncio.to_thread(wait_until, lambda: stack.metric(service, metric) >= least, metric)
+
+
 def go_on(fleet: Fleet) -> None:
     wanted = fleet.acknowledged + 200
     wait_until(lambda: fleet.acknowledged > wanted, "devices go on")
@@ -212,7 +217,7 @@ async def test_a_subscriber_that_lags_misses_nothing_of_what_a_paused_topic_kept
     holdmq_stack: StackMaker,
 ) -> None:
     stack = holdmq_stack(**{"gateway.workers": 1, "gateway.inflight_max": 2})
-    async with Producer([stack.registry]) as producer, Admin([stack.registry]) as admin:
+    async with Admin([stack.registry]) as admin:
         for topic in ("p", "q"):
             await admin.create_topic(topic, 1)
         process = await asyncio.create_subprocess_exec(
@@ -228,7 +233,12 @@ async def test_a_subscriber_that_lags_misses_nothing_of_what_a_paused_topic_kept
 
             async def send(topic: str, first: int, count: int) -> set[bytes]:
                 bodies = [b"%s%d" % (topic.encode(), number) for number in range(first, first + count)]
-                await producer.send_batch([Message(topic, body, "a") for body in bodies])
+                publishing = await asyncio.create_subprocess_exec(
+                    "mosquitto_pub", "-h", "127.0.0.1", "-p", str(stack.mqtt_port),
+                    "-q", "1", "-t", f"{topic}/a", "-l", stdin=asyncio.subprocess.PIPE,
+                )  # fmt: skip
+                await publishing.communicate(b"\n".join(bodies) + b"\n")
+                assert publishing.returncode == 0
                 return set(bodies)
 
             async def receive(wanted: set[bytes]) -> None:
@@ -245,12 +255,17 @@ async def test_a_subscriber_that_lags_misses_nothing_of_what_a_paused_topic_kept
             kept = await send("p", 50, 100)
             await receive(await send("q", 0, 50))
             assert not kept & seen.keys()
+            process.send_signal(signal.SIGSTOP)
             wanted |= kept | await send("q", 50, 100)
+            await until_metric(stack, "gateway", "holdmq_gateway_lagging_sessions", 1)
             await admin.pause_topic("p", False)
+            await until_metric(stack, "broker", "holdmq_broker_read_late_messages_total", 100)
+            process.send_signal(signal.SIGCONT)
             wanted |= await send("p", 150, 50) | await send("q", 150, 50)
             await receive(wanted)
         finally:
             with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
                 process.terminate()
             await process.wait()
     for topic in (b"p", b"q"):
