@@ -79,6 +79,8 @@ async def main(config: Config, service: Service) -> None:
     try:
         await loop.run_in_executor(None, letters.load, path.with_name("deadLetters.json"), accept_backup)
         server.moves.start()
+        server.statistics_calls.segments = lambda: store.chunks.activity.rates
+        server.statistics_calls.start()
         loop.add_signal_handler(signal.SIGHUP, security.reload_soon)
         await server.rpc.listen(settings.bind, settings.port)
         address = settings.advertise or f"{settings.bind}:{server.rpc.port}"

@@ -44,9 +44,10 @@ the producer may not use: his windows would push those of others out."""
 class _Pending:
     """One PRODUCE in hand: a result per run, and how many runs still wait for the store."""
 
-    __slots__ = ("header", "positions", "request", "results", "waiting")
+    __slots__ = ("began_at", "header", "positions", "request", "results", "waiting")
 
-    def __init__(self, request: Request, header: ProduceRequest, runs: int) -> None:
+    def __init__(self, request: Request, header: ProduceRequest, runs: int, began_at: float) -> None:
+        self.began_at = began_at
         self.request = request
         self.header = header
         self.results: list[RunResult | None] = [None] * runs
@@ -129,7 +130,7 @@ class Produce(Part):
         body = self._parse(request.body, header, runs)
         self.batches += 1
         now = time.monotonic()
-        pending = _Pending(request, header, len(runs))
+        pending = _Pending(request, header, len(runs), now)
         busy = self._is_busy()
         later = self._wait_for(header, runs, body) if header.delayed else {}
         accepted: list[_Accepted] = []
@@ -326,6 +327,7 @@ class Produce(Part):
 
     def _confirmed(self, pending: _Pending, accepted: list[_Accepted], batch: Batch) -> None:
         first = 0
+        took_us = int((time.monotonic() - pending.began_at) * 1e6)
         for a, run in zip(accepted, batch.runs, strict=True):
             last = first + run.count
             # What waits has no place in its queue yet.
@@ -337,8 +339,10 @@ class Produce(Part):
                 pending.positions[a.index] = (batch.position + batch.starts[first:last]).tolist()
             self.delayed += run.count if is_delayed else 0
             self._settle(pending, a, Code.OK, base_offset)
-            counts = self._statistics.of(a.run.topic)
+            counts = self._statistics.of(a.run.topic, a.run.queue_id)
             counts.messages_in += run.count
+            counts.puts += 1
+            counts.put_us += took_us
             end = len(batch.records) if last == len(batch.sizes) else int(batch.starts[last])
             counts.bytes_in += end - int(batch.starts[first])
             first = last

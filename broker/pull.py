@@ -180,13 +180,14 @@ class Pull(Part):
 
     def _serve(self, handled: Handled, may_hold: bool) -> None:
         queues = handled[2]
+        began_at = self._loop.time()
         reads = self._read(handled)
         if reads is None:
-            self._serve_cold(handled)
+            self._serve_cold(handled, began_at)
         elif may_hold and all(_is_at_end(q, r) for q, r in zip(queues, reads, strict=True)):
             self._park(handled)
         else:
-            self._reply(handled, reads)
+            self._reply(handled, reads, began_at)
 
     def _read(self, handled: Handled) -> list[QueueRead | RemoteError] | None:
         """One result per queue from memory; None when one of them needs the disk."""
@@ -211,7 +212,7 @@ class Pull(Part):
                 break
         return reads
 
-    def _serve_cold(self, handled: Handled) -> None:
+    def _serve_cold(self, handled: Handled, began_at: float) -> None:
         request, header, queues = handled
         self.cold_reads += 1
         plans = [
@@ -244,7 +245,8 @@ class Pull(Part):
             if error is None:
                 reads = finished.result()
                 # A lease may have ended meanwhile: its queue may be somebody else's by now.
-                self._reply(handled, [self._fence(handled, at) or read for at, read in enumerate(reads)])
+                fenced = [self._fence(handled, at) or read for at, read in enumerate(reads)]
+                self._reply(handled, fenced, began_at)
             elif isinstance(error, HoldMQError):
                 request.refuse(error)
             else:
@@ -253,11 +255,12 @@ class Pull(Part):
 
         future.add_done_callback(done)
 
-    def _reply(self, handled: Handled, reads: list[QueueRead | RemoteError]) -> None:
-        request, _, queues = handled
+    def _reply(self, handled: Handled, reads: list[QueueRead | RemoteError], began_at: float) -> None:
+        request, header, queues = handled
+        took_us = int((self._loop.time() - began_at) * 1e6)
         pulled: list[PulledQueue] = []
         parts: list[memoryview] = []
-        size = 0
+        size = messages = 0
         for queue, read in zip(queues, reads, strict=False):
             if isinstance(read, RemoteError):
                 pulled.append(PulledQueue(queue.topic, queue.queue_id, read.code, queue.offset, 0, 0, 0, 0))
@@ -276,9 +279,17 @@ class Pull(Part):
                     read.size_bytes,
                 )
             )
-            counts = self._statistics.of(queue.topic)
-            counts.messages_out += read.count
-            counts.bytes_out += read.size_bytes
+            if read.count:
+                messages += read.count
+                counts = self._statistics.of(queue.topic, queue.queue_id)
+                counts.messages_out += read.count
+                counts.bytes_out += read.size_bytes
+                counts.gets += 1
+                counts.get_us += took_us
+        if messages and header.group:
+            counts = self._statistics.of_group(header.group)
+            counts.messages_out += messages
+            counts.bytes_out += size
         request.reply(PullResponse(pulled, self._store.epoch), parts, size)
 
     def _admit(self, handled: Handled, at: int) -> QueueRead | RemoteError | None:

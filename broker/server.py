@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
 
+from broker.backlog import Backlogs
 from broker.copies import Copies
+from broker.core.windows import TRAFFIC
 from broker.dead_letters import DeadLetters
 from broker.groups import Groups
 from broker.moves import Moves
@@ -16,7 +19,8 @@ from broker.pull import Pull
 from broker.queries import Queries
 from broker.reads import Reads
 from broker.shared import SharedMode
-from broker.statistics import Statistics, TopicCounts
+from broker.statistics import Statistics
+from broker.statistics_calls import StatisticsCalls
 from broker.tables import Tables
 from broker.topics import Topics
 from holdmq.rpc.connection import Connection, Request
@@ -67,7 +71,7 @@ class BrokerServer:
     ) -> None:
         self.name = name
         self.cluster = cluster
-        self.statistics = Statistics()
+        self.statistics = Statistics(asyncio.get_running_loop().time())
         self.produce = Produce(store, topics.table, self.statistics, record_max_bytes)
         self.pull = Pull(store, topics.table, self.statistics)
         self.reads = Reads(store, topics.table)
@@ -96,6 +100,11 @@ class BrokerServer:
         groups.on_pause.append(shared.group_paused)
         groups.on_delete.append(shared.group_deleted)
         shared.starts.kept_offset = groups.offsets.table.get
+        self.backlogs = Backlogs(store, groups, shared)
+        self.statistics_calls = StatisticsCalls(self.statistics, self.backlogs, topics.table)
+        self.parts.append(self.statistics_calls)
+        groups.on_delete.append(self.statistics_calls.group_deleted)
+        topics.on_changed += [self.backlogs.topic_changed, self.statistics_calls.topic_changed]
         self._store = store
         self._record_max_bytes = record_max_bytes
         self._states: dict[Connection, dict[str, Any]] = {}
@@ -183,24 +192,15 @@ class BrokerServer:
     def _list_topics(self, request: Request) -> None:
         include_system = request.header(TopicListRequest).include_system
         topics = self.topics.table.rows(include_system)
-        none = TopicCounts()
+        totals = self.statistics.topic_totals(row.topic for row in topics)
         stats = []
         for row in topics:
-            counts = self.statistics.topics.get(row.topic, none)
             stored = 0
             for queue_id in range(row.read_queues):
                 first, end = self._store.bounds(row.topic, queue_id)
                 stored += end - first
-            stats.append(
-                TopicStats(
-                    row.topic,
-                    counts.messages_in,
-                    counts.bytes_in,
-                    counts.messages_out,
-                    counts.bytes_out,
-                    stored,
-                )
-            )
+            traffic = totals[row.topic][:TRAFFIC]
+            stats.append(TopicStats._make([row.topic, *traffic, stored]))
         request.reply(TopicListResponse(topics, stats))
 
     def _queue_bounds(self, request: Request) -> None:

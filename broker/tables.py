@@ -227,7 +227,7 @@ class Tables(Part):
                     waiting.refuse(error)
                 return
             self._changed_to = max(self._changed_to, batch.end)
-            counts = self._statistics.of(header.topic)
+            counts = self._statistics.of(topic, queue_id)
             counts.messages_in += 1
             counts.bytes_in += len(batch.records)
             for waiting in self.changes.confirm(change):
