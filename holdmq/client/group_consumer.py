@@ -27,6 +27,7 @@ from holdmq.client.offset_store import DIRECTORY, OffsetStore
 from holdmq.client.process_queue import ProcessQueue
 from holdmq.client.rebalance import RELEASE_WAIT_S, Start
 from holdmq.client.route import RouteTable
+from holdmq.client.settling import SUSPEND_S, Failure, Settling
 from holdmq.client.start_positions import FirstStart
 from holdmq.client.subscriptions import TagFilter
 from holdmq.client.workers import Handler, Workers
@@ -37,8 +38,6 @@ from holdmq.rpc.security import Security
 from holdmq.topics import group_fault, topic_fault
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import BROADCAST, CLUSTERING, Subscription
-from holdmq.wire.header import rows
-from holdmq.wire.move_headers import SendBackRequest, SendBackResponse, SendBackResult, SentBack
 from holdmq.wire.offset_headers import TO_EARLIEST, TO_LATEST, TO_OFFSET, OffsetResetRequest
 
 CONCURRENCY: Final = 20
@@ -48,11 +47,6 @@ REPORT_S: Final = 5.0
 START_TIMEOUT_S: Final = 10.0
 CLOSE_TIMEOUT_S: Final = 30.0
 """How long `close` waits for handlers."""
-SUSPEND_S: Final = 1.0
-"""Pause of an ordered queue after its message failed (RocketMQ's suspendCurrentQueueTimeMillis)."""
-SEND_BACK_TIMEOUT_S: Final = 5.0
-SEND_BACK_AGAIN_S: Final = 5.0
-"""When a message that failed cannot be sent back either, it is tried again here after this."""
 PREPARE_AGAIN_S: Final = 1.0
 MISSING_S: Final = 1.0
 """How often routes are asked for while a wanted topic has none."""
@@ -118,12 +112,10 @@ class Consumer:
         self.routes = (
             routes if routes is not None else RouteTable(registries, self.client_id, security=security)
         )
-        self.handled = self.failed = self.sent_back = self.given_up = 0
         self._owns_routes = routes is None
         self._is_clustering = mode == CLUSTERING
         self._ordered = ordered
         self._report_s = report_s
-        self._suspend_s = suspend_s
         self._filters: dict[str, TagFilter] = {}
         self._queues: dict[TopicQueue, ProcessQueue] = {}
         self._strategy = strategy_of(strategy)
@@ -140,10 +132,19 @@ class Consumer:
         self._prepared = asyncio.Event()
         self._refusal: HoldMQError | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._retry_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._hand_out = HandOut(self._queues, self._filters, ordered, self._room_made)
-        self._workers: Workers[Job] = Workers(handler, concurrency, self._take, self._settle)
+        self._settling = Settling(
+            self.routes,
+            group,
+            self._queues,
+            self._hand_out,
+            failure=_failure(self._is_clustering, ordered),
+            suspend_s=suspend_s,
+            on_settled=self._settled,
+            wake=self._wake,
+        )
+        self._workers: Workers[Job] = Workers(handler, concurrency, self._take, self._settling.settle)
         self._pulls: GroupPulls
         self._membership: GroupMembership
         for topic, text in topics.items() if isinstance(topics, Mapping) else ((t, "*") for t in topics):
@@ -242,8 +243,7 @@ class Consumer:
         late += await self._workers.close(left_s)
         if late:
             log.warning("handlers did not end in time", group=self.group, handlers=late)
-        if self._retry_timer is not None:
-            self._retry_timer.cancel()
+        self._settling.close()
         await self._progress.close(self._queues)
         if self._owns_routes:
             await self.routes.close()
@@ -309,10 +309,10 @@ class Consumer:
             "bytes_waiting": sum(p.waiting_bytes for p in processes),
             "handlers_running": self._workers.running,
             "retries_waiting": self._hand_out.later,
-            "handled_total": self.handled,
-            "failed_total": self.failed,
-            "sent_back_total": self.sent_back,
-            "given_up_total": self.given_up,
+            "handled_total": self._settling.handled,
+            "failed_total": self._settling.failed,
+            "sent_back_total": self._settling.sent_back,
+            "given_up_total": self._settling.given_up,
             "undecodable_total": self._hand_out.undecodable,
             "skipped_total": self._pulls.skipped,
             "leases_lost_total": self._membership.core.lost,
@@ -478,81 +478,16 @@ class Consumer:
     def _take(self) -> Job | None:
         return self._hand_out.take(asyncio.get_running_loop().time())
 
-    async def _settle(self, job: Job, is_done: bool) -> None:
-        if is_done:
-            self.handled += 1
-            self._hand_out.finished(job)
-        else:
-            self.failed += 1
-            await self._settle_failed(job)
-        self._settled(job)
+    def _wake(self, jobs: int) -> None:
+        self._workers.wake(jobs)
 
-    async def _settle_failed(self, job: Job) -> None:
-        process = job.process
-        loop = asyncio.get_running_loop()
-        if self._queues.get(process.queue) is not process:
-            self._hand_out.let_go(job)  # somebody else consumes it now
-        elif self._ordered:
-            self._retry(job, loop.time() + self._suspend_s)
-        elif not self._is_clustering:
-            self.given_up += 1
-            log.error("a message is given up: broadcast has no retries", group=self.group,
-                      queue=str(process.queue), offset=job.taken.offset)  # fmt: skip
-            self._hand_out.finished(job)
-        else:
-            try:
-                await self._send_back(job)
-            except HoldMQError as error:
-                log.warning("a failed message cannot be sent back; it is tried again here", group=self.group,
-                            queue=str(process.queue), offset=job.taken.offset, reason=str(error))  # fmt: skip
-                self._retry(job, loop.time() + SEND_BACK_AGAIN_S)
-            else:
-                self.sent_back += 1
-                self._hand_out.finished(job)
-
-    async def _send_back(self, job: Job) -> None:
-        """Let a message come again later, to any member; returns when that is in the log."""
-        queue, offset = job.process.queue, job.taken.offset
-        sent = SentBack(queue.topic, queue.queue_id, offset, job.message.reconsume_times - job.failures, 0)
-        link = self.routes.link(queue.broker)
-        reply = await link.client.call(
-            RequestCode.SEND_BACK, SendBackRequest(self.group, [sent]), SEND_BACK_TIMEOUT_S
-        )
-        (result,) = rows(SendBackResult, reply.header(SendBackResponse).results)
-        if result.status not in (Code.OK, Code.MESSAGE_UNKNOWN):
-            raise RemoteError(Code(result.status), result.remark)
-
-    def _retry(self, job: Job, at: float) -> None:
-        if job.process.is_stopped:
-            self._hand_out.let_go(job)  # the next member gets it: the floor stays below it
-            return
-        self._hand_out.retry(job, at)
-        self._set_retry_timer()
-
-    def _settled(self, job: Job) -> None:
-        process = job.process
+    def _settled(self, process: ProcessQueue) -> None:
         if process.is_stopped and not process.running and self._queues.get(process.queue) is process:
             self._membership.core.drained(process.queue)
             self._membership.act()
         current = self._queues.get(process.queue)
         if current is not None and self._hand_out.offer(current):
             self._workers.wake(1)
-
-    def _set_retry_timer(self) -> None:
-        at = self._hand_out.next_retry()
-        if self._retry_timer is not None:
-            self._retry_timer.cancel()
-            self._retry_timer = None
-        if at is not None and not self._is_closed:
-            self._retry_timer = asyncio.get_running_loop().call_at(at, self._retries_due)
-
-    def _retries_due(self) -> None:
-        self._retry_timer = None
-        self._workers.wake(self._hand_out.later)
-        at = self._hand_out.next_retry()
-        if at is not None:
-            soon = asyncio.get_running_loop().time() + 0.05
-            self._retry_timer = asyncio.get_running_loop().call_at(max(at, soon), self._retries_due)
 
     # Progress
 
@@ -569,4 +504,10 @@ class Consumer:
                 await self._progress.report(self._queues)
 
     def _is_looked_for(self, topic: str) -> bool:
-        return topic != retry_topic(self.group) or self.sent_back > 0
+        return topic != retry_topic(self.group) or self._settling.sent_back > 0
+
+
+def _failure(is_clustering: bool, ordered: bool) -> Failure:
+    if ordered:
+        return Failure.RETRY_HERE
+    return Failure.SEND_BACK if is_clustering else Failure.GIVE_UP

@@ -17,7 +17,7 @@ from member_process import Member
 from structlog.testing import capture_logs
 
 from holdmq.client import Admin, Consumer, Message, Producer, TopicQueue
-from holdmq.client import group_consumer as module
+from holdmq.client import settling as module
 from holdmq.errors import RemoteError, TransportError, UsageError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupPauseRequest, GroupUpdateRequest
@@ -228,8 +228,8 @@ async def test_an_ordered_queue_waits_for_its_failed_message_and_the_others_do_n
         await until(lambda: len(queues_of(consumer)) == 4, "it has its queues")
         first = {q.queue_id: p.offset for q, p in consumer.positions().items()}[1]
         await spread(producer, "t", 3)
-        await until(lambda: consumer.handled == 12, "everything is handled")
-        assert consumer.failed == 3
+        await until(lambda: consumer.numbers()["handled_total"] == 12, "everything is handled")
+        assert consumer.numbers()["failed_total"] == 3
     in_first_queue = [(offset - first, times) for queue_id, offset, times in handled if queue_id == 1]
     assert in_first_queue == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0)]
     last_of_others = max(i for i, (queue_id, _, _) in enumerate(handled) if queue_id != 1)
@@ -364,7 +364,7 @@ async def test_a_slow_handler_leaves_a_bounded_amount_in_hand(
             assert consumer.numbers()["handlers_running"] == 5
         finally:
             gate.set()
-        await until(lambda: consumer.handled == 801, "everything is handled")
+        await until(lambda: consumer.numbers()["handled_total"] == 801, "everything is handled")
 
 
 async def test_a_failed_message_comes_again_to_its_group_only_and_the_others_pass_it(
@@ -387,7 +387,7 @@ async def test_a_failed_message_comes_again_to_its_group_only_and_the_others_pas
         await producer.routes.link("broker-0").client.call(RequestCode.GROUP_UPDATE, settings)
         await producer.send(Message("t", b"bad", "a"))
         await producer.send(Message("t", b"good", "a"))
-        await until(lambda: consumer.sent_back == 3, "it failed three times")
+        await until(lambda: consumer.numbers()["sent_back_total"] == 3, "it failed three times")
         await producer.send(Message("t", b"last", "a"))
         await until(lambda: b"last" in {body for body, _, _ in seen}, "others are handled")
         await until(lambda: b"last" in other.bodies(), "the other group has everything")
@@ -410,7 +410,7 @@ async def test_a_message_that_cannot_be_sent_back_is_tried_again_where_it_is(
     async with Consumer(registries, "g", handle, ["t"]) as consumer:
         monkeypatch.setattr(module, "SendBackRequest", lambda _group, sent: SendBackRequest("unknown", sent))
         sent = await producer.send(Message("t", b"x"))
-        await until(lambda: consumer.handled == 1, "it succeeds at last")
+        await until(lambda: consumer.numbers()["handled_total"] == 1, "it succeeds at last")
         assert attempts == [0, 1, 2, 3]
         assert consumer.positions()[sent.queue].offset == sent.queue_offset + 1
 

@@ -41,7 +41,7 @@ async def crash(consumer: Consumer) -> None:
     consumer.routes.on_down.clear()
     consumer.routes.on_push.clear()
     await consumer.routes.close()
-    for timer in (membership._timer, consumer._retry_timer):
+    for timer in (membership._timer, consumer._settling._retry_timer):
         if timer is not None:
             timer.cancel()
     progress: Any = consumer._progress
