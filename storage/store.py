@@ -7,10 +7,9 @@ never waits for a disk; every callback runs on the event loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,9 @@ import numpy.typing as npt
 from holdmq.errors import StorageError
 from holdmq.record_batch import Hashes, Ints, starts_of
 from storage.lookups import MessageIndex, TableStore
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 TAIL_READ_BYTES: Final = 8 << 20
 """What one `tail` call gives at most: more than any answer carries."""
