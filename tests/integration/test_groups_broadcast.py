@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from deliveries import Deliveries
@@ -141,3 +142,38 @@ def test_every_member_gets_every_message_whatever_happens(cluster: Cluster) -> N
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+def test_where_a_member_began_survives_a_crash_right_after_its_start(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    example = Example(cluster, 4)
+    deliveries = Deliveries()
+
+    def member() -> Consumer:
+        return Consumer(
+            cluster.registries,
+            example.group,
+            deliveries.handler("m"),
+            [example.topic],
+            mode="broadcast",
+            client_id="m",
+            offsets_directory=tmp_path,
+        )
+
+    async def scenario() -> None:
+        await example.begin()
+        first = member()
+        await first.start()
+        await crash(first)
+        sent = set(await example.send(20))
+        async with member():
+            await until(lambda: deliveries.bodies() >= sent, lambda: "what came meanwhile is delivered")
+        count = len(deliveries.all)
+        last = set(await example.send(4))
+        async with member():
+            await until(lambda: deliveries.bodies() >= last, lambda: "what came meanwhile is delivered")
+        assert len(deliveries.all) == count + 4
+        await example.end()
+
+    example.run(scenario())
