@@ -47,8 +47,9 @@ class Batch:
     """Contiguous records, as they lie (or will lie) in the log; it never straddles two segments.
 
     `records` must be writable until the batch is stamped, and belongs to the store from `append`
-    on. `sizes` is int64, one per record. `has_keys` False: no record has a key or unique id. `position` is the log offset of the first byte and
-    `store_ms` the store time of every record, once stamped.
+    on. `sizes` is int64, one per record. `has_keys` False: no record has a key or unique id.
+    `position` is the log offset of the first byte and `store_ms` the store time of every record,
+    once stamped.
     """
 
     records: memoryview
