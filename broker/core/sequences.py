@@ -8,7 +8,8 @@ sequence expected and the last `WINDOW_BATCHES` accepted batches::
     a remembered batch             a repeat: answered with the first offsets, once confirmed
     anything else below next       OUT_OF_SEQUENCE: never an ok for what may not be stored
     older epoch                    PRODUCER_FENCED
-    newer epoch                    a new start: any first sequence
+    newer epoch                    a new start: its sequences begin with 0
+    no window                      any first sequence: the broker was started again, or has forgotten
 
 A batch that the store refuses takes `next` back to its first sequence, so that everything
 sent after it is refused until it is resent [wire.md, PRODUCE].
@@ -108,7 +109,7 @@ class Sequences:
         if epoch < window.epoch:
             return Verdict(Code.PRODUCER_FENCED, remark=f"producer {key[0]} has epoch {window.epoch}")
         if epoch > window.epoch:
-            self._restart(window, epoch, first)
+            self._restart(window, epoch)
         if first == window.next:
             batch = SequencedBatch(first, records)
             window.batches.append(batch)
@@ -143,13 +144,13 @@ class Sequences:
         """
         window = self._window(key, epoch, first, now)
         if epoch > window.epoch:
-            self._restart(window, epoch, first)
+            self._restart(window, epoch)
 
     def consume(self, key: Key, epoch: int, first: int, records: int, now: float) -> bool:
         """The run is refused for good: what follows it is welcome. False if it is not its turn."""
         window = self._window(key, epoch, first, now)
         if epoch > window.epoch:
-            self._restart(window, epoch, first)
+            self._restart(window, epoch)
         if window.epoch == epoch and window.next < first:
             return False
         if window.epoch == epoch and window.next == first:
@@ -164,9 +165,10 @@ class Sequences:
                 return
             self._forget()
 
-    def _restart(self, window: Window, epoch: int, first: int) -> None:
+    def _restart(self, window: Window, epoch: int) -> None:
+        """Whatever comes first: of two batches on their way the first may have been refused unseen."""
         self.batches -= len(window.batches)
-        window.epoch, window.next = epoch, first
+        window.epoch, window.next = epoch, 0
         window.batches.clear()
 
     def _forget(self) -> None:

@@ -132,8 +132,18 @@ def test_an_older_epoch_is_fenced_and_a_newer_one_starts_anew() -> None:
     table = Sequences()
     accept(table, 0, 2, epoch=2)
     assert table.offer(KEY, 1, 2, 1, 0.0).code == Code.PRODUCER_FENCED
-    accept(table, 77, 1, epoch=3)
+    accept(table, 0, 1, epoch=3)
     assert table.offer(KEY, 2, 2, 1, 0.0).code == Code.PRODUCER_FENCED
+
+
+def test_what_overtakes_the_start_of_an_epoch_waits_for_it_whatever_is_said_of_it() -> None:
+    table = Sequences()
+    accept(table, 0, 5)
+    assert table.offer(KEY, 2, 3, 1, 0.0).code == Code.OUT_OF_SEQUENCE
+    table.postpone(KEY, 3, 3, 0.0)
+    assert not table.consume(KEY, 4, 3, 1, 0.0)
+    accept(table, 0, 3, epoch=4)
+    accept(table, 3, 1, epoch=4)
 
 
 def test_windows_are_bounded_and_the_longest_unused_goes() -> None:

@@ -296,6 +296,23 @@ def test_what_was_in_flight_behind_a_refused_batch_is_stored_before_it_is_acknow
     assert broker.log == acknowledged(owner) == [b"1", b"3", b"4"]
 
 
+def test_order_holds_when_the_first_batch_of_an_epoch_is_refused_unseen() -> None:
+    owner, broker, producer = Owner(), Broker(), connected()
+    put(producer, 1, owner)
+    broker.run(producer)
+    put(producer, 2, owner)
+    producer.refused(send(producer), Code.RECORD_TOO_LARGE, 0, 0.0)
+    put(producer, 3, owner)
+    damaged = send(producer)
+    put(producer, 4, owner)
+    behind = send(producer)
+    assert producer.epoch == 2
+    producer.refused(damaged, Code.BODY_CRC, 0, 0.0)
+    producer.answered(behind, broker.results(producer, behind), 0, 0.0)
+    broker.run(producer, 10.0)
+    assert broker.log == acknowledged(owner) == [b"1", b"3", b"4"]
+
+
 def test_what_may_be_stored_is_settled_in_its_own_epoch_before_the_next_one_begins() -> None:
     owner, broker, producer = Owner(), Broker(), connected()
     put(producer, 1, owner)
