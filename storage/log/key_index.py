@@ -77,7 +77,10 @@ class _File:
 
 
 class KeyIndex:
-    """`position`: the log is indexed up to there; `add` … `drop` belong to the flushing thread."""
+    """`position`: the log is indexed up to there; `add` … `drop` belong to the flushing thread.
+
+    `slots` and `entries_max` are of every file that is begun.
+    """
 
     def __init__(
         self,
@@ -95,8 +98,8 @@ class KeyIndex:
         self._disk = disk
         self._directory = directory
         self._read_log = read_log
-        self._slots = slots
-        self._entries_max = entries_max
+        self.slots = slots
+        self.entries_max = entries_max
         self._files: list[_File] = []
         self._pending: list[Entry] = []
         self._offered_end = 0
@@ -159,7 +162,7 @@ class KeyIndex:
         last.entries, last.slots = count, slots
 
     def _begin_file(self, first_ms: int) -> None:
-        header = Header(self._slots, 0, self._written_end, self._written_end, first_ms)
+        header = Header(self.slots, 0, self._written_end, self._written_end, first_ms)
         path = self._directory / name_of(header.first)
         file = self._disk.open(path, create=True)
         try:
@@ -170,7 +173,7 @@ class KeyIndex:
             file.close()
         self._disk.sync_directory(self._directory)
         made = _File(path, header)
-        made.slots = np.zeros(self._slots, np.uint32)
+        made.slots = np.zeros(self.slots, np.uint32)
         self._files = [*self._files, made]
         self._synced_end = self._written_end
 
@@ -218,7 +221,7 @@ class KeyIndex:
     def _write(self) -> None:
         while self._pending:
             current = self._files[-1]
-            room = self._entries_max - current.entries
+            room = self.entries_max - current.entries
             if room <= 0:
                 self._finish_file(current)
                 self._begin_file(self._pending[0].store_ms)

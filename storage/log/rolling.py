@@ -7,7 +7,7 @@ storage.md, Retention.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from threading import Thread
 from time import monotonic, sleep
@@ -49,7 +49,8 @@ class Roll:
 class Rolling:
     """`ask` puts a question to the timer; it raises StorageError when the timer has ended.
 
-    `is_idle`: nothing waits, and the log below a position is known and of no more interest.
+    `is_idle`: nothing waits, and the log below a position is known and of no more interest. Without a
+    thread (`has_thread` False) each call of `before_delete` goes a step on, if the timer was stepped.
     """
 
     def __init__(
@@ -60,64 +61,99 @@ class Rolling:
         is_idle: Callable[[int], bool],
     ) -> None:
         self.failures = 0
+        self.has_thread = True
         self._files = files
         self._synced = synced
         self._ask = ask
         self._is_idle = is_idle
         self._thread: Thread | None = None
         self._free_end = -1
+        self._steps: Iterator[Future[int] | None] | None = None
+        self._awaited: Future[int] | None = None
 
     def before_delete(self, segment: Segment) -> bool:
         """Whether no timer needs this segment; False = not yet, and somebody sees to it. Never waits."""
         if segment.end <= self._free_end or self._is_idle(segment.end):
             return True
-        if self._thread is None or not self._thread.is_alive():
+        if not self.has_thread:
+            self._step(segment)
+        elif self._thread is None or not self._thread.is_alive():
             self._thread = Thread(target=self._free, args=(segment,), name="timer-roll", daemon=True)
             self._thread.start()
-        return False
+        return segment.end <= self._free_end
 
     def _free(self, segment: Segment) -> None:
         try:
             self.roll(segment.start, segment.end)
         except (StorageError, OSError, TimeoutError) as error:
-            self.failures += 1
-            log.warning("timers could not be appended again", segment=segment.start, reason=str(error))
+            self._note_failure(segment, error)
         else:
             self._free_end = segment.end
+
+    def _step(self, segment: Segment) -> None:
+        """Go on as far as the answers that are there allow."""
+        if self._steps is None:
+            self._steps = self._roll(segment.start, segment.end)
+            self._awaited = None
+        try:
+            while self._awaited is None or self._awaited.done():
+                self._awaited = next(self._steps)
+                if self._awaited is None:
+                    return
+        except StopIteration:
+            self._steps = None
+            self._free_end = segment.end
+        except (StorageError, OSError) as error:
+            self._steps = None
+            self._note_failure(segment, error)
+
+    def _note_failure(self, segment: Segment, error: Exception) -> None:
+        self.failures += 1
+        log.warning("timers could not be appended again", segment=segment.start, reason=str(error))
 
     def pending_in(self, start: int, end: int) -> int:
         """How many timers wait in the log from `start` to `end`. Blocking.
 
         Raises StorageError when the timer has not come so far.
         """
-        return sum(len(rows) for rows in self._waiting_in(start, end))
+        position = self._question(None).result(TIMEOUT_S)
+        return sum(len(rows) for rows in self._waiting_in(start, end, position))
 
     def roll(self, start: int, end: int) -> None:
         """Append every timer that waits in the log from `start` to `end` again.
 
         Blocking; afterwards, and durably, none waits there. Raises StorageError when that cannot be.
         """
-        needed = 0
         deadline = monotonic() + TIMEOUT_S
+        for awaited in self._roll(start, end):
+            if awaited is not None:
+                awaited.exception(TIMEOUT_S)
+            elif monotonic() > deadline:
+                raise StorageError("it takes too long", operation="roll", offset=start)
+            else:
+                sleep(POLL_S)
+
+    def _roll(self, start: int, end: int) -> Iterator[Future[int] | None]:
+        """The steps of `roll`: each gives the answer to wait for first, or None: a moment."""
+        needed = 0
         while True:
-            waiting = self._waiting_in(start, end)
+            checkpoint = self._question(None)
+            yield checkpoint
+            waiting = self._waiting_in(start, end, checkpoint.result(0))
             if not waiting:
                 break
             for rows in waiting:
                 for part in _parts(rows):
-                    needed = max(needed, self._answer(part))
-            if monotonic() > deadline:
-                raise StorageError("it takes too long", operation="roll", offset=start)
+                    answer = self._question(part)
+                    yield answer
+                    needed = max(needed, answer.result(0))
             # What was rolled is known when the log was followed that far; what is being released, too.
-            sleep(POLL_S)
+            yield None
         while self._synced() < needed:
-            if monotonic() > deadline:
-                raise StorageError("they are not fsynced", operation="roll", offset=start)
-            sleep(POLL_S)
+            yield None
 
-    def _waiting_in(self, start: int, end: int) -> list[Rows]:
-        """What the files say, bucket by bucket, after a checkpoint."""
-        position = self._answer(None)
+    def _waiting_in(self, start: int, end: int, position: int) -> list[Rows]:
+        """What the files say, bucket by bucket, after a checkpoint at `position`."""
         if position < end:
             raise StorageError(
                 f"the timer knows the log up to {position} only, not to {end}", operation="roll", offset=start
@@ -131,10 +167,10 @@ class Rolling:
                 found.append(rows)
         return found
 
-    def _answer(self, rows: Rows | None) -> int:
+    def _question(self, rows: Rows | None) -> Future[int]:
         question = Roll(rows)
         self._ask(question)
-        return question.answer.result(TIMEOUT_S)
+        return question.answer
 
 
 def _parts(rows: Rows) -> list[Rows]:

@@ -187,7 +187,7 @@ class Timer:
         """Begin; the log is confirmed from `log_first` to `log_end`. No thread: the caller calls `step`."""
         self._log_first, self._log_end = log_first, log_end
         self.follower.start(log_end, log_end)
-        self._has_thread = has_thread
+        self._has_thread = self.rolling.has_thread = has_thread
         if has_thread:
             self._thread.start()
 

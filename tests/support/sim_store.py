@@ -15,19 +15,26 @@ from typing import Final
 
 import numpy as np
 from sim_disk import SimDisk
+from sim_notes import Note, check_keys, check_timer, notes_of
 
 from holdmq.config import StorageSection
 from holdmq.errors import StorageError
+from holdmq.record import encode_record
 from holdmq.record_batch import encode_batch
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
 from storage.log.core.names import offset_of
 from storage.log.store import LogStore, open_store
-from storage.store import Batch, ReadStatus, Run
+from storage.log.writer import Pending
+from storage.store import Batch, Delayed, ReadStatus, Run
 
 HOME: Final = Path("/store")
 SEGMENT_BYTES: Final = 8192
 QUEUE_FILE_BYTES: Final = 400
+KEY_SLOTS: Final = 16
+KEY_ENTRIES: Final = 100
+RUN_OUT_PART: Final = 0.1
+"""Crashes after which every timer is let run to its end."""
 Key = tuple[str, int]
 
 
@@ -51,9 +58,11 @@ def new_store(
             "disk_refuse_percent": 1000.0,
         }
     )
-    return open_store(
+    store = open_store(
         settings, "b1", lambda _: 1, post, disk=disk, clock_ms=clock.ms, clock=clock.s, has_threads=False
     )  # fmt: skip
+    store.index.keys.slots, store.index.keys.entries_max = KEY_SLOTS, KEY_ENTRIES
+    return store
 
 
 class Clock:
@@ -68,14 +77,20 @@ class Clock:
     def ms(self) -> int:
         return 1_700_000_000_000 + int(self.now_s * 1e3)
 
+    def copy(self) -> Clock:
+        clock = Clock()
+        clock.now_s = self.now_s
+        return clock
+
 
 class Sent:
     """A batch and what was said about it: `error` once refused, `is_done` once confirmed."""
 
-    __slots__ = ("batch", "error", "is_done")
+    __slots__ = ("batch", "error", "is_done", "notes")
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
+        self.notes: list[Note] = []
         self.error: StorageError | None = None
         self.is_done = False
 
@@ -83,7 +98,8 @@ class Sent:
 class Model:
     """What the log must hold: `log` is byte for byte its confirmed part, blanks and what went as zeros.
 
-    `places` has position, queue and offset of every record.
+    `places` has position, queue and offset of every record, `notes` what its indexes must say, and
+    `released` the timers whose copies were confirmed, ever.
     """
 
     def __init__(self) -> None:
@@ -95,11 +111,18 @@ class Model:
         self.records: dict[Key, list[bytes]] = {}
         self.in_flight: deque[Sent] = deque()
         self.doubtful: list[Sent] = []
+        self.notes: list[Note] = []
+        self.released: set[int] = set()
 
-    def confirm(self, batch: Batch) -> None:
+    def confirm(self, batch: Batch, notes: list[Note]) -> None:
         assert batch.position >= len(self.log)
         place(self.log, batch)
         self.record_bytes += len(batch.records)
+        self.notes += notes
+        for note in notes:
+            if note.leaves is not None:
+                assert note.leaves not in self.released, "each message is released once"
+                self.released.add(note.leaves)
         for run in batch.runs:
             assert run.base_offset == self.ends.get((run.topic, run.queue_id), 0), "offsets are dense"
             self.ends[run.topic, run.queue_id] = run.base_offset + run.count
@@ -117,18 +140,19 @@ class Model:
         """A queue's records, from offset 0 on."""
         return self.records.get(key, [])
 
-    def possible(self) -> tuple[bytearray, list[Batch]]:
+    def possible(self) -> tuple[bytearray, list[Batch], list[Note]]:
         """The longest log that may be found: behind what is confirmed, what nobody was told about."""
-        log, batches = bytearray(self.log), []
+        log, batches, notes = bytearray(self.log), [], list(self.notes)
         for sent in (*self.doubtful, *self.in_flight):
             if sent.batch.position >= len(log):
                 place(log, sent.batch)
                 batches.append(sent.batch)
-        return log, batches
+                notes += sent.notes
+        return log, batches, notes
 
     def found(self, store: LogStore) -> None:
         """Continue from what a store holds after a crash that was checked."""
-        keys = list(self.ends)
+        keys, released = list(self.ends), self.released
         self.__init__()  # type: ignore[misc]
         self.first_position = store.first_position
         for key in keys:
@@ -137,7 +161,10 @@ class Model:
                 self.ends[key] = first
                 self.records[key] = [b""] * first
         for batch in read_all(store):
-            self.confirm(batch)
+            self.confirm(batch, notes_of(batch))
+        if store.first_position:
+            # A copy may have gone with its segment; what async flush lost is released again.
+            self.released |= released - {note.waits for note in self.notes}
 
     def bounds(self, first_position: int, end: int, in_flight: list[Batch]) -> dict[Key, tuple[int, int]]:
         """First and next offset of every queue in a log that begins and ends there."""
@@ -182,6 +209,7 @@ class SimStore:
         self.clock = clock or Clock()
         self.posted: deque[Callable[[], object]] = deque()
         self.model = Model()
+        self.appending: Sent | None = None
         self.store = new_store(disk, flush, self.posted.append, self.clock, retention_segments)
         self.epoch = 0
         self.serial = 0
@@ -189,6 +217,7 @@ class SimStore:
     def open(self) -> None:
         self.posted.clear()
         self.store = new_store(self.disk, self.flush, self.posted.append, self.clock, self.retention_segments)
+        self._watch_appends()
         self.store.open()
         self.epoch = self.store.epoch
 
@@ -196,49 +225,92 @@ class SimStore:
         """End the process, not the machine."""
         self.disk = self.disk.after_kill()
 
+    def _watch_appends(self) -> None:
+        """Let the model know of every batch that is stamped: the timer appends some of its own."""
+        put = self.store.writer.put
+
+        def watched(pending: Pending) -> None:
+            sent, done = self.appending or Sent(pending.batch), pending.done
+            assert sent.batch is pending.batch
+            sent.notes = notes_of(pending.batch)
+
+            def answered(batch: Batch, error: StorageError | None) -> None:
+                self._answered(sent, error)
+                done(batch, error)
+
+            pending.done = answered
+            self.model.in_flight.append(sent)
+            put(pending)
+
+        self.store.writer.put = watched
+
     def append(self, runs: list[tuple[str, int, int, int]]) -> Sent:
-        """Append a batch of (topic, queue, records, body bytes) runs."""
+        """Append a batch of (topic, queue, records, body bytes) runs; some records have keys and ids."""
         raw, sizes, made = b"", [], []
         for topic, queue_id, count, body_bytes in runs:
-            bodies = [b"%d." % (self.serial + i) * (1 + body_bytes // 8) for i in range(count)]
-            properties = [b"TAGS\x01%d/t\x02" % (self.serial % 7)] * count
+            serials = range(self.serial, self.serial + count)
+            bodies = [b"%d." % serial * (1 + body_bytes // 8) for serial in serials]
+            properties = [_properties(serial) for serial in serials]
             part, part_sizes = encode_batch(topic.encode(), queue_id, bodies, properties, 5)
             raw += part
             sizes.append(part_sizes)
             made.append(Run(topic, queue_id, count))
             self.serial += count
         sent = Sent(Batch(memoryview(bytearray(raw)), np.concatenate(sizes), made))
-        self.store.append(sent.batch, lambda _, error: self._answered(sent, error))
-        if sent.batch.position >= 0:
-            self.model.in_flight.append(sent)
+        self.appending = sent
+        self.store.append(sent.batch, lambda _, error: self._refused(sent, error))
+        self.appending = None
         return sent
+
+    def schedule(self, messages: list[tuple[str, int, int]]) -> None:
+        """Delay messages: (topic, queue, ms from now)."""
+        delayed = []
+        for topic, queue_id, delay_ms in messages:
+            record = encode_record(
+                topic.encode(), queue_id, b"late %d" % self.serial, _properties(self.serial), 5
+            )
+            delayed.append(Delayed(record, self.clock.ms() + delay_ms))
+            self.serial += 1
+        self.store.timer.schedule(delayed, lambda _batch, _error: None)
+
+    def _refused(self, sent: Sent, error: StorageError | None) -> None:
+        """What was refused before it was stamped comes by no other way."""
+        if sent.batch.position < 0:
+            assert error is not None
+            sent.error = error
 
     def _answered(self, sent: Sent, error: StorageError | None) -> None:
         assert not sent.is_done
         assert sent.error is None
-        if sent.batch.position >= 0:
-            assert self.model.in_flight.popleft() is sent, "answered in order"
+        assert self.model.in_flight.popleft() is sent, "answered in order"
         if error is None:
             sent.is_done = True
-            self.model.confirm(sent.batch)
+            self.model.confirm(sent.batch, sent.notes)
         else:
             sent.error = error
             # A disk that failed may have it nevertheless; a full one must not.
-            if sent.batch.position >= 0 and not error.retriable:
+            if not error.retriable:
                 self.model.doubtful.append(sent)
 
     def write(self) -> bool:
         """One group of the writer."""
         return self.store.writer.step()
 
+    def tick(self) -> None:
+        """One round of the timer, a little later."""
+        self.clock.now_s += 0.5
+        self.store.timer.step()
+
     def index(self) -> None:
         """One interval of the flusher, long enough for retention to look again."""
         self.clock.now_s += 1.1
+        self.store.timer.step()
         self.store.flusher.step()
 
     def checkpoint(self) -> None:
         """One interval of the flusher, with a checkpoint."""
         self.clock.now_s += 11
+        self.store.timer.step()
         self.store.flusher.step()
 
     def deliver(self) -> None:
@@ -293,19 +365,28 @@ def read_all(store: LogStore) -> list[Batch]:
 
 
 def check(
-    disk: SimDisk, flush: str, model: Model, promised_end: int, clock: Clock, epoch: int, is_old: bool = False
+    disk: SimDisk,
+    flush: str,
+    model: Model,
+    promised_end: int,
+    clock: Clock,
+    epoch: int,
+    is_old: bool = False,
+    chance: Random | None = None,
 ) -> LogStore:
     """Open what a crash left, and compare; the open store, on which nothing was appended.
 
     The log must reach `promised_end`. `epoch` is the one in which everything of the model was
-    seen; unless the crash came between sessions (`is_old`) a later one must have begun.
+    seen; unless the crash came between sessions (`is_old`) a later one must have begun. With `chance`
+    some keys are looked up, and now and then every timer runs to its end: then something was appended.
     """
+    clock = clock.copy()
     store = new_store(disk, flush, lambda callback: callback(), clock)
     store.open()
     batches = read_all(store)
     end = store.confirmed_position
     assert end >= promised_end, f"the log ends at {end}, {promised_end} was promised"
-    log, in_flight = model.possible()
+    log, in_flight, notes = model.possible()
     first = store.first_position
     assert first <= model.first_position + SEGMENT_BYTES, "one segment goes at a time"
     _check_log(batches, log, first, end)
@@ -319,6 +400,16 @@ def check(
     _check_nothing_behind(disk, end)
     if store.epoch > epoch > 0:
         _check_ahead(store, model, epoch)
+    notes = [note for note in notes if note.position < end]
+    check_keys(store, disk, HOME / "keyindex", notes, chance)
+
+    def run_out() -> bool:
+        if chance is None or chance.random() >= RUN_OUT_PART:
+            return False
+        clock.now_s += 20_000
+        return True
+
+    check_timer(store, notes, run_out)
     return store
 
 
@@ -393,3 +484,10 @@ def random_runs(chance: Random) -> list[tuple[str, int, int, int]]:
     keys = chance.sample([("a", 0), ("a", 1), ("b", 0), ("b", 7), ("%RETRY%c", 0)], count)
     body = chance.choice((0, 10, 100, 900))
     return [(topic, queue_id, chance.choice((1, 1, 2, 5)), body) for topic, queue_id in keys]
+
+
+def _properties(serial: int) -> bytes:
+    """A tag for all, one of a few keys for some, an id of its own for others, or both."""
+    keys = b"KEYS\x01k%d\x02" % (serial % 5) if serial % 4 == 0 else b""
+    unique = b"UNIQ_KEY\x01u%d\x02" % serial if serial % 6 == 0 else b""
+    return b"TAGS\x01%d/t\x02" % (serial % 7) + keys + unique
