@@ -34,6 +34,7 @@ async def main(config: Config, service: Service) -> None:
     loop = asyncio.get_running_loop()
     settings = config.broker
     security = ServerSecurity.of(config, "broker")
+    config.alarms.check()
     table = TopicTable(settings.topics_max, settings.topic_queues_default)
     accept_backup = config.storage.accept_backup
     store = open_store(
@@ -69,7 +70,14 @@ async def main(config: Config, service: Service) -> None:
     gc.collect()
     gc.freeze()
     server = BrokerServer(
-        settings.name, config.cluster.name, store, topics, config.storage.record_max_bytes, groups, shared
+        settings.name,
+        config.cluster.name,
+        store,
+        topics,
+        config.storage.record_max_bytes,
+        groups,
+        shared,
+        alarms=config.alarms,
     )
     topics.start(store, Progress(store, groups, shared))
     server.rpc.security = security
@@ -81,6 +89,7 @@ async def main(config: Config, service: Service) -> None:
         server.moves.start()
         server.statistics_calls.segments = lambda: store.chunks.activity.rates
         server.statistics_calls.start()
+        server.alarms.start()
         loop.add_signal_handler(signal.SIGHUP, security.reload_soon)
         await server.rpc.listen(settings.bind, settings.port)
         address = settings.advertise or f"{settings.bind}:{server.rpc.port}"
@@ -110,6 +119,7 @@ async def main(config: Config, service: Service) -> None:
         await loop.run_in_executor(None, shared.close)
         topics.close()
         letters.close()
+        await loop.run_in_executor(None, server.alarms.close)
         await loop.run_in_executor(None, store.close)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from broker.alarms import AlarmWatch
 from broker.backlog import Backlogs
 from broker.copies import Copies
 from broker.core.windows import TRAFFIC
@@ -19,10 +20,12 @@ from broker.pull import Pull
 from broker.queries import Queries
 from broker.reads import Reads
 from broker.shared import SharedMode
+from broker.shared_state import SharedRows
 from broker.statistics import Statistics
 from broker.statistics_calls import StatisticsCalls
 from broker.tables import Tables
 from broker.topics import Topics
+from holdmq.config_alarms import AlarmsSection
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest, Server
 from holdmq.wire.codes import RequestCode
@@ -68,6 +71,7 @@ class BrokerServer:
         groups: Groups,
         shared: SharedMode,
         clock_ms: Callable[[], int] = now_ms,
+        alarms: AlarmsSection | None = None,
     ) -> None:
         self.name = name
         self.cluster = cluster
@@ -103,6 +107,11 @@ class BrokerServer:
         self.backlogs = Backlogs(store, groups, shared)
         self.statistics_calls = StatisticsCalls(self.statistics, self.backlogs, topics.table)
         self.parts.append(self.statistics_calls)
+        self.alarms = AlarmWatch(
+            alarms or AlarmsSection(), name, self.backlogs, store.state, lambda: list(shared.core.full)
+        )
+        self.parts.append(self.alarms)
+        copies.on_dead_letters.append(self.alarms.dead_letters)
         groups.on_delete.append(self.statistics_calls.group_deleted)
         topics.on_changed += [self.backlogs.topic_changed, self.statistics_calls.topic_changed]
         self._store = store
@@ -130,6 +139,7 @@ class BrokerServer:
         )
         groups.hello_of = self.rpc.connections.get
         shared.hello_of = self.rpc.connections.get
+        groups.shared = groups.offsets.shared = SharedRows(shared.core, self.rpc.connections.get)
 
     def _role_of(self, connection: Connection) -> str:
         hello = self.rpc.connections.get(connection)

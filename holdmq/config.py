@@ -29,6 +29,7 @@ from pydantic import (
     field_validator,
 )
 
+from holdmq.config_alarms import AlarmsSection
 from holdmq.config_section import Section, is_loopback
 from holdmq.config_security import SecuritySection
 from holdmq.errors import ConfigError
@@ -505,6 +506,7 @@ class Config(BaseModel):
     stats: StatsSection = StatsSection()
     console: ConsoleSection = ConsoleSection()
     security: SecuritySection = SecuritySection()
+    alarms: AlarmsSection = AlarmsSection()
     log: LogSection = LogSection()
     client: ClientSection = ClientSection()
 

@@ -41,6 +41,7 @@ def check(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -
     loaded = configuration(config, set_)
     loaded.gateway.anonymous_allowed()
     loaded.console.check_exposure()
+    loaded.alarms.check()
     for section in ("registry", "broker"):
         loaded.rpc_anonymous_allowed(section)
     given = [row.key for row in reference() if loaded.source_of(row.key) != "default"]

@@ -110,6 +110,7 @@ def refuse_conflicts(config: Config, names: list[str]) -> None:
     config.gateway.anonymous_allowed()
     for section in ("registry", "broker"):
         config.rpc_anonymous_allowed(section)
+    config.alarms.check()
     if "console" in names:
         config.console.check_exposure()
     seen: dict[int, str] = {}
