@@ -344,7 +344,10 @@ def _target(text: str) -> tuple[str, int]:
         if not number.isdecimal():
             raise UsageError(f"--to {text}: offset:N takes a number from 0 on")
         return "offset", int(number)
-    return "time", parse_time(text, time.time_ns() // 1_000_000)
+    try:
+        return "time", parse_time(text, time.time_ns() // 1_000_000)
+    except UsageError as error:
+        raise UsageError(f"--to {text}: earliest, latest, offset:N, or a time; {error}") from None
 
 
 def _queue(topic: str, text: str) -> TopicQueue:

@@ -121,7 +121,8 @@ class Registries:
                     if not isinstance(error, TransportError):
                         raise error
                     failures.append(error)
-            raise TransportError(f"no registry answers: {'; '.join(map(str, failures))}")
+            reasons = "; ".join(map(str, failures))
+            raise TransportError(f"no registry answers: {reasons}; start one, or set client.registries")
         finally:
             for task in calls:
                 task.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import ssl
 from collections.abc import Callable, Iterable
@@ -230,7 +231,10 @@ class Client:
             return TransportError(why)
         if isinstance(error, HoldMQError):
             return error
-        return TransportError(f"cannot connect to {self.address}: {error}")
+        # The loops' own texts repeat the address, each in its way.
+        number = error.errno if isinstance(error, OSError) else None
+        why = os.strerror(number) if number is not None and number > 0 else str(error)
+        return TransportError(f"cannot connect to {self.address}: {why}")
 
     # Handler
 
