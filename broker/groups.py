@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
@@ -65,13 +65,26 @@ T = TypeVar("T")
 log = structlog.get_logger("holdmq.broker")
 
 
+class SharedMembers(Protocol):
+    """Members of shared groups, which do not join here (broker.shared_state)."""
+
+    def count(self, group: str) -> int:
+        """How many members a group has."""
+
+    def members(self, group: str) -> list[MemberRow]:
+        """A group's members."""
+
+
 class Groups(Part):
     """Handles GROUP_*, QUEUE_LEASE and QUEUE_RELEASE for one broker; `offsets` is the part beside it.
 
     `hello_of` says who is at the other end; `on_fenced(connection, group, queues)` is called when leases
     end, `on_pause(group, is_paused)` and `on_delete(group)` after that is durable. `modes` are asked for
-    the mode in which a group has members that did not join here ("" = it has none).
+    the mode in which a group has members that did not join here ("" = it has none); `shared` tells who they
+    are.
     """
+
+    shared: SharedMembers | None = None
 
     def __init__(
         self,
@@ -210,6 +223,9 @@ class Groups(Part):
         else:
             self.settings.change(lambda groups: self.settings.table.plan_join(groups, name, mode), done)
 
+    def _count(self, name: str) -> int:
+        return self.members.count(name) + (0 if self.shared is None else self.shared.count(name))
+
     def subscribed_topics(self, name: str) -> set[str]:
         return {s.topic for member in self.members.of(name) for s in member.subscriptions}
 
@@ -342,7 +358,7 @@ class Groups(Part):
     def list_members(self, request: Request) -> None:
         """GROUP_MEMBERS."""
         group = self.require(request.header(GroupRequest).group)
-        found = []
+        found = [] if self.shared is None else self.shared.members(group.name)
         for member in self.members.of(group.name):
             hello = self.hello_of(member.owner)
             found.append(
@@ -492,9 +508,7 @@ class Groups(Part):
         for name in self.members.groups():
             if name not in groups:
                 groups[name] = self.require(name)
-        request.reply(
-            GroupListResponse([groups[name].row(self.members.count(name)) for name in sorted(groups)])
-        )
+        request.reply(GroupListResponse([groups[name].row(self._count(name)) for name in sorted(groups)]))
 
     def update(self, request: Request) -> None:
         """GROUP_UPDATE: answered when it is durable."""
@@ -541,7 +555,7 @@ class Groups(Part):
             if self.members.count(name):
                 self.news.tell(name, for_all=True)
             and_then()
-            request.reply(GroupListResponse([self.require(name).row(self.members.count(name))]))
+            request.reply(GroupListResponse([self.require(name).row(self._count(name))]))
 
         self.settings.change(plan, changed)
 

@@ -21,6 +21,7 @@ from broker.offset_file import DurableStore, OffsetFile
 from broker.offset_times import Times, look_up_times
 from broker.part import Part
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
+from holdmq.record_origin import retry_topic
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
@@ -56,6 +57,16 @@ OffsetAt = Callable[[str, int, int], int]
 log = structlog.get_logger("holdmq.broker")
 
 
+class SharedProgress(Protocol):
+    """How far shared groups are, of which a queue's offset says where they began (broker.shared_state)."""
+
+    def topics(self, group: str) -> set[str]:
+        """Topics that a shared group reads, its retries among them."""
+
+    def queues(self, group: str, topic: str) -> dict[int, tuple[int, int]]:
+        """By queue id: the offset below which all is done, and messages done from there on."""
+
+
 class Consumers(Protocol):
     """What offsets need to know of groups."""
 
@@ -75,10 +86,12 @@ class Consumers(Protocol):
 class Offsets(Part):
     """Handles OFFSET_REPORT, OFFSET_GET, OFFSET_RESET and OFFSET_CLONE for one broker.
 
-    `consumers` is set before the first request. `is_sync`: reports that are answered are answered from disk.
+    `consumers` and `shared` are set before the first request. `is_sync`: reports that are answered
+    are answered from disk.
     """
 
     consumers: Consumers
+    shared: SharedProgress | None = None
 
     def __init__(
         self,
@@ -242,14 +255,13 @@ class Offsets(Part):
         self.consumers.require(header.group)
         names = header.topics
         if names is None:
-            names = sorted(
-                {*self.table.topics(header.group), *self.consumers.subscribed_topics(header.group)}
-            )
+            names = sorted({*self._topics_of(header.group), *self.consumers.subscribed_topics(header.group)})
         found: list[OffsetRow] = []
         for name in names:
             topic = self._topics.get(str(name))
             if topic is not None:
-                found += (self._row(header, topic, q) for q in range(topic.read_queues))
+                shared = self._shared_queues(header.group, topic.name)
+                found += [self._row(header, topic, q, shared) for q in range(topic.read_queues)]
                 _bounded(found)
         late = [(r.topic, r.queue_id, r.offset) for r in found if r.first_offset <= r.offset < r.end_offset]
 
@@ -262,13 +274,35 @@ class Offsets(Part):
 
         look_up_times(self._store, late, looked)
 
-    def _row(self, header: OffsetGetRequest, topic: Topic, queue_id: int) -> OffsetRow:
+    def _topics_of(self, group: str) -> set[str]:
+        found = set(self.table.topics(group))
+        return found if self.shared is None else found | self.shared.topics(group)
+
+    def _shared_queues(self, group: str, topic: str) -> dict[int, tuple[int, int]]:
+        return {} if self.shared is None else self.shared.queues(group, topic)
+
+    def _places(self, group: str, topic: str) -> dict[int, int]:
+        """Where a group of any mode is in the queues of a topic."""
+        shared = self._shared_queues(group, topic)
+        return {**self.table.queues(group, topic), **{q: floor for q, (floor, _) in shared.items()}}
+
+    def _row(
+        self,
+        header: OffsetGetRequest,
+        topic: Topic,
+        queue_id: int,
+        shared: Mapping[int, tuple[int, int]],
+    ) -> OffsetRow:
+        bounds = self._store.bounds(topic.name, queue_id)
+        if queue_id in shared:
+            floor, done = shared[queue_id]
+            return OffsetRow(topic.name, queue_id, max(floor, bounds[0]), *bounds, 0, done)
         offset = -1
         if header.read_type != FROM_STORE:
             offset = self.current(header.group, topic.name, queue_id)
         if offset < 0 and header.read_type != FROM_MEMORY:
             offset = self.table.get_saved(header.group, topic.name, queue_id)
-        return OffsetRow(topic.name, queue_id, offset, *self._store.bounds(topic.name, queue_id), 0)
+        return OffsetRow(topic.name, queue_id, offset, *bounds, 0, 0)
 
     # Resets
 
@@ -278,7 +312,7 @@ class Offsets(Part):
         group = self.consumers.require(header.group)
         topic = self._topics.get(header.topic)
         if topic is None:
-            raise RemoteError(Code.TOPIC_UNKNOWN, header.topic)
+            raise RemoteError(Code.TOPIC_UNKNOWN, f"topic {header.topic!r} does not exist here")
         queue_ids = list(range(topic.read_queues))
         if header.queue_ids is not None:
             unknown = [q for q in header.queue_ids if q not in queue_ids]
@@ -320,6 +354,7 @@ class Offsets(Part):
         self, request: Request, header: OffsetResetRequest, group: Group, wanted: dict[int, int]
     ) -> None:
         changes: list[OffsetChange] = []
+        before = self._places(group.name, header.topic)
         for queue_id, offset in wanted.items():
             first, end = self._store.bounds(header.topic, queue_id)
             after = clamp(offset, first, end)
@@ -329,8 +364,7 @@ class Offsets(Part):
                     f"group {group.name!r}: consumeFromMinEnable is off, and queue {queue_id} would begin "
                     "at its first message",
                 )
-            before = self.table.get(group.name, header.topic, queue_id)
-            changes.append(OffsetChange(header.topic, queue_id, before, after))
+            changes.append(OffsetChange(header.topic, queue_id, before.get(queue_id, -1), after))
         if header.dry_run:
             request.reply(OffsetChangeResponse(changes))
             return
@@ -381,17 +415,26 @@ class Offsets(Part):
 
     def _cloned(self, header: OffsetCloneRequest) -> list[OffsetChange]:
         changes: list[OffsetChange] = []
-        names = self.table.topics(header.source) if header.topics is None else header.topics
+        names = header.topics
+        if names is None:
+            # Retries are for the group that failed: a copy would never pass its offset there.
+            names = sorted(self._topics_of(header.source) - {retry_topic(header.source)})
         for name in names:
-            for queue_id in sorted(self.table.queues(header.source, str(name))):
-                before = self.table.get(header.target, name, queue_id)
-                after = self.current(header.source, name, queue_id)
+            shared = self._shared_queues(header.source, str(name))
+            targets = self._places(header.target, name)
+            for queue_id in sorted(self._places(header.source, name)):
+                before = targets.get(queue_id, -1)
+                if queue_id in shared:
+                    after = max(shared[queue_id][0], self._store.bounds(name, queue_id)[0])
+                else:
+                    after = self.current(header.source, name, queue_id)
                 changes.append(OffsetChange(name, queue_id, before, after))
             _bounded(changes)
         return changes
 
     def _apply(self, group: str, changes: list[OffsetChange]) -> None:
-        new = sum(change.before < 0 for change in changes)
+        table = self.table
+        new = sum(table.get(group, change.topic, change.queue_id) < 0 for change in changes)
         if self.table.room < new:
             raise RemoteError(
                 Code.LIMIT_EXCEEDED, f"{self.table.size} offsets are kept; there is no room for {new} more"

@@ -292,6 +292,7 @@ class SharedMode(Part):
         group = self.core.group(header.group)
         started = self.starts.subscribe(group, wanted, header.start)
         member = self.core.join(group.name, request.connection, header.ready_max, header.invisible_ms, wanted)
+        member.joined_ms = time.time_ns() // 1_000_000
         self._members.setdefault(request.connection, {})[member.member_id] = member
         unsaved = [queue for queue in group.order if queue.key in self.starts.unsaved]
         if not unsaved:

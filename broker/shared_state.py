@@ -6,16 +6,67 @@ from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
-from broker.core.shared import Bounds
+from broker.core.shared import Bounds, Shared
 from broker.core.shared_members import Member, SharedGroup
 from broker.core.shared_queue import QueueKey, SharedQueue
+from holdmq.record_origin import retry_topic
 from holdmq.rpc.connection import Connection
+from holdmq.wire.group_headers import SHARED, MemberRow, Subscription
 from holdmq.wire.headers import HelloRequest
 from holdmq.wire.shared_headers import SharedMemberRow, SharedQueueRow, SharedStateResponse
 
 HelloOf = Callable[[Connection], HelloRequest | None]
 
 log = structlog.get_logger("holdmq.broker")
+
+
+class SharedRows:
+    """What those who ask for members and offsets of any group are told of shared ones."""
+
+    def __init__(self, core: Shared, hello_of: HelloOf) -> None:
+        self._core = core
+        self._hello_of = hello_of
+
+    def count(self, group: str) -> int:
+        """How many members a group has."""
+        known = self._core.groups.get(group)
+        return 0 if known is None else len(known.members)
+
+    def members(self, group: str) -> list[MemberRow]:
+        """A group's members; they lease no queues."""
+        known = self._core.groups.get(group)
+        return [] if known is None else [self._row(member) for member in known.members.values()]
+
+    def topics(self, group: str) -> set[str]:
+        """Topics that a group reads, its retries among them."""
+        known = self._core.groups.get(group)
+        return set() if known is None else {topic for topic, _ in known.queues}
+
+    def queues(self, group: str, topic: str) -> dict[int, tuple[int, int]]:
+        """By queue id: the offset below which all is done, and messages done from there on."""
+        known = self._core.groups.get(group)
+        if known is None:
+            return {}
+        own = [queue for queue in known.order if queue.key.topic == topic]
+        return {queue.key.queue_id: (queue.floor, queue.acknowledged.count) for queue in own}
+
+    def _row(self, member: Member) -> MemberRow:
+        connection = member.owner
+        assert isinstance(connection, Connection)
+        hello = self._hello_of(connection)
+        filters = member.group.filters
+        wanted = sorted(member.topics & filters.keys() - {retry_topic(member.group.name)})
+        return MemberRow(
+            "" if hello is None else hello.client_id,
+            connection.address,
+            connection.context or "",
+            "" if hello is None else hello.software,
+            SHARED,
+            "",
+            member.joined_ms,
+            0,
+            [Subscription(topic, filters[topic].text) for topic in wanted],
+        )
 
 
 def state_of(

@@ -82,8 +82,8 @@ class Member:
     """One consumer of a group, on one connection. `parked` is its pull in hand, if it waits."""
 
     __slots__ = (
-        "deliveries", "group", "in_flight", "invisible_ms", "is_gone", "is_pulling", "member_id", "owner",
-        "parked", "ready_max", "topics",
+        "deliveries", "group", "in_flight", "invisible_ms", "is_gone", "is_pulling", "joined_ms", "member_id",
+        "owner", "parked", "ready_max", "topics",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +94,7 @@ class Member:
         self.owner = owner
         self.ready_max = ready_max
         self.invisible_ms = invisible_ms
+        self.joined_ms = 0
         self.in_flight = 0
         self.deliveries: dict[int, Delivery] = {}
         self.parked: Parked | None = None

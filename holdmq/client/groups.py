@@ -70,7 +70,8 @@ class GroupView:
 class QueueProgress(NamedTuple):
     """A group's progress in one queue. `offset` -1 = none is kept.
 
-    `oldest_ms`: the store time of the oldest message that waits; 0 = none does, or it is not known.
+    `oldest_ms`: the store time of the oldest message that waits; 0 = none does, or it is not known. `done`:
+    messages from `offset` on that a shared group has acknowledged.
     """
 
     queue: TopicQueue
@@ -78,11 +79,14 @@ class QueueProgress(NamedTuple):
     first_offset: int
     end_offset: int
     oldest_ms: int
+    done: int = 0
 
     @property
     def lag(self) -> int:
-        """Messages that wait; 0 where the group has not begun."""
-        return 0 if self.offset < 0 else max(0, self.end_offset - max(self.offset, self.first_offset))
+        """Messages that wait or are in flight; 0 where the group has not begun."""
+        if self.offset < 0:
+            return 0
+        return max(0, self.end_offset - max(self.offset, self.first_offset) - self.done)
 
     def lag_ms(self, now_ms: int) -> int:
         """How long the oldest message that waits has been stored; 0 = none waits."""
@@ -198,7 +202,7 @@ class GroupAdmin:
             for row in rows(OffsetRow, reply.header(OffsetGetResponse).offsets):
                 queue = TopicQueue(row.topic, broker, row.queue_id)
                 bounds = (row.first_offset, row.end_offset)
-                found.append(QueueProgress(queue, row.offset, *bounds, row.oldest_ms))
+                found.append(QueueProgress(queue, row.offset, *bounds, row.oldest_ms, row.done))
         return sorted(found)
 
     async def reset(

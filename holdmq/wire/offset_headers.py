@@ -59,7 +59,8 @@ class OffsetRow(NamedTuple):
     """A group's progress in one queue. `offset` -1 = none is kept; times are ms, 0 = unknown.
 
     `first_offset` and `end_offset` are the queue's bounds; `oldest_ms` is the store time of the message at
-    `offset` (0 = the group is at the end), by which the backlog's age is counted.
+    `offset` (0 = the group is at the end), by which the backlog's age is counted. `done` messages from
+    `offset` on are done already: those that a shared group acknowledged out of turn.
     """
 
     topic: str
@@ -68,6 +69,7 @@ class OffsetRow(NamedTuple):
     first_offset: int
     end_offset: int
     oldest_ms: int
+    done: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,28 @@ from broker.shared import SharedMode
 from holdmq.atomic_file import AtomicFile
 from holdmq.errors import Code, HoldMQError, RemoteError, StoreFormatError, StoreFullError
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.group_headers import GroupJoinRequest, GroupPauseRequest, GroupUpdateRequest, Subscription
-from holdmq.wire.offset_headers import OffsetResetRequest
+from holdmq.wire.group_headers import (
+    GroupJoinRequest,
+    GroupListResponse,
+    GroupMembersResponse,
+    GroupPauseRequest,
+    GroupRequest,
+    GroupRow,
+    GroupUpdateRequest,
+    MemberRow,
+    Subscription,
+)
+from holdmq.wire.header import rows
+from holdmq.wire.headers import Empty
+from holdmq.wire.offset_headers import (
+    OffsetChange,
+    OffsetChangeResponse,
+    OffsetCloneRequest,
+    OffsetGetRequest,
+    OffsetGetResponse,
+    OffsetResetRequest,
+    OffsetRow,
+)
 from holdmq.wire.shared_headers import SharedAckRequest, SharedPullRequest, SharedRange
 from holdmq.wire.topic_headers import TopicGrowRequest, TopicPauseRequest
 
@@ -682,3 +702,39 @@ async def test_a_queue_that_appeared_while_nobody_was_there_is_read_from_its_beg
     await broker.produce("t", 1, (b"grown", None))
     member = await join(broker, start="latest")
     assert bodies(await member.pull()) == [b"grown"]
+
+
+async def test_who_asks_for_groups_members_and_offsets_is_told_of_shared_ones(
+    broker: Stack, join: Join
+) -> None:
+    await broker.create("t", 2)
+    await broker.produce("t", 0, (b"a", None), (b"b", None), (b"c", None))
+    member, other = await join(broker, tags="*"), await join(broker)
+    got = await member.pull()
+    await member.ack(got[0], got[2])
+
+    listed = (await broker.client.call(RequestCode.GROUP_LIST, Empty())).header(GroupListResponse)
+    assert [(r.group, r.mode, r.members) for r in rows(GroupRow, listed.groups)] == [("g", "shared", 2)]
+    reply = await broker.client.call(RequestCode.GROUP_MEMBERS, GroupRequest("g"))
+    found = rows(MemberRow, reply.header(GroupMembersResponse).members)
+    assert [(row.client_id, row.mode, row.subscriptions) for row in found] == [
+        (name, "shared", [["t", "*"]]) for name in ("member-0", "member-1")
+    ]
+    assert all(row.joined_ms > 1_700_000_000_000 and row.address for row in found)
+
+    async def offsets(group: str) -> dict[tuple[str, int], tuple[int, int, int]]:
+        answer = await broker.client.call(RequestCode.OFFSET_GET, OffsetGetRequest(group))
+        listed = rows(OffsetRow, answer.header(OffsetGetResponse).offsets)
+        return {(r.topic, r.queue_id): (r.offset, r.end_offset, r.done) for r in listed if r.topic == "t"}
+
+    assert await offsets("g") == {("t", 0): (1, 3, 1), ("t", 1): (0, 0, 0)}
+    for peer in (member, other):
+        await peer.leave()
+    # A reset shows where the group was, and a clone begins there.
+    dry = OffsetResetRequest("g", "t", "latest", 0, [0], True)
+    answer = (await broker.client.call(RequestCode.OFFSET_RESET, dry)).header(OffsetChangeResponse)
+    assert rows(OffsetChange, answer.changes) == [OffsetChange("t", 0, 1, 3)]
+    await broker.client.call(RequestCode.OFFSET_CLONE, OffsetCloneRequest("g", "copy", None, False))
+    assert await offsets("copy") == {("t", 0): (1, 3, 0), ("t", 1): (0, 0, 0)}
+    # Retries stay with the group that failed.
+    assert broker.server.groups.offsets.table.topics("copy") == ["t"]

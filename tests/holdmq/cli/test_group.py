@@ -12,6 +12,7 @@ import pytest
 from command_line import Cli, runner, small_stack
 from group_peer import GroupPeer
 from processes import Stack
+from shared_peer import SharedPeer
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +173,30 @@ def test_what_a_broker_refuses_is_one_sentence_and_exit_code_1(cli: Cli, argumen
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_shared_group_is_shown_as_any_other(stack: Stack, cli: Cli) -> None:
+    async def run() -> None:
+        peer = SharedPeer(f"127.0.0.1:{stack.broker_port}", "worker")
+        await peer.open("crowd", "orders")
+        got = await peer.pull()
+        assert len(got) == 6
+        # All of a queue but its first message: what is done out of turn is no backlog.
+        await peer.ack(*(message for message in got if message.offset > 0))
+        waiting = sum(message.offset == 0 for message in got)
+        (listed,) = (row for row in await parsed_later("list") if row["group"] == "crowd")
+        assert (listed["mode"], listed["members"]) == ("shared", 1)
+        (member,) = await parsed_later("clients", "crowd")
+        assert (member["client_id"], member["mode"]) == ("worker", "shared")
+        lag = [row for row in await parsed_later("lag", "crowd") if row["topic"] == "orders"]
+        assert sum(row["lag"] for row in lag) == waiting
+        assert {row["offset"] for row in lag if row["end_offset"]} == {0}
+        assert all(row["lag_ms"] > 0 for row in lag if row["lag"])
+        refused = await asyncio.to_thread(cli, "group", "delete", "crowd", "--yes")
+        assert "worker" in refused.stderr
+        await peer.close()
+
+    async def parsed_later(*arguments: str) -> Any:
+        return await asyncio.to_thread(parsed, cli, "group", *arguments)
+
+    asyncio.run(run())
