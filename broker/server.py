@@ -23,6 +23,7 @@ from broker.shared import SharedMode
 from broker.shared_state import SharedRows
 from broker.statistics import Statistics
 from broker.statistics_calls import StatisticsCalls
+from broker.subscribers import SHOWN_MAX, subscriptions
 from broker.tables import Tables
 from broker.topics import Topics
 from holdmq.config_alarms import AlarmsSection
@@ -239,8 +240,13 @@ class BrokerServer:
 
     def _list_connections(self, request: Request) -> None:
         rows = []
+        subscribed = subscriptions(self.groups, self.shared)
         for connection, hello in self.rpc.connections.items():
             if hello is not None:
+                wanted = subscribed.get(connection, [])
+                state = self._states.get(connection, {}) | _admitted(connection)
+                if wanted:
+                    state = state | {"subscriptions": len(wanted)}
                 rows.append(
                     ConnectionRow(
                         hello.role,
@@ -249,7 +255,8 @@ class BrokerServer:
                         connection.context or "",
                         hello.software,
                         connection.connected_ms,
-                        self._states.get(connection, {}) | _admitted(connection),
+                        state,
+                        wanted[:SHOWN_MAX],
                     )
                 )
         request.reply(ConnectionListResponse(rows))

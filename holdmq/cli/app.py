@@ -10,7 +10,7 @@ import typer
 
 import holdmq
 from holdmq import telemetry
-from holdmq.cli import cert, config, dlq, group, key, log, message, pub, services, sub, table, topic, up
+from holdmq.cli import cert, config, dlq, group, key, log, message, pub, services, sub, table, top, topic, up
 from holdmq.config import LogSection
 from holdmq.errors import ConfigError, HoldMQError, UsageError
 from holdmq.process import EXIT_FAILED, EXIT_USAGE
@@ -48,6 +48,7 @@ up.register(app)
 services.register(app)
 pub.register(app)
 sub.register(app)
+top.register(app)
 app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
 app.add_typer(message.app, name="message")

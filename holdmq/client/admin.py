@@ -11,6 +11,7 @@ from typing import Final, Self, TypeVar
 from holdmq.client.bounds import Bounds, queue_bounds
 from holdmq.client.route import RouteTable
 from holdmq.client.shared_calls import SharedCalls
+from holdmq.client.statistics import StatisticsCalls
 from holdmq.client.topics import TopicCalls
 from holdmq.errors import HoldMQError, TransportError
 from holdmq.message import TopicQueue
@@ -72,7 +73,7 @@ class TopicView:
         self.messages_stored += stats.messages_stored
 
 
-class Admin(TopicCalls, SharedCalls):
+class Admin(TopicCalls, SharedCalls, StatisticsCalls):
     """Asks registries and brokers. Use it as `async with Admin(["host:9876"]) as admin`, on one loop.
 
     Answers that are per broker hold, for a broker that did not answer, its error. `security`: credentials

@@ -364,8 +364,20 @@ class QueueBoundsResponse(Header):
 # Status
 
 
+class SubscriptionRow(NamedTuple):
+    """What a connection subscribes to as a member of a group."""
+
+    group: str
+    mode: str
+    topic: str
+    filter: str
+
+
 class ConnectionRow(NamedTuple):
-    """One connection to a broker, as its HELLO and last heartbeat say."""
+    """One connection to a broker, as its HELLO, its last heartbeat and its groups say.
+
+    `subscriptions` are SubscriptionRow, the first of them when they are many: `state` has their number.
+    """
 
     role: str
     client_id: str
@@ -374,6 +386,7 @@ class ConnectionRow(NamedTuple):
     software: str
     connected_ms: int
     state: dict[str, Any]
+    subscriptions: list[SubscriptionRow] = []  # noqa: RUF012 - a row is never changed
 
 
 @dataclass(frozen=True, slots=True)

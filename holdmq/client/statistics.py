@@ -1,0 +1,216 @@
+"""What `Admin` asks about statistics, backlog and alarms, and how the answers of brokers are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
+
+from holdmq.errors import HoldMQError
+from holdmq.rpc.connection import Reply
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import Header, rows
+from holdmq.wire.headers import Empty
+from holdmq.wire.statistics_headers import (
+    AlarmListResponse,
+    AlarmRow,
+    BacklogRequest,
+    BacklogResponse,
+    BacklogRow,
+    ChannelRow,
+    CountsRow,
+    SegmentRow,
+    StatisticsRequest,
+    StatisticsResponse,
+)
+
+BACKLOG_TIMEOUT_S: Final = 30.0
+"""A broker may have to read the age of thousands of backlogs from disk."""
+
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class StatisticsView:
+    """What one broker counted; `covered_ms` as in StatisticsResponse."""
+
+    covered_ms: list[int]
+    broker: CountsRow
+    topics: list[CountsRow]
+    groups: list[CountsRow]
+    queues: list[CountsRow]
+    segments: list[SegmentRow]
+
+
+@dataclass(slots=True)
+class BacklogView:
+    """The backlogs at one broker, by its clock `now_ms`; `left_out` rows are not in it."""
+
+    rows: list[BacklogRow]
+    now_ms: int
+    left_out: int
+
+
+@dataclass(slots=True)
+class AlarmsView:
+    """The alarms that one broker has raised, and where it tells of them."""
+
+    alarms: list[AlarmRow]
+    channels: list[ChannelRow]
+
+
+class Rates(NamedTuple):
+    """Per second."""
+
+    messages_in: float
+    bytes_in: float
+    messages_out: float
+    bytes_out: float
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Rates of one topic, queue or group over all brokers.
+
+    `put_ms` and `get_ms`: the mean time of a put and of a get in the last minute, None without any.
+    """
+
+    name: str
+    queue_id: int
+    second: Rates
+    minute: Rates
+    hour: Rates
+    day: Rates
+    put_ms: float | None
+    get_ms: float | None
+
+
+@dataclass(slots=True)
+class GroupBacklog:
+    """What a group has yet to consume at all brokers; `age_ms` of the oldest message, 0 = nothing waits."""
+
+    group: str
+    mode: str
+    messages: int
+    age_ms: int
+    topics: list[str]
+
+
+class StatisticsCalls:
+    """The part of `Admin` that is about what brokers count. Answers are by live broker, or its error."""
+
+    async def _ask_all(
+        self, code: RequestCode, header: Header, timeout_s: float | None = None
+    ) -> dict[str, Reply | HoldMQError]:
+        raise NotImplementedError
+
+    async def statistics(
+        self,
+        topics: Collection[str] | None = None,
+        groups: Collection[str] | None = None,
+        *,
+        queues: bool = False,
+        rows_max: int = 100,
+    ) -> dict[str, StatisticsView | HoldMQError]:
+        """Counts of these topics and groups, None = the `rows_max` busiest; `queues`: of their queues too."""
+
+        def read(reply: Reply) -> StatisticsView:
+            answer = reply.header(StatisticsResponse)
+            return StatisticsView(
+                answer.covered_ms,
+                rows(CountsRow, answer.broker)[0],
+                rows(CountsRow, answer.topics),
+                rows(CountsRow, answer.groups),
+                rows(CountsRow, answer.queues),
+                rows(SegmentRow, answer.segments),
+            )
+
+        request = StatisticsRequest(_listed(topics), _listed(groups), queues, rows_max)
+        return _each(await self._ask_all(RequestCode.STATISTICS, request), read)
+
+    async def backlog(
+        self, groups: Collection[str] | None = None, rows_max: int = 1000
+    ) -> dict[str, BacklogView | HoldMQError]:
+        """What these groups, None = all, have yet to consume; the `rows_max` longest backlogs."""
+
+        def read(reply: Reply) -> BacklogView:
+            answer = reply.header(BacklogResponse)
+            return BacklogView(rows(BacklogRow, answer.backlog), answer.now_ms, answer.left_out)
+
+        request = BacklogRequest(_listed(groups), rows_max)
+        return _each(await self._ask_all(RequestCode.BACKLOG, request, BACKLOG_TIMEOUT_S), read)
+
+    async def alarms(self) -> dict[str, AlarmsView | HoldMQError]:
+        """The alarms that are raised."""
+
+        def read(reply: Reply) -> AlarmsView:
+            answer = reply.header(AlarmListResponse)
+            return AlarmsView(rows(AlarmRow, answer.alarms), rows(ChannelRow, answer.channels))
+
+        return _each(await self._ask_all(RequestCode.ALARM_LIST, Empty()), read)
+
+
+def traffic(
+    views: Iterable[StatisticsView], pick: Callable[[StatisticsView], Iterable[CountsRow]]
+) -> list[Traffic]:
+    """Add up the rows that `pick` takes of each broker's; the busiest of the last minute first."""
+    found: dict[tuple[str, int], list[tuple[CountsRow, list[int]]]] = {}
+    for view in views:
+        for row in pick(view):
+            found.setdefault((row.name, row.queue_id), []).append((row, view.covered_ms))
+    added = [_traffic(name, queue_id, parts) for (name, queue_id), parts in found.items()]
+    return sorted(
+        added, key=lambda one: (-one.minute.messages_in - one.minute.messages_out, one.name, one.queue_id)
+    )
+
+
+def group_backlogs(views: Iterable[BacklogView]) -> list[GroupBacklog]:
+    """Add up the backlogs of groups over topics and brokers; the longest first."""
+    found: dict[str, GroupBacklog] = {}
+    for view in views:
+        for row in view.rows:
+            group = found.setdefault(row.group, GroupBacklog(row.group, row.mode, 0, 0, []))
+            group.mode = group.mode or row.mode
+            group.messages += row.messages
+            if row.oldest_ms:
+                group.age_ms = max(group.age_ms, view.now_ms - row.oldest_ms)
+            if row.topic not in group.topics:
+                group.topics.append(row.topic)
+    return sorted(found.values(), key=lambda group: (-group.messages, group.group))
+
+
+def _traffic(name: str, queue_id: int, parts: list[tuple[CountsRow, list[int]]]) -> Traffic:
+    covered = [covered_ms for _, covered_ms in parts]
+    counted = [row for row, _ in parts]
+    puts, put_us, gets, get_us = (sum(row.minute[column] for row in counted) for column in range(4, 8))
+    return Traffic(
+        name,
+        queue_id,
+        _rates([row.second for row in counted], [ms[0] for ms in covered]),
+        _rates([row.minute for row in counted], [ms[1] for ms in covered]),
+        _rates([row.hour for row in counted], [ms[2] for ms in covered]),
+        _rates([row.day for row in counted], [ms[3] for ms in covered]),
+        put_us / puts / 1000 if puts else None,
+        get_us / gets / 1000 if gets else None,
+    )
+
+
+def _rates(counts: list[list[int]], covered_ms: list[int]) -> Rates:
+    """Rates of what each broker counted in as many ms as it says."""
+    each = [
+        [count * 1000 / max(1, ms) for count in counted[:4]]
+        for counted, ms in zip(counts, covered_ms, strict=True)
+    ]
+    return Rates(*(sum(column) for column in zip(*each, strict=True)))
+
+
+def _each(
+    answers: Mapping[str, Reply | HoldMQError], read: Callable[[Reply], V]
+) -> dict[str, V | HoldMQError]:
+    return {
+        broker: reply if isinstance(reply, HoldMQError) else read(reply) for broker, reply in answers.items()
+    }
+
+
+def _listed(names: Collection[str] | None) -> list[str] | None:
+    return None if names is None else list(names)
