@@ -1,9 +1,11 @@
 """consumerOffset.json: saved every few seconds, and at once for who waits for it.
 
 An offset is saved only when the log up to it is on disk: a group must not come back from a crash
-behind messages that the log has lost. The file also has the generation above which this start grants
-leases, and when each group was last seen (for retention). Source: broker.md, Offsets; storage.md,
-Recovery.
+behind messages that the log has lost. Its .bak may be older, but only by offsets that were raised
+since: a group's first offsets, resets and deletions are written twice, so that both have them before
+they count, and no group jumps ahead when the broker has to go on with the .bak. The file also has the
+generation above which this start grants leases, and when each group was last seen (for retention).
+Source: broker.md, Offsets; storage.md, Recovery.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class DurableStore(MessageStore, Protocol):
 class _Save(NamedTuple):
     content: Content
     change: int
+    is_twice: bool
     seen_ms: dict[str, int]
     position: int
     waiters: list[Done]
@@ -81,6 +84,8 @@ class OffsetFile:
         self._thread = ThreadPoolExecutor(1, "offsets")
         self._data_version = 0
         self._saved_change = 0
+        self._backed_change = 0
+        """Of the last save that the .bak has too."""
         self._saved_at = 0.0
         self._seen_ms: dict[str, int] = {}
         self._saved_seen_ms: dict[str, int] = {}
@@ -118,14 +123,14 @@ class OffsetFile:
         self._move_inside()
         self._refresh_needed()
         try:
-            self._write(self._table.snapshot(), self._seen_ms, self._data_version + 1)
+            self._write(self._table.snapshot(), self._seen_ms, self._data_version + 1, is_twice=True)
         except StorageError as error:
             log.warning("consumerOffset.json could not be written at the start", reason=str(error))
         else:
             self._data_version += 1
             self._table.saved = self._table.snapshot()
             self._saved_seen_ms = dict(self._seen_ms)
-            self._saved_change = self._table.change
+            self._saved_change = self._backed_change = self._table.change
 
     def _read(self, has_records: bool, accept_backup: bool) -> dict[str, Any]:
         try:
@@ -245,6 +250,7 @@ class OffsetFile:
             _Save(
                 self._table.snapshot(),
                 self._table.change,
+                self._table.ground > self._backed_change,
                 dict(self._seen_ms),
                 self._store.confirmed_position,
                 waiters,
@@ -262,7 +268,7 @@ class OffsetFile:
             self._ended(save, StorageError(reason, operation="write", path=str(self._path)))
             return
         future = loop.run_in_executor(
-            self._thread, self._write, save.content, save.seen_ms, self._data_version + 1
+            self._thread, self._write, save.content, save.seen_ms, self._data_version + 1, save.is_twice
         )
 
         def written(finished: asyncio.Future[None]) -> None:
@@ -276,8 +282,10 @@ class OffsetFile:
 
         future.add_done_callback(written)
 
-    def _write(self, content: Content, seen_ms: dict[str, int], data_version: int) -> None:
-        self._file.save({TABLE: content, GENERATION: self.generation, SEEN: seen_ms}, data_version)
+    def _write(self, content: Content, seen_ms: dict[str, int], data_version: int, is_twice: bool) -> None:
+        whole = {TABLE: content, GENERATION: self.generation, SEEN: seen_ms}
+        for _ in range(1 + is_twice):  # the second one makes the first the .bak
+            self._file.save(whole, data_version)
 
     def _ended(self, save: _Save, error: HoldMQError | None) -> None:
         self._is_saving = False
@@ -287,6 +295,8 @@ class OffsetFile:
             self._table.saved = save.content
             self._saved_seen_ms = save.seen_ms
             self._saved_change = save.change
+            if save.is_twice:
+                self._backed_change = save.change
             self._saved_at = asyncio.get_running_loop().time()
             self._last_failure = ""
         else:

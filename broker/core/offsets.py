@@ -68,6 +68,8 @@ class OffsetTable:
         self.saved: Content = {}
         self.change = 0
         """Rises with every change of what is to be saved."""
+        self.ground = 0
+        """The last `change` that was no raise: an older file would let a group jump, not only go back."""
         self._offsets_max = offsets_max
         self._offsets: dict[GroupTopic, dict[int, int]] = {}
         self._topics: dict[str, set[str]] = {}
@@ -184,9 +186,10 @@ class OffsetTable:
         if queues is None:
             queues = self._offsets[key] = {}
             self._topics.setdefault(key.group, set()).add(key.topic)
-        self.size += queue_id not in queues
+        before = queues.get(queue_id)
+        self.size += before is None
         queues[queue_id] = offset
-        self._touch(key)
+        self._touch(key, is_raise=before is not None and offset >= before)
 
     def _drop(self, key: GroupTopic) -> None:
         self.size -= len(self._offsets.pop(key))
@@ -196,10 +199,12 @@ class OffsetTable:
             del self._topics[key.group]
         self._touch(key)
 
-    def _touch(self, key: GroupTopic) -> None:
+    def _touch(self, key: GroupTopic, *, is_raise: bool = False) -> None:
         if key.is_kept:
             self._stale.add(key)
             self.change += 1
+            if not is_raise:
+                self.ground = self.change
 
 
 def positions(content: Content, groups: Iterable[str] | None = None) -> Iterator[Position]:

@@ -15,6 +15,8 @@ from processes import Stack, end_all, wait_until
 
 from holdmq.client.sync import SyncProducer
 from holdmq.message import Message
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.offset_headers import TO_OFFSET, OffsetResetRequest
 
 QUEUES = range(4)
 
@@ -39,11 +41,11 @@ def consumed(tmp_path: Path) -> Iterator[Stack]:
         end_all([stack])
 
 
-def run(stack: Stack, action: Callable[[GroupPeer], object]) -> list[int]:
+def run(stack: Stack, action: Callable[[GroupPeer], object], group: str = "g") -> list[int]:
     """Join, lease every queue, act; the offsets from which the leases let consume."""
 
     async def consume() -> list[int]:
-        one = GroupPeer(stack.broker_port, "one")
+        one = GroupPeer(stack.broker_port, "one", group)
         try:
             await one.join("devices")
             leased = await one.lease(*QUEUES, topic="devices")
@@ -62,8 +64,8 @@ async def report(one: GroupPeer, offset: int) -> None:
         assert await one.report(queue_id, offset, topic="devices", wait_for_disk=True) == []
 
 
-def offsets(stack: Stack) -> list[int]:
-    return run(stack, lambda _: None)
+def offsets(stack: Stack, group: str = "g") -> list[int]:
+    return run(stack, lambda _: None, group)
 
 
 def path_of(stack: Stack, name: str = "consumerOffset.json") -> Path:
@@ -123,6 +125,30 @@ def test_a_damaged_offset_file_falls_back_to_its_backup_and_says_so(
     # What it fell back to is whole again, and so is the next start.
     consumed.restart("broker", signal.SIGKILL)
     assert all(offset in (5, 7) for offset in offsets(consumed))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_group_that_began_or_was_reset_just_before_does_not_jump_with_the_backup(
+    consumed: Stack, damage: Callable[[Path], None]
+) -> None:
+    async def begin_and_reset() -> None:
+        began = GroupPeer(consumed.broker_port, "two", group="began")
+        try:
+            await began.join("devices")
+            await began.lease(*QUEUES, topic="devices")
+            await report(began, 9)
+            reset = OffsetResetRequest("g", "devices", TO_OFFSET, 2)
+            await began.client.call(RequestCode.OFFSET_RESET, reset, 15.0)
+        finally:
+            await began.client.close()
+
+    consumed.start("broker")
+    asyncio.run(begin_and_reset())
+    consumed.stop("broker", signal.SIGKILL)
+    damage(path_of(consumed))
+    consumed.start("broker")
+    assert offsets(consumed) == [2] * 4
+    assert offsets(consumed, "began") == [9] * 4
 
 
 def test_without_a_backup_that_can_be_used_the_broker_refuses_to_start(consumed: Stack) -> None:
