@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
@@ -25,6 +26,7 @@ from broker.group_settings import GroupSettings
 from broker.offset_file import DurableStore, OffsetFile
 from broker.offsets import OffsetAt, Offsets
 from broker.part import Part
+from broker.shared_handover import SharedMembers, forgetting, hand_over
 from holdmq.config import BrokerSection
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Request
@@ -33,6 +35,7 @@ from holdmq.topics import TEMPORARY_SUFFIX
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import (
     CLUSTERING,
+    SHARED,
     GroupJoinRequest,
     GroupListResponse,
     GroupMembersResponse,
@@ -63,16 +66,6 @@ FencedQueues = list[tuple[str, int]]
 T = TypeVar("T")
 
 log = structlog.get_logger("holdmq.broker")
-
-
-class SharedMembers(Protocol):
-    """Members of shared groups, which do not join here (broker.shared_state)."""
-
-    def count(self, group: str) -> int:
-        """How many members a group has."""
-
-    def members(self, group: str) -> list[MemberRow]:
-        """A group's members."""
 
 
 class Groups(Part):
@@ -124,6 +117,8 @@ class Groups(Part):
         self.on_pause: list[Callable[[str, bool], None]] = []
         self.on_delete: list[Callable[[str], None]] = []
         self.modes: list[Callable[[str], str]] = []
+        self.on_handed_over: Callable[[str], None] = lambda _: None
+        """Told of a group that was shared, and whose offsets say how far it is from now on."""
         self.news = GroupNews(self.members, self.get)
         self._store = store
         self._topics = topics
@@ -218,8 +213,24 @@ class Groups(Part):
         group = self.settings.table.groups.get(name)
         if group is not None:
             group.check_consumes(mode)
-        if name.endswith(TEMPORARY_SUFFIX) or (group is not None and group.mode == mode):
+        if name.endswith(TEMPORARY_SUFFIX):
             done(None)
+            return
+        if mode == CLUSTERING and self.shared is not None and self.shared.topics(name):
+            done = forgetting(self.on_handed_over, name, done)
+            if group is not None and group.mode == SHARED:
+                hand_over(name, self.shared, self.offsets, partial(self._set_mode, name, mode, done))
+                return
+        if group is not None and group.mode == mode:
+            done(None)
+        else:
+            self._set_mode(name, mode, done, None)
+
+    def _set_mode(
+        self, name: str, mode: str, done: Callable[[HoldMQError | None], None], error: HoldMQError | None
+    ) -> None:
+        if error is not None:
+            done(error)
         else:
             self.settings.change(lambda groups: self.settings.table.plan_join(groups, name, mode), done)
 

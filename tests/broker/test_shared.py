@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from broker_stack import Stack
+from group_peer import GroupPeer
 from shared_peer import Got, SharedPeer
 
 from broker.shared import SharedMode
@@ -738,3 +739,49 @@ async def test_who_asks_for_groups_members_and_offsets_is_told_of_shared_ones(
     assert await offsets("copy") == {("t", 0): (1, 3, 0), ("t", 1): (0, 0, 0)}
     # Retries stay with the group that failed.
     assert broker.server.groups.offsets.table.topics("copy") == ["t"]
+
+
+async def test_a_shared_group_that_consumes_in_clustering_goes_on_where_it_was(
+    broker: Stack, join: Join, start: Start
+) -> None:
+    await broker.create("t", 2)
+    await broker.produce("t", 0, *((b"%d" % i, None) for i in range(5)))
+    shared = await join(broker)
+    got = await shared.pull()
+    await shared.ack(got[0], got[1], got[3])
+    peer = GroupPeer(broker, "one")
+    with pytest.raises(RemoteError, match="mode shared"):
+        await peer.join("t")
+    await shared.leave()
+    await peer.join("t")
+    assert [(row.queue_id, row.offset) for row in await peer.lease(0, 1)] == [(0, 2), (1, 0)]
+    assert await peer.report(0, 4, wait_for_disk=True) == []
+    assert {row.offset for row in await peer.offsets("t")} == {4, 0}
+    assert not broker.server.shared.core.groups
+    await peer.client.close()
+    # And back again, over a restart.
+    broker = await start()
+    shared = await join(broker)
+    assert bodies(await shared.pull()) == [b"4"]
+
+
+async def test_a_hand_over_that_a_crash_cut_off_leaves_nothing_of_the_shared_group(
+    broker: Stack, join: Join
+) -> None:
+    await broker.create("t", 1)
+    await broker.produce("t", 0, (b"a", None), (b"b", None))
+    shared = await join(broker)
+    await shared.ack((await shared.pull())[0])
+    await shared.leave()
+    groups = broker.server.groups
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "on_handed_over", lambda _: None)
+        peer = GroupPeer(broker, "one")
+        await peer.join("t")
+        await peer.lease(0)
+        assert await peer.report(0, 2) == []
+        await peer.leave()
+    await peer.join("t")
+    assert [row.offset for row in await peer.lease(0)] == [2]
+    assert not broker.server.shared.core.groups
+    await peer.client.close()
