@@ -122,7 +122,7 @@ class Registries:
                         raise error
                     failures.append(error)
             reasons = "; ".join(map(str, failures))
-            raise TransportError(f"no registry answers: {reasons}; start one, or set client.registries")
+            raise TransportError(f"no registry answers: {reasons} (client.registries: whom to ask)")
         finally:
             for task in calls:
                 task.cancel()
