@@ -187,8 +187,8 @@ class Groups(Part):
     def get(self, name: str) -> Group | None:
         """A group's settings; a temporary group is known while it has members."""
         group = self.settings.table.groups.get(name)
-        if group is None and name.endswith(TEMPORARY_SUFFIX) and self.members.count(name):
-            return Group(name, self.members.mode(name))
+        if group is None and name.endswith(TEMPORARY_SUFFIX) and self._count(name):
+            return Group(name, self.members.mode(name) or SHARED)
         return group
 
     def require(self, name: str) -> Group:
@@ -516,7 +516,7 @@ class Groups(Part):
     def list_groups(self, request: Request) -> None:
         """GROUP_LIST."""
         groups = dict(self.settings.table.groups)
-        for name in self.members.groups():
+        for name in (*self.members.groups(), *(self.shared.groups() if self.shared is not None else ())):
             if name not in groups:
                 groups[name] = self.require(name)
         request.reply(GroupListResponse([groups[name].row(self._count(name)) for name in sorted(groups)]))

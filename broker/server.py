@@ -104,6 +104,7 @@ class BrokerServer:
         groups.modes.append(shared.mode_of)
         groups.on_pause.append(shared.group_paused)
         groups.on_delete.append(shared.group_deleted)
+        groups.on_handed_over = shared.group_deleted
         shared.starts.kept_offset = groups.offsets.table.get
         self.backlogs = Backlogs(store, groups, shared)
         self.statistics_calls = StatisticsCalls(self.statistics, self.backlogs, topics.table)

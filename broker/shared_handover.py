@@ -19,6 +19,9 @@ Done = Callable[[HoldMQError | None], None]
 class SharedMembers(SharedProgress, Protocol):
     """Members of shared groups, which do not join here (broker.shared_state)."""
 
+    def groups(self) -> list[str]:
+        """Groups that have members."""
+
     def count(self, group: str) -> int:
         """How many members a group has."""
 

@@ -27,6 +27,10 @@ class SharedRows:
         self._core = core
         self._hello_of = hello_of
 
+    def groups(self) -> list[str]:
+        """Groups that have members."""
+        return [name for name, group in self._core.groups.items() if group.members]
+
     def count(self, group: str) -> int:
         """How many members a group has."""
         known = self._core.groups.get(group)

@@ -785,3 +785,19 @@ async def test_a_hand_over_that_a_crash_cut_off_leaves_nothing_of_the_shared_gro
     assert [row.offset for row in await peer.lease(0)] == [2]
     assert not broker.server.shared.core.groups
     await peer.client.close()
+
+
+async def test_a_temporary_shared_group_is_shown_while_it_has_members(broker: Stack, join: Join) -> None:
+    await broker.create("t", 1)
+    member = await join(broker, group="g#tmp")
+
+    async def listed() -> list[tuple[str, str, int]]:
+        answer = await broker.client.call(RequestCode.GROUP_LIST, Empty())
+        found = rows(GroupRow, answer.header(GroupListResponse).groups)
+        return [(row.group, row.mode, row.members) for row in found]
+
+    assert await listed() == [("g#tmp", "shared", 1)]
+    reply = await broker.client.call(RequestCode.GROUP_MEMBERS, GroupRequest("g#tmp"))
+    assert len(reply.header(GroupMembersResponse).members) == 1
+    await member.leave()
+    assert await listed() == []
