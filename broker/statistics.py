@@ -1,18 +1,20 @@
 """What went in and out: by topic, queue and consumer group, in total and in rolling windows.
 
-Who counts adds to plain numbers that belong to the second under way. `tick` takes them all: its cost grows
-with what was busy in that second, not with what exists.
+Who counts adds to plain numbers that belong to the second under way. `tick` takes them, and `settle` adds
+them up, in steps: the cost grows with what was busy in that second, not with what exists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 from operator import add, attrgetter
 from typing import Final
 
 import numpy as np
 
 from broker.core.windows import COLUMNS, Ints, Windows
+from holdmq.topics import TEMPORARY_SUFFIX
 
 TOPICS_MAX: Final = 20_000
 """Topics with counts of their own: twice the default of broker.topics_max; 42 MB when all are used."""
@@ -68,6 +70,8 @@ class Statistics:
         """Everything together, under the key ""."""
         self._by_queue: dict[Queue, Counts] = {}
         self._by_group: dict[str, Counts] = {}
+        self._late_queues: dict[Queue, Counts] = {}
+        self._late_groups: dict[str, Counts] = {}
 
     def of(self, topic: str, queue_id: int = NO_QUEUE) -> Counts:
         """What to add to for a queue, or for a topic alone; not to be kept beyond this turn of the loop."""
@@ -77,28 +81,44 @@ class Statistics:
         return counts
 
     def of_group(self, group: str) -> Counts:
-        """What to add to for a consumer group; not to be kept beyond this turn of the loop."""
+        """What to add to for a consumer group; not to be kept beyond this turn of the loop.
+
+        Temporary groups count together: every client may make new ones.
+        """
+        if group.endswith(TEMPORARY_SUFFIX):
+            group = TEMPORARY_SUFFIX
         counts = self._by_group.get(group)
         if counts is None:
             counts = self._by_group[group] = Counts()
         return counts
 
     def tick(self, now: float) -> None:
-        """A second is over."""
-        by_queue, self._by_queue = self._by_queue, {}
-        by_group, self._by_group = self._by_group, {}
-        deltas = _matrix(by_queue.values())
-        keys = list(by_queue)
-        self.topics.tick([topic for topic, _ in keys], deltas, now)
-        named = [at for at, key in enumerate(keys) if key[1] != NO_QUEUE]
-        self.queues.tick([keys[at] for at in named], deltas[named], now)
-        self.broker.tick([""], deltas.sum(axis=0, keepdims=True), now)
-        self.groups.tick(list(by_group), _matrix(by_group.values()), now)
+        """A second is over: take its counts. Call `settle` until there are none left."""
+        while self.settle(len(self._late_queues) + len(self._late_groups)):
+            pass  # the last second's, of a loop that had no turn to spare
+        self._late_queues, self._by_queue = self._by_queue, {}
+        self._late_groups, self._by_group = self._by_group, {}
+        for windows in (self.topics, self.queues, self.groups, self.broker):
+            windows.begin(now)
+
+    def settle(self, count: int) -> bool:
+        """Add up to `count` queues and as many groups to the windows; True = there are more."""
+        found = [self._late_queues.popitem() for _ in range(min(count, len(self._late_queues)))]
+        if found:
+            deltas = _matrix([counts for _, counts in found])
+            self.topics.add([key[0] for key, _ in found], deltas)
+            self.broker.add([""], deltas.sum(axis=0, keepdims=True))
+            named = [at for at, (key, _) in enumerate(found) if key[1] != NO_QUEUE]
+            self.queues.add([found[at][0] for at in named], deltas[named])
+        groups = [self._late_groups.popitem() for _ in range(min(count, len(self._late_groups)))]
+        if groups:
+            self.groups.add([name for name, _ in groups], _matrix([counts for _, counts in groups]))
+        return bool(self._late_queues or self._late_groups)
 
     def topic_totals(self, topics: Iterable[str]) -> dict[str, list[int]]:
         """Counts of topics since the start, by column, with those of the second under way."""
         totals = {topic: self.topics.total(topic) for topic in topics}
-        for (topic, _), counts in self._by_queue.items():
+        for (topic, _), counts in chain(self._by_queue.items(), self._late_queues.items()):
             if topic in totals:
                 totals[topic] = [*map(add, totals[topic], _values(counts))]
         return totals
@@ -109,11 +129,13 @@ class Statistics:
         for queue_id in range(NO_QUEUE, queues):
             self.queues.forget((topic, queue_id))
             self._by_queue.pop((topic, queue_id), None)
+            self._late_queues.pop((topic, queue_id), None)
 
     def forget_group(self, group: str) -> None:
         """A group is gone."""
         self.groups.forget(group)
         self._by_group.pop(group, None)
+        self._late_groups.pop(group, None)
 
     def numbers(self) -> Mapping[str, int]:
         """Gauges and counters for metrics."""

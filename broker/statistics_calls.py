@@ -27,6 +27,8 @@ from holdmq.wire.statistics_headers import (
 )
 
 TICK_S: Final = 1.0
+SETTLED_PER_TURN: Final = 250
+"""Queues whose counts are added up in one turn of the loop: about a millisecond."""
 ROWS_MAX: Final = 10_000
 """Rows of one answer, each some 300 bytes: it fits any frame."""
 
@@ -78,7 +80,12 @@ class StatisticsCalls(Part):
     def _tick(self) -> None:
         self.ticks += 1
         self._statistics.tick(self._loop.time())
+        self._settle()
         self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    def _settle(self) -> None:
+        if self._statistics.settle(SETTLED_PER_TURN):
+            self._loop.call_soon(self._settle)
 
     def topic_changed(self, before: Topic | None, after: Topic | None) -> None:
         """The counts of a topic go with it."""

@@ -30,7 +30,7 @@ DAY: Final = (3600.0, 24)
 """Seconds of a slot and slots: a window reaches back over all of its slots but the rest of the newest."""
 ROW_BYTES: Final = 8 * (COLUMNS * 15 + TRAFFIC * 38)
 """Memory of one row: totals, the last second, and three rings with their sums; 2.1 KiB."""
-_FIRST_ROWS: Final = 64
+EVICT_INTERVAL_S: Final = 60.0
 
 
 class Recent(NamedTuple):
@@ -51,31 +51,27 @@ class _Ring:
 
     __slots__ = ("_number", "_slots", "columns", "slot_s", "started_at", "sums", "table")
 
-    def __init__(self, layout: tuple[float, int], columns: int, now: float) -> None:
+    def __init__(self, layout: tuple[float, int], columns: int, rows_max: int, now: float) -> None:
         self.slot_s, self._slots = layout
         self.columns = columns
         self.started_at = now
         self._number = int(now // self.slot_s)
-        self.table: Ints = np.zeros((self._slots, _FIRST_ROWS, columns), np.int64)
-        self.sums: Ints = np.zeros((_FIRST_ROWS, columns), np.int64)
+        self.table: Ints = np.zeros((self._slots, rows_max, columns), np.int64)
+        self.sums: Ints = np.zeros((rows_max, columns), np.int64)
 
-    def grow(self, rows: int) -> None:
-        table = np.zeros((self._slots, rows, self.columns), np.int64)
-        table[:, : self.table.shape[1]] = self.table
-        self.table, self.sums = table, _grown(self.sums, rows)
-
-    def advance(self, now: float) -> None:
+    def advance(self, now: float, used: int) -> None:
         number = int(now // self.slot_s)
         for passed in range(min(number - self._number, self._slots)):
-            slot = self.table[(self._number + 1 + passed) % self._slots]
-            self.sums -= slot
+            slot = self.table[(self._number + 1 + passed) % self._slots, :used]
+            self.sums[:used] -= slot
             slot[:] = 0
         self._number = max(number, self._number)
 
     def add(self, rows: Ints, deltas: Ints) -> None:
+        """Count; no row comes twice."""
         deltas = deltas[:, : self.columns]
-        np.add.at(self.table[self._number % self._slots], rows, deltas)
-        np.add.at(self.sums, rows, deltas)
+        self.table[self._number % self._slots][rows] += deltas
+        self.sums[rows] += deltas
 
     def forget(self, row: int) -> None:
         self.table[:, row] = 0
@@ -87,7 +83,11 @@ class _Ring:
 
 
 class Windows(Generic[K]):
-    """Rolling counts by key. At most `rows_max` keys have counts of their own; others are `unnamed`."""
+    """Rolling counts by key.
+
+    At most `rows_max` keys have counts of their own. When all have, those that had none for a day lose
+    theirs, and while there are none of these, counts of others are `unnamed`.
+    """
 
     def __init__(self, rows_max: int, now: float) -> None:
         self.rows_max = rows_max
@@ -97,12 +97,14 @@ class Windows(Generic[K]):
         """How long the last second was."""
         self._rows: dict[K, int] = {}
         self._free: list[int] = []
-        self._ticked_at = now
-        self._totals: Ints = np.zeros((_FIRST_ROWS, COLUMNS), np.int64)
-        self._second: Ints = np.zeros((_FIRST_ROWS, COLUMNS), np.int64)
-        self._minute = _Ring(MINUTE, COLUMNS, now)
-        self._hour = _Ring(HOUR, TRAFFIC, now)
-        self._day = _Ring(DAY, TRAFFIC, now)
+        self._ticked_at = self._evicted_at = now
+        self._used = 0
+        # The kernel gives memory for a row when it is first written.
+        self._totals: Ints = np.zeros((rows_max, COLUMNS), np.int64)
+        self._second: Ints = np.zeros((rows_max, COLUMNS), np.int64)
+        self._minute = _Ring(MINUTE, COLUMNS, rows_max, now)
+        self._hour = _Ring(HOUR, TRAFFIC, rows_max, now)
+        self._day = _Ring(DAY, TRAFFIC, rows_max, now)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -110,24 +112,25 @@ class Windows(Generic[K]):
     def __contains__(self, key: K) -> bool:
         return key in self._rows
 
-    def tick(self, keys: Sequence[K], deltas: Ints, now: float) -> None:
-        """A second is over, in which `deltas` (int64, a row of COLUMNS for each key) were counted.
-
-        A key may come more than once.
-        """
-        rings = (self._minute, self._hour, self._day)
-        for ring in rings:
-            ring.advance(now)
+    def begin(self, now: float) -> None:
+        """A second is over; what was counted in it is added next."""
+        for ring in (self._minute, self._hour, self._day):
+            ring.advance(now, self._used)
         self.second_s, self._ticked_at = now - self._ticked_at, now
-        self._second[:] = 0
+        self._second[: self._used] = 0
+
+    def add(self, keys: Sequence[K], deltas: Ints) -> None:
+        """Add counts (int64, a row of COLUMNS for each key) of the second that is over.
+
+        A key may come more than once, in one call and in several.
+        """
         rows = np.fromiter((self._row(key) for key in keys), np.int64, len(keys))
         if not len(rows):
             return
-        if rows.min() < 0:
-            deltas, rows = deltas[rows >= 0], rows[rows >= 0]
-        np.add.at(self._totals, rows, deltas)
-        np.add.at(self._second, rows, deltas)
-        for ring in rings:
+        rows, deltas = _together(rows, deltas)
+        self._totals[rows] += deltas
+        self._second[rows] += deltas
+        for ring in (self._minute, self._hour, self._day):
             ring.add(rows, deltas)
 
     def recent(self, key: K) -> Recent:
@@ -145,7 +148,7 @@ class Windows(Generic[K]):
 
     def busiest(self, count: int) -> list[K]:
         """The keys with most messages, in and out, in the last minute; then in the last day, then by name."""
-        minute, day = self._minute.sums, self._day.sums
+        minute, day = self._minute.sums[: self._used], self._day.sums[: self._used]
         sides = [MESSAGES_IN, MESSAGES_OUT]
         by_minute, by_day = minute[:, sides].sum(axis=1), day[:, sides].sum(axis=1)
         if len(self._rows) > count:
@@ -180,26 +183,35 @@ class Windows(Generic[K]):
         row = self._rows.get(key)
         if row is not None:
             return row
+        if not self._free and len(self._rows) >= self.rows_max:
+            self._evict()
         if self._free:
             row = self._free.pop()
-        elif len(self._rows) < self.rows_max:
-            row = len(self._rows)
-            if row >= len(self._totals):
-                self._grow()
+        elif self._used < self.rows_max:
+            row = self._used
+            self._used += 1
         else:
             self.unnamed += 1
             return -1
         self._rows[key] = row
         return row
 
-    def _grow(self) -> None:
-        rows = min(2 * len(self._totals), max(self.rows_max, _FIRST_ROWS))
-        self._totals, self._second = _grown(self._totals, rows), _grown(self._second, rows)
-        for ring in (self._minute, self._hour, self._day):
-            ring.grow(rows)
+    def _evict(self) -> None:
+        """Forget those that had no counts for a day; looked for at most once a minute."""
+        if self._ticked_at - self._evicted_at < EVICT_INTERVAL_S:
+            return
+        self._evicted_at = self._ticked_at
+        for key in [key for key, row in self._rows.items() if not self._day.sums[row].any()]:
+            self.forget(key)
 
 
-def _grown(matrix: Ints, rows: int) -> Ints:
-    grown = np.zeros((rows, matrix.shape[1]), np.int64)
-    grown[: len(matrix)] = matrix
-    return grown
+def _together(rows: Ints, deltas: Ints) -> tuple[Ints, Ints]:
+    """The sums by row, each row once; what has no row (-1) is left out."""
+    order = np.argsort(rows, kind="stable")
+    rows, deltas = rows[order], deltas[order]
+    begin = int(np.searchsorted(rows, 0))
+    rows, deltas = rows[begin:], deltas[begin:]
+    firsts = np.flatnonzero(np.diff(rows, prepend=-1))
+    if len(firsts) == len(rows):
+        return rows, deltas
+    return rows[firsts], np.add.reduceat(deltas, firsts, axis=0)

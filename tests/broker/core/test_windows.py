@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +18,13 @@ Tick = tuple[float, list[tuple[str, int]]]
 def deltas(*messages_in: int) -> np.ndarray:
     """Rows of counts: as many messages in as given, and as much of every other column in its unit."""
     return np.array([[n * (column + 1) for column in range(COLUMNS)] for n in messages_in], np.int64)
+
+
+def tick(windows: Windows[Any], keys: Sequence[Any], counted: np.ndarray, now: float) -> None:
+    windows.begin(now)
+    middle = len(keys) // 2
+    for part in (slice(middle), slice(middle, None)):
+        windows.add(keys[part], counted[part])
 
 
 def expected(ticks: list[Tick], key: str, layout: tuple[float, int]) -> int:
@@ -47,8 +57,8 @@ def test_windows_hold_what_happened_in_them_and_nothing_else(
     for gap, counted in steps:
         now += gap
         ticks.append((now, counted))
-        windows.tick(
-            [name for name, _ in counted], deltas(*(n for _, n in counted)).reshape(-1, COLUMNS), now
+        tick(
+            windows, [name for name, _ in counted], deltas(*(n for _, n in counted)).reshape(-1, COLUMNS), now
         )
         for key in ("a", "b", "c"):
             recent = windows.recent(key)
@@ -73,19 +83,30 @@ def test_what_nobody_counted_is_nothing() -> None:
 
 def test_keys_beyond_the_bound_are_counted_as_unnamed_and_take_nobodys_row() -> None:
     windows: Windows[int] = Windows(100, 0.0)
-    windows.tick(range(103), deltas(*range(103)), 1.0)
+    tick(windows, range(103), deltas(*range(103)), 1.0)
     assert (len(windows), windows.unnamed) == (100, 3)
     assert [windows.total(key)[0] for key in range(103)] == [*range(100), 0, 0, 0]
     windows.forget(7)
-    windows.tick([102], deltas(5), 2.0)
+    tick(windows, [102], deltas(5), 2.0)
     assert windows.recent(102).day == windows.recent(102).total[:TRAFFIC] == [5, 10, 15, 20]
     assert windows.total(7)[0] == 0
 
 
+def test_when_all_rows_are_taken_those_without_counts_for_a_day_make_room() -> None:
+    windows: Windows[str] = Windows(3, 0.0)
+    tick(windows, ["a", "b", "c"], deltas(1, 1, 1), 1.0)
+    tick(windows, ["b"], deltas(1), 86_000.0)
+    tick(windows, ["d"], deltas(4), 86_400.0 + 3_600.0)
+    assert [windows.total(key)[0] for key in "abcd"] == [0, 2, 0, 4]
+    tick(windows, ["e"], deltas(5), 86_400.0 + 3_601.0)
+    tick(windows, ["f"], deltas(6), 86_400.0 + 3_602.0)
+    assert (windows.total("e")[0], windows.total("f")[0], windows.unnamed) == (5, 0, 1)
+
+
 def test_the_busiest_are_those_of_the_last_minute_then_of_the_day() -> None:
     windows: Windows[str] = Windows(100, 0.0)
-    windows.tick(["old", "older"], deltas(900, 1000), 10.0)
-    windows.tick(["a", "b", "c"], deltas(1, 3, 1), 600.0)
+    tick(windows, ["old", "older"], deltas(900, 1000), 10.0)
+    tick(windows, ["a", "b", "c"], deltas(1, 3, 1), 600.0)
     assert windows.busiest(10) == ["b", "a", "c", "older", "old"]
     assert windows.busiest(2) == ["b", "a"] or windows.busiest(2) == ["b", "c"]
     assert windows.busiest(4)[3] == "older"
@@ -93,7 +114,7 @@ def test_the_busiest_are_those_of_the_last_minute_then_of_the_day() -> None:
 
 def test_a_row_takes_as_much_memory_as_is_said() -> None:
     windows: Windows[int] = Windows(1024, 0.0)
-    windows.tick(range(1024), deltas(*range(1024)), 1.0)
+    tick(windows, range(1024), deltas(*range(1024)), 1.0)
     matrices = [windows._totals, windows._second]
     for ring in (windows._minute, windows._hour, windows._day):
         matrices += [ring.table, ring.sums]

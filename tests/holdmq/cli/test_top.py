@@ -18,6 +18,7 @@ import pytest
 from command_line import Cli, command, runner, small_stack
 from group_peer import GroupPeer
 from processes import Stack, wait_until
+from receivers import HookServer
 from rich.console import Console
 
 from holdmq.cli.top import ROWS_MIN, render, rows_for, size
@@ -26,9 +27,19 @@ WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    rules = '["laggards messages=2"]'
-    overrides = {"alarms.interval_s": 0.1, "alarms.backlog": rules}
+def hook() -> Iterator[HookServer]:
+    server = HookServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, hook: HookServer) -> Iterator[Stack]:
+    overrides = {
+        "alarms.interval_s": 0.1,
+        "alarms.backlog": '["laggards messages=2"]',
+        "alarms.webhook_url": hook.url,
+    }
     yield from small_stack(tmp_path_factory.mktemp("top"), **overrides)
 
 
@@ -83,7 +94,25 @@ def test_once_as_json_has_rates_backlog_connections_and_alarms(stack: Stack, cli
     assert any(one["client_id"].startswith("holdmq-top-") for one in view["connections"])
     (alarm,) = view["alarms"]
     assert (alarm["kind"], alarm["name"], alarm["value"]) == ("backlog_messages", "laggards", 5)
-    assert "segments" in view
+
+
+def test_an_alarm_of_a_real_broker_arrives_at_its_webhook(cli: Cli, hook: HookServer) -> None:
+    posted = hook.next()
+    assert posted["broker"] == "broker-0"
+    assert [(one["state"], one["name"]) for one in posted["alarms"]] == [("raised", "laggards")]
+
+
+def test_a_segment_that_is_written_is_shown(cli: Cli) -> None:
+    shown: list[Any] = []
+
+    def is_shown() -> bool:
+        assert cli("pub", "orders", "-m", "x" * 1000).returncode == 0
+        shown[:] = picture(cli)["segments"]
+        return bool(shown)
+
+    wait_until(is_shown, "the segment at the log's end is busy", WAIT_S)
+    assert (shown[0]["broker"], shown[0]["start"]) == ("broker-0", 0)
+    assert shown[0]["written_bytes"] > 0
 
 
 def test_connections_say_what_groups_know_of_them(stack: Stack, cli: Cli) -> None:
