@@ -107,6 +107,9 @@ class Retains(Protocol):
     def wanted_checkpoint(self) -> int:
         """The log offset that a checkpoint must reach before something can go."""
 
+    def note_full(self) -> None:
+        """Something that is written before a segment may go found no space."""
+
     def run(self, ends: dict[Key, tuple[int, int]], indexed: int) -> None:
         """Do what is due; StorageError when the disk failed for good."""
 
@@ -237,6 +240,10 @@ class Flusher:
             return False
         return True
 
+    def _note_full(self) -> None:
+        if self._retention is not None:
+            self._retention.note_full()
+
     def _prepare_segment(self) -> None:
         start, self.prepare_at = self.prepare_at, -1
         if start < 0:
@@ -281,7 +288,8 @@ class Flusher:
                 if not failure.retriable:
                     self._fail(failure)
                     return False
-                return True  # no space: again after the next interval
+                self._note_full()
+                return True  # again after the next interval
             self.indexed = self._unwritten_end
 
     def _step_keys(self, stopping: bool) -> bool:
@@ -363,6 +371,7 @@ class Flusher:
             if not error.retriable:
                 self._fail(error)
                 return False
+            self._note_full()
             return True
         self.checkpoints += 1
         self._checkpointed_at = self._clock()

@@ -8,6 +8,7 @@
     epoch.json       log epochs          checkpoint.json   what is durable, and every queue's end
     commitlog/       segments            consumequeue/     derived       cut/   what recovery cut off
     keyindex/        derived
+    spare            room that is given up when the disk is full
     timer/           derived             tables/           derived, with the snapshots they start from
 """
 

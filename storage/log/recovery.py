@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from holdmq.disk import Disk, File
-from holdmq.errors import CorruptRecordError, StorageError
+from holdmq.disk import FULL_ERRORS, Disk, File
+from holdmq.errors import CorruptRecordError, StorageError, StoreFullError
 from holdmq.record import BLANK_SIZE_MIN, RECORD_BYTES_LIMIT
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import entries_of
@@ -33,12 +33,17 @@ log = structlog.get_logger("holdmq.storage")
 
 
 class Recovered(NamedTuple):
-    """The log as it is after recovery: `queues` has first and next offset of every queue."""
+    """The log as it is after recovery: `queues` has first and next offset of every queue.
+
+    `is_cut` False: the disk is too full to make ready what follows the end; that comes before the next
+    write.
+    """
 
     end: int
     store_ms: int
     queues: dict[Key, tuple[int, int]]
     cut_bytes: int
+    is_cut: bool
 
 
 class Recovery:
@@ -79,11 +84,25 @@ class Recovery:
         if clean_end != end:
             cut_bytes = self._keep_cut(end)
             self._sync_kept(start, end)
-        self._segments.cut(end)
+        is_cut = self._cut(end)
         self._queues.sync()
         bounds = {key: (self._firsts.get(key, 0), following) for key, following in self._ends.items()}
-        self._checkpoint.save(end, self._store_ms, bounds)
-        return Recovered(end, self._store_ms, bounds, cut_bytes)
+        try:
+            self._checkpoint.save(end, self._store_ms, bounds)
+        except StoreFullError as error:
+            # The one before is as good, only further back.
+            log.warning("the checkpoint waits for space", reason=str(error))
+        return Recovered(end, self._store_ms, bounds, cut_bytes, is_cut)
+
+    def _cut(self, end: int) -> bool:
+        """Remove what lies behind the end; False = there is no room for what follows it."""
+        try:
+            self._segments.cut(end)
+        except OSError as error:
+            if error.errno not in FULL_ERRORS or not self._segments.table:
+                raise
+            return False
+        return True
 
     def _check_checkpoint(self, start: int) -> None:
         table = self._segments.table

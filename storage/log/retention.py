@@ -2,8 +2,9 @@
 
 The order is safe at every crash: first offsets rise in memory, then in checkpoint.json, then
 segments go, oldest first, each durably, then index files. A start completes what was begun
-(`complete`). When the disk is too full for a checkpoint, segments go all the same: the start then
-finds the first offsets by itself. Source: storage.md, Retention.
+(`complete`). When the disk is too full for first offsets, segments go all the same: the start then
+finds them by itself. What must be written before a segment may go has the spare room (`spare.py`).
+Source: storage.md, Retention.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from holdmq.config import StorageSection
-from holdmq.disk import FULL_ERRORS, Disk
+from holdmq.disk import FULL_ERRORS, Disk, Space
 from holdmq.errors import CorruptRecordError, StorageError, StoreFullError, UsageError
 from storage.log.backwards import BackwardReader
 from storage.log.consume_queue import ConsumeQueues, Key
@@ -33,10 +34,14 @@ from storage.log.core.retention import (
 from storage.log.failures import FULL_HINT, sync_failure
 from storage.log.flusher import Checkpoint
 from storage.log.segments import Segment, Segments
+from storage.log.spare import Spare
 from storage.log.times import Times
 
 TOMBSTONES_MAX: Final = 100_000
 """Deleted queues that are remembered (6 MB of checkpoint): past it those go whose records are all gone."""
+
+START_BYTES: Final = 1 << 20
+"""Free space that a start needs: checkpoint and epochs, written beside their backups."""
 
 
 def limits_of(settings: StorageSection) -> Limits:
@@ -104,6 +109,7 @@ class Retention:
         self.used_percent = 0.0
         self.segments_deleted = self.bytes_deleted = self.files_deleted = 0
         self.forced = self.waits = self.failures = self.topic_raises = 0
+        self.spare = Spare(disk, segments.directory.parent, segments.segment_size)
         self._disk = disk
         self._segments = segments
         self._files = files
@@ -115,6 +121,8 @@ class Retention:
         self._queue_of = queue_of
         self._refuse = refuse
         self._is_refusing = False
+        self._has_met_full = False
+        self._space = Space(0, 0)
         self._backwards = BackwardReader(disk, segments)
         self._times = Times(disk, segments, files)
         self._topic_ages: dict[str, int] = {}
@@ -154,10 +162,25 @@ class Retention:
             "retention_topic_raises_total": self.topic_raises,
             "disk_used_percent": self.used_percent,
             "reserve_segments": float(self._segments.has_reserve),
+            "spare_bytes": float(self.spare.size_bytes * self.spare.is_there),
             "tombstones": len(self._checkpoint.tombstones),
         }
 
+    # At a start, before anything is written
+
+    def find_room(self) -> None:
+        """Give up what is kept aside when the disk is too full for what a start writes. OSError."""
+        spare, segments = self.spare, self._segments
+        spare.load()
+        total, free = self._disk.space(segments.directory)
+        if total and free < min(START_BYTES, spare.size_bytes) and not spare.give_up():
+            segments.drop_reserve()
+
     # On the flushing thread
+
+    def note_full(self) -> None:
+        """Something that is written before a segment may go found no space."""
+        self._has_met_full = True
 
     def run(self, ends: dict[Key, tuple[int, int]], indexed: int) -> None:
         """Do what is due; `ends` has first and next offset of every queue and is kept up to date.
@@ -174,12 +197,12 @@ class Retention:
             return
         self._ran_at = now
         try:
-            self._measure()
-            self._make_reserve()
+            self.measure()
+            self._keep_aside()
             if self._topic_ages:
                 self._raise_topics(ends)
             while self._delete_oldest(ends):
-                self._measure()
+                self.measure()
         except OSError as error:
             self.failures += 1
             log.error("retention failed; it is tried again", reason=str(error))
@@ -189,9 +212,9 @@ class Retention:
             self.failures += 1
             log.error("retention failed; it is tried again", reason=str(error))
 
-    def _measure(self) -> None:
+    def measure(self) -> None:
         """Look how full the disk is; refuse writes, or take them again."""
-        space = self._disk.space(self._segments.directory)
+        self._space = space = self._disk.space(self._segments.directory)
         self.used_percent = percent_used(*space)
         refuses = self.used_percent >= self._limits.refuse_percent
         if refuses == self._is_refusing:
@@ -209,15 +232,29 @@ class Retention:
             else None
         )
 
-    def _make_reserve(self) -> None:
-        """Keep a segment aside for rolling, once there is something to roll and a segment that could go."""
-        segments = self._segments
+    def _keep_aside(self) -> None:
+        """Keep spare room; and a segment for rolling, once there is something to roll that could go."""
+        segments, spare = self._segments, self.spare
+        if not spare.is_there and self._has_room(2 * spare.size_bytes):
+            spare.make()
+            self._has_met_full = False
         if segments.has_reserve or not self.before_delete or len(segments.table) < 2:
             return
-        total, free = self._disk.space(segments.directory)
-        if percent_used(total, free - segments.segment_size) >= self._limits.refuse_percent:
-            return
-        segments.make_reserve()
+        if self._has_room(segments.segment_size):
+            segments.make_reserve()
+
+    def _has_room(self, size_bytes: int) -> bool:
+        total, free = self._space
+        return not total or (
+            free >= size_bytes and percent_used(total, free - size_bytes) < self._limits.refuse_percent
+        )
+
+    def _use_spare(self) -> None:
+        """Something must be written before a segment can go: give it the spare room if there is no other."""
+        total, free = self._space
+        if self._has_met_full or (total and free < self.spare.size_bytes):
+            self._has_met_full = False
+            self.spare.give_up()
 
     # Segments
 
@@ -231,6 +268,7 @@ class Retention:
         if oldest.end > self._checkpoint.position:
             # Only what no start has to scan may go.
             self.wanted_checkpoint = max(self.wanted_checkpoint, oldest.end)
+            self._use_spare()
             return False
         firsts = self._firsts_after(oldest.end, ends)
         if Reason.FORCED not in reasons and self._limits.keeps_needed:
@@ -241,6 +279,7 @@ class Retention:
         reason = reasons[0]
         if not all(hook(oldest) for hook in list(self.before_delete)):
             self._hold(oldest, reason, "timers or tables, which are being copied out of it")
+            self._use_spare()
             return False
         self._delete(oldest, reason, firsts, ends)
         if Reason.FORCED in reasons:

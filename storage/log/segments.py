@@ -127,6 +127,13 @@ class Segments:
             self.table = [*self.table, Segment(start, start + size, path)]
             return True
 
+    def drop_reserve(self) -> None:
+        """Remove the reserve, durably, if there is one."""
+        if self.has_reserve:
+            self._disk.unlink(self.directory / RESERVE)
+            self._disk.sync_directory(self.directory)
+            self.has_reserve = False
+
     def drop_oldest(self) -> Segment:
         """Remove the oldest segment, durably: names go in the order of the log, whatever the disk loses."""
         segment = self.table[0]

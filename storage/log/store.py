@@ -252,6 +252,7 @@ class LogStore(StoreReads):
         self._home.open(self._broker_name, self._accept_backup)
         self._epochs = self._home.load_epochs(self._accept_backup)
         self._segments.load()
+        self.retention.find_room()
         known = self._checkpoint.load(self._accept_backup)
         if not known and self._segments.first_position + len(self._segments.table) > 1:
             raise StorageError(
@@ -276,10 +277,14 @@ class LogStore(StoreReads):
         self.confirmed_position = self._end = recovered.end
         self._store_ms = recovered.store_ms
         self._tail = Tail(recovered.end, self._settings.tail_cache_bytes)
-        self._segment_end = self._confirmed_segment_end = self._segments.table[-1].end
+        last = self._segments.table[-1].end
+        if last <= recovered.end:  # no room for the next one yet
+            last = recovered.end + self._settings.segment_size_bytes
+        self._segment_end = self._confirmed_segment_end = last
         self._keys.open(self.first_position, recovered.end)
         self.derived.start(self.first_position, recovered.end, self._epochs, self._has_threads)
-        self.writer.start(recovered.end, self._has_threads)
+        self.retention.measure()
+        self.writer.start(recovered.end, self._has_threads, not recovered.is_cut)
         self.flusher.start(recovered.end, recovered.store_ms, recovered.queues, self._has_threads)
         self._refusal = None
         self._is_open = True

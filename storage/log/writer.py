@@ -99,9 +99,13 @@ class Writer:
         self.put: Callable[[Pending], None] = self._queue.put
         self._thread = Thread(target=self._run, name="log-writer", daemon=True)
 
-    def start(self, end: int, has_thread: bool = True) -> None:
-        """Begin to write at `end`; everything before it is durable. No thread: the caller calls `step`."""
+    def start(self, end: int, has_thread: bool = True, must_cut: bool = False) -> None:
+        """Begin to write at `end`; everything before it is durable. No thread: the caller calls `step`.
+
+        `must_cut`: what follows the end is not ready, so it is cut before the first write.
+        """
         self.written = self.synced = end
+        self._must_cut = must_cut
         self._has_thread = has_thread
         if has_thread:
             self._thread.start()

@@ -17,7 +17,7 @@ from storage.store import Batch, Run
 class Stepped:
     """A store on a simulated disk with tiny segments, without threads."""
 
-    def __init__(self, disk: SimDisk, segment_bytes: int = 4096) -> None:
+    def __init__(self, disk: SimDisk, segment_bytes: int = 4096, keeps_hooks: bool = False) -> None:
         self.posted: deque[Callable[[], object]] = deque()
         self.now_s = 1000.0
         settings = StorageSection(data_dir="/store", retention_interval_ms=1).model_copy(
@@ -32,8 +32,9 @@ class Stepped:
             clock_ms=lambda: int(self.now_s * 1e3), clock=lambda: self.now_s, has_threads=False,
         )  # fmt: skip
         self.store.open()
-        # What holds a segment back has its own threads, and its own tests.
-        self.store.retention.before_delete.clear()
+        if not keeps_hooks:
+            # What holds a segment back has its own tests.
+            self.store.retention.before_delete.clear()
 
     def append(self, queue_id: int, count: int, properties: bytes = b"", body: bytes = b"21") -> bytes:
         """Append to topic `devices`; the records, confirmed."""
@@ -43,15 +44,31 @@ class Stepped:
         errors: list[Any] = []
         while self.store.writer.step():
             pass
-        while self.posted:
-            self.posted.popleft()()
+        self.deliver()
         assert errors == [None]
         return bytes(batch.records)
+
+    def refused(self) -> Any:
+        """Append a record that is refused; why."""
+        raw, sizes = encode_batch(b"devices", 0, [b"21"], b"", 5)
+        errors: list[Any] = []
+        batch = Batch(memoryview(bytearray(raw)), sizes, [Run("devices", 0, 1)])
+        self.store.append(batch, lambda _batch, error: errors.append(error))
+        while self.store.writer.step():
+            pass
+        self.deliver()
+        (error,) = errors
+        assert error is not None
+        return error
+
+    def deliver(self) -> None:
+        """Let the event loop run what was posted."""
+        while self.posted:
+            self.posted.popleft()()
 
     def retain(self, age_s: int = 0) -> None:
         """Let the flushing thread's part happen, a few times, while so much time passes."""
         for _ in range(6):
             self.now_s += age_s / 6 + 1
             self.store.flusher.step()
-        while self.posted:
-            self.posted.popleft()()
+        self.deliver()

@@ -509,7 +509,7 @@ def test_a_filesystem_that_others_filled_refuses_clearly_and_resumes_by_itself(
     keeping: MakeDriver, small_filesystem: Path
 ) -> None:
     d = keeping(small_filesystem / "store", disk=RealDisk(), flush_interval_ms=5).open()
-    fill(d, 4)
+    d.append_and_wait(1)
     filler = small_filesystem / "filler"
     descriptor = os.open(filler, os.O_CREAT | os.O_WRONLY)
     with pytest.raises(OSError, match="No space left"):
