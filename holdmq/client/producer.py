@@ -443,7 +443,7 @@ class Producer:
             if len(self._tags_known) >= TAGS_KNOWN_MAX:
                 self._tags_known.clear()
             self._tags_known.add(tag)
-        if queue is not None and queue.topic != topic:
+        if queue is not None and (queue.topic != topic or not 0 <= queue.queue_id < 1 << 31):
             raise UsageError(f"a message of topic {topic!r} cannot go to queue {queue}")
 
     def _encode(

@@ -311,6 +311,12 @@ async def test_a_message_that_no_client_may_send_is_refused_here(
     assert broker.produces == []
 
 
+@pytest.mark.parametrize("queue_id", [-1, 1 << 31])
+async def test_a_queue_that_no_topic_can_have_is_refused_here(producer: Producer, queue_id: int) -> None:
+    with pytest.raises(UsageError, match="cannot go to queue"):
+        await producer.send(message(1), queue=TopicQueue("t", "broker-0", queue_id))
+
+
 async def test_a_message_over_the_broker_s_limit_fails_alone(producer: Producer, broker: Any) -> None:
     broker.record_max_bytes = 1000
     good, bad = await asyncio.gather(
