@@ -62,7 +62,7 @@ Event = TableChange | TableReset
 class _Stream:
     """What is known of one broker: which of its pushes are old, and whether its rows must be read again."""
 
-    __slots__ = ("is_behind", "is_connected", "is_read", "position", "recent", "stirred", "task")
+    __slots__ = ("is_behind", "is_connected", "is_read", "position", "recent", "stirred", "task", "told")
 
     def __init__(self) -> None:
         self.is_connected = False
@@ -72,6 +72,8 @@ class _Stream:
         """Changes below this log position are in rows that were read."""
         self.recent: dict[str, int] = {}
         """Versions at or above it that were read too."""
+        self.told: dict[str, int] = {}
+        """Versions that were pushed while a page was on its way: the page may have older ones."""
         self.stirred = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
@@ -219,7 +221,8 @@ class TableWatch:
                 if not stream.is_connected:
                     await self._watch(broker)
                     stream.is_behind = True
-                if stream.is_behind:
+                # A read that failed on a connection that lives on is begun again.
+                if stream.is_behind or not stream.is_read:
                     await self._read(broker, stream)
             except HoldMQError as error:
                 if not error.retriable:
@@ -245,6 +248,7 @@ class TableWatch:
                 self._room.clear()
                 await self._room.wait()
             count = min(PAGE_ROWS, PENDING_ROWS_MAX // 2)
+            stream.told.clear()
             position, page = await self.table.scan_broker(broker, self.prefix, after, count)
             if stream.is_behind:
                 return
@@ -252,10 +256,12 @@ class TableWatch:
             for key, value, version in page.entries:
                 if version >= position:
                     stream.recent[key] = version
-                self._add(TableChange(key, value, version, broker))
+                if version > stream.told.get(key, -1):
+                    self._add(TableChange(key, value, version, broker))
             after = page.next_after
             if after is None:
                 stream.is_read = True
+                stream.told.clear()
                 self._has_completed = self.is_complete
                 self._news.set()
                 return
@@ -279,8 +285,13 @@ class TableWatch:
                 return True
             if row.version >= stream.position and row.version > stream.recent.get(row.key, -1):
                 stream.recent.pop(row.key, None)
+                if not stream.is_read:
+                    stream.told[row.key] = row.version
                 self._add(TableChange(row.key, value, row.version, link.name))
-                if len(self._pending) > PENDING_ROWS_MAX or self._pending_bytes > PENDING_BYTES_MAX:
+                if (
+                    max(len(self._pending), len(stream.told)) > PENDING_ROWS_MAX
+                    or self._pending_bytes > PENDING_BYTES_MAX
+                ):
                     self._set_behind(link.name, stream)
         return True
 

@@ -181,6 +181,33 @@ async def test_a_watch_of_a_prefix_without_rows_tells_changes_only(table: Table)
         await watch.poll()
 
 
+async def test_a_page_that_was_overtaken_by_pushes_does_not_bring_old_versions_back(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.gather(
+        table.put("changed", b"old"), table.put("deleted", b"old"), table.put("kept", b"old")
+    )
+    scan, is_late = table.scan_broker, asyncio.Event()
+    pages: asyncio.Queue[str] = asyncio.Queue()
+
+    async def scan_and_wait(broker: str, *arguments: Any) -> Any:
+        found = await scan(broker, *arguments)
+        pages.put_nowait(broker)
+        await is_late.wait()
+        return found
+
+    monkeypatch.setattr(table, "scan_broker", scan_and_wait)
+    async with table.watch() as watch:
+        copy = Copy(watch)
+        assert {await pages.get(), await pages.get()} == set(NAMES)
+        await table.put("changed", b"new")
+        deleted = await table.delete("deleted")
+        while "changed" not in copy.rows or copy.versions.get("deleted") != deleted:
+            copy.take(await watch.poll())
+        is_late.set()
+        await copy.until({"changed": b"new", "kept": b"old"})
+
+
 async def test_copies_follow_many_writers_at_once(table: Table) -> None:
     async with table.watch() as all_, table.watch("a/") as some:
         copies = [Copy(all_), Copy(some)]
