@@ -40,6 +40,8 @@ class OffsetStore:
         self._home = Path(directory).expanduser() / name / group
         self._file = AtomicFile(self._home / FILE, disk)
         self._version = 0
+        self._backed: dict[TopicQueue, Position] = {}
+        """Positions that file and `.bak` have, or are ahead of."""
         self._lock = -1
 
     @property
@@ -55,6 +57,7 @@ class OffsetStore:
         them), UsageError when another consumer has the lock, StorageError.
         """
         self._take_lock()
+        self._backed = {}
         try:
             try:
                 loaded = self._file.load()
@@ -71,13 +74,20 @@ class OffsetStore:
             raise
 
     def save(self, positions: Mapping[TopicQueue, Position]) -> None:
-        """Replace the file durably. Raises StorageError."""
+        """Replace the file durably. Raises StorageError.
+
+        What begins or goes back is written twice, so that the `.bak` has it: a consumer that has to go on
+        with that may go back, and never jumps.
+        """
         content: dict[str, dict[str, dict[str, list[int]]]] = {}
         for queue, position in sorted(positions.items()):
             of_broker = content.setdefault(queue.topic, {}).setdefault(queue.broker, {})
             of_broker[str(queue.queue_id)] = list(position)
-        self._version += 1
-        self._file.save(content, self._version)
+        is_raise = all(q in self._backed and p >= self._backed[q] for q, p in positions.items())
+        for _ in range(1 if is_raise else 2):
+            self._version += 1
+            self._file.save(content, self._version)
+        self._backed = dict(positions)
 
     def close(self) -> None:
         """Let go of the lock."""

@@ -14,6 +14,7 @@ from holdmq.message import TopicQueue
 
 QUEUE = TopicQueue("t", "broker-0", 3)
 ONE, TWO = {QUEUE: Position(1, 10)}, {QUEUE: Position(1, 20)}
+BEGUN = {**TWO, TopicQueue("u", "b", 0): Position(2, 7)}
 
 
 @pytest.fixture
@@ -56,6 +57,17 @@ def test_a_damaged_or_missing_file_is_replaced_by_its_backup_and_said(
     store.save(TWO)
     store.close()
     assert store.open() == TWO
+    store.close()
+
+
+@pytest.mark.parametrize("last", [BEGUN, ONE], ids=["begun", "back"])
+def test_a_beginning_and_a_way_back_are_in_the_backup_too(
+    store: OffsetStore, last: dict[TopicQueue, Position]
+) -> None:
+    saved(store, TWO)
+    saved(store, TWO, last)
+    store.path.unlink()
+    assert store.open() == last
     store.close()
 
 
