@@ -142,3 +142,19 @@ class GroupSettings:
                 self._write_next()
 
         future.add_done_callback(written)
+
+
+def unless_failed(
+    then: Callable[[], None], failed: Callable[[HoldMQError], None]
+) -> Callable[[HoldMQError | None], None]:
+    """Return what goes on with `then` after a step that was done, or tells `failed` why one was not."""
+
+    def told(error: HoldMQError | None) -> None:
+        try:
+            if error is not None:
+                raise error
+            then()
+        except HoldMQError as refusal:
+            failed(refusal)
+
+    return told

@@ -22,7 +22,7 @@ from broker.core.moves import RetryPolicy
 from broker.core.offsets import OffsetTable
 from broker.core.topics import TopicTable
 from broker.group_news import GroupNews
-from broker.group_settings import GroupSettings
+from broker.group_settings import GroupSettings, unless_failed
 from broker.offset_file import DurableStore, OffsetFile
 from broker.offsets import OffsetAt, Offsets
 from broker.part import Part
@@ -116,6 +116,10 @@ class Groups(Part):
         self.on_fenced: Callable[[Connection, str, FencedQueues], None] = lambda *_: None
         self.on_pause: list[Callable[[str, bool], None]] = []
         self.on_delete: list[Callable[[str], None]] = []
+        self.drop_retries: Callable[[str, Callable[[HoldMQError | None], None]], None] = lambda _, done: done(
+            None
+        )
+        """Gives up what waits for a group's next try, before the group is deleted."""
         self.modes: list[Callable[[str], str]] = []
         self.on_handed_over: Callable[[str], None] = lambda _: None
         """Told of a group that was shared, and whose offsets say how far it is from now on."""
@@ -216,23 +220,16 @@ class Groups(Part):
         if name.endswith(TEMPORARY_SUFFIX):
             done(None)
             return
+        join = partial(self.settings.change, lambda groups: self.settings.table.plan_join(groups, name, mode))
         if mode == CLUSTERING and self.shared is not None and self.shared.topics(name):
             done = forgetting(self.on_handed_over, name, done)
             if group is not None and group.mode == SHARED:
-                hand_over(name, self.shared, self.offsets, partial(self._set_mode, name, mode, done))
+                hand_over(name, self.shared, self.offsets, unless_failed(partial(join, done), done))
                 return
         if group is not None and group.mode == mode:
             done(None)
         else:
-            self._set_mode(name, mode, done, None)
-
-    def _set_mode(
-        self, name: str, mode: str, done: Callable[[HoldMQError | None], None], error: HoldMQError | None
-    ) -> None:
-        if error is not None:
-            done(error)
-        else:
-            self.settings.change(lambda groups: self.settings.table.plan_join(groups, name, mode), done)
+            join(done)
 
     def _count(self, name: str) -> int:
         return self.members.count(name) + (0 if self.shared is None else self.shared.count(name))
@@ -588,7 +585,8 @@ class Groups(Part):
             except HoldMQError as refusal:
                 request.refuse(refusal)
 
-        self.settings.change(lambda groups: self.settings.table.plan_delete(groups, name), deleted)
+        forget = partial(self.settings.change, lambda groups: self.settings.table.plan_delete(groups, name))
+        self.drop_retries(name, unless_failed(partial(forget, deleted), request.refuse))
 
 
 def _bounded(queues: list[T]) -> list[T]:

@@ -27,6 +27,7 @@ from broker.subscribers import SHOWN_MAX, subscriptions
 from broker.tables import Tables
 from broker.topics import Topics
 from holdmq.config_alarms import AlarmsSection
+from holdmq.record_origin import retry_topic
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest, Server
 from holdmq.wire.codes import RequestCode
@@ -105,6 +106,7 @@ class BrokerServer:
         groups.on_pause.append(shared.group_paused)
         groups.on_delete.append(shared.group_deleted)
         groups.on_handed_over = shared.group_deleted
+        groups.drop_retries = lambda name, done: topics.give_up(retry_topic(name), done)
         shared.starts.kept_offset = groups.offsets.table.get
         self.backlogs = Backlogs(store, groups, shared)
         self.statistics_calls = StatisticsCalls(self.statistics, self.backlogs, topics.table)

@@ -339,6 +339,22 @@ class Topics(Part):
             deletes=True,
         )
 
+    def give_up(self, name: str, done: Done) -> None:
+        """Delete a topic with all in it, whoever uses it; `done` when that is durable. Raises BUSY."""
+
+        def plan(staged: Staged) -> None:
+            known = staged.get(name)
+            if known is not None:
+                staged.put(topic_changes.delete_topic(known, True))
+
+        def written(error: HoldMQError | None) -> None:
+            if error is None and self._deletion is not None:
+                self._deletion.when_done(name, done)
+            else:
+                done(error)
+
+        self._submit(plan, written)
+
     def pause(self, request: Request) -> None:
         """TOPIC_PAUSE: keep, or deliver again what was kept and what comes."""
         header = request.header(TopicPauseRequest)

@@ -17,7 +17,7 @@ from holdmq.record import Record, decode_record, encode_record
 from holdmq.record_batch import split_records
 from holdmq.record_origin import Origin, origin_of, value_in
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.group_headers import GroupUpdateRequest
+from holdmq.wire.group_headers import GroupRequest, GroupUpdateRequest
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     ProduceRequest,
@@ -215,6 +215,29 @@ async def test_a_group_whose_offsets_were_reset_may_fail_again_over_a_restart(
     stack = await begin(start, clock)
     assert {r.due_ms for r in await send_back(stack, "g", *places, *others)} == {-1}
     assert (end_of(stack, "%TIMER"), end_of(stack, "%DLQ%g")) == (5, 3)
+
+
+async def test_retries_of_a_deleted_group_are_for_no_later_one_of_its_name(
+    start: Start, clock: Clock
+) -> None:
+    stack = await begin(start, clock, "g", "h")
+    await stack.produce("t", 0, (b"old", None), (b"dead", None), (b"new", None))
+    for group in ("g", "h"):
+        await send_back(stack, group, SentBack("t", 0, 0, 0, 0), SentBack("t", 0, 1, 16, 0))
+    clock.advance(stack, 10_000)
+    for group in ("g", "h"):
+        assert (await retry_at(stack, 0, group)).body == b"old"
+    await stack.client.call(RequestCode.GROUP_DELETE, GroupRequest("g"), 20.0)
+    assert stack.server.topics.table.get("%RETRY%g") is None
+    # What it gave up stays, until it is purged.
+    assert (end_of(stack, "%DLQ%g"), end_of(stack, "%RETRY%h")) == (1, 1)
+    await update(stack, "g")
+    for _ in range(2):
+        await send_back(stack, "g", SentBack("t", 0, 2, 0, 0))
+        clock.advance(stack, 10_000)
+        assert (await retry_at(stack, 1)).body == b"new"
+        assert stack.store.bounds("%RETRY%g", 0) == (1, 2)
+        stack = await begin(start, clock)
 
 
 async def test_what_is_no_longer_in_memory_is_read_on_the_pool(start: Start, clock: Clock) -> None:
