@@ -47,6 +47,7 @@ from holdmq.client.shared_calls import SharedView
 from holdmq.client.shared_consumer import SharedConsumer
 from holdmq.client.shared_member import SharedMessage
 from holdmq.client.start_positions import FirstStart
+from holdmq.client.statistics import AlarmsView, BacklogView, StatisticsView
 from holdmq.client.workers import Handler
 from holdmq.errors import HoldMQError, TransportError, UsageError
 from holdmq.message import Message, TopicQueue
@@ -456,3 +457,24 @@ class SyncAdmin(_Blocking[Admin]):
     def connections(self) -> dict[str, list[ConnectionRow] | HoldMQError]:
         """See `Admin.connections`."""
         return self._run(lambda a: a.connections())
+
+    def statistics(
+        self,
+        topics: Collection[str] | None = None,
+        groups: Collection[str] | None = None,
+        *,
+        queues: bool = False,
+        rows_max: int = 100,
+    ) -> dict[str, StatisticsView | HoldMQError]:
+        """See `Admin.statistics`."""
+        return self._run(lambda a: a.statistics(topics, groups, queues=queues, rows_max=rows_max))
+
+    def backlog(
+        self, groups: Collection[str] | None = None, rows_max: int = 1000
+    ) -> dict[str, BacklogView | HoldMQError]:
+        """See `Admin.backlog`."""
+        return self._run(lambda a: a.backlog(groups, rows_max))
+
+    def alarms(self) -> dict[str, AlarmsView | HoldMQError]:
+        """See `Admin.alarms`."""
+        return self._run(lambda a: a.alarms())

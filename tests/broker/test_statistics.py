@@ -24,8 +24,10 @@ from holdmq.wire.headers import (
     TopicListResponse,
     TopicStats,
 )
+from holdmq.wire.offset_headers import TO_OFFSET, OffsetResetRequest
 from holdmq.wire.shared_headers import (
     SharedAckRequest,
+    SharedCloseRequest,
     SharedDelivery,
     SharedOpenRequest,
     SharedOpenResponse,
@@ -283,6 +285,16 @@ async def test_what_a_shared_group_has_in_flight_is_backlog_and_what_is_acknowle
     acked = SharedAckRequest(member_id, [SharedRange(delivery.receipt, 1, 1)])
     await broker.client.call(RequestCode.SHARED_ACK, acked)
     assert {row.topic: row.messages for row in await backlog_of(broker, "s")}["t"] == 3
+
+
+async def test_a_shared_group_that_was_reset_counts_once(broker: Stack) -> None:
+    await broker.create("t", 1)
+    member_id, _ = await shared_member(broker, "s", 4)
+    await broker.client.call(RequestCode.SHARED_CLOSE, SharedCloseRequest(member_id))
+    await broker.client.call(RequestCode.OFFSET_RESET, OffsetResetRequest("s", "t", TO_OFFSET, 1))
+    assert broker.server.groups.offsets.table.get("s", "t", 0) == 1
+    (row,) = [row for row in await backlog_of(broker, "s") if row.topic == "t"]
+    assert (row.messages, row.queues) == (3, 1)
 
 
 async def test_ages_are_read_once_and_at_most_so_many_at_a_time(

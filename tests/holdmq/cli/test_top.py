@@ -22,6 +22,8 @@ from receivers import HookServer
 from rich.console import Console
 
 from holdmq.cli.top import ROWS_MIN, render, rows_for, size
+from holdmq.client.statistics import AlarmsView, BacklogView, StatisticsView
+from holdmq.client.sync import SyncAdmin
 
 WAIT_S = 30.0
 
@@ -128,6 +130,20 @@ def test_connections_say_what_groups_know_of_them(stack: Stack, cli: Cli) -> Non
     (row,) = [one for one in view["connections"] if one["client_id"] == "subscriber"]
     assert (row["groups"], row["topics"], row["role"]) == (["readers"], ["orders"], "client")
     assert row["address"].startswith("127.0.0.1:")
+
+
+def test_the_blocking_sdk_answers_by_broker(stack: Stack, cli: Cli) -> None:
+    with SyncAdmin([stack.registry]) as admin:
+        counted = admin.statistics(["orders"], [], queues=True)["broker-0"]
+        backlog = admin.backlog(["laggards"])["broker-0"]
+        alarms = admin.alarms()["broker-0"]
+    assert isinstance(counted, StatisticsView)
+    assert [(row.name, row.queue_id) for row in counted.queues] == [("orders", 0)]
+    assert counted.groups == []
+    assert isinstance(backlog, BacklogView)
+    assert backlog.rows[0].messages >= 5
+    assert isinstance(alarms, AlarmsView)
+    assert [channel.channel for channel in alarms.channels] == ["webhook"]
 
 
 def test_once_for_people_is_a_page_of_tables(cli: Cli) -> None:
