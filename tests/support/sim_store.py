@@ -320,9 +320,8 @@ class SimStore:
 
     def settle(self) -> None:
         """Write and answer everything."""
-        while self.write():
+        while self.write() or self.posted:
             self.deliver()
-        self.deliver()
 
     def check_reads(self) -> None:
         """What is visible is exactly what was confirmed, wherever it is read from."""

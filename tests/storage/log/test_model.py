@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sim_disk import SimDisk
-from sim_store import HOME, Model, SimStore, check, random_runs
+from sim_store import HOME, SEGMENT_BYTES, SimStore, check, random_runs
 
 from storage.store import HashFilter, ReadStatus
 
@@ -35,9 +35,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.durable = 0
         self.is_mended = True
 
-    @initialize(flush=st.sampled_from(["sync", "async"]))
-    def begin(self, flush: str) -> None:
-        self.sim = SimStore(SimDisk(), flush)
+    @initialize(flush=st.sampled_from(["sync", "async"]), retention_segments=st.sampled_from([0, 0, 2]))
+    def begin(self, flush: str, retention_segments: int) -> None:
+        self.sim = SimStore(SimDisk(), flush, None, retention_segments)
         self.sim.open()
 
     # What a broker does
@@ -53,6 +53,33 @@ class StoreMachine(RuleBasedStateMachine):
         for i in range(count):
             self.sim.append([(*KEYS[i % 5], 1 + i % 3, 200)])
         self.sim.settle()
+
+    @rule(delays_ms=st.lists(st.sampled_from([0, 700, 5_000, 90_000, 10_000_000]), min_size=1, max_size=4))
+    def schedule(self, delays_ms: list[int]) -> None:
+        self.sim.schedule([(*KEYS[delay_ms % 3], delay_ms) for delay_ms in delays_ms])
+
+    @rule()
+    def tick(self) -> None:
+        self.sim.tick()
+
+    @precondition(lambda self: self.sim.retention_segments)
+    @rule()
+    def retain(self) -> None:
+        """Time enough for retention: timers are appended again before their segment goes."""
+        for _ in range(12):
+            self.sim.settle()
+            self.sim.index()
+        self.sim.settle()
+
+    @precondition(lambda self: self.sim.retention_segments and self.is_mended)
+    @rule()
+    def retain_all(self) -> None:
+        """On a disk that works the log is not longer than it may be, once all had its time."""
+        self.append_much(40)
+        for _ in range(8):
+            self.retain()
+        store = self.sim.store
+        assert store.confirmed_position - store.first_position <= 3 * SEGMENT_BYTES
 
     @rule()
     def write(self) -> None:
@@ -93,6 +120,7 @@ class StoreMachine(RuleBasedStateMachine):
     ) -> None:
         store = self.sim.store
         end = self.sim.model.ends.get(key, 0)
+        first = store.bounds(*key)[0]
         offset = int(part * (end + 1))
         read = None
         if not is_cold:
@@ -100,6 +128,9 @@ class StoreMachine(RuleBasedStateMachine):
         if read is None:
             read = store.read_queue_cold(*key, store.epoch, offset, max_bytes, max_count, wanted)
         assert read.end_offset == end
+        if offset < first:
+            assert (read.status, read.next_offset) == (ReadStatus.BEHIND, first)
+            return
         if offset >= end:
             assert read.status == (ReadStatus.AT_END if offset == end else ReadStatus.AHEAD)
             return
@@ -117,7 +148,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(part=st.floats(0, 1), max_bytes=st.sampled_from([1, 3000, 1 << 20]))
     def read_log(self, part: float, max_bytes: int) -> None:
         """From a record's start on, from disk and from memory."""
-        starts = [*(place[0] for place in self.sim.model.places), self.sim.store.confirmed_position]
+        first = self.sim.store.first_position
+        starts = [place[0] for place in self.sim.model.places if place[0] >= first]
+        starts.append(self.sim.store.confirmed_position)
         position = starts[int(part * (len(starts) - 1))]
         batches = self.sim.store.read_log(position, max_bytes)
         assert bool(batches) == (position < self.sim.store.confirmed_position)
@@ -197,7 +230,8 @@ class StoreMachine(RuleBasedStateMachine):
             sim.disk = sim.disk.after_power_loss(seed)
         else:
             sim.kill()
-        found = check(sim.disk.copy(), sim.flush, model, promised, sim.clock, epoch)
+        model.first_position = sim.store.first_position
+        found = check(sim.disk.copy(), sim.flush, model, promised, sim.clock, epoch, False, Random(seed))
         found.close()
         self.reopen()
         assert sim.store.epoch == epoch + 1
@@ -206,10 +240,11 @@ class StoreMachine(RuleBasedStateMachine):
     def close(self) -> None:
         self.mend_disk()
         self.sim.settle()
-        before, epoch, ends = bytes(self.sim.model.log), self.sim.epoch, dict(self.sim.model.ends)
+        epoch, ends = self.sim.epoch, dict(self.sim.model.ends)
         self.sim.store.close()
+        before = self.kept()
         self.reopen()
-        assert self.sim.model.log == before
+        assert self.kept() == before
         assert self.sim.model.ends == ends
         assert self.sim.epoch == epoch, "a clean close takes nothing back"
 
@@ -225,33 +260,41 @@ class StoreMachine(RuleBasedStateMachine):
             directory = HOME / "consumequeue" / topic / str(queue_id)
             for name in self.sim.disk.list(directory):
                 self.sim.disk.unlink(directory / name)
-        before = bytes(self.sim.model.log)
+        before = self.kept()
+        self.sim.model.first_position = self.sim.store.first_position
         check(
             self.sim.disk.copy(),
             self.sim.flush,
             self.sim.model,
-            len(before),
+            len(self.sim.model.log),
             self.sim.clock,
             self.sim.epoch,
             True,
         )
         self.reopen()
-        assert self.sim.model.log == before
+        assert self.kept() == before
+
+    def kept(self) -> bytes:
+        """The log from its first position on."""
+        return bytes(self.sim.model.log[self.sim.store.first_position :])
 
     def reopen(self) -> None:
         model = self.sim.model
+        known = {*model.ends, *KEYS, ("%TIMER", 0)}
         self.sim.open()
-        self.sim.model = Model()
-        self.sim.model.found(self.sim.store)
-        self.sim.model.log.extend(bytes(self.sim.store.confirmed_position - len(self.sim.model.log)))
-        assert set(self.sim.model.ends) <= set(model.ends) | set(KEYS)
+        model.found(self.sim.store)
+        model.log.extend(bytes(self.sim.store.confirmed_position - len(model.log)))
+        assert set(model.ends) <= known
 
     @invariant()
     def what_is_visible_is_what_was_confirmed(self) -> None:
         store, model = self.sim.store, self.sim.model
         assert store.confirmed_position == len(model.log)
+        bounds = model.bounds(store.first_position, len(model.log), [])
         for key, end in model.ends.items():
-            assert store.bounds(*key) == (0, end)
+            assert store.bounds(*key) == bounds[key]
+            assert bounds[key][1] == end
+            assert self.sim.retention_segments or bounds[key][0] == 0
         assert store.synced_position <= store.writer.written
         if self.sim.flush == "sync":
             assert store.synced_position >= store.confirmed_position
