@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -59,6 +59,7 @@ class AlarmWatch(Part):
         self._full_windows = full_windows
         self._letters = DeadLetterCounts(section.cooldown_s)
         self._backlog: list[Reading] = []
+        self._rule_of: dict[str, BacklogRule | None] = {}
         self._is_measuring = False
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -127,7 +128,7 @@ class AlarmWatch(Part):
 
     def look(self) -> None:
         """Measure, then raise and end alarms: what is measured longer than a round counts in a later one."""
-        watched = {name: rule for name in self._names() if (rule := rule_of(self._rules, name)) is not None}
+        watched = self._watched()
         if self._is_measuring:
             self.late += 1
         elif watched:
@@ -137,8 +138,12 @@ class AlarmWatch(Part):
             self._backlog = []
         self._finish_round()
 
-    def _names(self) -> list[str]:
-        return self._backlogs.groups() if self._rules else []
+    def _watched(self) -> dict[str, BacklogRule]:
+        """The groups that a rule matches; patterns are tried once for each group."""
+        names = self._backlogs.groups() if self._rules else []
+        known = self._rule_of
+        self._rule_of = {name: known[name] if name in known else rule_of(self._rules, name) for name in names}
+        return {name: rule for name, rule in self._rule_of.items() if rule is not None}
 
     def _measure(self, watched: dict[str, BacklogRule]) -> None:
         def measured(found: list[GroupBacklog] | HoldMQError) -> None:
@@ -146,7 +151,8 @@ class AlarmWatch(Part):
             if isinstance(found, HoldMQError):
                 self._not_measured(found)
             else:
-                self._backlog = list(_backlog_readings(found, watched, time.time_ns() // 1_000_000))
+                now_ms = time.time_ns() // 1_000_000
+                self._backlog = list(_backlog_readings(found, watched, self.alarms.raised, now_ms))
             self._finish_round()
 
         self._is_measuring = True
@@ -190,9 +196,12 @@ class AlarmWatch(Part):
 
 
 def _backlog_readings(
-    found: Sequence[GroupBacklog], watched: Mapping[str, BacklogRule], now_ms: int
+    found: Sequence[GroupBacklog],
+    watched: Mapping[str, BacklogRule],
+    raised: Container[AlarmKey],
+    now_ms: int,
 ) -> Iterator[Reading]:
-    """Backlogs of groups over all of their topics, as far as a threshold is set for them."""
+    """Backlogs of groups over all of their topics, of those over their threshold or raised already."""
     by_group: dict[str, list[GroupBacklog]] = {}
     for row in found:
         by_group.setdefault(row.group, []).append(row)
@@ -201,12 +210,15 @@ def _backlog_readings(
         messages = sum(row.messages for row in rows)
         oldest_ms = min((row.oldest_ms for row in rows if row.oldest_ms), default=now_ms)
         age_s = max(0, now_ms - oldest_ms) // 1000
-        topic = max(rows, key=lambda row: row.messages).topic
-        text = f"group {group} has {messages} messages to consume, the oldest for {age_s} s, most of {topic}"
-        if rule.messages:
-            yield Reading(AlarmKey(BACKLOG_MESSAGES, group), messages, rule.messages, text)
-        if rule.age_s:
-            yield Reading(AlarmKey(BACKLOG_AGE, group), age_s, rule.age_s, text)
+        for kind, value, threshold in (
+            (BACKLOG_MESSAGES, messages, rule.messages),
+            (BACKLOG_AGE, age_s, rule.age_s),
+        ):
+            key = AlarmKey(kind, group)
+            if threshold and (value >= threshold or key in raised):
+                most_of = max(rows, key=lambda row: row.messages).topic
+                text = f"group {group} has {messages} messages to consume, the oldest for {age_s} s, "
+                yield Reading(key, value, threshold, f"{text}most of {most_of}")
 
 
 def _log_notice(notice: Notice) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Final, NamedTuple
 
 from broker.core.topics import Topic
@@ -52,7 +53,8 @@ class GroupBacklog(NamedTuple):
 
 
 Found = list[tuple[str, str, list[QueueBacklog]]]
-Done = Callable[[list[GroupBacklog] | HoldMQError], None]
+Rows = list[GroupBacklog]
+Done = Callable[[Rows | HoldMQError], None]
 
 
 class Backlogs:
@@ -116,40 +118,44 @@ class Backlogs:
         if self.measuring >= MEASURING_MAX:
             raise BusyError("the backlog is being measured for others", RETRY_AFTER_MS)
         self.measuring += 1
-        self._count(iter(names), [], done)
+        self._count(iter(names), [], set(), done)
 
-    def _count(self, names: Iterator[str], found: Found, done: Done) -> None:
+    def _count(self, names: Iterator[str], found: Found, unknown: set[Place], done: Done) -> None:
         queues = 0
         for name in names:
             mode, backlog = self.of(name)
             found.append((name, mode, backlog))
+            places = ((one.topic, one.queue_id, one.offset) for one in backlog if one.messages)
+            unknown.update(place for place in places if place not in self._ages)
             queues += 1 + len(backlog)
             if queues >= QUEUES_PER_TURN:
-                asyncio.get_running_loop().call_soon(self._count, names, found, done)
+                asyncio.get_running_loop().call_soon(self._count, names, found, unknown, done)
                 return
-        self._look_up(found, done)
-
-    def _look_up(self, found: Found, done: Done) -> None:
-        places = {
-            (queue.topic, queue.queue_id, queue.offset)
-            for _, _, backlog in found
-            for queue in backlog
-            if queue.messages
-        }
-        unknown = [place for place in places if place not in self._ages]
         self.unknown = max(0, len(unknown) - LOOKUPS_MAX)
-        self.lookups += min(len(unknown), LOOKUPS_MAX)
-        look_up_times(self._store, unknown[:LOOKUPS_MAX], partial(self._looked, found, done))
+        wanted = list(islice(unknown, LOOKUPS_MAX))
+        self.lookups += len(wanted)
+        look_up_times(self._store, wanted, partial(self._looked, found, done))
 
     def _looked(self, found: Found, done: Done, times: Times | HoldMQError) -> None:
-        self.measuring -= 1
         if isinstance(times, HoldMQError):
+            self.measuring -= 1
             done(times)
             return
         self._ages.update(times)
         while len(self._ages) > AGES_MAX:
             del self._ages[next(iter(self._ages))]
-        done([row for group, mode, backlog in found for row in _rows(group, mode, backlog, self._ages)])
+        self._finish(iter(found), [], done)
+
+    def _finish(self, found: Iterator[tuple[str, str, list[QueueBacklog]]], rows: Rows, done: Done) -> None:
+        queues = 0
+        for group, mode, backlog in found:
+            rows += _rows(group, mode, backlog, self._ages)
+            queues += 1 + len(backlog)
+            if queues >= QUEUES_PER_TURN:
+                asyncio.get_running_loop().call_soon(self._finish, found, rows, done)
+                return
+        self.measuring -= 1
+        done(rows)
 
 
 def _rows(

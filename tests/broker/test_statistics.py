@@ -318,6 +318,20 @@ async def test_ages_are_read_once_and_at_most_so_many_at_a_time(
     await peer.client.close()
 
 
+async def test_many_groups_are_measured_in_many_turns_of_the_loop(
+    broker: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlogs, "QUEUES_PER_TURN", 1)
+    await broker.create("t", 1)
+    await broker.produce("t", 0, (b"a", None))
+    peers = [await group_with(broker, f"g{at}", "t", {0: 0}) for at in range(3)]
+    found = await backlog_of(broker)
+    assert [(row.group, row.messages) for row in found] == [("g0", 1), ("g1", 1), ("g2", 1)]
+    assert broker.server.backlogs.numbers()["backlog_measurements"] == 0
+    for peer in peers:
+        await peer.client.close()
+
+
 async def test_a_measurement_too_many_is_told_to_come_later(
     broker: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:

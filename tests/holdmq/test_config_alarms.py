@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +89,14 @@ def test_what_goes_together_passes() -> None:
     AlarmsSection(**local, smtp_user="u", smtp_password_file="f", smtp_security="none").check()
     AlarmsSection(webhook_url="http://localhost/x", webhook_token="t").check()
     AlarmsSection(webhook_url="https://hook.example/x", webhook_token="t").check()
+
+
+def test_the_pages_example_is_a_configuration() -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "alarms.md").read_text(encoding="utf-8")
+    ((example),) = re.findall(r"^```toml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    section = AlarmsSection(**tomllib.loads(example)["alarms"])
+    section.check()
+    assert [rule.pattern for rule in section.rules()] == ["billing-*", "*"]
 
 
 def test_secrets_are_not_shown() -> None:
