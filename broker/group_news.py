@@ -7,14 +7,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+import structlog
+
 from broker.core.groups import Group
-from broker.core.members import Members
+from broker.core.members import Member, Members
 from holdmq.rpc.connection import Connection
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.group_headers import GroupState
+from holdmq.wire.group_headers import CLUSTERING, GroupState
 
 TELL_MEMBER_S: Final = 0.0005
 """A group of n members is told of changes at most every n times this: each message names all n."""
+WISHES_SHOWN: Final = 10
+"""Subscriptions of a member that a warning names."""
+
+log = structlog.get_logger("holdmq.broker")
 
 
 class _News:
@@ -49,6 +55,19 @@ class GroupNews:
             self._telling = None
         if self._telling is None:
             self._telling = self._loop.call_soon(self._tell_all)
+
+    def check_alike(self, member: Member[Connection]) -> None:
+        """Warn when a member divides the queues among others than the rest of its group does."""
+        other = self._members.unlike(member) if member.mode == CLUSTERING else None
+        if other is not None:
+            log.warning(
+                "members of a group differ: queues may be consumed by nobody, messages be filtered out",
+                group=member.group,
+                client_id=member.client_id,
+                wants=_wishes(member),
+                other_client_id=other.client_id,
+                other_wants=_wishes(other),
+            )
 
     def state(self, group: Group, asked_by: Connection | None = None) -> GroupState:
         """A group's state; for one who is about to be told that a queue is free, that too."""
@@ -97,3 +116,9 @@ class GroupNews:
                 self.told += 1
                 member.told_version = state.version
                 member.owner.send_one_way(RequestCode.GROUP_CHANGED, freed if is_freed else state)
+
+
+def _wishes(member: Member[Connection]) -> str:
+    """Strategy and subscriptions, as a line of the log."""
+    wanted = ", ".join(f"{s.topic}: {s.filter}" for s in sorted(member.subscriptions)[:WISHES_SHOWN])
+    return f"{member.strategy} ({wanted})"

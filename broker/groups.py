@@ -337,6 +337,7 @@ class Groups(Part):
                 peer=connection.address,
             )
         if joined.is_change:
+            self.news.check_alike(joined.member)
             self.news.tell(group, for_all=True)
         state = self.news.state(self.require(group), connection)
         joined.member.told_version = state.version

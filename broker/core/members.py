@@ -95,6 +95,15 @@ class Members(Generic[Owner]):
         """A group's members, by client id."""
         return sorted(self._groups.get(group, {}).values(), key=lambda member: member.client_id)
 
+    def unlike(self, member: Member[Owner]) -> Member[Owner] | None:
+        """A member of the same group that wants or divides other messages; None = all are alike."""
+        wanted = sorted(member.subscriptions)
+        for other in self._groups.get(member.group, {}).values():
+            is_same = other.subscriptions == member.subscriptions or sorted(other.subscriptions) == wanted
+            if other.strategy != member.strategy or not is_same:
+                return other
+        return None
+
     def count(self, group: str) -> int:
         """How many members a group has."""
         return len(self._groups.get(group, ()))

@@ -1,0 +1,68 @@
+"""What is said of groups whose members want different things."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from broker_stack import Stack
+from group_peer import GroupPeer
+from structlog.testing import capture_logs
+
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.group_headers import BROADCAST, CLUSTERING, GroupJoinRequest, Subscription
+
+Join = Callable[[str], GroupPeer]
+DIFFER = "members of a group differ"
+T, U = Subscription("t", "*"), Subscription("u", "*")
+
+
+@pytest.fixture
+async def member(broker: Stack) -> AsyncIterator[Join]:
+    made: list[GroupPeer] = []
+
+    def make(client_id: str) -> GroupPeer:
+        made.append(GroupPeer(broker, client_id))
+        return made[-1]
+
+    yield make
+    for peer in made:
+        await peer.client.close()
+
+
+async def join(peer: GroupPeer, wanted: list[Subscription], strategy: str, mode: str = CLUSTERING) -> None:
+    await peer.client.call(RequestCode.GROUP_JOIN, GroupJoinRequest("g", mode, wanted, strategy))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "strategy"),
+    [([T, U], "average"), ([T], "circle"), ([Subscription("t", "a")], "average")],
+    ids=["topics", "strategy", "filter"],
+)
+async def test_members_that_differ_are_named_with_what_they_want(
+    member: Join, wanted: list[Subscription], strategy: str
+) -> None:
+    await join(member("one"), [T], "average")
+    two = member("two")
+    with capture_logs() as logs:
+        await join(two, wanted, strategy)
+        await join(two, wanted, strategy)
+    (told,) = [entry for entry in logs if entry["event"].startswith(DIFFER)]
+    assert told["log_level"] == "warning"
+    assert (told["client_id"], told["other_client_id"]) == ("two", "one")
+    assert told["other_wants"] == "average (t: *)"
+    assert told["wants"].startswith(f"{strategy} (t: ")
+
+
+async def test_members_that_are_alike_are_not(member: Join) -> None:
+    with capture_logs() as logs:
+        await join(member("one"), [T, U], "average")
+        await join(member("two"), [U, T], "average")
+    assert not [entry for entry in logs if entry["event"].startswith(DIFFER)]
+
+
+async def test_broadcast_members_may_want_what_they_like(member: Join) -> None:
+    with capture_logs() as logs:
+        await join(member("one"), [T], "average", BROADCAST)
+        await join(member("two"), [U], "average", BROADCAST)
+    assert not [entry for entry in logs if entry["event"].startswith(DIFFER)]
