@@ -125,7 +125,10 @@ class Choice:
         if known is None:
             route = self._routes.get(topic)
             if route is None or not route.write_queues:
-                raise RemoteError(Code.TOPIC_UNKNOWN, f"topic {topic!r} has no queue to write to")
+                raise RemoteError(
+                    Code.TOPIC_UNKNOWN,
+                    f"topic {topic!r} has no queue to write to: its perm forbids it, or its brokers are away",
+                )
             known = self._topics[topic] = _Topic(route)
         return known
 
