@@ -198,27 +198,33 @@ class AlarmWatch(Part):
 def _backlog_readings(
     found: Sequence[GroupBacklog],
     watched: Mapping[str, BacklogRule],
-    raised: Container[AlarmKey],
+    raised: Container[tuple[str, str]],
     now_ms: int,
 ) -> Iterator[Reading]:
     """Backlogs of groups over all of their topics, of those over their threshold or raised already."""
-    by_group: dict[str, list[GroupBacklog]] = {}
+    by_group: dict[str, tuple[int, int, GroupBacklog]] = {}
     for row in found:
-        by_group.setdefault(row.group, []).append(row)
-    for group, rows in by_group.items():
+        known = by_group.get(row.group)
+        oldest_ms = row.oldest_ms or now_ms
+        if known is None:
+            by_group[row.group] = (row.messages, oldest_ms, row)
+        else:
+            longest = known[2] if known[2].messages >= row.messages else row
+            by_group[row.group] = (known[0] + row.messages, min(known[1], oldest_ms), longest)
+    for group, (messages, oldest_ms, longest) in by_group.items():
         rule = watched[group]
-        messages = sum(row.messages for row in rows)
-        oldest_ms = min((row.oldest_ms for row in rows if row.oldest_ms), default=now_ms)
         age_s = max(0, now_ms - oldest_ms) // 1000
+        text = ""
         for kind, value, threshold in (
             (BACKLOG_MESSAGES, messages, rule.messages),
             (BACKLOG_AGE, age_s, rule.age_s),
         ):
-            key = AlarmKey(kind, group)
-            if threshold and (value >= threshold or key in raised):
-                most_of = max(rows, key=lambda row: row.messages).topic
-                text = f"group {group} has {messages} messages to consume, the oldest for {age_s} s, "
-                yield Reading(key, value, threshold, f"{text}most of {most_of}")
+            if threshold and (value >= threshold or (kind, group) in raised):
+                text = text or (
+                    f"group {group} has {messages} messages to consume, the oldest for {age_s} s, "
+                    f"most of {longest.topic}"
+                )
+                yield Reading(AlarmKey(kind, group), value, threshold, text)
 
 
 def _log_notice(notice: Notice) -> None:
