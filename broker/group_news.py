@@ -17,8 +17,8 @@ from holdmq.wire.group_headers import CLUSTERING, GroupState
 
 TELL_MEMBER_S: Final = 0.0005
 """A group of n members is told of changes at most every n times this: each message names all n."""
-WISHES_SHOWN: Final = 10
-"""Subscriptions of a member that a warning names."""
+WISHES_SHOWN: Final = 200
+"""Characters of a member's strategy and subscriptions that a warning shows."""
 
 log = structlog.get_logger("holdmq.broker")
 
@@ -120,5 +120,5 @@ class GroupNews:
 
 def _wishes(member: Member[Connection]) -> str:
     """Strategy and subscriptions, as a line of the log."""
-    wanted = ", ".join(f"{s.topic}: {s.filter}" for s in sorted(member.subscriptions)[:WISHES_SHOWN])
-    return f"{member.strategy} ({wanted})"
+    wanted = ", ".join(f"{s.topic}: {s.filter}" for s in sorted(member.subscriptions))
+    return f"{member.strategy} ({wanted})"[:WISHES_SHOWN]

@@ -282,7 +282,7 @@ class Groups(Part):
         """GROUP_JOIN: answered when the group is durable."""
         header = request.header(GroupJoinRequest)
         subscriptions = rows(Subscription, header.subscriptions)
-        self.members.check_subscriptions(subscriptions)
+        self.members.check_wishes(subscriptions, header.strategy)
         self._expire()
 
         def ensured(error: HoldMQError | None) -> None:

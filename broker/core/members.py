@@ -18,6 +18,8 @@ MEMBERS_MAX: Final = 100_000
 SUBSCRIPTIONS_MAX: Final = 1_000
 SUBSCRIPTIONS_MAX_BYTES: Final = 64 << 10
 """Topics and filters of one member together: what a CONNECT may bring, too."""
+STRATEGY_MAX: Final = 120
+"""Characters of a strategy's name: as many as a group's has."""
 
 Owner = TypeVar("Owner")
 
@@ -150,8 +152,12 @@ class Members(Generic[Owner]):
         if len(self._by_renewal) >= self._members_max:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"{self._members_max} members of groups at this broker")
 
-    def check_subscriptions(self, subscriptions: list[Subscription]) -> None:
-        """Raise LIMIT_EXCEEDED if these are too many for one member."""
+    def check_wishes(self, subscriptions: list[Subscription], strategy: str) -> None:
+        """Raise LIMIT_EXCEEDED if these are too much for one member."""
+        if len(strategy) > STRATEGY_MAX:
+            raise RemoteError(
+                Code.LIMIT_EXCEEDED, f"a strategy of {len(strategy)} characters; {STRATEGY_MAX} are possible"
+            )
         size = sum(len(s.topic) + len(s.filter) for s in subscriptions)
         if len(subscriptions) > SUBSCRIPTIONS_MAX or size > SUBSCRIPTIONS_MAX_BYTES:
             raise RemoteError(
@@ -175,7 +181,7 @@ class Members(Generic[Owner]):
 
         Raises MODE_CONFLICT, LIMIT_EXCEEDED; then nothing has happened.
         """
-        self.check_subscriptions(subscriptions)
+        self.check_wishes(subscriptions, strategy)
         known = self._groups.get(group, {})
         replaced = next((m for m in known.values() if m.client_id == client_id and m.owner != owner), None)
         self._check_join(owner, group, mode, replaced)

@@ -9,6 +9,7 @@ from broker_stack import Stack
 from group_peer import GroupPeer
 from structlog.testing import capture_logs
 
+from holdmq.errors import RemoteError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import BROADCAST, CLUSTERING, GroupJoinRequest, Subscription
 
@@ -52,6 +53,12 @@ async def test_members_that_differ_are_named_with_what_they_want(
     assert (told["client_id"], told["other_client_id"]) == ("two", "one")
     assert told["other_wants"] == "average (t: *)"
     assert told["wants"].startswith(f"{strategy} (t: ")
+
+
+async def test_what_a_member_says_of_itself_is_bounded(member: Join) -> None:
+    with pytest.raises(RemoteError, match=r"LIMIT_EXCEEDED: a strategy of 121 characters; 120"):
+        await join(member("one"), [T], "x" * 121)
+    await join(member("one"), [T], "x" * 120)
 
 
 async def test_members_that_are_alike_are_not(member: Join) -> None:
