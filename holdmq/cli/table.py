@@ -32,7 +32,9 @@ Key = Annotated[str, typer.Argument(help="The key: any text of 1 to 32,768 bytes
 Prefix = Annotated[str, typer.Option("--prefix", help="Only keys that begin with this.")]
 IfVersion = Annotated[
     int | None,
-    typer.Option("--if-version", help="Only if the row has this version; -1: only if the key has no value."),
+    typer.Option(
+        "--if-version", min=-1, help="Only if the row has this version; -1: only if the key has no value."
+    ),
 ]
 
 

@@ -392,9 +392,14 @@ class SharedConsumer:
                 self._push_pulls()
 
 
-def _by_member(messages: Iterable[SharedMessage]) -> dict[SharedMember, list[SharedMessage]]:
+def _by_member(messages: Iterable[object]) -> dict[SharedMember, list[SharedMessage]]:
     found: dict[SharedMember, list[SharedMessage]] = {}
     for message in messages:
+        if not isinstance(message, SharedMessage):
+            name = type(message).__name__
+            raise UsageError(
+                f"messages are given one by one, as ack(*messages), and delay_s by name; not {name}"
+            )
         if message.receipt is None:
             raise UsageError("a message that no shared consumer delivered cannot be settled")
         found.setdefault(message.receipt.member, []).append(message)

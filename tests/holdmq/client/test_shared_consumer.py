@@ -40,6 +40,14 @@ async def test_what_cannot_be_is_refused_before_anything_is_asked(
         SharedConsumer(["127.0.0.1:1"], group, topics, **settings)
 
 
+async def test_what_is_no_message_is_refused_in_words() -> None:
+    consumer: Any = SharedConsumer(["127.0.0.1:1"], "g", ["t"])
+    message = SharedMessage("t", b"")
+    for call in (consumer.ack([message]), consumer.nack(0.3), consumer.extend(message, invisible_s=1)):
+        with pytest.raises(UsageError, match=r"one by one|cannot be settled"):
+            await call
+
+
 async def test_a_handler_decides_about_each_message(registries: list[str]) -> None:
     """A plain function runs on a thread; one that asks for a delay or for time gets it."""
     seen: list[tuple[str, int, str]] = []
