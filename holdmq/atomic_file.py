@@ -18,6 +18,8 @@ from holdmq.errors import StorageError, StoreFormatError, StoreFullError
 FORMAT: Final = 1
 SIZE_MAX: Final = 256 * 1024 * 1024
 """No such file is near this; one that is was never written by us."""
+SLICE_ENTRIES: Final = 64
+"""Entries of an object given to the JSON encoder at once: no other thread runs until it is done."""
 
 
 class Loaded(NamedTuple):
@@ -39,6 +41,8 @@ class AtomicFile:
         self._format = file_format
         self.backup_path = path.with_name(path.name + ".bak")
         self._disk: Disk = RealDisk() if disk is None else disk
+        # Size and CRC of what was written last: what is still that need not be parsed to be known as whole.
+        self._written = (0, 0)
 
     def load(self, accept_backup: bool = False) -> Loaded | None:
         """Read the file; None when neither it nor a backup exists.
@@ -76,16 +80,20 @@ class AtomicFile:
             disk.make_directory(directory)
             self._write(temporary, raw)
             before = self._read(self.path)
-            if before is not None and isinstance(self._parse(before, self.path), Loaded):
+            if before is not None and self._is_whole(before):
                 # Written anew and not linked, so that at every moment both names are whole files.
                 aside = self.path.with_name(self.path.name + ".bak.tmp")
                 self._write(aside, before)
                 disk.rename(aside, self.backup_path)
             disk.rename(temporary, self.path)
+            self._written = (len(raw), crc32(raw))
             disk.sync_directory(directory)
         except OSError as error:
             kind = StoreFullError if error.errno in FULL_ERRORS else StorageError
             raise kind(error.strerror or str(error), operation="write", path=str(self.path)) from error
+
+    def _is_whole(self, raw: bytes) -> bool:
+        return self._written == (len(raw), crc32(raw)) or isinstance(self._parse(raw, self.path), Loaded)
 
     def problem(self) -> str:
         """What is wrong with the file, byte for byte; empty = nothing. StorageError if it cannot be read."""
@@ -158,4 +166,38 @@ def _checksum(version: int, data_version: int, body: bytes) -> int:
 
 
 def _canonical(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    parts: list[str] = []
+    _add_object(content, parts)
+    return "".join(parts).encode()
+
+
+def _add_object(value: dict[str, Any], parts: list[str]) -> None:
+    """Add an object's JSON, as one call of the encoder would give it, slice by slice."""
+    parts.append("{")
+    some: dict[str, Any] = {}
+    separator = ""
+    for key in sorted(value):
+        inner = value[key]
+        is_large = _is_large(inner)
+        if not is_large:
+            some[key] = inner
+        if some and (is_large or len(some) >= SLICE_ENTRIES):
+            parts.append(separator + _encoded(some)[1:-1])
+            some, separator = {}, ","
+        if is_large:
+            parts.append(separator + _encoded({key: 0})[1:-2])
+            separator = ","
+            _add_object(inner, parts)
+    if some:
+        parts.append(separator + _encoded(some)[1:-1])
+    parts.append("}")
+
+
+def _is_large(value: object) -> bool:
+    return isinstance(value, dict) and (
+        len(value) > SLICE_ENTRIES or any(_is_large(inner) for inner in value.values())
+    )
+
+
+def _encoded(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

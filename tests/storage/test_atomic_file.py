@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from holdmq import atomic_file
 from holdmq.atomic_file import AtomicFile
 from holdmq.errors import StorageError, StoreFormatError, StoreFullError
 
@@ -72,3 +77,46 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, watched_disk: Any, op
             file.save({"a": 2}, 2)
         watched_disk.failing = lambda *_: None
         assert file.load() == ({"a": 1}, 1, False)
+
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+)
+
+
+@given(
+    st.recursive(
+        st.dictionaries(st.text(max_size=3), SCALARS, max_size=9),
+        lambda inner: st.dictionaries(st.text(max_size=3), inner | SCALARS, max_size=9),
+        max_leaves=60,
+    )
+)
+def test_slices_give_the_bytes_that_one_call_of_the_encoder_gives(content: dict[str, Any]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(atomic_file, "SLICE_ENTRIES", 2)
+        sliced = atomic_file._canonical(content)
+    assert sliced == json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_no_call_of_the_encoder_or_parser_has_a_large_file_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = 0
+
+    def watched(call: Callable[..., Any]) -> Callable[..., Any]:
+        def made(value: Any, **options: Any) -> Any:
+            nonlocal longest
+            answer = call(value, **options)
+            longest = max(longest, *(len(each) for each in (value, answer) if isinstance(each, str | bytes)))
+            return answer
+
+        return made
+
+    file = AtomicFile(tmp_path / "checkpoint.json")
+    topics = {f"topic-{i}": {str(queue): [0, i] for queue in range(8)} for i in range(2_000)}
+    monkeypatch.setattr(atomic_file.json, "dumps", watched(json.dumps))
+    monkeypatch.setattr(atomic_file.json, "loads", watched(json.loads))
+    for version in range(3):
+        file.save({"queues": topics, "one": {"wide": {str(queue): queue for queue in range(5_000)}}}, version)
+    assert (tmp_path / "checkpoint.json").stat().st_size > 200_000
+    assert longest < 10_000
