@@ -7,6 +7,8 @@ CODE   := $(shell find $(SOURCE) -name '*.py')
 # `make up COMPILE=0` runs from the sources as they are; tests always do.
 COMPILE ?= 1
 ARGS   ?=
+# Processes that run tests: many of them wait for what they started.
+TESTERS ?= 3
 
 .PHONY: setup up check test bench compile clean
 .DEFAULT_GOAL := up
@@ -44,7 +46,7 @@ check: .make/test
 		found = 1 } END { exit found }' {} +
 
 test: .make/test
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(TESTERS) --dist loadfile $(ARGS)
 
 bench: .make/bench $(if $(filter 1,$(COMPILE)),build/compiled)
 	@for file in loadtest/bench/[a-z]*.py; do \
