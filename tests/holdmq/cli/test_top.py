@@ -104,17 +104,33 @@ def test_an_alarm_of_a_real_broker_arrives_at_its_webhook(cli: Cli, hook: HookSe
     assert [(one["state"], one["name"]) for one in posted["alarms"]] == [("raised", "laggards")]
 
 
-def test_a_segment_that_is_written_is_shown(cli: Cli) -> None:
-    shown: list[Any] = []
-
-    def is_shown() -> bool:
-        assert cli("pub", "orders", "-m", "x" * 1000).returncode == 0
-        shown[:] = picture(cli)["segments"]
-        return bool(shown)
-
-    wait_until(is_shown, "the segment at the log's end is busy", WAIT_S)
-    assert (shown[0]["broker"], shown[0]["start"]) == ("broker-0", 0)
-    assert shown[0]["written_bytes"] > 0
+def test_a_segment_that_is_written_is_shown(stack: Stack, cli: Cli) -> None:
+    watching = subprocess.Popen(
+        command(stack, "top", "--json", "--interval", "0.3"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    writing = subprocess.Popen(
+        command(stack, "pub", "orders", "--lines"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    assert watching.stdout is not None
+    assert writing.stdin is not None
+    segments: list[Any] = []
+    deadline = time.monotonic() + WAIT_S
+    try:
+        # A rate is that of the last second: it is written in all of them.
+        while not segments:
+            assert time.monotonic() < deadline, "the segment at the log's end is busy"
+            writing.stdin.write(b"x" * 1000 + b"\n")
+            writing.stdin.flush()
+            segments = json.loads(watching.stdout.readline())["segments"]
+    finally:
+        watching.stdout.close()
+        writing.stdin.close()
+        assert watching.wait(WAIT_S) == 1
+        assert writing.wait(WAIT_S) == 0
+    assert (segments[0]["broker"], segments[0]["start"]) == ("broker-0", 0)
+    assert segments[0]["written_bytes"] > 0
 
 
 def test_connections_say_what_groups_know_of_them(stack: Stack, cli: Cli) -> None:
