@@ -143,7 +143,12 @@ def test_annotations_are_types_that_the_wire_knows() -> None:
 
 def test_golden_ext_fields() -> None:
     request = ProduceRequest(5, [ProduceRun("t", 1, 2, 3, 4, 5)])
-    assert request.to_ext() == {"crc": 5, "runs": [("t", 1, 2, 3, 4, 5)], "want_positions": False}
+    assert request.to_ext() == {
+        "crc": 5,
+        "runs": [("t", 1, 2, 3, 4, 5)],
+        "want_positions": False,
+        "delayed": [],
+    }
     assert FilterTerm(1, "t", 9, "")._asdict() == {"kind": 1, "topic": "t", "hash": 9, "filter": ""}
 
 
