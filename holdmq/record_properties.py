@@ -26,8 +26,8 @@ RESERVED_KEYS: Final[dict[str, str]] = {
     "ORIGIN": "topic/queue/first offset/attempt of the message that this is a copy of; the last one is the "
     "latest move",
     "REAL_TOPIC": "the topic of a message that a group failed with, in its retries and dead letters",
-    "DUE": "when the timer releases the message, in ms since the epoch (+ms in a PRODUCE: from then on); kept by "
-    "the copy that it releases",
+    "DUE": "when the timer releases the message, in ms since the epoch (+ms in a PRODUCE: from then on); "
+    "kept by the copy that it releases",
     "DEST": "topic/queue that the timer releases the message to",
     "DELETED": "in a table: the key has no value from now on; empty",
     "CLIENT_ID": "the MQTT client, or the SDK instance, that published",
