@@ -46,7 +46,7 @@ check: .make/test
 		found = 1 } END { exit found }' {} +
 
 test: .make/test
-	$(PY) -m pytest -n $(TESTERS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -n $(TESTERS) --dist worksteal --durations=25 $(ARGS)
 
 bench: .make/bench $(if $(filter 1,$(COMPILE)),build/compiled)
 	@for file in loadtest/bench/[a-z]*.py; do \

@@ -35,8 +35,11 @@ class TableEmptying:
         self._end = 0
         self._error: StorageError | None = None
 
-    def start(self) -> None:
-        """Look for rows."""
+    def start(self, confirmed_position: int) -> None:
+        """Look for rows, once what was confirmed up to there is applied: it may be rows, too."""
+        self._tables.wait_applied(confirmed_position, self._applied)
+
+    def _scan(self) -> None:
         scan = partial(self._tables.scan, self._topic, max_count=PAGE_ROWS if self._force else 1)
         self._loop.run_in_executor(self._pool, scan).add_done_callback(self._scanned)
 
@@ -74,4 +77,4 @@ class TableEmptying:
         if error is not None:
             self._done(error)
         else:
-            self.start()
+            self._scan()

@@ -329,7 +329,8 @@ class Topics(Part):
 
         if not header.force:
             topic_changes.delete_topic(known, False)
-        TableEmptying(tables, store.reader_pool, header.topic, header.force, emptied).start()
+        emptying = TableEmptying(tables, store.reader_pool, header.topic, header.force, emptied)
+        emptying.start(store.confirmed_position)
 
     def _delete(self, request: Request, header: TopicDeleteRequest) -> None:
         self._change(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -49,23 +51,24 @@ def top(
     as_json: Json = False,
 ) -> None:
     """Watch rates per topic, backlog per group, busy segments, connections and alarms, until Ctrl-C."""
-    try:
-        asyncio.run(_run(configuration(config, set_), once, interval, as_json))
-    except KeyboardInterrupt:
-        return
+    asyncio.run(_run(configuration(config, set_), once, interval, as_json))
 
 
 async def _run(config: Config, once: bool, interval_s: float, as_json: bool) -> None:
     from holdmq.client.admin import Admin
     from holdmq.rpc.security import Security
 
+    # A signal must not end it in the middle of a question: what was cancelled there may be swallowed.
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     name = f"holdmq-top-{os.getpid()}"
     async with Admin(config.registries(), client_id=name, security=Security.of(config)) as admin:
         watch = Watch(admin)
         if as_json:
-            await _repeat(watch, once, interval_s, print_json)
+            await _repeat(watch, once, interval_s, print_json, stopping)
         elif once or not sys.stdout.isatty():
-            await _repeat(watch, once, interval_s, _print)
+            await _repeat(watch, once, interval_s, _print, stopping)
         else:
             console = Console()
             with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -73,10 +76,10 @@ async def _run(config: Config, once: bool, interval_s: float, as_json: bool) -> 
                 def show(view: View) -> None:
                     live.update(render(view, rows_for(console.height, view)), refresh=True)
 
-                await _repeat(watch, False, interval_s, show)
+                await _repeat(watch, False, interval_s, show, stopping)
 
 
-async def _repeat(watch: Watch, once: bool, interval_s: float, show: Any) -> None:
+async def _repeat(watch: Watch, once: bool, interval_s: float, show: Any, stopping: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     due = loop.time()
     while True:
@@ -84,7 +87,11 @@ async def _repeat(watch: Watch, once: bool, interval_s: float, show: Any) -> Non
         if once:
             return
         due = max(due + interval_s, loop.time())
-        await asyncio.sleep(due - loop.time())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(due):
+                await stopping.wait()
+        if stopping.is_set():
+            return
 
 
 def _print(view: View) -> None:

@@ -116,7 +116,7 @@ async def test_a_member_that_starts_later_gets_the_retries_that_wait(registries:
             await producer.send(Message("t", b"bad"))
 
             async def is_sent_back() -> bool:
-                return consumer.sent_back == 1
+                return consumer.numbers()["sent_back_total"] == 1
 
             await until(is_sent_back, "sent back")
         async with Consumer(registries, "g", second.append, ["t"]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import signal
 import socket
 import subprocess
@@ -11,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -19,12 +21,24 @@ READY_S = 60.0
 STOP_S = 30.0
 
 
+PORTS_FIRST: Final = 10_000
+PORTS_PER_PROCESS: Final = 2_000
+"""Ports of one test process: below those that the system gives to connections, and nobody else's."""
+_ports = itertools.count()
+
+
 def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port that nobody listens on now, and that no other test process asks for."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
+    while True:
+        port = PORTS_FIRST + process * PORTS_PER_PROCESS + next(_ports) % PORTS_PER_PROCESS
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
