@@ -10,6 +10,9 @@ ARGS   ?=
 # Processes that run tests: many of them wait for what they started.
 TESTERS ?= 3
 
+# A service starts in half the time when its modules are compiled to bytecode already, whatever the environment wants.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: setup up check test bench compile clean
 .DEFAULT_GOAL := up
 
