@@ -306,7 +306,7 @@ class Produce(Part):
                 first += count
                 continue
             key_levels = self._topics.key_levels(topic)
-            hashes = hashes_of(properties[first : first + count], key_levels)
+            hashes = hashes_of(properties[first : first + count], key_levels, body.has_keys)
             stored.append(Run(topic, queue_id, count, key_levels, hashes=hashes, is_hashed=True))
             first += count
         pending.waiting += len(accepted)

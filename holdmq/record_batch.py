@@ -23,7 +23,6 @@ from holdmq.record import (
     MAGIC,
     NO_HOST,
     PHYSICAL_OFFSET_AT,
-    QUEUE_ID_AT,
     QUEUE_OFFSET_AT,
     RECORD_BYTES_LIMIT,
     STAMP_ADDEND,
@@ -42,10 +41,7 @@ from holdmq.record import (
     tag_of,
 )
 from holdmq.record_each import (
-    FEW,
-    STAMPED,
     WRONG_BODY,
-    WRONG_CRC,
     WRONG_END,
     WRONG_FLAGS,
     WRONG_MAGIC,
@@ -57,7 +53,6 @@ from holdmq.record_each import (
     check_each,
     each_properties,
 )
-from holdmq.record_properties import escaped_tag_of
 
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -250,19 +245,14 @@ def _first(bad: npt.NDArray[np.bool_]) -> int:
     return int(bad.argmax()) if bad.any() else -1
 
 
-def verify_bodies(records: Buffer, starts: Ints, sizes: Ints, stamped: bool = True) -> int:
-    """The index of the first record whose BodyCRC is wrong; -1 = all are right.
-
-    `stamped`: the records may carry stamps, which count as zeros.
-    """
-    raw = _bytes_of(records)
-    if stamped:
-        first, end = int(starts[0]), int(starts[-1] + sizes[-1])
-        raw = raw[first:end].copy()
-        starts = starts - first
-        nothing = np.zeros(1, _PAIR)
-        _scatter(raw, _PAIR, starts + QUEUE_OFFSET_AT, nothing)
-        _scatter(raw, _PAIR, starts + STORE_MS_AT + _ipv6_extra(raw, starts), nothing)
+def verify_bodies(records: Buffer, starts: Ints, sizes: Ints) -> int:
+    """The index of the first record whose BodyCRC is wrong; -1 = all are right. Stamps count as zeros."""
+    first, end = int(starts[0]), int(starts[-1] + sizes[-1])
+    raw = _bytes_of(records)[first:end].copy()
+    starts = starts - first
+    nothing = np.zeros(1, _PAIR)
+    _scatter(raw, _PAIR, starts + QUEUE_OFFSET_AT, nothing)
+    _scatter(raw, _PAIR, starts + STORE_MS_AT + _ipv6_extra(raw, starts), nothing)
     view = memoryview(raw)  # type: ignore[arg-type]
     wanted = _gather(raw, _U32, starts + 8).tolist()
     begins = (starts + 12).tolist()
@@ -354,59 +344,7 @@ def check_entries(
         return bad
     if sum(listed) != len(records):
         return BadEntry(len(sizes) - 1, f"the sizes add up to {sum(listed)} of {len(records)} bytes")
-    if len(sizes) <= FEW:
-        return check_each(bytes(records), listed, runs, [] if properties is None else properties)
-    starts = starts_of(sizes)
-    raw = _bytes_of(records)
-    if bad := check_layout(raw, starts, sizes, record_max_bytes):
-        return bad
-    bad = _check_stamps_empty(raw, starts, sizes) or _check_runs(raw, starts, runs)
-    if bad:
-        return bad
-    index = verify_bodies(records, starts, sizes, stamped=False)
-    if index >= 0:
-        return BadEntry(index, WRONG_CRC)
-    if properties is not None:
-        begins, ends = properties_bounds(raw, starts, sizes)
-        data = bytes(records)
-        properties += [data[b:e] for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
-    return None
-
-
-def _check_stamps_empty(raw: Bytes, starts: Ints, sizes: Ints) -> BadEntry | None:
-    store_at = starts + STORE_MS_AT + _ipv6_extra(raw, starts)
-    used = _gather(raw, _U64, starts + QUEUE_OFFSET_AT)
-    used |= _gather(raw, _U64, starts + PHYSICAL_OFFSET_AT)
-    used |= _gather(raw, _U64, store_at)
-    used |= _gather(raw, _U64, store_at + 8)
-    used |= _gather(raw, _U32, starts + sizes - 8)
-    return _earliest([(used != 0, STAMPED)])
-
-
-def _check_runs(raw: Bytes, starts: Ints, runs: Sequence[ClaimedRun]) -> BadEntry | None:
-    first = 0
-    for topic, queue_id, count in runs:
-        of_run = starts[first : first + count]
-        if not count:
-            continue
-        queue_ids = _gather(raw, _U32, of_run + QUEUE_ID_AT)
-        body_at = of_run + BODY_LENGTH_AT + _ipv6_extra(raw, of_run)
-        topic_at = body_at + 4 + _gather(raw, _U32, body_at)
-        # Length and text are compared as one string of bytes.
-        text = len(topic).to_bytes(1, "big") + topic
-        wanted = np.frombuffer(text, np.dtype(f"V{len(text)}"))
-        room = np.minimum(topic_at, len(raw) - len(text))
-        view: npt.NDArray[np.void] = np.ndarray((len(raw) - len(text) + 1,), wanted.dtype, raw, strides=(1,))
-        found = _earliest(
-            [
-                (queue_ids != queue_id, f"its QueueId is not {queue_id}, its run's"),
-                (view[room] != wanted, f"its topic is not {topic.decode('utf-8', 'replace')!r}, its run's"),
-            ]
-        )
-        if found:
-            return BadEntry(first + found.entry, found.reason)
-        first += count
-    return None
+    return check_each(bytes(records), listed, runs, [] if properties is None else properties)
 
 
 def decode_offsets(records: Buffer | Bytes, starts: Ints) -> tuple[Ints, Ints]:
@@ -460,42 +398,20 @@ def tags(records: Buffer, starts: Ints, sizes: Ints) -> list[bytes | None]:
 _CACHES: Final[dict[int, TagCache]] = {}
 
 
-def hashes_of(properties: list[bytes], key_levels: int = 1) -> Hashes | None:
-    """The tag hash of records with these encoded properties; None = none has a tag (all would be 0)."""
+def hashes_of(properties: list[bytes], key_levels: int = 1, has_keys: bool = True) -> Hashes | None:
+    """The tag hash of records with these encoded properties; None = none has a tag (all would be 0).
+
+    `has_keys`: whether a key or unique id may be among them (see TagCache.hashes).
+    """
     cache = _CACHES.get(key_levels)
     if cache is None:
         cache = _CACHES[key_levels] = TagCache(key_levels)
-    hashes = cache.hashes(properties)
+    hashes = cache.hashes(properties, has_keys)
     return np.fromiter(hashes, np.uint64, len(hashes)) if any(hashes) else None
 
 
 def tag_hashes(records: Buffer, starts: Ints, sizes: Ints, key_levels: int = 1) -> Hashes | None:
     """The tag hash of every record of a run; None = no record has a tag (all would be 0)."""
-    cache = _CACHES.get(key_levels)
-    if cache is None:
-        cache = _CACHES[key_levels] = TagCache(key_levels)
-    if len(starts) <= FEW:
-        first, end = int(starts[0]), int(starts[-1] + sizes[-1])
-        data = bytes(memoryview(records)[first:end])
-        return hashes_of(each_properties(data, (starts - first).tolist(), sizes.tolist()), key_levels)
-    raw = _bytes_of(records)
-    begins, ends = properties_bounds(raw, starts, sizes)
-    if not (ends > begins).any():
-        return None
-    low, high = int(starts[0]), int(ends[-1])
-    data = bytes(memoryview(records)[low:high])
-    find = data.find
-    if ((_gather(raw, _U32, begins) == _TAGS) & (raw[begins + 4] == 1) & (ends >= begins + 6)).all():
-        known = cache.known
-        found = [known(data[at : find(b"\x02", at)]) for at in (begins - low + 5).tolist()]
-        if None in found:
-            found = [
-                cache.hash(data[at : find(b"\x02", at)]) if value is None else value
-                for value, at in zip(found, (begins - low + 5).tolist(), strict=True)
-            ]
-        return np.array(found, np.uint64)
-    hashes: list[int] = []
-    for begin, end in zip((begins - low).tolist(), (ends - low).tolist(), strict=True):
-        tag = escaped_tag_of(data[begin:end])
-        hashes.append(0 if tag is None else cache.hash(tag))
-    return np.array(hashes, np.uint64)
+    first, end = int(starts[0]), int(starts[-1] + sizes[-1])
+    data = bytes(memoryview(records)[first:end])
+    return hashes_of(each_properties(data, (starts - first).tolist(), sizes.tolist()), key_levels)

@@ -45,12 +45,11 @@ def check_properties(properties: list[bytes]) -> Checked:
             if one not in _good and (fault := properties_fault(one)) is not None:
                 return Checked(BadEntry(index, fault), False)
     keys = has_keys(joined)
-    # Those with keys come once, and would only drive out what comes again.
-    lasting = [one for one in unknown if not has_keys(one)] if keys else unknown
-    if len(_good) + len(lasting) > PROPERTIES_CACHE_MAX:
-        _good.clear()
-        _good.add(b"")
-    _good.update(lasting[:PROPERTIES_CACHE_MAX])
+    if not keys:  # those with keys come once, and would only drive out what comes again
+        if len(_good) + len(unknown) > PROPERTIES_CACHE_MAX:
+            _good.clear()
+            _good.add(b"")
+        _good.update(unknown[:PROPERTIES_CACHE_MAX])
     return Checked(None, keys)
 
 
@@ -72,10 +71,13 @@ def properties_fault(properties: bytes) -> str | None:
 
 
 def _is_plain(joined: bytes, properties: list[bytes]) -> bool:
-    """Whether all is well without looking at single records; False = perhaps not."""
-    if any(mark in joined for mark in _SINGLY) or any(one and one[-1] != 2 for one in properties):
+    """Whether all is well without looking at single records; False = perhaps not. None of them is empty."""
+    if any(mark in joined for mark in _SINGLY):
         return False
     raw = np.frombuffer(joined, np.uint8)
+    ends = np.cumsum(np.fromiter(map(len, properties), np.int64, len(properties)))
+    if (raw[ends - 1] != 2).any():
+        return False
     at = np.flatnonzero(raw <= 2)
     marks = raw[at]
     # Every record ends with U+0002, so marks that alternate over all of them alternate in each.

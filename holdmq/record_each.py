@@ -1,7 +1,6 @@
 """The records of a PRODUCE, one by one: may they be stored, and what properties have they?
 
-`record_batch` does the same for many at once by numpy, whose calls have a fixed cost. Compiled, this
-loop is the cheaper one at any size; interpreted only up to a few records. It reads with
+A loop, as numpy's calls have a fixed cost that a PRODUCE does not earn back. It reads with
 `librt.strings`, which mypyc turns into loads: two 32-bit fields that stand side by side are one.
 """
 
@@ -30,10 +29,6 @@ from holdmq.record import (
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
-
-IS_COMPILED: Final = not __file__.endswith(".py")
-FEW: Final = 1 << 30 if IS_COMPILED else 8
-"""Up to this many records this loop is cheaper than numpy's calls (measured: compiled always)."""
 
 ClaimedRun = tuple[bytes, int, int]
 """What a run of a batch claims of its records: topic, queue id, count."""

@@ -56,13 +56,12 @@ class TagCache:
     Tags are asked for as they stand in a record's properties (escaped): no work for a known one.
     """
 
-    __slots__ = ("_by_properties", "_hashes", "key_levels", "known")
+    __slots__ = ("_by_properties", "_hashes", "key_levels")
 
     def __init__(self, key_levels: int) -> None:
         self.key_levels = key_levels
         self._by_properties: dict[bytes, int] = {}
         self._hashes: dict[bytes, int] = {}
-        self.known = self._hashes.get
 
     def hash(self, escaped: bytes) -> int:
         """`tag_hash` of the tag that is written so, remembered."""
@@ -74,24 +73,27 @@ class TagCache:
             found = self._hashes[escaped] = tag_hash(unescape_tag(escaped), self.key_levels)
         return found
 
-    def hashes(self, properties: list[bytes]) -> list[int]:
-        """The hashes of the tags in encoded properties, one for each; 0 where there is no tag."""
-        known = self._by_properties
+    def hashes(self, properties: list[bytes], has_keys: bool) -> list[int]:
+        """The hashes of the tags in encoded properties, one for each; 0 where there is no tag.
+
+        `has_keys`: a key or unique id may be among them. Such properties come once, and are not remembered.
+        """
+        if has_keys:
+            return [self._hash_in(one) for one in properties]
         hashes: list[int] = []
+        known = self._by_properties
         for one in properties:
             value = known.get(one)
-            hashes.append(self._hash_in(one) if value is None else value)
+            if value is None:
+                if len(known) >= PROPERTIES_CACHE_MAX:
+                    known.clear()
+                value = known[one] = self._hash_in(one)
+            hashes.append(value)
         return hashes
 
     def _hash_in(self, properties: bytes) -> int:
         escaped = escaped_tag_of(properties)
-        value = 0 if escaped is None else self.hash(escaped)
-        if not has_keys(properties):
-            # What comes once would only drive out what comes again.
-            if len(self._by_properties) >= PROPERTIES_CACHE_MAX:
-                self._by_properties.clear()
-            self._by_properties[properties] = value
-        return value
+        return 0 if escaped is None else self.hash(escaped)
 
     def __len__(self) -> int:
         return len(self._hashes)

@@ -20,13 +20,14 @@ from storage.log.core.hash_index import (
     ENTRY,
     ENTRY_SIZE,
     HEADER_SIZE,
+    KEYS,
     SLOT,
     SLOT_SIZE,
-    Entry,
     Header,
+    Keys,
     Slots,
     add_to_slots,
-    entries_of,
+    keys_of,
     link,
 )
 from storage.log.core.names import name_of, offsets_of
@@ -101,7 +102,8 @@ class KeyIndex:
         self.slots = slots
         self.entries_max = entries_max
         self._files: list[_File] = []
-        self._pending: list[Entry] = []
+        self._pending: list[Keys] = []
+        self._pending_count = 0
         self._offered_end = 0
         self._written_end = 0
         self._synced_end = -1
@@ -182,14 +184,25 @@ class KeyIndex:
     def add(self, batches: list[Batch]) -> None:
         """Take confirmed batches, in log order."""
         if self.position == self._offered_end:
-            for batch in batches:
-                self._pending.extend(entries_of(batch))
+            self._take(batches)
             self.position = batches[-1].end
         self._offered_end = batches[-1].end
-        if len(self._pending) > PENDING_MAX:
+        if self._pending_count > PENDING_MAX:
             self.discards += 1
-            self._pending.clear()
+            self._keep(np.empty(0, KEYS))
             self.position = self._written_end
+
+    def _take(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            keys = keys_of(batch)
+            if len(keys):
+                self._pending.append(keys)
+                self._pending_count += len(keys)
+
+    def _keep(self, keys: Keys) -> None:
+        """These are what waits to be written."""
+        self._pending = [keys] if len(keys) else []
+        self._pending_count = len(keys)
 
     def step(self) -> bool:
         """Write what was taken, and a slice of what is missing; True = more of it is left.
@@ -214,41 +227,45 @@ class KeyIndex:
         except (CorruptRecordError, BehindError) as error:
             self.position = min(error.resume_at, self._offered_end)
             return
-        for batch in batches:
-            self._pending.extend(entries_of(batch))
+        self._take(batches)
         self.position = batches[-1].end if batches else self._offered_end
 
     def _write(self) -> None:
-        while self._pending:
+        if not self._pending:
+            self._written_end = self.position
+            return
+        keys = np.concatenate(self._pending)
+        positions = keys["position"]
+        while len(keys):
             current = self._files[-1]
             room = self.entries_max - current.entries
             if room <= 0:
                 self._finish_file(current)
-                self._begin_file(self._pending[0].store_ms)
+                self._begin_file(int(keys["store_ms"][0]))
                 continue
             if not current.entries:
-                current.first_ms = self._pending[0].store_ms
+                current.first_ms = int(keys["store_ms"][0])
             # All entries of a record lie in one file: the next one begins with the record behind.
-            while (
-                room < len(self._pending) and self._pending[room].position == self._pending[room - 1].position
-            ):
-                room += 1
-            self._append(current, self._pending[:room])
-            self._pending = self._pending[room:]
-            self._written_end = self._pending[0].position if self._pending else self.position
-        self._written_end = self.position
+            if room < len(keys):
+                room = int(np.searchsorted(positions, positions[room - 1], "right"))
+            self._append(current, keys[:room])
+            keys = keys[room:]
+            positions = positions[room:]
+            # At once: what an error stops goes on from here.
+            self._keep(keys)
+            self._written_end = int(positions[0]) if len(keys) else self.position
 
-    def _append(self, current: _File, entries: list[Entry]) -> None:
+    def _append(self, current: _File, keys: Keys) -> None:
         assert current.slots is not None
-        made = link(entries, current.entries + 1, current.first_ms, current.slots)
+        made = link(keys, current.entries + 1, current.first_ms, current.slots)
         file = self._disk.open(current.path)
         try:
             file.write([made.tobytes()], current.entries_at + current.entries * ENTRY_SIZE)
         finally:
             file.close()
         add_to_slots(current.slots, made, current.entries + 1)
-        current.entries += len(entries)
-        self.written_entries += len(entries)
+        current.entries += len(keys)
+        self.written_entries += len(keys)
 
     def _finish_file(self, current: _File) -> None:
         """Write the slots; from now on searches read them from the file."""
@@ -296,7 +313,7 @@ class KeyIndex:
             "key_index_discards_total": self.discards,
             "key_index_rebuilds_total": self.rebuilds,
             "key_index_files": len(self._files),
-            "key_index_pending": len(self._pending),
+            "key_index_pending": self._pending_count,
             "key_index_position": self.position,
         }
 

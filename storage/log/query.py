@@ -12,7 +12,7 @@ from holdmq.record import MAGIC, Record, decode_record
 from holdmq.record_properties import encode_properties
 from storage.log.backwards import BackwardReader
 from storage.log.consume_queue import ConsumeQueues
-from storage.log.core.hash_index import KEY, UNIQUE, hash_of, keys_in
+from storage.log.core.keys import KEY, UNIQUE, hash_of, keys_in
 from storage.log.core.queues import Queue
 from storage.log.key_index import KeyIndex
 from storage.log.segments import Segments
@@ -235,11 +235,10 @@ def _in_memory(queue: Queue) -> dict[int, int]:
 
 
 def _has(record: Record, marker: bytes, topic: str, escaped: bytes, span: _Span) -> bool:
-    properties = record.properties
     return (
         span.begin_ms <= record.store_ms <= span.end_ms
         and record.topic == topic.encode()
-        and (marker, escaped) in keys_in(properties, 0, len(properties))
+        and (marker, escaped) in keys_in(record.properties)
     )
 
 

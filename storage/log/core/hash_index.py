@@ -17,16 +17,15 @@ that is being filled follow from its entries. The header speaks of what is durab
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
 
-from holdmq.record_batch import properties_bounds
+from holdmq.record_each import each_properties
+from storage.log.core.keys import KEY, UNIQUE, add_hashes
 from storage.store import Batch
 
 MAGIC: Final = b"HMQK"
@@ -36,14 +35,15 @@ ENTRY_SIZE: Final = 20
 ENTRY: Final = np.dtype([("hash", ">u4"), ("position", ">i8"), ("seconds", ">u4"), ("before", ">u4")])
 SLOT: Final = np.dtype(">u4")
 
-KEY: Final = b"KEYS\x01"
-UNIQUE: Final = b"UNIQ_KEY\x01"
+KEYS: Final = np.dtype([("hash", np.uint32), ("position", np.int64), ("store_ms", np.int64)])
+"""What the log says of a key: its hash, and log offset and store time of its record."""
 
 _HEADER: Final = Struct(">4sII4xqqq")
 _CRC: Final = Struct(">I")
 _CRC_AT: Final = 12
 
 Slots = npt.NDArray[np.uint32]
+Keys = npt.NDArray[np.void]
 
 
 class Header(NamedTuple):
@@ -71,72 +71,39 @@ class Header(NamedTuple):
         return cls(*_HEADER.unpack(plain)[1:]) if crc32(plain) == crc else None
 
 
-class Entry(NamedTuple):
-    """A key of a record at `position`, stored at `store_ms`."""
-
-    hash: int
-    position: int
-    store_ms: int
-
-
-def hash_of(marker: bytes, topic: bytes, escaped: bytes) -> int:
-    """The 32-bit hash of a key (`KEY`) or unique id (`UNIQUE`) of a topic, as its properties write it."""
-    return xxh3_64_intdigest(b"\0".join((marker, topic, escaped))) & 0xFFFFFFFF
-
-
-def entries_of(batch: Batch) -> Iterator[Entry]:
-    """An entry for each different key and unique id of each record, in log order."""
-    if not batch.has_keys:
-        return
-    data = bytes(batch.records)
-    if KEY not in data and UNIQUE not in data:
-        return
-    raw = np.frombuffer(data, np.uint8)
-    begins, ends = properties_bounds(raw, batch.starts, batch.sizes)
-    bounds = zip(batch.starts.tolist(), begins.tolist(), ends.tolist(), strict=True)
-    for run in batch.runs:
-        topic = run.topic.encode("utf-8", "surrogateescape")
-        for _ in range(run.count):
-            start, begin, end = next(bounds)
-            found = keys_in(data, begin, end)
-            for marker, value in dict.fromkeys(found):
-                yield Entry(hash_of(marker, topic, value), batch.position + start, batch.store_ms)
-
-
-def keys_in(data: bytes, begin: int, end: int) -> list[tuple[bytes, bytes]]:
-    """Marker and value, as written, of every key and unique id in encoded properties."""
-    found: list[tuple[bytes, bytes]] = []
-    mqtt = data.find(b"\0", begin, end)
-    if mqtt >= 0:
-        end = mqtt
-    for marker in (KEY, UNIQUE):
-        at = data.find(marker, begin, end)
-        while at >= 0:
-            stop = data.find(b"\x02", at, end)
-            if stop < 0:
-                break
-            # Only where a pair begins: a value may end like a key.
-            if at == begin or data[at - 1] == 2:
-                found.append((marker, data[at + len(marker) : stop]))
-            at = data.find(marker, stop, end)
+def keys_of(batch: Batch) -> Keys:
+    """A row for each different key and unique id of each record, in log order."""
+    hashes: list[int] = []
+    numbers: list[int] = []
+    data = bytes(batch.records) if batch.has_keys else b""
+    if KEY in data or UNIQUE in data:
+        properties = each_properties(data, batch.starts.tolist(), batch.sizes.tolist())
+        first = 0
+        for run in batch.runs:
+            topic = run.topic.encode("utf-8", "surrogateescape")
+            add_hashes(topic, properties[first : first + run.count], first, hashes, numbers)
+            first += run.count
+    found = np.empty(len(hashes), KEYS)
+    found["hash"] = hashes
+    found["position"] = batch.starts[np.array(numbers, np.int64)] + batch.position
+    found["store_ms"] = batch.store_ms
     return found
 
 
-def link(entries: list[Entry], first_number: int, first_ms: int, slots: Slots) -> npt.NDArray[np.void]:
+def link(keys: Keys, first_number: int, first_ms: int, slots: Slots) -> npt.NDArray[np.void]:
     """The entries as they are written behind `first_number` - 1 others; `slots` stay as they are."""
-    made = np.empty(len(entries), ENTRY)
-    heads: dict[int, int] = {}
-    count = len(slots)
-    before = []
-    for number, entry in enumerate(entries, first_number):
-        slot = entry.hash % count
-        head = heads.get(slot)
-        before.append(int(slots[slot]) if head is None else head)
-        heads[slot] = number
-    made["hash"] = [entry.hash for entry in entries]
-    made["position"] = [entry.position for entry in entries]
-    made["seconds"] = [max(0, entry.store_ms - first_ms) // 1000 for entry in entries]
-    made["before"] = before
+    made = np.empty(len(keys), ENTRY)
+    at = keys["hash"].astype(np.int64) % len(slots)
+    order = np.argsort(at, kind="stable")
+    of_slot = at[order]
+    before = slots[of_slot].astype(np.int64)
+    # Of several entries of one slot each but the first has the one in front of it before it.
+    follows = np.flatnonzero(of_slot[1:] == of_slot[:-1]) + 1
+    before[follows] = order[follows - 1] + first_number
+    made["before"][order] = before
+    made["hash"] = keys["hash"]
+    made["position"] = keys["position"]
+    made["seconds"] = np.maximum(keys["store_ms"] - first_ms, 0) // 1000
     return made
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdmq.record import encode_properties
 from holdmq.record_batch import encode_batch
 from storage.log.core.hash_index import (
-    KEY,
+    KEYS,
     SLOT,
-    UNIQUE,
-    Entry,
     Header,
     add_to_slots,
-    entries_of,
-    hash_of,
-    keys_in,
+    keys_of,
     link,
 )
+from storage.log.core.keys import KEY, UNIQUE, add_hashes, hash_of, keys_in
 from storage.store import Batch, Run
 
 
@@ -42,10 +41,9 @@ def test_keys_are_found_where_pairs_begin_and_nowhere_else() -> None:
         ("KEYS", "b\x01"),
     ]
     raw = encode_properties(pairs, mqtt=b"KEYS\x01mqtt\x02")
-    padded = b"KEYS\x01x\x02" + raw + b"KEYS\x01y\x02"
-    assert keys_in(padded, 7, 7 + len(raw)) == [(KEY, b"a"), (KEY, b"b\x03A"), (UNIQUE, b"u1")]
-    assert keys_in(b"XKEYS\x01a\x02", 0, 9) == []
-    assert keys_in(b"KEYS\x01a", 0, 6) == []
+    assert keys_in(raw) == [(KEY, b"a"), (KEY, b"b\x03A"), (UNIQUE, b"u1")]
+    assert keys_in(b"XKEYS\x01a\x02") == []
+    assert keys_in(b"KEYS\x01a") == []
 
 
 def test_a_batch_gives_an_entry_per_different_key_of_each_record() -> None:
@@ -57,22 +55,42 @@ def test_a_batch_gives_an_entry_per_different_key_of_each_record() -> None:
     raw, sizes = encode_batch(b"devices", 0, [b""] * 3, properties, 5)
     batch = Batch(memoryview(raw), sizes, [Run("devices", 0, 2), Run("other", 0, 1)], 1000, 77)
     starts = batch.starts.tolist()
-    assert list(entries_of(batch)) == [
-        Entry(hash_of(KEY, b"devices", b"a"), 1000, 77),
-        Entry(hash_of(UNIQUE, b"devices", b"1"), 1000, 77),
-        Entry(hash_of(KEY, b"other", b"b"), 1000 + starts[2], 77),
+    assert keys_of(batch).tolist() == [
+        (hash_of(KEY, b"devices", b"a"), 1000, 77),
+        (hash_of(UNIQUE, b"devices", b"1"), 1000, 77),
+        (hash_of(KEY, b"other", b"b"), 1000 + starts[2], 77),
     ]
+
+
+PAIRS = st.lists(st.tuples(st.sampled_from(["KEYS", "UNIQ_KEY", "u.k", "TAGS"]), st.text(max_size=3)))
+MQTT = st.sampled_from([None, b"", b"\x02UNIQ_KEY\x01m\x02", b"\x02KEYS\x01m\x02"])
+
+
+@given(st.lists(st.tuples(PAIRS, MQTT), max_size=6))
+def test_the_quick_way_of_ids_gives_what_all_keys_give(
+    records: list[tuple[list[tuple[str, str]], bytes | None]],
+) -> None:
+    properties = [encode_properties(pairs, mqtt) for pairs, mqtt in records]
+    hashes: list[int] = []
+    numbers: list[int] = []
+    add_hashes(b"t", properties, 3, hashes, numbers)
+    wanted = [
+        (number, hash_of(marker, b"t", value))
+        for number, one in enumerate(properties, 3)
+        for marker, value in dict.fromkeys(keys_in(one))
+    ]
+    assert list(zip(numbers, hashes, strict=True)) == wanted
 
 
 def test_entries_of_one_slot_are_chained_newest_first() -> None:
     slots = np.zeros(4, np.uint32)
     number = 1
     for hashes in ([1, 5, 2], [9, 1], [3]):
-        made = link([Entry(h, h, 1000) for h in hashes], number, 0, slots)
+        made = link(np.array([(h, h, 1000) for h in hashes], KEYS), number, 0, slots)
         add_to_slots(slots, made, number)
         if number == 1:
             assert made["before"].tolist() == [0, 1, 0]
         number += len(hashes)
     assert slots.tolist() == [0, 5, 3, 6]
     assert slots.astype(SLOT).tobytes()[4:8] == b"\0\0\0\x05"
-    assert link([Entry(13, 0, 2500)], 7, 1000, slots)[0].tolist() == (13, 0, 1, 5)
+    assert link(np.array([(13, 0, 2500)], KEYS), 7, 1000, slots)[0].tolist() == (13, 0, 1, 5)
