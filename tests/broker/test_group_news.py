@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from broker_stack import Stack
@@ -19,16 +20,9 @@ T, U = Subscription("t", "*"), Subscription("u", "*")
 
 
 @pytest.fixture
-async def member(broker: Stack) -> AsyncIterator[Join]:
-    made: list[GroupPeer] = []
-
-    def make(client_id: str) -> GroupPeer:
-        made.append(GroupPeer(broker, client_id))
-        return made[-1]
-
-    yield make
-    for peer in made:
-        await peer.client.close()
+def member(broker: Stack, member: Callable[..., GroupPeer]) -> Join:
+    """Make members at the one broker."""
+    return partial(member, broker)
 
 
 async def join(peer: GroupPeer, wanted: list[Subscription], strategy: str, mode: str = CLUSTERING) -> None:

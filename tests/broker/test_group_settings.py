@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from broker_stack import Stack
-from group_peer import GroupPeer
+from broker_stack import Stack, Start, refused, until
+from group_peer import Join, groups
 
 from holdmq.errors import Code, HoldMQError, RemoteError, StoreFormatError
 from holdmq.wire.codes import RequestCode
@@ -23,46 +22,6 @@ from holdmq.wire.group_headers import (
     GroupUpdateRequest,
 )
 from holdmq.wire.header import rows
-from holdmq.wire.headers import Empty
-
-Start = Callable[..., Awaitable[Stack]]
-Join = Callable[..., GroupPeer]
-
-
-@pytest.fixture
-async def member() -> AsyncIterator[Join]:
-    """Make members; their connections close with the test."""
-    made: list[GroupPeer] = []
-
-    def make(broker: Stack, client_id: str, group: str = "g") -> GroupPeer:
-        made.append(GroupPeer(broker, client_id, group))
-        return made[-1]
-
-    yield make
-    for one in made:
-        await one.client.close()
-
-
-async def groups(broker: Stack) -> dict[str, GroupRow]:
-    reply = await broker.client.call(RequestCode.GROUP_LIST, Empty())
-    return {row.group: row for row in rows(GroupRow, reply.header(GroupListResponse).groups)}
-
-
-async def refused(call: Awaitable[object]) -> Code:
-    with pytest.raises(RemoteError) as raised:
-        await call
-    return raised.value.code
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-# Membership
-
-# Settings
 
 
 async def test_settings_are_kept_over_a_restart(start: Start, member: Join) -> None:

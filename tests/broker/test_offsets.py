@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_stack import Stack
-from group_peer import GroupPeer
+from broker_stack import Stack, Start, refused
+from group_peer import GroupPeer, Join
 
 import broker.offset_file
 import broker.offset_times
-from holdmq.errors import Code, HoldMQError, RemoteError, StoreFormatError
+from holdmq.errors import Code, HoldMQError, StoreFormatError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupUpdateRequest
 from holdmq.wire.header import rows
@@ -31,23 +30,6 @@ from holdmq.wire.offset_headers import (
     OffsetReportRequest,
     OffsetResetRequest,
 )
-
-Start = Callable[..., Awaitable[Stack]]
-Join = Callable[..., GroupPeer]
-
-
-@pytest.fixture
-async def member() -> AsyncIterator[Join]:
-    """Make members; their connections close with the test."""
-    made: list[GroupPeer] = []
-
-    def make(broker: Stack, client_id: str, group: str = "g") -> GroupPeer:
-        made.append(GroupPeer(broker, client_id, group))
-        return made[-1]
-
-    yield make
-    for one in made:
-        await one.client.close()
 
 
 @pytest.fixture
@@ -77,12 +59,6 @@ async def clone(broker: Stack, source: str, target: str, **header: Any) -> list[
     request = OffsetCloneRequest(source, target, **header)
     reply = await broker.client.call(RequestCode.OFFSET_CLONE, request, 15.0)
     return rows(OffsetChange, reply.header(OffsetChangeResponse).changes)
-
-
-async def refused(call: Awaitable[object]) -> Code:
-    with pytest.raises(RemoteError) as raised:
-        await call
-    return raised.value.code
 
 
 def in_file(tmp_path: Path) -> dict[str, Any]:

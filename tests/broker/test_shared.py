@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from broker_stack import Stack
-from shared_peer import Got, SharedPeer
+from broker_stack import Stack, Start
+from shared_peer import Join, bodies, parked
 
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.wire.codes import RequestCode
@@ -19,33 +18,6 @@ from holdmq.wire.group_headers import (
 )
 from holdmq.wire.shared_headers import SharedRange
 from holdmq.wire.topic_headers import TopicGrowRequest, TopicPauseRequest
-
-Join = Callable[..., Awaitable[SharedPeer]]
-Start = Callable[..., Awaitable[Stack]]
-
-
-@pytest.fixture
-async def join() -> AsyncIterator[Join]:
-    """Open a member on a connection of its own; all are closed with the test."""
-    peers: list[SharedPeer] = []
-
-    async def run(broker: Stack, *topics: str, group: str = "g", **settings: object) -> SharedPeer:
-        peer = SharedPeer(f"127.0.0.1:{broker.server.rpc.port}", f"member-{len(peers)}")
-        peers.append(peer)
-        return await peer.open(group, *(topics or ("t",)), **settings)  # type: ignore[arg-type]
-
-    yield run
-    for peer in peers:
-        await peer.close()
-
-
-async def parked(broker: Stack, count: int = 1) -> None:
-    while sum(member.parked is not None for member in broker.server.shared.core.members.values()) < count:
-        await asyncio.sleep(0.005)
-
-
-def bodies(messages: list[Got]) -> list[bytes]:
-    return [message.body for message in messages]
 
 
 async def test_what_one_member_has_no_other_gets(broker: Stack, join: Join) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from broker_stack import Stack
+from broker_stack import Stack, Start
 from group_peer import GroupPeer
-from shared_peer import Got, SharedPeer
+from shared_peer import Join, bodies, parked
 
 from broker.shared import SharedMode
 from holdmq.atomic_file import AtomicFile
@@ -36,33 +35,6 @@ from holdmq.wire.offset_headers import (
 )
 from holdmq.wire.shared_headers import SharedAckRequest, SharedPullRequest, SharedRange
 from holdmq.wire.topic_headers import TopicGrowRequest
-
-Join = Callable[..., Awaitable[SharedPeer]]
-Start = Callable[..., Awaitable[Stack]]
-
-
-@pytest.fixture
-async def join() -> AsyncIterator[Join]:
-    """Open a member on a connection of its own; all are closed with the test."""
-    peers: list[SharedPeer] = []
-
-    async def run(broker: Stack, *topics: str, group: str = "g", **settings: object) -> SharedPeer:
-        peer = SharedPeer(f"127.0.0.1:{broker.server.rpc.port}", f"member-{len(peers)}")
-        peers.append(peer)
-        return await peer.open(group, *(topics or ("t",)), **settings)  # type: ignore[arg-type]
-
-    yield run
-    for peer in peers:
-        await peer.close()
-
-
-async def parked(broker: Stack, count: int = 1) -> None:
-    while sum(member.parked is not None for member in broker.server.shared.core.members.values()) < count:
-        await asyncio.sleep(0.005)
-
-
-def bodies(messages: list[Got]) -> list[bytes]:
-    return [message.body for message in messages]
 
 
 async def test_the_window_bounds_what_is_handed_out_past_the_floor(broker: Stack, join: Join) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from broker_stack import Stack
+from broker_stack import Stack, Start
 from topic_calls import bounds, consumed, create, delete, grow, listed, remove, update
 
 from holdmq.errors import Code, RemoteError, StorageError
@@ -16,7 +15,6 @@ from holdmq.wire.headers import PullQueue, TopicCreateRequest
 from holdmq.wire.topic_headers import HIDE_FROM_CONSUMERS, HIDE_FROM_PRODUCERS, TopicUpdateRequest
 from storage.store import Batch
 
-Start = Callable[..., Awaitable[Stack]]
 HOUR_MS = 3_600_000
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
-from broker_stack import Stack, bodies
+from broker_stack import Stack, Start, bodies
 from topic_calls import consumed, create, delete, listed, pause, remove, update
 
 from holdmq.errors import Code
@@ -21,8 +20,6 @@ from holdmq.wire.headers import (
     TopicCreateRequest,
 )
 from holdmq.wire.topic_headers import HIDE_FROM_PRODUCERS, TopicUpdateRequest
-
-Start = Callable[..., Awaitable[Stack]]
 
 
 class Reader:

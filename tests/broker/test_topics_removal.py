@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 import numpy as np
 import pytest
-from broker_stack import Stack, make_record
+from broker_stack import Stack, Start, make_record
 from topic_calls import bounds, consumed, create, delete, grow, listed, remove, remove_all_steps
 
 from holdmq.errors import Code, RemoteError, StorageError, WireError
 from holdmq.wire.headers import PullQueue, TopicCreateRequest
 from holdmq.wire.topic_headers import DELETE, HIDE_FROM_CONSUMERS, HIDE_FROM_PRODUCERS
 from storage.store import Batch, Run
-
-Start = Callable[..., Awaitable[Stack]]
 
 
 async def refusal(call: Awaitable[object]) -> RemoteError:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from broker_stack import Stack, make_record, produce_body
+from broker_stack import Stack, Start, make_record, produce_body
 from topic_calls import bounds, create, delete, grow, listed, pause, remove, update
 
 from broker.temporary import TemporaryTopics
@@ -26,8 +25,6 @@ from holdmq.wire.headers import (
     TopicCreateRequest,
 )
 from holdmq.wire.topic_headers import HIDE_FROM_PRODUCERS, TopicUpdateRequest
-
-Start = Callable[..., Awaitable[Stack]]
 
 
 async def other_client(broker: Stack, role: str = "client") -> Client:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import struct
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +19,7 @@ from broker.server import BrokerServer, now_ms
 from broker.shared import SharedMode
 from broker.topics import Topics
 from holdmq.config import BrokerSection, StorageSection
+from holdmq.errors import Code, RemoteError
 from holdmq.record import decode_record, encode_record
 from holdmq.record_batch import split_records
 from holdmq.record_properties import encode_properties
@@ -104,6 +105,9 @@ def bodies(reply: Reply) -> list[bytes]:
     return out
 
 
+Start = Callable[..., Awaitable[Stack]]
+
+
 async def start_broker(directory: Path, **settings: object) -> Stack:
     """Start a broker over `directory`/store."""
     loop = asyncio.get_running_loop()
@@ -163,7 +167,7 @@ async def stop_broker(stack: Stack) -> None:
 
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
     """Start a broker on the same directory each time it is called; all end with the test."""
     stacks: list[Stack] = []
 
@@ -179,8 +183,20 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
 
 
 @pytest.fixture
-async def broker(start: Callable[..., object]) -> Stack:
+async def broker(start: Start) -> Stack:
     """One running broker."""
-    stack = await start()  # type: ignore[misc]
-    assert isinstance(stack, Stack)
-    return stack
+    return await start()
+
+
+async def refused(call: Awaitable[object]) -> Code:
+    """The code with which a request is refused; it must be."""
+    with pytest.raises(RemoteError) as raised:
+        await call
+    return raised.value.code
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what comes by itself, soon."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import pytest
 from broker_stack import Stack, bodies
 
 from holdmq.rpc.client import Client
@@ -13,7 +15,9 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import (
     CLUSTERING,
     GroupJoinRequest,
+    GroupListResponse,
     GroupRequest,
+    GroupRow,
     GroupState,
     LeasedQueue,
     QueueLeaseRequest,
@@ -24,7 +28,7 @@ from holdmq.wire.group_headers import (
     WantedQueue,
 )
 from holdmq.wire.header import rows
-from holdmq.wire.headers import PulledQueue, PullQueue, PullRequest, PullResponse
+from holdmq.wire.headers import Empty, PulledQueue, PullQueue, PullRequest, PullResponse
 from holdmq.wire.offset_headers import (
     OffsetGetRequest,
     OffsetGetResponse,
@@ -131,3 +135,26 @@ class GroupPeer:
         )
         reply = await self.client.call(RequestCode.PULL, header, 20.0)
         return rows(PulledQueue, reply.header(PullResponse).queues), bodies(reply)
+
+
+Join = Callable[..., GroupPeer]
+
+
+@pytest.fixture
+async def member() -> AsyncIterator[Join]:
+    """Make members; their connections close with the test."""
+    made: list[GroupPeer] = []
+
+    def make(broker: Stack, client_id: str, group: str = "g") -> GroupPeer:
+        made.append(GroupPeer(broker, client_id, group))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.client.close()
+
+
+async def groups(broker: Stack) -> dict[str, GroupRow]:
+    """The groups of a broker, by name."""
+    reply = await broker.client.call(RequestCode.GROUP_LIST, Empty())
+    return {row.group: row for row in rows(GroupRow, reply.header(GroupListResponse).groups)}

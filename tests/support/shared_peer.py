@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
+
+import pytest
+from broker_stack import Stack
 
 from holdmq.record import decode_record
 from holdmq.rpc.client import Client
@@ -127,3 +132,31 @@ def taken(reply: Reply) -> list[Got]:
         assert at == end
     assert at == len(reply.body)
     return found
+
+
+Join = Callable[..., Awaitable[SharedPeer]]
+
+
+@pytest.fixture
+async def join() -> AsyncIterator[Join]:
+    """Open a member on a connection of its own; all are closed with the test."""
+    peers: list[SharedPeer] = []
+
+    async def run(broker: Stack, *topics: str, group: str = "g", **settings: object) -> SharedPeer:
+        peer = SharedPeer(f"127.0.0.1:{broker.server.rpc.port}", f"member-{len(peers)}")
+        peers.append(peer)
+        return await peer.open(group, *(topics or ("t",)), **settings)  # type: ignore[arg-type]
+
+    yield run
+    for peer in peers:
+        await peer.close()
+
+
+async def parked(broker: Stack, count: int = 1) -> None:
+    """Wait until pulls of so many members wait."""
+    while sum(member.parked is not None for member in broker.server.shared.core.members.values()) < count:
+        await asyncio.sleep(0.005)
+
+
+def bodies(messages: list[Got]) -> list[bytes]:
+    return [message.body for message in messages]
