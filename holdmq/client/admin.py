@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self, TypeVar
+from typing import Final
 
 from holdmq.client.bounds import Bounds, queue_bounds
+from holdmq.client.cluster_calls import read_each
 from holdmq.client.route import RouteTable
 from holdmq.client.shared_calls import SharedCalls
 from holdmq.client.statistics import StatisticsCalls
 from holdmq.client.topics import TopicCalls
-from holdmq.errors import HoldMQError, TransportError
+from holdmq.errors import HoldMQError
 from holdmq.message import TopicQueue
 from holdmq.rpc.connection import Reply
 from holdmq.rpc.security import Security
@@ -33,8 +32,6 @@ from holdmq.wire.headers import (
 
 ADMIN_TIMEOUT_S: Final = 5.0
 """How long one broker may take: it answers from memory."""
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -89,31 +86,18 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
         routes: RouteTable | None = None,
         security: Security | None = None,
     ) -> None:
-        self.routes = routes
-        self._owns_routes = routes is None
-        if routes is None:
-            name = client_id or f"admin-{secrets.token_hex(8)}"
-            self.routes = RouteTable(registries, name, role=role, security=security)
+        super().__init__("admin", registries, client_id, role, routes, security, ADMIN_TIMEOUT_S)
 
-    async def __aenter__(self) -> Self:
-        self._table().start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Disconnect."""
-        if self._owns_routes:
-            await self._table().close()
-
-    def _table(self) -> RouteTable:
-        assert self.routes is not None
-        return self.routes
+    async def call(
+        self, code: RequestCode, broker: str, header: Header, timeout_s: float | None = None
+    ) -> Reply:
+        """Ask one broker, once: whoever looks at the cluster wants to see that a broker is away."""
+        client = self.routes.link(broker).client
+        return await client.call(code, header, self.timeout_s if timeout_s is None else timeout_s)
 
     async def cluster(self) -> ClusterView:
         """The registry's view; TransportError if no registry answers."""
-        answer = await self._table().cluster()
+        answer = await self.routes.cluster()
         return ClusterView(rows(BrokerRow, answer.brokers), answer.silent_ms, [str(t) for t in answer.topics])
 
     async def topics(self, include_system: bool = False) -> list[TopicView]:
@@ -129,48 +113,25 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
 
     async def queue_bounds(self, topics: Iterable[str]) -> dict[TopicQueue, Bounds]:
         """First and end offset of every queue of these topics; unknown topics have none."""
-        table = self._table()
         names = list(topics)
-        table.follow(names)
-        await table.refresh()
-        routes = [route for name in names if (route := table.get(name)) is not None]
-        return await queue_bounds(table, [q for route in routes for q in route.read_queues], ADMIN_TIMEOUT_S)
+        self.routes.follow(names)
+        await self.routes.refresh()
+        routes = [route for name in names if (route := self.routes.get(name)) is not None]
+        queues = [queue for route in routes for queue in route.read_queues]
+        return await queue_bounds(self.routes, queues, self.timeout_s)
 
     async def broker_status(self) -> dict[str, BrokerStatusResponse | HoldMQError]:
         """Every live broker's own numbers."""
         answers = await self._ask_all(RequestCode.BROKER_STATUS, Empty())
-        return {
-            broker: reply if isinstance(reply, HoldMQError) else reply.header(BrokerStatusResponse)
-            for broker, reply in answers.items()
-        }
+        return read_each(answers, lambda reply: reply.header(BrokerStatusResponse))
 
     async def connections(self) -> dict[str, list[ConnectionRow] | HoldMQError]:
         """Who is connected to every live broker."""
-        answers = await self._ask_all(RequestCode.CONNECTION_LIST, Empty())
-        return {
-            broker: reply
-            if isinstance(reply, HoldMQError)
-            else rows(ConnectionRow, reply.header(ConnectionListResponse).connections)
-            for broker, reply in answers.items()
-        }
 
-    async def _ask_all(
-        self, code: RequestCode, header: Header, timeout_s: float | None = None
-    ) -> dict[str, Reply | HoldMQError]:
-        """One answer or error per live broker; TransportError if there is none."""
-        table = self._table()
-        await table.refresh()
-        names = list(table.brokers())
-        if not names:
-            raise TransportError("no broker is registered")
+        def read(reply: Reply) -> list[ConnectionRow]:
+            return rows(ConnectionRow, reply.header(ConnectionListResponse).connections)
 
-        async def ask(broker: str) -> Reply | HoldMQError:
-            try:
-                return await table.link(broker).client.call(code, header, timeout_s or ADMIN_TIMEOUT_S)
-            except HoldMQError as error:
-                return error
-
-        return dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+        return read_each(await self._ask_all(RequestCode.CONNECTION_LIST, Empty()), read)
 
 
 def _some(answers: dict[str, Reply | HoldMQError]) -> list[tuple[str, Reply]]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from holdmq.client.calls import call_until
+from holdmq.client.cluster_calls import ClusterCalls
+from holdmq.client.names import check_group
 from holdmq.client.route import RouteTable
-from holdmq.errors import Code, OffsetError, RecordError, RemoteError, TransportError, UsageError
+from holdmq.errors import Code, OffsetError, RecordError, RemoteError, UsageError
 from holdmq.message import Message, TopicQueue
 from holdmq.record import decode_record
 from holdmq.record_batch import split_records
 from holdmq.record_origin import Origin, dlq_topic, origin_of, value_in
-from holdmq.rpc.connection import Reply
-from holdmq.topics import group_fault
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.header import Header, rows
+from holdmq.wire.header import rows
 from holdmq.wire.headers import PulledQueue, PullQueue, PullRequest, PullResponse
 from holdmq.wire.move_headers import (
     DeadLetterRow,
@@ -42,7 +40,7 @@ RESEND_MAX: Final = 1_000
 _STATUSES: Final = (Code.OFFSET_BEHIND, Code.CORRUPT)
 
 
-class DeadLetters:
+class DeadLetters(ClusterCalls):
     """Asks brokers for dead letters: `async with DeadLetters(["host:9876"]) as letters`, on one event loop.
 
     `routes`: share this RouteTable, which the caller starts and closes. Every call raises TransportError when
@@ -58,30 +56,12 @@ class DeadLetters:
         security: Security | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._owns_routes = routes is None
-        if routes is None:
-            name = client_id or f"dead-letters-{secrets.token_hex(8)}"
-            routes = RouteTable(registries, name, role="console", security=security)
-        self.routes = routes
-        self._timeout_s = timeout_s
-
-    async def __aenter__(self) -> Self:
-        if self._owns_routes:
-            self.routes.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Disconnect."""
-        if self._owns_routes:
-            await self.routes.close()
+        super().__init__("dead-letters", registries, client_id, "console", routes, security, timeout_s)
 
     async def groups(self) -> dict[str, DeadLetterCount]:
         """Every group that has dead letters, by name, with their counts over all brokers."""
         found: dict[str, DeadLetterCount] = {}
-        for broker in await self._brokers():
+        for broker in await self._live_brokers():
             for row in await self._rows(broker, None):
                 known = found.setdefault(row.group, DeadLetterCount(0, 0))
                 count = row.end_offset - row.first_offset
@@ -94,8 +74,8 @@ class DeadLetters:
         `after`: broker name to the offset of the last one that was read there, to go on behind it. Ends with
         what was there when it began. Raises OffsetError for one that cannot be read: go on after it.
         """
-        _check(group)
-        for broker in await self._brokers():
+        check_group(group)
+        for broker in await self._live_brokers():
             for row in await self._rows(broker, group):
                 offset = max(row.first_offset, -1 if after is None else after.get(broker, -1) + 1)
                 while offset < row.end_offset:
@@ -112,13 +92,13 @@ class DeadLetters:
         `letters`: (broker, offset) of each, None = all that were not sent again yet. What was sent again
         before is passed over, so that a repeat is harmless. Their dead letters stay, marked, until purged.
         """
-        _check(group)
+        check_group(group)
         by_broker: dict[str, list[int]] = {}
         for broker, offset in letters or ():
             by_broker.setdefault(broker, []).append(offset)
         resent, repeated = 0, 0
         failures: list[tuple[str, ResendFailure]] = []
-        known = await self._brokers()
+        known = await self._live_brokers()
         brokers: Collection[str] = known if letters is None else by_broker
         for broker in brokers:
             if broker not in known:
@@ -127,7 +107,7 @@ class DeadLetters:
                 continue
             requests = _requests(group, by_broker.get(broker, []) if letters is not None else None, topic)
             while requests:
-                reply = await self._ask(broker, RequestCode.DLQ_RESEND, requests[0])
+                reply = await self.call(RequestCode.DLQ_RESEND, broker, requests[0])
                 answer = reply.header(DlqResendResponse)
                 resent += answer.resent
                 repeated += answer.repeated
@@ -142,8 +122,8 @@ class DeadLetters:
 
         `until`: broker name to the offset below which they go; None = all of now, at every broker.
         """
-        _check(group)
-        known = await self._brokers()
+        check_group(group)
+        known = await self._live_brokers()
         purged = 0
         for broker in known if until is None else until:
             if broker not in known:
@@ -151,29 +131,19 @@ class DeadLetters:
             if not await self._rows(broker, group):
                 continue
             request = DlqPurgeRequest(group, -1 if until is None else until[broker])
-            reply = await self._ask(broker, RequestCode.DLQ_PURGE, request)
+            reply = await self.call(RequestCode.DLQ_PURGE, broker, request)
             purged += reply.header(DlqPurgeResponse).purged
         return purged
 
-    async def _brokers(self) -> list[str]:
-        await self.routes.refresh(self._timeout_s)
-        names = sorted(self.routes.brokers())
-        if not names:
-            raise TransportError("no broker is registered")
-        return names
-
     async def _rows(self, broker: str, group: str | None) -> list[DeadLetterRow]:
-        reply = await self._ask(broker, RequestCode.DLQ_LIST, DlqListRequest(group))
+        reply = await self.call(RequestCode.DLQ_LIST, broker, DlqListRequest(group))
         return rows(DeadLetterRow, reply.header(DlqListResponse).groups)
-
-    async def _ask(self, broker: str, code: RequestCode, header: Header) -> Reply:
-        return await call_until(self.routes, self._timeout_s, code, lambda _: (broker, header))
 
     async def _page(self, broker: str, group: str, offset: int) -> tuple[list[ReadLetter], int]:
         """The letters at an offset, as many as come in one answer, and the offset behind them."""
         topic = dlq_topic(group)
-        reply = await self._ask(
-            broker, RequestCode.PULL, PullRequest([PullQueue(topic, 0, 0, offset)], PAGE_BYTES)
+        reply = await self.call(
+            RequestCode.PULL, broker, PullRequest([PullQueue(topic, 0, 0, offset)], PAGE_BYTES)
         )
         (queue,) = rows(PulledQueue, reply.header(PullResponse).queues)
         place = TopicQueue(topic, broker, 0)
@@ -218,12 +188,6 @@ class Resent(NamedTuple):
     resent: int
     repeated: int
     failures: list[tuple[str, ResendFailure]]
-
-
-def _check(group: str) -> None:
-    fault = group_fault(group)
-    if fault is not None:
-        raise UsageError(fault)
 
 
 def _requests(group: str, offsets: list[int] | None, topic: str) -> list[DlqResendRequest]:

@@ -23,6 +23,7 @@ from holdmq.client.group_membership import GroupMembership
 from holdmq.client.group_progress import BrokerProgress, FileProgress
 from holdmq.client.group_pulls import BUFFER_MAX_BYTES, BUFFER_MAX_MESSAGES, GroupPulls
 from holdmq.client.hand_out import HandOut, Job
+from holdmq.client.names import check_group, check_topic
 from holdmq.client.offset_store import DIRECTORY, OffsetStore
 from holdmq.client.process_queue import ProcessQueue
 from holdmq.client.rebalance import RELEASE_WAIT_S, Start
@@ -35,7 +36,6 @@ from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
 from holdmq.message import TopicQueue
 from holdmq.record_origin import retry_topic
 from holdmq.rpc.security import Security
-from holdmq.topics import group_fault, topic_fault
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import BROADCAST, CLUSTERING, Subscription
 from holdmq.wire.offset_headers import TO_EARLIEST, TO_LATEST, TO_OFFSET, OffsetResetRequest
@@ -94,9 +94,7 @@ class Consumer:
         suspend_s: float = SUSPEND_S,
         release_wait_s: float = RELEASE_WAIT_S,
     ) -> None:
-        fault = group_fault(group)
-        if fault is not None:
-            raise UsageError(fault)
+        check_group(group)
         if mode not in (CLUSTERING, BROADCAST):
             raise UsageError(f"mode {mode!r} is not clustering or broadcast (shared has its own consumer)")
         if start not in ("latest", "earliest"):
@@ -166,9 +164,7 @@ class Consumer:
         """
         if self._keeper is not None:
             raise UsageError("subscribe before start: a member's topics are those of its group")
-        fault = topic_fault(topic)
-        if fault is not None:
-            raise UsageError(fault)
+        check_topic(topic)
         self._filters[topic] = TagFilter(tag_filter)
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from holdmq.client.calls import call_until
+from holdmq.client.cluster_calls import ClusterCalls, known
+from holdmq.client.names import check_group
 from holdmq.client.route import RouteTable
-from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
+from holdmq.errors import Code, RemoteError, UsageError
 from holdmq.message import TopicQueue
 from holdmq.rpc.connection import Reply
-from holdmq.topics import group_fault
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import (
     GroupListResponse,
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
 TIMEOUT_S: Final = 30.0
 """Deadline of one request, retries included: a broker's restart fits in. Every request may be repeated."""
 
-T = TypeVar("T")
+_UNKNOWN: Final = (Code.GROUP_UNKNOWN, Code.TOPIC_UNKNOWN)
 
 
 @dataclass(slots=True)
@@ -101,7 +99,7 @@ class Moved(NamedTuple):
     after: int
 
 
-class GroupAdmin:
+class GroupAdmin(ClusterCalls):
     """Asks brokers about groups: `async with GroupAdmin(["host:9876"]) as groups`, on one event loop.
 
     `routes`: share this RouteTable, which the caller starts and closes. Every call raises TransportError when
@@ -118,32 +116,14 @@ class GroupAdmin:
         security: Security | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._owns_routes = routes is None
-        if routes is None:
-            name = client_id or f"groups-{secrets.token_hex(8)}"
-            routes = RouteTable(registries, name, role="console", security=security)
-        self.routes = routes
-        self._timeout_s = timeout_s
-
-    async def __aenter__(self) -> Self:
-        if self._owns_routes:
-            self.routes.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Disconnect."""
-        if self._owns_routes:
-            await self.routes.close()
+        super().__init__("groups", registries, client_id, "console", routes, security, timeout_s)
 
     # Settings
 
     async def groups(self) -> dict[str, GroupView]:
         """All groups by name."""
         found: dict[str, GroupView] = {}
-        for broker, reply in (await self._ask_all(RequestCode.GROUP_LIST, Empty())).items():
+        for broker, reply in known(await self._ask_all(RequestCode.GROUP_LIST, Empty())).items():
             for row in rows(GroupRow, reply.header(GroupListResponse).groups):
                 found.setdefault(row.group, GroupView(row.group)).rows[broker] = row
         return {name: found[name] for name in sorted(found)}
@@ -155,19 +135,19 @@ class GroupAdmin:
         `consume_broadcast_enable`, `retry_queue_nums`, `retry_max_times`, `delay_levels_ms`, … Raises
         UsageError for a bad name, RemoteError GROUP_INVALID for a value out of its range.
         """
-        _check(group)
+        check_group(group)
         request = GroupUpdateRequest(group, **settings)
-        return self._view(group, await self._ask_all(RequestCode.GROUP_UPDATE, request))
+        return self._view(group, known(await self._ask_all(RequestCode.GROUP_UPDATE, request)))
 
     async def pause(self, group: str, pause: bool = True) -> GroupView:
         """Pause a group (False: resume it) at every broker: it keeps its offsets and gets nothing."""
-        _check(group)
+        check_group(group)
         answers = await self._ask_known(RequestCode.GROUP_PAUSE, GroupPauseRequest(group, pause))
         return self._view(group, answers)
 
     async def delete(self, group: str) -> None:
         """Delete a group and its offsets at every broker; RemoteError GROUP_IN_USE while it has members."""
-        _check(group)
+        check_group(group)
         members = await self.members(group)
         if members:
             names = ", ".join(sorted({row.client_id for found in members.values() for row in found})[:5])
@@ -183,7 +163,7 @@ class GroupAdmin:
 
     async def members(self, group: str) -> dict[str, list[MemberRow]]:
         """A group's members, by the brokers at which there are any."""
-        _check(group)
+        check_group(group)
         answers = await self._ask_known(RequestCode.GROUP_MEMBERS, GroupRequest(group))
         found = {b: rows(MemberRow, r.header(GroupMembersResponse).members) for b, r in answers.items()}
         return {broker: members for broker, members in found.items() if members}
@@ -195,7 +175,7 @@ class GroupAdmin:
 
         `read_type`: memory, store (what is on disk) or memory_then_store. Queues without an offset have -1.
         """
-        _check(group)
+        check_group(group)
         request = OffsetGetRequest(group, None if topics is None else list(topics), read_type)
         found: list[QueueProgress] = []
         for broker, reply in (await self._ask_known(RequestCode.OFFSET_GET, request)).items():
@@ -220,12 +200,12 @@ class GroupAdmin:
         `queues` None = all of the topic's. Every broker is asked first whether it can; `dry_run` ends there
         and returns what would happen. Members lose their leases and go on at the new offsets.
         """
-        _check(group)
+        check_group(group)
         if to not in (TO_EARLIEST, TO_LATEST, TO_TIME, TO_OFFSET):
             raise UsageError(f"reset to {to!r}: earliest, latest, time and offset are possible")
-
+        live = await self._live_brokers() if queues else []
         for queue in queues or ():
-            if queue.topic != topic or queue.broker not in await self._brokers():
+            if queue.topic != topic or queue.broker not in live:
                 raise UsageError(f"{queue} is no queue of topic {topic!r} at a live broker")
 
         def request(broker: str, is_dry: bool) -> OffsetResetRequest | None:
@@ -242,8 +222,8 @@ class GroupAdmin:
         self, source: str, target: str, topics: Iterable[str] | None = None, *, dry_run: bool = False
     ) -> list[Moved]:
         """Give `target`, a group without members, the offsets of `source`; it is created if need be."""
-        _check(source)
-        _check(target)
+        check_group(source)
+        check_group(target)
         names = None if topics is None else list(topics)
         return await self._move(
             RequestCode.OFFSET_CLONE,
@@ -252,11 +232,12 @@ class GroupAdmin:
         )
 
     async def _move(self, code: RequestCode, request: Any, dry_run: bool) -> list[Moved]:
-        headers = {broker: request(broker, True) for broker in await self._brokers()}
+        headers = {broker: request(broker, True) for broker in await self._live_brokers()}
         asked = {broker: header for broker, header in headers.items() if header is not None}
-        planned = _known(await self._ask(code, asked))
+        planned = known(await self._ask_each(code, asked), _UNKNOWN)
         if not dry_run:
-            planned = _known(await self._ask(code, {broker: request(broker, False) for broker in planned}))
+            asked = {broker: request(broker, False) for broker in planned}
+            planned = known(await self._ask_each(code, asked), _UNKNOWN)
         return sorted(
             Moved(TopicQueue(change.topic, broker, change.queue_id), change.before, change.after)
             for broker, reply in planned.items()
@@ -270,47 +251,6 @@ class GroupAdmin:
         found = {b: rows(GroupRow, r.header(GroupListResponse).groups) for b, r in answers.items()}
         return GroupView(group, {broker: listed[0] for broker, listed in found.items() if listed})
 
-    async def _brokers(self) -> list[str]:
-        await self.routes.refresh()
-        names = sorted(self.routes.brokers())
-        if not names:
-            raise TransportError("no broker is registered; start one, then try again")
-        return names
-
-    async def _ask_all(self, code: RequestCode, header: Header) -> dict[str, Reply]:
-        """Every broker's answer; raises the first error."""
-        answers = await self._ask(code, dict.fromkeys(await self._brokers(), header))
-        return _known(answers, ())
-
     async def _ask_known(self, code: RequestCode, header: Header) -> dict[str, Reply]:
         """The answers of the brokers that know the group, at least one."""
-        return _known(await self._ask(code, dict.fromkeys(await self._brokers(), header)))
-
-    async def _ask(self, code: RequestCode, headers: dict[str, Header]) -> dict[str, Reply | HoldMQError]:
-        async def ask(broker: str, header: Header) -> Reply | HoldMQError:
-            try:
-                return await call_until(self.routes, self._timeout_s, code, lambda _: (broker, header))
-            except HoldMQError as error:
-                return error
-
-        answers = await asyncio.gather(*(ask(broker, header) for broker, header in headers.items()))
-        return dict(zip(headers, answers, strict=True))
-
-
-def _known(
-    answers: dict[str, Reply | HoldMQError],
-    unknown: Collection[Code] = (Code.GROUP_UNKNOWN, Code.TOPIC_UNKNOWN),
-) -> dict[str, Reply]:
-    """The answers, without the brokers that do not know what was asked for, unless none does."""
-    found = {broker: answer for broker, answer in answers.items() if isinstance(answer, Reply)}
-    errors = [answer for answer in answers.values() if isinstance(answer, HoldMQError)]
-    serious = [error for error in errors if error.code not in unknown]
-    if serious or (errors and not found):
-        raise (serious or errors)[0]
-    return found
-
-
-def _check(group: str) -> None:
-    fault = group_fault(group)
-    if fault is not None:
-        raise UsageError(fault)
+        return known(await self._ask_all(code, header), _UNKNOWN)

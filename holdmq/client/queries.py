@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
-import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from holdmq.client.calls import call_until
+from holdmq.client.cluster_calls import ClusterCalls
 from holdmq.client.pull_consumer import PullConsumer
 from holdmq.client.route import RouteTable, TopicRoute
 from holdmq.errors import Code, HoldMQError, OffsetError, RemoteError, TransportError, UsageError, WireError
@@ -18,7 +17,7 @@ from holdmq.message import Message, MessageId, TopicQueue
 from holdmq.record import decode_record
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.header import Header, rows
+from holdmq.wire.header import rows
 from holdmq.wire.headers import HeartbeatRequest
 from holdmq.wire.query_headers import (
     MessageBackwardsRequest,
@@ -67,7 +66,7 @@ class QueueAt(NamedTuple):
     log_epoch: int
 
 
-class Messages:
+class Messages(ClusterCalls):
     """Looks messages up. Use it as `async with Messages(["host:9876"]) as messages`, on one event loop.
 
     `routes`: share this RouteTable, which the caller starts and closes. Every call raises TransportError
@@ -84,24 +83,7 @@ class Messages:
         security: Security | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self.timeout_s = timeout_s
-        self._owns_routes = routes is None
-        if routes is None:
-            client_id = client_id or f"messages-{secrets.token_hex(8)}"
-            routes = RouteTable(registries, client_id, role=role, security=security)
-        self.routes = routes
-
-    async def __aenter__(self) -> Self:
-        self.routes.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Disconnect."""
-        if self._owns_routes:
-            await self.routes.close()
+        super().__init__("messages", registries, client_id, role, routes, security, timeout_s)
 
     async def get(self, message_id: MessageId | str) -> Message:
         """The message that an id names, from the broker whose store it is in.
@@ -111,7 +93,7 @@ class Messages:
         """
         wanted = MessageId.parse(message_id) if isinstance(message_id, str) else message_id
         broker = await self._broker_of(wanted)
-        reply = await self._call(RequestCode.MESSAGE_GET, broker, MessageGetRequest(str(wanted)))
+        reply = await self.call(RequestCode.MESSAGE_GET, broker, MessageGetRequest(str(wanted)))
         (message,) = _messages(reply, broker, 1)
         return message
 
@@ -141,7 +123,7 @@ class Messages:
             return MessageFindRequest(topic, text, bool(unique_id), begin_ms, end_ms, before, wanted)
 
         async def ask(broker: str) -> tuple[MessageFindResponse, list[Message]]:
-            reply = await self._call(RequestCode.MESSAGE_FIND, broker, request(asked[broker]))
+            reply = await self.call(RequestCode.MESSAGE_FIND, broker, request(asked[broker]))
             answer = reply.header(MessageFindResponse)
             return answer, _messages(reply, broker, answer.records)
 
@@ -196,7 +178,7 @@ class Messages:
         brokers = list(dict.fromkeys(queue.broker for queue in route.read_queues))
 
         async def ask(broker: str) -> dict[TopicQueue, QueueAt]:
-            reply = await self._call(RequestCode.OFFSET_AT, broker, OffsetAtRequest(topic, time_ms))
+            reply = await self.call(RequestCode.OFFSET_AT, broker, OffsetAtRequest(topic, time_ms))
             answer = reply.header(OffsetAtResponse)
             return {
                 TopicQueue(topic, broker, row.queue_id): QueueAt(
@@ -292,9 +274,6 @@ class Messages:
             raise RemoteError(Code.TOPIC_UNKNOWN, f"there is no topic {topic!r}")
         return route
 
-    async def _call(self, code: RequestCode, broker: str, header: Header) -> Reply:
-        return await call_until(self.routes, self.timeout_s, code, lambda _: (broker, header))
-
 
 class _Backwards:
     """One queue read backwards; `found` are messages that were read and not yet taken."""
@@ -318,7 +297,7 @@ class _Backwards:
             request = MessageBackwardsRequest(
                 topic, queue_id, self._offset, min(count, self._left), PAGE_BYTES, self._tag_filter
             )
-            reply = await self._messages._call(RequestCode.MESSAGE_BACKWARDS, broker, request)
+            reply = await self._messages.call(RequestCode.MESSAGE_BACKWARDS, broker, request)
             answer = reply.header(MessageBackwardsResponse)
             self.found.extend(_messages(reply, broker, answer.records))
             self._left -= count

@@ -17,13 +17,13 @@ from typing import Final, NamedTuple
 import structlog
 
 import holdmq
+from holdmq.client.names import check_topic
 from holdmq.client.registries import Registries
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
 from holdmq.message import TopicQueue
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Connection, Reply, Request
 from holdmq.rpc.security import Security
-from holdmq.topics import topic_fault
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
@@ -233,9 +233,7 @@ class RouteTable:
         Raises UsageError for a name that clients may not use, RemoteError if the brokers refuse
         (TOPIC_UNKNOWN: auto_create_topics is off; TOPIC_LIMIT), TransportError if none answers.
         """
-        fault = topic_fault(topic)
-        if fault is not None:
-            raise UsageError(fault)
+        check_topic(topic)
         try:
             route = await self.topic(topic, timeout_s)
         except TransportError:

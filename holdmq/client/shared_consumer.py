@@ -16,6 +16,7 @@ from typing import Final, Literal, NamedTuple, Self, cast
 
 import structlog
 
+from holdmq.client.names import check_group, check_topic
 from holdmq.client.route import Link, RouteTable
 from holdmq.client.shared_member import REST_S, SharedMember, SharedMessage
 from holdmq.client.subscriptions import TagFilter
@@ -23,7 +24,6 @@ from holdmq.client.workers import Handler, Workers
 from holdmq.errors import HoldMQError, TransportError, UsageError
 from holdmq.rpc.connection import Connection
 from holdmq.rpc.security import Security
-from holdmq.topics import group_fault, topic_fault
 from holdmq.wire.group_headers import Subscription
 from holdmq.wire.headers import HelloResponse
 from holdmq.wire.shared_headers import EARLIEST, SharedOpenRequest
@@ -82,22 +82,18 @@ class SharedConsumer:
         routes: RouteTable | None = None,
         security: Security | None = None,
     ) -> None:
-        fault = group_fault(group)
-        if fault is None and start not in ("latest", "earliest"):
-            fault = f"start {start!r} is not latest or earliest"
-        if fault is None and concurrency < 1:
-            fault = f"concurrency {concurrency} is below 1"
+        check_group(group)
+        if start not in ("latest", "earliest"):
+            raise UsageError(f"start {start!r} is not latest or earliest")
+        if concurrency < 1:
+            raise UsageError(f"concurrency {concurrency} is below 1")
         if isinstance(topics, str):
-            fault = "topics must be a list of names, or names with filters"
-        if fault is not None:
-            raise UsageError(fault)
+            raise UsageError("topics must be a list of names, or names with filters")
         named = dict(topics) if isinstance(topics, Mapping) else dict.fromkeys(topics, "*")
         if not named:
             raise UsageError("a consumer needs a topic")
         for topic in named:
-            fault = topic_fault(topic)
-            if fault is not None:
-                raise UsageError(fault)
+            check_topic(topic)
         self.group = group
         self.client_id = client_id or f"shared-{secrets.token_hex(8)}"
         self._owns_routes = routes is None

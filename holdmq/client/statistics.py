@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
+from holdmq.client.cluster_calls import ClusterCalls, read_each
 from holdmq.errors import HoldMQError
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.header import Header, rows
+from holdmq.wire.header import rows
 from holdmq.wire.headers import Empty
 from holdmq.wire.statistics_headers import (
     AlarmListResponse,
@@ -26,8 +27,6 @@ from holdmq.wire.statistics_headers import (
 
 BACKLOG_TIMEOUT_S: Final = 30.0
 """A broker may have to read the age of thousands of backlogs from disk."""
-
-V = TypeVar("V")
 
 
 @dataclass(slots=True)
@@ -96,13 +95,8 @@ class GroupBacklog:
     topics: list[str]
 
 
-class StatisticsCalls:
+class StatisticsCalls(ClusterCalls):
     """The part of `Admin` that is about what brokers count. Answers are by live broker, or its error."""
-
-    async def _ask_all(
-        self, code: RequestCode, header: Header, timeout_s: float | None = None
-    ) -> dict[str, Reply | HoldMQError]:
-        raise NotImplementedError
 
     async def statistics(
         self,
@@ -126,7 +120,7 @@ class StatisticsCalls:
             )
 
         request = StatisticsRequest(_listed(topics), _listed(groups), queues, rows_max)
-        return _each(await self._ask_all(RequestCode.STATISTICS, request), read)
+        return read_each(await self._ask_all(RequestCode.STATISTICS, request), read)
 
     async def backlog(
         self, groups: Collection[str] | None = None, rows_max: int = 1000
@@ -138,7 +132,7 @@ class StatisticsCalls:
             return BacklogView(rows(BacklogRow, answer.backlog), answer.now_ms, answer.left_out)
 
         request = BacklogRequest(_listed(groups), rows_max)
-        return _each(await self._ask_all(RequestCode.BACKLOG, request, BACKLOG_TIMEOUT_S), read)
+        return read_each(await self._ask_all(RequestCode.BACKLOG, request, BACKLOG_TIMEOUT_S), read)
 
     async def alarms(self) -> dict[str, AlarmsView | HoldMQError]:
         """The alarms that are raised."""
@@ -147,7 +141,7 @@ class StatisticsCalls:
             answer = reply.header(AlarmListResponse)
             return AlarmsView(rows(AlarmRow, answer.alarms), rows(ChannelRow, answer.channels))
 
-        return _each(await self._ask_all(RequestCode.ALARM_LIST, Empty()), read)
+        return read_each(await self._ask_all(RequestCode.ALARM_LIST, Empty()), read)
 
 
 def traffic(
@@ -202,14 +196,6 @@ def _rates(counts: list[list[int]], covered_ms: list[int]) -> Rates:
         for counted, ms in zip(counts, covered_ms, strict=True)
     ]
     return Rates(*(sum(column) for column in zip(*each, strict=True)))
-
-
-def _each(
-    answers: Mapping[str, Reply | HoldMQError], read: Callable[[Reply], V]
-) -> dict[str, V | HoldMQError]:
-    return {
-        broker: reply if isinstance(reply, HoldMQError) else read(reply) for broker, reply in answers.items()
-    }
 
 
 def _listed(names: Collection[str] | None) -> list[str] | None:

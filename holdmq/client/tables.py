@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import xxhash
 
 from holdmq.client.calls import call_until
+from holdmq.client.cluster_calls import ClusterCalls
+from holdmq.client.names import check_topic
 from holdmq.client.route import RouteTable
-from holdmq.errors import Code, RemoteError, TransportError, UsageError, WireError
-from holdmq.rpc.connection import Reply
-from holdmq.topics import queue_of_key, topic_fault
+from holdmq.errors import Code, RemoteError, TransportError, WireError
+from holdmq.topics import queue_of_key
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import TopicCreateRequest
@@ -64,7 +65,7 @@ class TablePage(NamedTuple):
     next_after: str | None
 
 
-class Table:
+class Table(ClusterCalls):
     """One table. Use it as `async with Table("prices", ["host:9876"]) as table`, on one event loop.
 
     `routes`: share this RouteTable, which the caller starts and closes. Every call retries for
@@ -82,35 +83,20 @@ class Table:
         security: Security | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        fault = topic_fault(name)
-        if fault is not None:
-            raise UsageError(fault)
+        check_topic(name)
+        super().__init__("table", registries, client_id, "client", routes, security, timeout_s)
         self.name = name
-        self.timeout_s = timeout_s
-        self._owns_routes = routes is None
-        if routes is None:
-            client_id = client_id or f"table-{secrets.token_hex(8)}"
-            routes = RouteTable(registries, client_id, security=security)
-        self.routes = routes
         self._id = secrets.token_hex(8)
         self._requests = 0
         self._queues: dict[str, list[int]] = {}
         """Ids of the table's queues by broker, also of those that are away."""
         self._watches: set[TableWatch] = set()
 
-    async def __aenter__(self) -> Self:
-        self.routes.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     async def close(self) -> None:
         """End all watches and disconnect."""
         for watch in list(self._watches):
             await watch.close()
-        if self._owns_routes:
-            await self.routes.close()
+        await super().close()
 
     async def create(self, queues: int = 0) -> None:
         """Create the table on every live broker (`queues` at each, 0 = the broker's default).
@@ -118,10 +104,7 @@ class Table:
         Creating it again with the same settings changes nothing. Its keys are spread over the brokers that
         have it: one that gets it later takes keys over without their rows.
         """
-        await self.routes.refresh()
-        brokers = list(self.routes.brokers())
-        if not brokers:
-            raise TransportError("no broker is registered; start one, then try again")
+        brokers = await self._live_brokers()
         # Ordered: registries then remember its brokers, and no key goes elsewhere while one is away.
         request = TopicCreateRequest(self.name, queues, kind=KIND_TABLE, order=True)
         await asyncio.gather(*(self.call(RequestCode.TOPIC_CREATE, broker, request) for broker in brokers))
@@ -311,10 +294,6 @@ class Table:
         else:
             self._queues.update(queues)
         return True
-
-    async def call(self, code: RequestCode, broker: str, header: Header) -> Reply:
-        """Ask one broker of the table, until `timeout_s` is over."""
-        return await call_until(self.routes, self.timeout_s, code, lambda _: (broker, header))
 
 
 def owner_of(key: str, brokers: Sequence[str]) -> str:

@@ -6,9 +6,9 @@ Every order may be repeated: what is so already stays so, and the others follow.
 
 from __future__ import annotations
 
-from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
-from holdmq.rpc.connection import Reply
-from holdmq.topics import topic_fault
+from holdmq.client.cluster_calls import ClusterCalls, known
+from holdmq.client.names import check_topic
+from holdmq.errors import Code
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import TopicCreateRequest, TopicCreateResponse, TopicRow
@@ -26,17 +26,12 @@ DELETE_TIMEOUT_S = 60.0
 """How long giving up queues may take: the store checkpoints first, which a full disk cache makes slow."""
 
 
-class TopicCalls:
+class TopicCalls(ClusterCalls):
     """The part of `Admin` that is about topics. Answers are each broker's row, as it is durable there.
 
     All raise RemoteError (TOPIC_UNKNOWN where no broker has the topic, TOPIC_INVALID, KIND_UNFIT) and
     TransportError, after every broker was asked: those that did not refuse have done it then.
     """
-
-    async def _ask_all(
-        self, code: RequestCode, header: Header, timeout_s: float | None = None
-    ) -> dict[str, Reply | HoldMQError]:
-        raise NotImplementedError
 
     async def create_topic(
         self,
@@ -55,9 +50,7 @@ class TopicCalls:
         the log. Creating it again with the same settings changes nothing. Raises UsageError for a bad name,
         RemoteError (TOPIC_EXISTS with other settings, TOPIC_LIMIT) too.
         """
-        fault = topic_fault(topic)
-        if fault is not None:
-            raise UsageError(fault)
+        check_topic(topic)
         request = TopicCreateRequest(
             topic, queues, key_levels, kind, perm=perm, order=order, retention_ms=retention_ms
         )
@@ -105,21 +98,8 @@ class TopicCalls:
     async def _order(self, code: RequestCode, request: Header) -> dict[str, TopicRow]:
         is_long = code in (RequestCode.TOPIC_DELETE, RequestCode.QUEUES_REMOVE)
         answers = await self._ask_all(code, request, DELETE_TIMEOUT_S if is_long else None)
-        found: dict[str, TopicRow] = {}
-        missing: RemoteError | None = None
-        errors: list[HoldMQError] = []
-        done = 0
-        for broker, answer in answers.items():
-            if isinstance(answer, Reply):
-                done += 1
-                for row in rows(TopicRow, answer.header(TopicCreateResponse).topics):
-                    found[broker] = row
-            elif isinstance(answer, RemoteError) and answer.code == Code.TOPIC_UNKNOWN:
-                missing = answer
-            else:
-                errors.append(answer)
-        if errors:
-            raise errors[0]
-        if missing is not None and not done:
-            raise missing
-        return found
+        return {
+            broker: row
+            for broker, reply in known(answers, (Code.TOPIC_UNKNOWN,)).items()
+            for row in rows(TopicRow, reply.header(TopicCreateResponse).topics)
+        }

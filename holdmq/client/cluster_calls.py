@@ -1,0 +1,114 @@
+"""What everything that asks brokers shares: routes, a call to one broker, and one to each that is live."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from holdmq.client.calls import call_until
+from holdmq.client.route import RouteTable
+from holdmq.errors import Code, HoldMQError, TransportError
+from holdmq.rpc.connection import Reply
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import Header
+
+if TYPE_CHECKING:
+    from holdmq.rpc.security import Security
+
+T = TypeVar("T")
+
+
+class ClusterCalls:
+    """Asks brokers over a RouteTable of its own, or over `routes`, which the caller starts and closes.
+
+    Its own is made with `registries`, `role`, `security` and `client_id` ("" = `kind` and a random number).
+    `timeout_s`: deadline of one request to one broker.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        registries: Sequence[str],
+        client_id: str,
+        role: str,
+        routes: RouteTable | None,
+        security: Security | None,
+        timeout_s: float,
+    ) -> None:
+        self._owns_routes = routes is None
+        if routes is None:
+            client_id = client_id or f"{kind}-{secrets.token_hex(8)}"
+            routes = RouteTable(registries, client_id, role=role, security=security)
+        self.routes = routes
+        self.timeout_s = timeout_s
+
+    async def __aenter__(self) -> Self:
+        self.routes.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._owns_routes:
+            await self.routes.close()
+
+    async def call(
+        self, code: RequestCode, broker: str, header: Header, timeout_s: float | None = None
+    ) -> Reply:
+        """Ask one broker, again while that makes sense, until `timeout_s` (None = this object's) is over."""
+        wait_s = self.timeout_s if timeout_s is None else timeout_s
+        return await call_until(self.routes, wait_s, code, lambda _: (broker, header))
+
+    async def _live_brokers(self) -> list[str]:
+        """Live brokers by name, as a registry says now; TransportError if there is none."""
+        await self.routes.refresh()
+        names = sorted(self.routes.brokers())
+        if not names:
+            raise TransportError("no broker is registered; start one, then try again")
+        return names
+
+    async def _ask_all(
+        self, code: RequestCode, header: Header, timeout_s: float | None = None
+    ) -> dict[str, Reply | HoldMQError]:
+        """One answer or error per live broker; TransportError if there is none."""
+        return await self._ask_each(code, dict.fromkeys(await self._live_brokers(), header), timeout_s)
+
+    async def _ask_each(
+        self, code: RequestCode, headers: Mapping[str, Header], timeout_s: float | None = None
+    ) -> dict[str, Reply | HoldMQError]:
+        """One answer or error per broker, which are asked at the same time."""
+
+        async def ask(broker: str, header: Header) -> Reply | HoldMQError:
+            try:
+                return await self.call(code, broker, header, timeout_s)
+            except HoldMQError as error:
+                return error
+
+        answers = await asyncio.gather(*(ask(broker, header) for broker, header in headers.items()))
+        return dict(zip(headers, answers, strict=True))
+
+
+def read_each(
+    answers: Mapping[str, Reply | HoldMQError], read: Callable[[Reply], T]
+) -> dict[str, T | HoldMQError]:
+    """What `read` finds in each answer; errors stay what they are."""
+    return {
+        broker: reply if isinstance(reply, HoldMQError) else read(reply) for broker, reply in answers.items()
+    }
+
+
+def known(answers: Mapping[str, Reply | HoldMQError], unknown: Collection[Code] = ()) -> dict[str, Reply]:
+    """The answers, without the brokers that do not know (`unknown`) what was asked for, unless none does.
+
+    Raises the first other error.
+    """
+    found = {broker: answer for broker, answer in answers.items() if isinstance(answer, Reply)}
+    errors = [answer for answer in answers.values() if isinstance(answer, HoldMQError)]
+    serious = [error for error in errors if error.code not in unknown]
+    if serious or (errors and not found):
+        raise (serious or errors)[0]
+    return found
