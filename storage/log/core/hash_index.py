@@ -38,6 +38,9 @@ SLOT: Final = np.dtype(">u4")
 KEYS: Final = np.dtype([("hash", np.uint32), ("position", np.int64), ("store_ms", np.int64)])
 """What the log says of a key: its hash, and log offset and store time of its record."""
 
+SLICE: Final = 256
+"""Records whose keys are looked for in one go: about 0.2 ms."""
+
 _HEADER: Final = Struct(">4sII4xqqq")
 _CRC: Final = Struct(">I")
 _CRC_AT: Final = 12
@@ -77,12 +80,16 @@ def keys_of(batch: Batch) -> Keys:
     numbers: list[int] = []
     data = bytes(batch.records) if batch.has_keys else b""
     if KEY in data or UNIQUE in data:
-        properties = each_properties(data, batch.starts.tolist(), batch.sizes.tolist())
+        starts, sizes = batch.starts.tolist(), batch.sizes.tolist()
         first = 0
         for run in batch.runs:
             topic = run.topic.encode("utf-8", "surrogateescape")
-            add_hashes(topic, properties[first : first + run.count], first, hashes, numbers)
-            first += run.count
+            end = first + run.count
+            # In slices: compiled code gives no other thread a turn.
+            for at in range(first, end, SLICE):
+                stop = min(at + SLICE, end)
+                add_hashes(topic, each_properties(data, starts[at:stop], sizes[at:stop]), at, hashes, numbers)
+            first = end
     found = np.empty(len(hashes), KEYS)
     found["hash"] = hashes
     found["position"] = batch.starts[np.array(numbers, np.int64)] + batch.position
