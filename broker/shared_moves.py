@@ -73,7 +73,7 @@ class SharedMoves:
         self.start_more()
 
     def start_more(self) -> None:
-        """Begin what there is room for now."""
+        """Begin as many as there is room for."""
         while self._waiting and self._out < MOVES_OUT_MAX and not self.is_draining:
             moving = self._waiting.popleft()
             if moving.is_over:

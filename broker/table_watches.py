@@ -70,7 +70,7 @@ class TableWatches:
         self._by_connection: dict[Connection, dict[int, _Watch]] = {}
 
     def begin(self, connection: Connection, watch_id: int, topic: str, prefix: str) -> None:
-        """Watch a table; an id that is in use is moved to what is asked for now. Raises LIMIT_EXCEEDED."""
+        """Watch a table; an id that is in use is moved to what this asks for. Raises LIMIT_EXCEEDED."""
         assert self._store is not None
         own = self._by_connection.get(connection, {})
         if watch_id not in own:

@@ -39,7 +39,7 @@ from holdmq.wire.shared_headers import (
 CALL_TIMEOUT_S: Final = 15.0
 """How long an answer may take: an acknowledgement waits for the disk, a pull perhaps for a cold read."""
 REST_S: Final = 0.2
-"""Pause after a broker refused for now."""
+"""Pause after a refusal that may pass."""
 REFUSED_REST_S: Final = 5.0
 """Pause after a broker refused this member: somebody must change something first."""
 
