@@ -14,46 +14,27 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import os
 import threading
-from collections.abc import (
-    Callable,
-    Collection,
-    Coroutine,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from datetime import datetime
-from typing import Any, Generic, Protocol, Self, TypeVar
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import uvloop
 
-from holdmq.client.admin import Admin, ClusterView, TopicView
+from holdmq.client.admin import Admin
 from holdmq.client.bounds import Bounds
-from holdmq.client.cursors import Position, Pulled
-from holdmq.client.group_consumer import START_TIMEOUT_S, Consumer
+from holdmq.client.group_consumer import Consumer
 from holdmq.client.lanes import SendResult
-from holdmq.client.owners import StoredRun
 from holdmq.client.producer import Producer
-from holdmq.client.pull_consumer import (
-    ASSIGN_TIMEOUT_S,
-    POLL_HOLD_MS,
-    POLL_MAX_BYTES,
-    PullConsumer,
-    Start,
-)
-from holdmq.client.shared_calls import SharedView
+from holdmq.client.pull_consumer import ASSIGN_TIMEOUT_S, PullConsumer, Start
 from holdmq.client.shared_consumer import SharedConsumer
-from holdmq.client.shared_member import SharedMessage
-from holdmq.client.start_positions import FirstStart
-from holdmq.client.statistics import AlarmsView, BacklogView, StatisticsView
 from holdmq.client.workers import Handler
-from holdmq.errors import HoldMQError, TransportError, UsageError
+from holdmq.errors import TransportError, UsageError
 from holdmq.message import Message, TopicQueue
 from holdmq.rpc.security import Security
-from holdmq.wire.headers import BrokerStatusResponse, ConnectionRow
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -62,6 +43,7 @@ class _Closing(Protocol):
 
 
 C = TypeVar("C", bound=_Closing)
+C_co = TypeVar("C_co", bound=_Closing, covariant=True)
 
 
 class _LoopThread:
@@ -104,14 +86,14 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-class _Blocking(Generic[C]):
+class _Blocking(Generic[C_co]):
     """What the blocking classes share: settings, and the asyncio object once it was used."""
 
-    def __init__(self, make: Callable[..., C], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, make: Callable[..., C_co], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._make = make
         self._args = args
         self._kwargs = kwargs
-        self._inner: C | None = None
+        self._inner: C_co | None = None
         self._thread: _LoopThread | None = None
         self._lock = threading.Lock()
 
@@ -135,7 +117,7 @@ class _Blocking(Generic[C]):
         if inner is not None and thread is not None and thread.pid == os.getpid():
             thread.run(inner.close())
 
-    def _run(self, work: Callable[[C], Coroutine[Any, Any, T]]) -> T:
+    def _run(self, work: Callable[[C_co], Coroutine[Any, Any, T]]) -> T:
         with self._lock:
             if self._inner is None:
                 self._thread = _loop_thread()
@@ -146,8 +128,43 @@ class _Blocking(Generic[C]):
             raise UsageError("this object was used before the process forked; make a new one in the child")
         return thread.run(work(inner))
 
-    async def _made(self) -> C:
+    def _on_loop(self, work: Callable[[C_co], T]) -> T:
+        """Call `work`, which does not wait, on the loop's thread: it belongs to whatever the loop runs."""
+
+        async def call(inner: Any) -> T:
+            return work(inner)
+
+        return self._run(call)
+
+    async def _made(self) -> C_co:
         return self._make(*self._args, **self._kwargs)
+
+
+def _awaited(
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_Blocking[C], P], T]:
+    """A method that waits for what the asyncio object's `method` of the same arguments returns."""
+
+    @functools.wraps(method)
+    def call(self: _Blocking[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(lambda inner: method(inner, *args, **kwargs))
+
+    return call
+
+
+def _called(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[_Blocking[C], P], T]:
+    """A method that calls the asyncio object's `method`, which does not wait, on the loop's thread."""
+
+    @functools.wraps(method)
+    def call(self: _Blocking[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._on_loop(lambda inner: method(inner, *args, **kwargs))
+
+    return call
+
+
+def _taken(topics: Iterable[str] | Mapping[str, str]) -> list[str] | dict[str, str]:
+    """Topics in a shape that can be pickled and used again."""
+    return dict(topics) if isinstance(topics, Mapping) else list(topics)
 
 
 class SyncProducer(_Blocking[Producer]):
@@ -156,53 +173,10 @@ class SyncProducer(_Blocking[Producer]):
     def __init__(self, registries: Sequence[str], **settings: Any) -> None:
         super().__init__(Producer, (list(registries),), settings)
 
-    def send(
-        self,
-        message: Message,
-        *,
-        key: bytes | str | None = None,
-        queue: TopicQueue | None = None,
-        timeout_s: float | None = None,
-        delay_ms: int | None = None,
-        due: datetime | int | None = None,
-        delay_level: int = 0,
-    ) -> SendResult:
-        """Store a message; see `Producer.send`. For many messages `send_batch` is much faster."""
-        return self._run(
-            lambda p: p.send(
-                message,
-                key=key,
-                queue=queue,
-                timeout_s=timeout_s,
-                delay_ms=delay_ms,
-                due=due,
-                delay_level=delay_level,
-            )
-        )
-
-    def send_batch(
-        self,
-        messages: Sequence[Message],
-        *,
-        key: bytes | str | None = None,
-        queue: TopicQueue | None = None,
-        timeout_s: float | None = None,
-        delay_ms: int | None = None,
-        due: datetime | int | None = None,
-        delay_level: int = 0,
-    ) -> list[SendResult]:
-        """Store many messages; see `Producer.send_batch`."""
-        return self._run(
-            lambda p: p.send_batch(
-                messages,
-                key=key,
-                queue=queue,
-                timeout_s=timeout_s,
-                delay_ms=delay_ms,
-                due=due,
-                delay_level=delay_level,
-            )
-        )
+    send = _awaited(Producer.send)
+    send_batch = _awaited(Producer.send_batch)
+    send_one_way = _awaited(Producer.send_one_way)
+    send_bodies = _awaited(Producer.send_bodies)
 
     def send_async(
         self,
@@ -230,32 +204,6 @@ class SyncProducer(_Blocking[Producer]):
         self._run(begin)
         return done
 
-    def send_one_way(
-        self,
-        message: Message,
-        *,
-        key: bytes | str | None = None,
-        queue: TopicQueue | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Put a message in hand and forget it; see `Producer.send_one_way`."""
-        self._run(lambda p: p.send_one_way(message, key=key, queue=queue, timeout_s=timeout_s))
-
-    def send_bodies(
-        self,
-        topic: str,
-        bodies: Sequence[bytes],
-        *,
-        tag: str | None = None,
-        key: bytes | str | None = None,
-        queue: TopicQueue | None = None,
-        timeout_s: float | None = None,
-    ) -> list[StoredRun]:
-        """Store many plain messages, the fastest way to send; see `Producer.send_bodies`."""
-        return self._run(
-            lambda p: p.send_bodies(topic, bodies, tag=tag, key=key, queue=queue, timeout_s=timeout_s)
-        )
-
 
 class SyncPullConsumer(_Blocking[PullConsumer]):
     """A blocking `PullConsumer`; takes the same settings."""
@@ -282,35 +230,11 @@ class SyncPullConsumer(_Blocking[PullConsumer]):
         wanted = list(topics)
         self._run(lambda c: c.assign(wanted, start, timeout_s))
 
-    def seek(
-        self, queue: TopicQueue, start: Start, log_epoch: int = 0, timeout_s: float = ASSIGN_TIMEOUT_S
-    ) -> None:
-        """Move in one queue; see `PullConsumer.seek`."""
-        self._run(lambda c: c.seek(queue, start, log_epoch, timeout_s))
-
-    def poll(self, max_bytes: int = POLL_MAX_BYTES, hold_ms: int = POLL_HOLD_MS) -> list[Message]:
-        """Return the next messages; see `PullConsumer.poll`."""
-        return self._run(lambda c: c.poll(max_bytes, hold_ms))
-
-    def poll_raw(self, max_bytes: int = POLL_MAX_BYTES, hold_ms: int = POLL_HOLD_MS) -> list[Pulled]:
-        """Return the next records as bytes; see `PullConsumer.poll_raw`."""
-        return self._run(lambda c: c.poll_raw(max_bytes, hold_ms))
-
-    def positions(self) -> dict[TopicQueue, Position]:
-        """Where each queue is read next; see `PullConsumer.positions`."""
-        return self._run(_positions)
-
-    def lag(self) -> dict[TopicQueue, int]:
-        """Messages ahead of each position; see `PullConsumer.lag`."""
-        return self._run(_lag)
-
-
-async def _positions(consumer: PullConsumer) -> dict[TopicQueue, Position]:
-    return consumer.positions()
-
-
-async def _lag(consumer: PullConsumer) -> dict[TopicQueue, int]:
-    return consumer.lag()
+    seek = _awaited(PullConsumer.seek)
+    poll = _awaited(PullConsumer.poll)
+    poll_raw = _awaited(PullConsumer.poll_raw)
+    positions = _called(PullConsumer.positions)
+    lag = _called(PullConsumer.lag)
 
 
 class SyncSharedConsumer(_Blocking[SharedConsumer]):
@@ -323,8 +247,7 @@ class SyncSharedConsumer(_Blocking[SharedConsumer]):
         topics: Iterable[str] | Mapping[str, str],
         **settings: Any,
     ) -> None:
-        named = dict(topics) if isinstance(topics, Mapping) else list(topics)
-        super().__init__(SharedConsumer, (list(registries), group, named), settings)
+        super().__init__(SharedConsumer, (list(registries), group, _taken(topics)), settings)
 
     async def _made(self) -> SharedConsumer:
         consumer = await super()._made()
@@ -333,27 +256,12 @@ class SyncSharedConsumer(_Blocking[SharedConsumer]):
 
     def start(self) -> None:
         """Become a member; see `SharedConsumer.start`."""
-        self._run(_nothing)
+        self._on_loop(lambda _: None)
 
-    def pull(self, messages_max: int = 64, hold_ms: int = 1_000) -> list[SharedMessage]:
-        """Return the next messages; see `SharedConsumer.pull`."""
-        return self._run(lambda c: c.pull(messages_max, hold_ms))
-
-    def ack(self, *messages: SharedMessage) -> None:
-        """Done with these; see `SharedConsumer.ack`."""
-        self._run(lambda c: c.ack(*messages))
-
-    def nack(self, *messages: SharedMessage, delay_s: float = 0.0) -> None:
-        """Give these back; see `SharedConsumer.nack`."""
-        self._run(lambda c: c.nack(*messages, delay_s=delay_s))
-
-    def extend(self, *messages: SharedMessage, invisible_s: float) -> None:
-        """Keep these in flight; see `SharedConsumer.extend`."""
-        self._run(lambda c: c.extend(*messages, invisible_s=invisible_s))
-
-
-async def _nothing(_consumer: SharedConsumer) -> None:
-    return None
+    pull = _awaited(SharedConsumer.pull)
+    ack = _awaited(SharedConsumer.ack)
+    nack = _awaited(SharedConsumer.nack)
+    extend = _awaited(SharedConsumer.extend)
 
 
 class SyncConsumer(_Blocking[Consumer]):
@@ -367,52 +275,18 @@ class SyncConsumer(_Blocking[Consumer]):
         topics: Iterable[str] | Mapping[str, str] = (),
         **settings: Any,
     ) -> None:
-        wanted = dict(topics) if isinstance(topics, Mapping) else list(topics)
-        super().__init__(Consumer, (list(registries), group, handler, wanted), settings)
+        super().__init__(Consumer, (list(registries), group, handler, _taken(topics)), settings)
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Become a member; see `Consumer.start`."""
-        self._run(lambda c: c.start(timeout_s))
-
-    def pause(self) -> None:
-        """See `Consumer.pause`."""
-        self._run(_pause)
-
-    def resume(self) -> None:
-        """See `Consumer.resume`."""
-        self._run(_resume)
-
-    def seek(self, queue: TopicQueue, to: FirstStart | int, timeout_s: float = 10.0) -> None:
-        """See `Consumer.seek`."""
-        self._run(lambda c: c.seek(queue, to, timeout_s))
-
-    def positions(self) -> dict[TopicQueue, Position]:
-        """See `Consumer.positions`."""
-        return self._run(_done_positions)
-
-    def numbers(self) -> dict[str, int]:
-        """See `Consumer.numbers`."""
-        return self._run(_numbers)
-
-
-async def _pause(consumer: Consumer) -> None:
-    consumer.pause()
-
-
-async def _resume(consumer: Consumer) -> None:
-    consumer.resume()
-
-
-async def _done_positions(consumer: Consumer) -> dict[TopicQueue, Position]:
-    return consumer.positions()
-
-
-async def _numbers(consumer: Consumer) -> dict[str, int]:
-    return consumer.numbers()
+    start = _awaited(Consumer.start)
+    seek = _awaited(Consumer.seek)
+    pause = _called(Consumer.pause)
+    resume = _called(Consumer.resume)
+    positions = _called(Consumer.positions)
+    numbers = _called(Consumer.numbers)
 
 
 class SyncAdmin(_Blocking[Admin]):
@@ -429,17 +303,14 @@ class SyncAdmin(_Blocking[Admin]):
         settings = {"client_id": client_id, "role": role, "security": security}
         super().__init__(Admin, (list(registries),), settings)
 
-    def cluster(self) -> ClusterView:
-        """See `Admin.cluster`."""
-        return self._run(lambda a: a.cluster())
-
-    def shared_groups(self, group: str = "") -> dict[str, SharedView | HoldMQError]:
-        """See `Admin.shared_groups`."""
-        return self._run(lambda a: a.shared_groups(group))
-
-    def topics(self, include_system: bool = False) -> list[TopicView]:
-        """See `Admin.topics`."""
-        return self._run(lambda a: a.topics(include_system))
+    cluster = _awaited(Admin.cluster)
+    topics = _awaited(Admin.topics)
+    broker_status = _awaited(Admin.broker_status)
+    connections = _awaited(Admin.connections)
+    shared_groups = _awaited(Admin.shared_groups)
+    statistics = _awaited(Admin.statistics)
+    backlog = _awaited(Admin.backlog)
+    alarms = _awaited(Admin.alarms)
 
     def create_topic(self, topic: str, queues: int = 0, key_levels: int = 1) -> None:
         """See `Admin.create_topic`."""
@@ -449,32 +320,3 @@ class SyncAdmin(_Blocking[Admin]):
         """See `Admin.queue_bounds`."""
         wanted = list(topics)
         return self._run(lambda a: a.queue_bounds(wanted))
-
-    def broker_status(self) -> dict[str, BrokerStatusResponse | HoldMQError]:
-        """See `Admin.broker_status`."""
-        return self._run(lambda a: a.broker_status())
-
-    def connections(self) -> dict[str, list[ConnectionRow] | HoldMQError]:
-        """See `Admin.connections`."""
-        return self._run(lambda a: a.connections())
-
-    def statistics(
-        self,
-        topics: Collection[str] | None = None,
-        groups: Collection[str] | None = None,
-        *,
-        queues: bool = False,
-        rows_max: int = 100,
-    ) -> dict[str, StatisticsView | HoldMQError]:
-        """See `Admin.statistics`."""
-        return self._run(lambda a: a.statistics(topics, groups, queues=queues, rows_max=rows_max))
-
-    def backlog(
-        self, groups: Collection[str] | None = None, rows_max: int = 1000
-    ) -> dict[str, BacklogView | HoldMQError]:
-        """See `Admin.backlog`."""
-        return self._run(lambda a: a.backlog(groups, rows_max))
-
-    def alarms(self) -> dict[str, AlarmsView | HoldMQError]:
-        """See `Admin.alarms`."""
-        return self._run(lambda a: a.alarms())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
-from holdmq.client.queries import PAGE_MESSAGES, MessagePage, Messages, QueueAt
-from holdmq.client.sync import _Blocking
+from holdmq.client.queries import Messages
+from holdmq.client.sync import _awaited, _Blocking
 from holdmq.client.table_watch import TableChange, TableReset, TableWatch
-from holdmq.client.tables import PAGE_ROWS, Table, TableEntry, TablePage
-from holdmq.message import Message, MessageId, TopicQueue
+from holdmq.client.tables import Table, TableEntry
+from holdmq.message import Message
 
 
 class SyncTable(_Blocking[Table]):
@@ -18,32 +18,16 @@ class SyncTable(_Blocking[Table]):
     def __init__(self, name: str, registries: Sequence[str], **settings: Any) -> None:
         super().__init__(Table, (name, list(registries)), settings)
 
-    def create(self, queues: int = 0) -> None:
-        """Create the table; see `Table.create`."""
-        self._run(lambda t: t.create(queues))
-
-    def get(self, key: str) -> TableEntry | None:
-        """The row of a key; see `Table.get`."""
-        return self._run(lambda t: t.get(key))
+    create = _awaited(Table.create)
+    get = _awaited(Table.get)
+    put = _awaited(Table.put)
+    delete = _awaited(Table.delete)
+    scan_page = _awaited(Table.scan_page)
 
     def get_many(self, keys: Iterable[str]) -> list[TableEntry | None]:
         """The rows of many keys; see `Table.get_many`."""
         wanted = list(keys)
         return self._run(lambda t: t.get_many(wanted))
-
-    def put(
-        self, key: str, value: bytes, *, if_version: int | None = None, timeout_s: float | None = None
-    ) -> int:
-        """Give a key a value; see `Table.put`."""
-        return self._run(lambda t: t.put(key, value, if_version=if_version, timeout_s=timeout_s))
-
-    def delete(self, key: str, *, if_version: int | None = None, timeout_s: float | None = None) -> int:
-        """Take a key's value away; see `Table.delete`."""
-        return self._run(lambda t: t.delete(key, if_version=if_version, timeout_s=timeout_s))
-
-    def scan_page(self, prefix: str = "", after: str | None = None, max_count: int = PAGE_ROWS) -> TablePage:
-        """A page of rows; see `Table.scan_page`."""
-        return self._run(lambda t: t.scan_page(prefix, after, max_count))
 
     def scan(self, prefix: str = "") -> Iterator[TableEntry]:
         """All rows, page by page; see `Table.scan`."""
@@ -94,35 +78,13 @@ class SyncMessages(_Blocking[Messages]):
     def __init__(self, registries: Sequence[str], **settings: Any) -> None:
         super().__init__(Messages, (list(registries),), settings)
 
-    def get(self, message_id: MessageId | str) -> Message:
-        """The message that an id names; see `Messages.get`."""
-        return self._run(lambda m: m.get(message_id))
-
-    def find(
-        self,
-        topic: str,
-        key: str = "",
-        *,
-        unique_id: str = "",
-        begin_ms: int = 0,
-        end_ms: int | None = None,
-        count: int = PAGE_MESSAGES,
-        cursor: str | None = None,
-    ) -> MessagePage:
-        """A page of messages with a key; see `Messages.find`."""
-        return self._run(
-            lambda m: m.find(
-                topic, key, unique_id=unique_id, begin_ms=begin_ms, end_ms=end_ms, count=count, cursor=cursor
-            )
-        )
+    get = _awaited(Messages.get)
+    find = _awaited(Messages.find)
+    offsets_at = _awaited(Messages.offsets_at)
 
     def newest(self, topic: str, tag_filter: str | None = None) -> Iterator[Message]:
         """A topic's messages, newest first, for as long as they are asked for; see `Messages.newest`."""
         return self._stream(lambda m: m.newest(topic, tag_filter), 1)
-
-    def offsets_at(self, topic: str, time_ms: int) -> dict[TopicQueue, QueueAt]:
-        """Where every queue stood at a time; see `Messages.offsets_at`."""
-        return self._run(lambda m: m.offsets_at(topic, time_ms))
 
     def replay(
         self, topic: str, from_ms: int, to_ms: int | None = None, tag_filter: str | None = None
@@ -131,9 +93,6 @@ class SyncMessages(_Blocking[Messages]):
         return self._stream(lambda m: m.replay(topic, from_ms, to_ms, tag_filter), 256)
 
     def _stream(self, begin: Callable[[Messages], AsyncIterator[Message]], count: int) -> Iterator[Message]:
-        async def begun(messages: Messages) -> AsyncIterator[Message]:
-            return begin(messages)
-
         async def some(_: Messages) -> list[Message]:
             found: list[Message] = []
             while len(found) < count:
@@ -143,6 +102,6 @@ class SyncMessages(_Blocking[Messages]):
                 found.append(message)
             return found
 
-        stream = self._run(begun)
+        stream = self._on_loop(begin)
         while part := self._run(some):
             yield from part
