@@ -40,7 +40,12 @@ _GIB: Final = 1024 * _MIB
 Port = Annotated[int, Field(ge=0, le=65535)]
 """A TCP port; 0 lets the kernel choose a free one (tests)."""
 
-_ADMIN_BIND = "Address of /healthz, /readyz and /metrics: loopback, as they have no access control."
+AdminBind = Annotated[
+    str,
+    Field(description="Address of /healthz, /readyz and /metrics: loopback, as they have no access control."),
+]
+AdminPort = Annotated[Port, Field(description="Port of /healthz, /readyz and /metrics.")]
+Percent = Annotated[float, Field(gt=0, le=100)]
 
 
 class ClusterSection(Section):
@@ -58,8 +63,8 @@ class RegistrySection(Section):
 
     bind: str = Field("127.0.0.1", description="Listening address: internal, so loopback unless told.")
     port: Port = Field(9876, description="Port of the registry's RPC.")
-    admin_bind: str = Field("127.0.0.1", description=_ADMIN_BIND)
-    admin_port: Port = Field(9877, description="Port of /healthz, /readyz and /metrics.")
+    admin_bind: AdminBind = "127.0.0.1"
+    admin_port: AdminPort = 9877
     scan_interval_s: float = Field(
         10, gt=0, le=3600, description="How often silent brokers are looked for: a fraction of the expiry."
     )
@@ -79,8 +84,8 @@ class BrokerSection(Section):
 
     bind: str = Field("127.0.0.1", description="Listening address: internal, so loopback unless told.")
     port: Port = Field(10911, description="Port of the broker's RPC.")
-    admin_bind: str = Field("127.0.0.1", description=_ADMIN_BIND)
-    admin_port: Port = Field(10913, description="Port of /healthz, /readyz and /metrics.")
+    admin_bind: AdminBind = "127.0.0.1"
+    admin_port: AdminPort = 10913
     name: str = Field(
         "broker-0",
         pattern=r"^[A-Za-z0-9_-]{1,64}$",
@@ -239,24 +244,18 @@ class StorageSection(Section):
         description="Absence after which a group or session keeps nothing from going: 7 days, a consumer "
         "that is gone for longer is not coming back.",
     )
-    disk_early_percent: float = Field(
+    disk_early_percent: Percent = Field(
         75,
-        gt=0,
-        le=100,
         description="Disk use above which the oldest segments go before they are due, one per interval; "
         "100 = never.",
     )
-    disk_forced_percent: float = Field(
+    disk_forced_percent: Percent = Field(
         85,
-        gt=0,
-        le=100,
         description="Disk use above which the oldest segments go, whoever still needs them, until there is "
         "room: losing the oldest is better than refusing the newest. 100 = never.",
     )
-    disk_refuse_percent: float = Field(
+    disk_refuse_percent: Percent = Field(
         90,
-        gt=0,
-        le=100,
         description="Disk use above which writes are refused until space returns: checkpoints and rolled "
         "timers need the rest. 100 = only when the disk is full.",
     )
@@ -286,8 +285,8 @@ class GatewaySection(Section):
         description="Listening address; anything but loopback needs allow_anonymous set explicitly.",
     )
     port: Port = Field(1883, description="MQTT over TCP.")
-    admin_bind: str = Field("127.0.0.1", description=_ADMIN_BIND)
-    admin_port: Port = Field(10914, description="Port of /healthz, /readyz and /metrics.")
+    admin_bind: AdminBind = "127.0.0.1"
+    admin_port: AdminPort = 10914
     workers: int = Field(
         0,
         ge=0,
@@ -381,8 +380,8 @@ class StatsSection(Section):
     """The Spark Structured Streaming job."""
 
     data_dir: str = Field("holdmq-data/stats", min_length=1, description="Checkpoints and tables of the job.")
-    admin_bind: str = Field("127.0.0.1", description=_ADMIN_BIND)
-    admin_port: Port = Field(10915, description="Port of /healthz, /readyz and /metrics.")
+    admin_bind: AdminBind = "127.0.0.1"
+    admin_port: AdminPort = 10915
     trigger_interval_ms: int = Field(
         1000,
         ge=100,
@@ -420,8 +419,8 @@ class ConsoleSection(Section):
         description="Listening address; anything but loopback needs allow_anonymous set to true.",
     )
     port: Port = Field(8080, description="Port of the web console.")
-    admin_bind: str = Field("127.0.0.1", description=_ADMIN_BIND)
-    admin_port: Port = Field(10916, description="Port of /healthz, /readyz and /metrics.")
+    admin_bind: AdminBind = "127.0.0.1"
+    admin_port: AdminPort = 10916
     allow_anonymous: bool | None = Field(
         None,
         description="Serve everybody who reaches the port; unset = only while bind is a loopback address.",
