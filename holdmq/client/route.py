@@ -36,6 +36,7 @@ from holdmq.wire.headers import (
     TopicCreateResponse,
     TopicRow,
 )
+from holdmq.wire.topic_headers import PERM_READ, PERM_WRITE
 
 REFRESH_S: Final = 30.0
 """How often routes are asked for, and how long a registry holds a request: as often as brokers register."""
@@ -53,9 +54,6 @@ TOLD_S: Final = 60.0
 """How long a broker's own word on a new topic goes before a registry that lacks it: two registrations."""
 TOPIC_TIMEOUT_S: Final = 10.0
 SOFTWARE: Final = f"holdmq-python/{holdmq.__version__}"
-
-_PERM_WRITE: Final = 2
-_PERM_READ: Final = 4
 
 log = structlog.get_logger("holdmq.client")
 
@@ -559,13 +557,13 @@ def _route(topic: str, by_broker: dict[str, RouteRow]) -> TopicRoute:
         tuple(
             TopicQueue(topic, name, i)
             for name, row in ordered
-            if row.perm & _PERM_WRITE
+            if row.perm & PERM_WRITE
             for i in range(row.write_queues)
         ),
         tuple(
             TopicQueue(topic, name, i)
             for name, row in ordered
-            if row.perm & _PERM_READ
+            if row.perm & PERM_READ
             for i in range(row.read_queues)
         ),
         any(row.order for _, row in ordered),
