@@ -1,27 +1,16 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-
 import pytest
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+from command_line import Cli, run_here, run_process
 
 
 @pytest.fixture
-def holdmq() -> Run:
+def holdmq() -> Cli:
+    """Run the command line in this process, to its end."""
+    return run_here
+
+
+@pytest.fixture
+def holdmq_process() -> Cli:
     """Run the command line in a process of its own, to its end."""
-
-    def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "holdmq.cli", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=50,
-            check=False,
-            env={**os.environ, "COLUMNS": "200", **environ},
-        )
-
-    return run
+    return run_process

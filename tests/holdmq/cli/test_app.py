@@ -42,21 +42,21 @@ def test_every_command_can_answer_in_json(path: tuple[str, ...], command: Any) -
     assert "--json" in [option for parameter in command.params for option in parameter.opts]
 
 
-def test_the_version_is_the_packages(holdmq: Any) -> None:
-    assert holdmq("--version").stdout == f"holdmq {package.__version__}\n"
+def test_the_version_is_the_packages(holdmq_process: Any) -> None:
+    assert holdmq_process("--version").stdout == f"holdmq {package.__version__}\n"
 
 
 @pytest.mark.parametrize(
     "arguments", [["nonsense"], ["up", "--nonsense"], ["config", "show", "--set", "gateway.prot=1"]]
 )
-def test_wrong_use_exits_2_without_a_traceback(holdmq: Any, arguments: list[str]) -> None:
-    done = holdmq(*arguments)
+def test_wrong_use_exits_2_without_a_traceback(holdmq_process: Any, arguments: list[str]) -> None:
+    done = holdmq_process(*arguments)
     assert done.returncode == 2
     assert done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_bug_is_a_sentence_and_on_demand_a_traceback(holdmq: Any) -> None:
+def test_a_bug_is_a_sentence_and_on_demand_a_traceback() -> None:
     program = "import sys; from holdmq.cli import app; app.app = lambda **_: 1 / 0; app.main()"
     environ = {**os.environ, "PYTHONPATH": ""}
     arguments = [sys.executable, "-c", program]

@@ -41,8 +41,10 @@ def test_an_authority_is_never_replaced(holdmq: Holdmq, tmp_path: Path) -> None:
     assert (tmp_path / "ca-key.pem").read_bytes() == before
 
 
-def test_without_an_authority_the_command_says_how_to_make_one(holdmq: Holdmq, tmp_path: Path) -> None:
-    refused = holdmq("cert", "issue", "b", "--dir", str(tmp_path))
+def test_without_an_authority_the_command_says_how_to_make_one(
+    holdmq: Holdmq, holdmq_process: Holdmq, tmp_path: Path
+) -> None:
+    refused = holdmq_process("cert", "issue", "b", "--dir", str(tmp_path))
     assert refused.returncode == 2
     assert f"holdmq cert ca --dir {tmp_path}" in refused.stderr
     refused = holdmq("cert", "show", str(tmp_path / "none.pem"))

@@ -17,8 +17,9 @@ def test_keys_prints_every_key_as_a_table_and_as_json(holdmq: Any) -> None:
         assert row.env in table
 
 
-def test_show_is_a_file_that_gives_the_same_configuration_again(holdmq: Any, tmp_path: Path) -> None:
-    shown = holdmq("config", "show", "--set", "gateway.port=1884", HOLDMQ_CLIENT__REGISTRIES="a:1,b:2").stdout
+def test_show_is_a_file_that_gives_the_same_configuration_again(holdmq_process: Any, tmp_path: Path) -> None:
+    environ = {"HOLDMQ_CLIENT__REGISTRIES": "a:1,b:2"}
+    shown = holdmq_process("config", "show", "--set", "gateway.port=1884", **environ).stdout
     file = tmp_path / "again.toml"
     file.write_text(shown)
     assert tomllib.loads(shown)["client"]["registries"] == ["a:1", "b:2"]

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from command_line import Cli, runner, small_stack
+from command_line import Cli, process_runner, runner, small_stack
 from group_peer import GroupPeer
 from processes import Stack
 from shared_peer import SharedPeer
@@ -26,6 +26,12 @@ def cli(stack: Stack) -> Cli:
     assert run("topic", "create", "orders", "--queues", "2").returncode == 0
     assert run("pub", "orders", "--lines", stdin="a\nb\nc\nd\ne\nf\n").returncode == 0
     return run
+
+
+@pytest.fixture(scope="module")
+def cli_process(stack: Stack) -> Cli:
+    """For what runs beside an event loop of this process."""
+    return process_runner(stack)
 
 
 @asynccontextmanager
@@ -94,18 +100,18 @@ def test_lag_is_shown_by_count_and_age(cli: Cli, stack: Stack) -> None:
     assert f"{sum(row['lag'] for row in rows)} messages wait, the oldest for " in shown.stdout
 
 
-def test_members_are_shown_and_keep_a_group_from_being_deleted(cli: Cli, stack: Stack) -> None:
+def test_members_are_shown_and_keep_a_group_from_being_deleted(cli_process: Cli, stack: Stack) -> None:
     async def run() -> None:
         async with consuming(stack, "busy"):
-            (row,) = await asyncio.to_thread(parsed, cli, "group", "clients", "busy")
+            (row,) = await asyncio.to_thread(parsed, cli_process, "group", "clients", "busy")
             assert (row["client_id"], row["mode"], row["queues"]) == ("one", "clustering", 2)
-            assert "one" in (await asyncio.to_thread(cli, "group", "clients", "busy")).stdout
-            refused = await asyncio.to_thread(cli, "group", "delete", "busy", "--yes")
+            assert "one" in (await asyncio.to_thread(cli_process, "group", "clients", "busy")).stdout
+            refused = await asyncio.to_thread(cli_process, "group", "delete", "busy", "--yes")
             assert refused.returncode == 1
             assert "has members: one; stop them first" in refused.stderr
 
     asyncio.run(run())
-    assert parsed(cli, "group", "clients", "busy") == []
+    assert parsed(cli_process, "group", "clients", "busy") == []
 
 
 def test_a_reset_is_shown_before_it_is_done(cli: Cli, stack: Stack) -> None:
@@ -175,7 +181,7 @@ def test_what_a_broker_refuses_is_one_sentence_and_exit_code_1(cli: Cli, argumen
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_shared_group_is_shown_as_any_other(stack: Stack, cli: Cli) -> None:
+def test_a_shared_group_is_shown_as_any_other(stack: Stack, cli_process: Cli) -> None:
     async def run() -> None:
         peer = SharedPeer(f"127.0.0.1:{stack.broker_port}", "worker")
         await peer.open("crowd", "orders")
@@ -192,11 +198,11 @@ def test_a_shared_group_is_shown_as_any_other(stack: Stack, cli: Cli) -> None:
         assert sum(row["lag"] for row in lag) == waiting
         assert {row["offset"] for row in lag if row["end_offset"]} == {0}
         assert all(row["lag_ms"] > 0 for row in lag if row["lag"])
-        refused = await asyncio.to_thread(cli, "group", "delete", "crowd", "--yes")
+        refused = await asyncio.to_thread(cli_process, "group", "delete", "crowd", "--yes")
         assert "worker" in refused.stderr
         await peer.close()
 
     async def parsed_later(*arguments: str) -> Any:
-        return await asyncio.to_thread(parsed, cli, "group", *arguments)
+        return await asyncio.to_thread(parsed, cli_process, "group", *arguments)
 
     asyncio.run(run())

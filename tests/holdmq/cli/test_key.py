@@ -92,7 +92,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(
     assert path.read_text() == before
 
 
-def test_without_a_file_the_command_says_what_to_set(holdmq: Holdmq) -> None:
-    result = holdmq("key", "list")
+def test_without_a_file_the_command_says_what_to_set(holdmq_process: Holdmq) -> None:
+    result = holdmq_process("key", "list")
     assert result.returncode == 2
     assert "security.keys_file" in result.stderr

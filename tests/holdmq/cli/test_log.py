@@ -100,8 +100,8 @@ def test_verify_names_the_place_and_cuts_only_when_told(holdmq: Holdmq, tmp_path
     assert json.loads(holdmq("log", "stat", str(tmp_path), "--json").stdout)["messages"] == 5
 
 
-def test_what_is_no_store_is_refused_in_a_sentence(holdmq: Holdmq, tmp_path: Path) -> None:
-    refused = holdmq("log", "stat", str(tmp_path / "nothing"))
+def test_what_is_no_store_is_refused_in_a_sentence(holdmq_process: Holdmq, tmp_path: Path) -> None:
+    refused = holdmq_process("log", "stat", str(tmp_path / "nothing"))
     assert refused.returncode == 1
     assert "there is no store" in refused.stderr
     assert "Traceback" not in refused.stderr

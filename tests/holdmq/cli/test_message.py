@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from command_line import Cli, runner, small_stack
+from command_line import Cli, process_runner, runner, small_stack
 from processes import Stack
 
 from holdmq.client import Message, SyncProducer
@@ -35,7 +35,7 @@ def lines(text: str) -> list[Any]:
 
 def test_a_message_is_printed_with_all_that_is_known_of_it(cli: Cli, stack: Stack) -> None:
     (message_id,) = send(stack, Message("got", "größer".encode(), "a/b", ("k1", "k2"), {"unit": "°C"}))
-    shown = cli("message", "get", message_id)
+    shown = process_runner(stack)("message", "get", message_id)
     assert (shown.returncode, shown.stderr) == (0, "")
     head, _, body = shown.stdout.partition("\n\n")
     assert body == "größer\n"

@@ -3,75 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "holdmq.cli", *arguments]
-
-
-def wait_ready(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until ``/readyz`` answers 200; the test's own timeout is the limit."""
-    while process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
-                return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.05)
-    raise AssertionError(f"the process ended with exit code {process.returncode}")
+from command_line import Cli, command, run_process, runner, small_stack
+from processes import Stack, free_port
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """Start a registry and a broker; yield the flags that lead there."""
-    keys = ("registry.port", "registry.admin_port", "broker.port", "broker.admin_port")
-    holders = [socket.create_server(("127.0.0.1", 0)) for _ in keys]
-    ports = {key: holder.getsockname()[1] for key, holder in zip(keys, holders, strict=True)}
-    for holder in holders:
-        holder.close()
-    data = tmp_path_factory.mktemp("data")
-    flags = [f"--set={key}={port}" for key, port in ports.items()]
-    flags.append(f"--set=storage.data_dir={data / 'store'}")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HOLDMQ_")}
-    running: list[subprocess.Popen[bytes]] = []
-    try:
-        for name in ("registry", "broker"):
-            with (data / f"{name}.log").open("wb") as log:
-                running.append(subprocess.Popen(command(name, *flags), stderr=log, env=environ))
-            wait_ready(ports[f"{name}.admin_port"], running[-1])
-        yield flags
-    finally:
-        for process in reversed(running):
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0, "a service did not drain"
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    yield from small_stack(tmp_path_factory.mktemp("messages"))
 
 
-@pytest.fixture
-def cli(cluster: list[str]) -> Cli:
-    def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command(*arguments, *cluster),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=50,
-            check=False,
-        )
-
-    return run
+@pytest.fixture(scope="module")
+def cli(stack: Stack) -> Cli:
+    return runner(stack)
 
 
 def test_a_topic_that_is_created_is_listed_with_its_queues(cli: Cli) -> None:
@@ -121,8 +70,8 @@ def test_lines_become_messages_in_order_for_one_key(cli: Cli) -> None:
     assert got == [f"lines/x {line}" for line in lines]
 
 
-def test_a_line_is_sent_when_it_comes_not_when_input_ends(cli: Cli, cluster: list[str]) -> None:
-    with subprocess.Popen(command("pub", "slow/x", "--lines", *cluster), stdin=subprocess.PIPE) as sending:
+def test_a_line_is_sent_when_it_comes_not_when_input_ends(cli: Cli, stack: Stack) -> None:
+    with subprocess.Popen(command(stack, "pub", "slow/x", "--lines"), stdin=subprocess.PIPE) as sending:
         assert sending.stdin is not None
         sending.stdin.write(b"early\n")
         sending.stdin.flush()
@@ -140,12 +89,10 @@ def test_a_body_that_is_no_text_is_base64_in_json(cli: Cli, tmp_path: Path) -> N
     assert got["body_base64"] == "/wA="
 
 
-def test_a_subscription_whose_reader_has_seen_enough_ends_without_a_word(
-    cli: Cli, cluster: list[str]
-) -> None:
+def test_a_subscription_whose_reader_has_seen_enough_ends_without_a_word(cli: Cli, stack: Stack) -> None:
     cli("pub", "pipe/x", "--lines", stdin="1\n2\n3\n")
     with subprocess.Popen(
-        command("sub", "pipe/x", "--from", "earliest", *cluster),
+        command(stack, "sub", "pipe/x", "--from", "earliest"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as reading:
@@ -158,10 +105,10 @@ def test_a_subscription_whose_reader_has_seen_enough_ends_without_a_word(
         assert reading.wait(30) == 1
 
 
-def test_ctrl_c_ends_a_subscription_with_success(cli: Cli, cluster: list[str]) -> None:
+def test_ctrl_c_ends_a_subscription_with_success(cli: Cli, stack: Stack) -> None:
     cli("pub", "ending/x", "-m", "1")
     with subprocess.Popen(
-        command("sub", "ending/x", "--from", "earliest", *cluster), stdout=subprocess.PIPE
+        command(stack, "sub", "ending/x", "--from", "earliest"), stdout=subprocess.PIPE
     ) as reading:
         assert reading.stdout is not None
         assert reading.stdout.readline() == b"ending/x 1\n"
@@ -187,11 +134,7 @@ def test_wrong_use_is_one_sentence_and_exits_2(cli: Cli, arguments: list[str], s
 
 
 def test_no_registry_is_one_sentence_and_exits_1() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = holder.getsockname()[1]
-    done = subprocess.run(
-        command("topic", "list", f"--set=registry.port={port}"), capture_output=True, text=True, check=False
-    )
+    done = run_process("topic", "list", f"--set=registry.port={free_port()}")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: no registry answers")
     assert len(done.stderr.splitlines()) == 1

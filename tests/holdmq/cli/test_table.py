@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Cli, command, runner, small_stack
+from command_line import Cli, command, process_runner, runner, small_stack
 from processes import Stack
 
 
@@ -25,8 +25,8 @@ def cli(stack: Stack) -> Cli:
     return run
 
 
-def test_a_row_is_put_got_and_deleted(cli: Cli, tmp_path: Path) -> None:
-    first = cli("table", "put", "t", "row/1", "größer")
+def test_a_row_is_put_got_and_deleted(stack: Stack, cli: Cli, tmp_path: Path) -> None:
+    first = process_runner(stack)("table", "put", "t", "row/1", "größer")
     assert (first.returncode, first.stderr) == (0, "")
     assert cli("table", "get", "t", "row/1").stdout == "größer\n"
     version = int(first.stdout)

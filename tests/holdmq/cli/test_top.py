@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from command_line import Cli, command, runner, small_stack
+from command_line import Cli, command, process_runner, runner, small_stack
 from group_peer import GroupPeer
 from processes import Stack, wait_until
 from receivers import HookServer
@@ -138,7 +138,7 @@ def test_connections_say_what_groups_know_of_them(stack: Stack, cli: Cli) -> Non
         peer = GroupPeer(stack.broker_port, "subscriber", "readers")
         await peer.join("orders")
         try:
-            return await asyncio.to_thread(picture, cli)
+            return await asyncio.to_thread(picture, process_runner(stack))
         finally:
             await peer.client.close()
 

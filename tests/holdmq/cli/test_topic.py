@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from processes import Stack, holdmq_stack
-
-__all__ = ["holdmq_stack"]
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+from command_line import Cli, process_runner, runner, small_stack
+from processes import Stack
 
 
-@pytest.fixture
-def stack(holdmq_stack: Callable[..., Stack]) -> Stack:
-    return holdmq_stack(services=("registry", "broker"), **{"broker.hide_grace_s": 0})
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    yield from small_stack(tmp_path_factory.mktemp("topic"), **{"broker.hide_grace_s": 0})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cli(stack: Stack) -> Cli:
-    def run(*arguments: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-        flags = [f"--set=registry.port={stack.registry_port}"]
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "holdmq.cli", *arguments, *flags],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            **kwargs,
-        )
-
-    return run
+    return runner(stack)
 
 
-def test_a_topic_s_life_on_the_command_line(cli: Cli) -> None:
-    made = cli("topic", "create", "t", "--queues", "2", "--retention", "12h", "--perm", "rw")
+def test_a_topic_s_life_on_the_command_line(stack: Stack, cli: Cli) -> None:
+    made = process_runner(stack)(
+        "topic", "create", "t", "--queues", "2", "--retention", "12h", "--perm", "rw"
+    )
     assert made.stdout == "t is on broker-0 with 2 queues\n"
     changed = cli("topic", "update", "t", "--perm", "r", "--retention", "30m")
     assert changed.stdout == "t on broker-0: 2 queues, perm r, retention 1800 s\n"
@@ -56,12 +42,13 @@ def test_a_topic_s_life_on_the_command_line(cli: Cli) -> None:
 
 
 def test_who_lags_is_named_and_force_does_not_wait(cli: Cli) -> None:
-    assert cli("topic", "create", "t", "--queues", "1", "--order").returncode == 0
-    assert cli("pub", "t", "-m", "x").returncode == 0
-    asked = cli("topic", "delete", "t", "--force", input="n\n")
+    assert cli("topic", "create", "used", "--queues", "1", "--order").returncode == 0
+    assert cli("pub", "used", "-m", "x").returncode == 0
+    asked = cli("topic", "delete", "used", "--force", stdin="n\n")
     assert asked.returncode == 1
-    assert len(json.loads(cli("topic", "list", "--json").stdout)) == 1
-    assert cli("topic", "delete", "t", "--force", "--yes").returncode == 0
+    assert [row["topic"] for row in json.loads(cli("topic", "list", "--json").stdout)] == ["used"]
+    assert cli("topic", "delete", "used", "--force", "--yes").returncode == 0
+    assert json.loads(cli("topic", "list", "--json").stdout) == []
 
 
 MISTAKES = [

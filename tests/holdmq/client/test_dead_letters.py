@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
 import pytest
+from command_line import Cli, run_here, run_process
 
 from holdmq.client import DeadLetters, Message, Producer, PullConsumer, RouteTable, TopicQueue
 from holdmq.client.dead_letters import DeadLetterCount, ReadLetter, Resent
@@ -134,18 +132,16 @@ async def test_purged_ones_are_gone(cluster: Cluster) -> None:
     assert await read(cluster.letters) == []
 
 
-def holdmq(cluster: Cluster, *arguments: str, status: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "holdmq.cli", "dlq", *arguments,
-         f"--set=registry.port={cluster.registry_port}"],
-        capture_output=True, text=True, timeout=50, check=False, env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
+def holdmq(cluster: Cluster, *arguments: str, status: int = 0, run: Cli = run_here) -> str:
+    done = run("dlq", *arguments, f"--set=registry.port={cluster.registry_port}")
     assert done.returncode == status, done.stderr
     return done.stdout
 
 
 def test_the_command_line_lists_reads_resends_and_purges(cluster: Cluster) -> None:
-    assert json.loads(holdmq(cluster, "list", "--json")) == [{"group": "g", "messages": 20, "resent": 0}]
+    assert json.loads(holdmq(cluster, "list", "--json", run=run_process)) == [
+        {"group": "g", "messages": 20, "resent": 0}
+    ]
     lines = holdmq(cluster, "read", "g", "--count", "2", "--after", "broker-0/8").splitlines()
     assert [line.split()[0] for line in lines] == ["broker-0/9", "broker-1/0"]
     assert "3 retries  t/a/b (was t/1/0)  broker-1 0" in lines[1]
