@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,39 +20,52 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.offset_headers import TO_OFFSET, OffsetResetRequest
 
 QUEUES = range(4)
+SEGMENT_BYTES = 1 << 20
 
 
-@pytest.fixture
-def consumed(tmp_path: Path) -> Iterator[Stack]:
-    """A stopped broker with a topic of which a group has consumed some: `offsets` says how far."""
-    stack = Stack(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A registry and what a broker left in its store: a topic of which group g consumed 7 of each queue."""
+    stack = Stack(tmp_path_factory.mktemp("made"), {"storage.segment_size_bytes": SEGMENT_BYTES})
     stack.start("registry")
-    stack.start("broker")
     try:
+        stack.start("broker")
         with SyncProducer([stack.registry]) as producer:
             for i in range(200):
                 producer.send(Message("devices", b"%d" % i), key=f"{i}")
-        for offset in (5, 7):
-            assert (
-                run(stack, lambda one, offset=offset: report(one, offset)) == [-1 if offset == 5 else 5] * 4
-            )  # type: ignore[misc]
+        assert run(stack, lambda one: report(one, 5)) == [-1] * 4
+        assert run(stack, lambda one: report(one, 7)) == [5] * 4
         assert stack.stop("broker") == 0
         yield stack
     finally:
         end_all([stack])
 
 
-def run(stack: Stack, action: Callable[[GroupPeer], object], group: str = "g") -> list[int]:
-    """Join, lease every queue, act; the offsets from which the leases let consume."""
+@pytest.fixture
+def consumed(made: Stack, tmp_path: Path) -> Iterator[Stack]:
+    """A stopped broker with that registry and a copy of that store."""
+    shutil.copytree(made.directory / "store", tmp_path / "store")
+    stack = Stack(
+        tmp_path, {"registry.port": made.registry_port, "storage.segment_size_bytes": SEGMENT_BYTES}
+    )
+    try:
+        yield stack
+    finally:
+        end_all([stack])
+
+
+def run(
+    stack: Stack, action: Callable[[GroupPeer], Awaitable[None]] | None = None, group: str = "g"
+) -> list[int]:
+    """Join, lease every queue, act if told to; the offsets from which the leases let consume."""
 
     async def consume() -> list[int]:
         one = GroupPeer(stack.broker_port, "one", group)
         try:
             await one.join("devices")
             leased = await one.lease(*QUEUES, topic="devices")
-            coroutine = action(one)
-            if coroutine is not None:
-                await coroutine  # type: ignore[misc]
+            if action is not None:
+                await action(one)
             return [row.offset for row in leased]
         finally:
             await one.client.close()
@@ -65,7 +79,7 @@ async def report(one: GroupPeer, offset: int) -> None:
 
 
 def offsets(stack: Stack, group: str = "g") -> list[int]:
-    return run(stack, lambda _: None, group)
+    return run(stack, group=group)
 
 
 def path_of(stack: Stack, name: str = "consumerOffset.json") -> Path:
@@ -84,7 +98,7 @@ def refusal(stack: Stack) -> str:
 
 
 def start_with_backups(stack: Stack) -> None:
-    stack._sets += ["--set", "storage.accept_backup=true"]
+    stack.set("storage.accept_backup", "true")
     stack.start("broker")
 
 
@@ -217,6 +231,7 @@ def test_a_killed_broker_has_what_was_answered_from_disk_and_fences_what_was_bef
 
 
 def test_offsets_come_to_the_file_by_themselves(consumed: Stack) -> None:
+    consumed.set("broker.offset_save_interval_s", 0.2)
     consumed.start("broker")
 
     async def advance(one: GroupPeer) -> None:

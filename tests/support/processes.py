@@ -23,8 +23,9 @@ STOP_S = 30.0
 
 PORTS_FIRST: Final = 10_000
 PORTS_PER_PROCESS: Final = 2_000
-"""Ports of one test process: below those that the system gives to connections, and nobody else's."""
-_ports = itertools.count()
+"""Ports of one test process: below those that the system gives to connections, and no other worker's."""
+_ports = itertools.count(os.getpid() * 61)
+"""Begins elsewhere in every process: another run of the tests on this machine has the same ranges."""
 
 
 def free_port() -> int:
@@ -79,6 +80,10 @@ class Stack:
         settings |= {f"{name}.admin_port": port for name, port in self.admin_ports.items()}
         settings |= overrides or {}
         self._sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+
+    def set(self, key: str, value: object) -> None:
+        """One more `section.key` setting of what starts from now on."""
+        self._sets += ["--set", f"{key}={value}"]
 
     def start(self, name: str, *, wait: bool = True, prefix: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
         """Start one service, under the tool `prefix` if given, and wait until it is ready."""
