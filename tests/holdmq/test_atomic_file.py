@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from watched_disk import WatchedDisk
 
 from holdmq import atomic_file
 from holdmq.atomic_file import AtomicFile
@@ -68,7 +69,8 @@ def test_a_newer_format_is_refused_even_with_a_backup(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "truncate"])
-def test_a_failed_save_leaves_the_old_file(tmp_path: Path, watched_disk: Any, operation: str) -> None:
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, operation: str) -> None:
+    watched_disk = WatchedDisk()
     file = AtomicFile(tmp_path / "x.json", watched_disk)
     file.save({"a": 1}, 1)
     for code, kind in ((errno.ENOSPC, StoreFullError), (errno.EIO, StorageError)):
