@@ -17,7 +17,7 @@ from holdmq.config import Config
 from holdmq.errors import UsageError
 
 if TYPE_CHECKING:
-    from holdmq.client.table_watch import TableChange, TableReset
+    from holdmq.client.table_watch import Event
     from holdmq.client.tables import Table, TableEntry
 
 app = typer.Typer(
@@ -185,12 +185,12 @@ async def _watch(table: Table, prefix: str, with_rows: bool, left: int, as_json:
     ending.cancel()
 
 
-def _show_event(event: TableChange | TableReset, as_json: bool) -> None:
-    from holdmq.client.table_watch import TableReset
+def _show_event(event: Event, as_json: bool) -> None:
+    from holdmq.client.table_watch import TableChange, TableReset
 
-    if isinstance(event, TableReset):
+    if not isinstance(event, TableChange):
         if as_json:
-            print_json({"reset": event.broker})
+            print_json({"reset" if isinstance(event, TableReset) else "complete": event.broker})
     elif as_json:
         value = {"deleted": True} if event.value is None else content("value", event.value)
         print_json({"key": event.key, **value, "version": event.version, "broker": event.broker})

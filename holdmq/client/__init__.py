@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         SyncSharedConsumer,
     )
     from holdmq.client.sync_lookups import SyncMessages, SyncTable, SyncTableWatch
-    from holdmq.client.table_watch import TableChange, TableReset, TableWatch
+    from holdmq.client.table_watch import TableChange, TableComplete, TableReset, TableWatch
     from holdmq.client.tables import Table, TableEntry, TablePage
     from holdmq.message import Message, MessageId, TopicQueue
     from holdmq.rpc.security import Security
@@ -73,6 +73,7 @@ __all__ = [
     "SyncTableWatch",
     "Table",
     "TableChange",
+    "TableComplete",
     "TableEntry",
     "TablePage",
     "TableReset",
@@ -118,6 +119,7 @@ _MODULES = {
     "SyncTableWatch": "holdmq.client.sync_lookups",
     "Table": "holdmq.client.tables",
     "TableChange": "holdmq.client.table_watch",
+    "TableComplete": "holdmq.client.table_watch",
     "TableEntry": "holdmq.client.tables",
     "TablePage": "holdmq.client.tables",
     "TableReset": "holdmq.client.table_watch",

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from holdmq.client.queries import Messages
 from holdmq.client.sync import _awaited, _Blocking
-from holdmq.client.table_watch import TableChange, TableReset, TableWatch
+from holdmq.client.table_watch import Event, TableWatch
 from holdmq.client.tables import Table, TableEntry
 from holdmq.message import Message
 
@@ -63,7 +63,7 @@ class SyncTableWatch:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def poll(self, timeout_s: float | None = None) -> list[TableChange | TableReset]:
+    def poll(self, timeout_s: float | None = None) -> list[Event]:
         """What happened since the last call; see `TableWatch.poll`."""
         return self._table._run(lambda _: self._watch.poll(timeout_s))
 

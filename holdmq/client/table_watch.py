@@ -56,7 +56,13 @@ class TableReset(NamedTuple):
     broker: str
 
 
-Event = TableChange | TableReset
+class TableComplete(NamedTuple):
+    """All rows of this broker have come; until a TableReset of it what comes are changes."""
+
+    broker: str
+
+
+Event = TableChange | TableReset | TableComplete
 
 
 class _Stream:
@@ -81,8 +87,9 @@ class _Stream:
 class TableWatch:
     """Changes of a table's keys. Made by `Table.watch`; `async for`, or `poll`; `close` it in the end.
 
-    After a `TableReset` the rows of one broker come again, as changes: a copy forgets what it had from that
-    broker. Of changes that follow each other quickly only the last may come; versions of a key rise.
+    After a `TableReset` the rows of one broker come again, as changes, and then a `TableComplete`: a copy
+    forgets at the first what it had from that broker, and is whole at the second. Of changes that follow
+    each other quickly only the last may come; versions of a key rise.
     """
 
     def __init__(self, table: Table, prefix: str, with_rows: bool) -> None:
@@ -92,13 +99,12 @@ class TableWatch:
         self._with_rows = with_rows
         self._watch_id = next(_watch_ids)
         self._streams: dict[str, _Stream] = {}
-        self._pending: dict[tuple[str, str | None], Event] = {}
+        self._pending: dict[tuple[str, str | type[Event]], Event] = {}
         self._pending_bytes = 0
         self._taken: deque[Event] = deque()
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._error: HoldMQError | None = None
-        self._has_completed = False
         self._is_started = False
         self._is_closed = False
 
@@ -119,7 +125,7 @@ class TableWatch:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every broker's rows were read: what was polled, and what waits, is the whole table."""
+        """Whether every broker's rows were read: what was taken, and what waits, is the whole table."""
         return bool(self._streams) and all(stream.is_read for stream in self._streams.values())
 
     @property
@@ -151,7 +157,7 @@ class TableWatch:
     async def poll(self, timeout_s: float | None = None) -> list[Event]:
         """What happened since the last call, waiting for something if nothing did.
 
-        [] after `timeout_s`, and when nothing but `is_complete` has changed.
+        [] after `timeout_s`.
         Raises the error that ended the watch for good (the table was deleted, or may not be read).
         """
         if self._is_closed:
@@ -159,12 +165,11 @@ class TableWatch:
         await self.start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not (self._pending or self._has_completed or self._error is not None):
+                while not self._pending and self._error is None:
                     self._news.clear()
                     await self._news.wait()
         if self._error is not None and not self._pending:
             raise self._error
-        self._has_completed = False
         events = list(self._pending.values())
         self._pending.clear()
         self._pending_bytes = 0
@@ -241,7 +246,7 @@ class TableWatch:
         stream.is_behind, stream.is_read = False, False
         stream.position = -1
         stream.recent.clear()
-        self._put((broker, None), TableReset(broker))
+        self._put((broker, TableReset), TableReset(broker))
         after: str | None = None
         while True:
             while len(self._pending) > PENDING_ROWS_MAX // 2 or self._pending_bytes > PENDING_BYTES_MAX // 2:
@@ -262,8 +267,7 @@ class TableWatch:
             if after is None:
                 stream.is_read = True
                 stream.told.clear()
-                self._has_completed = self.is_complete
-                self._news.set()
+                self._put((broker, TableComplete), TableComplete(broker))
                 return
 
     # What brokers say
@@ -333,7 +337,7 @@ class TableWatch:
         self._put((change.broker, change.key), change)
         self._pending_bytes += len(change.value or b"") + len(change.key)
 
-    def _put(self, name: tuple[str, str | None], event: Event) -> None:
+    def _put(self, name: tuple[str, str | type[Event]], event: Event) -> None:
         self._pending[name] = event
         self._news.set()
 

@@ -21,10 +21,12 @@ from holdmq.client import (
     SyncTable,
     Table,
     TableChange,
+    TableComplete,
     TableReset,
     TableWatch,
     table_watch,
 )
+from holdmq.client.table_watch import Event
 from holdmq.client.tables import owner_of
 from holdmq.errors import Code, RemoteError, TransportError, UsageError
 
@@ -124,12 +126,17 @@ class Copy:
         self.rows: dict[str, tuple[bytes, str]] = {}
         self.versions: dict[str, int] = {}
         self.resets = 0
+        self.whole: set[str] = set()
 
-    def take(self, events: list[TableChange | TableReset]) -> None:
+    def take(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, TableReset):
                 self.resets += 1
+                self.whole.discard(event.broker)
                 self.rows = {k: row for k, row in self.rows.items() if row[1] != event.broker}
+                continue
+            if isinstance(event, TableComplete):
+                self.whole.add(event.broker)
                 continue
             assert event.version >= self.versions.get(event.key, -1), "a key's versions never go back"
             self.versions[event.key] = event.version
@@ -162,10 +169,27 @@ async def test_a_watch_tells_the_rows_there_are_and_then_what_changes(table: Tab
     async with table.watch() as watch:
         copy = Copy(watch)
         await copy.until(await content(table))
-        assert copy.resets == 2, "one for each broker"
+        assert copy.resets == len(copy.whole) == 2, "one for each broker"
         await change_at_random(table, 30, 2)
         await copy.until(await content(table))
         assert copy.resets == 2
+
+
+async def test_a_watch_of_an_empty_table_says_that_there_are_no_rows(table: Table) -> None:
+    async with table.watch() as watch:
+        events = [event async for event in until_complete(watch)]
+    assert sorted(type(event).__name__ for event in events) == ["TableComplete"] * 2 + ["TableReset"] * 2
+
+
+async def until_complete(watch: TableWatch) -> AsyncIterator[Event]:
+    whole: set[str] = set()
+    async for event in watch:
+        yield event
+        if isinstance(event, TableComplete):
+            whole.add(event.broker)
+            if len(whole) == 2:
+                assert watch.is_complete
+                return
 
 
 async def test_a_watch_of_a_prefix_without_rows_tells_changes_only(table: Table) -> None:
