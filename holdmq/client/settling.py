@@ -123,18 +123,14 @@ class Settling:
         self._hand_out.retry(job, at)
         self._set_retry_timer()
 
-    def _set_retry_timer(self) -> None:
+    def _set_retry_timer(self, earliest: float = 0.0) -> None:
         at = self._hand_out.next_retry()
         if self._retry_timer is not None:
             self._retry_timer.cancel()
             self._retry_timer = None
         if at is not None and not self._is_closed:
-            self._retry_timer = asyncio.get_running_loop().call_at(at, self._retries_due)
+            self._retry_timer = asyncio.get_running_loop().call_at(max(at, earliest), self._retries_due)
 
     def _retries_due(self) -> None:
-        self._retry_timer = None
         self._wake(self._hand_out.later)
-        at = self._hand_out.next_retry()
-        if at is not None:
-            soon = asyncio.get_running_loop().time() + 0.05
-            self._retry_timer = asyncio.get_running_loop().call_at(max(at, soon), self._retries_due)
+        self._set_retry_timer(asyncio.get_running_loop().time() + 0.05)

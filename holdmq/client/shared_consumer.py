@@ -31,7 +31,6 @@ from holdmq.wire.shared_headers import EARLIEST, SharedOpenRequest
 CONCURRENCY: Final = 20
 READY_MAX: Final = 1_024
 """Messages in flight here, per broker, when the caller pulls."""
-PULL_MAX_BYTES: Final = 1 << 20
 PUSH_HOLD_MS: Final = 30_000
 INVISIBLE_S: Final = 30.0
 START_TIMEOUT_S: Final = 10.0
@@ -247,11 +246,7 @@ class SharedConsumer:
         for member in self._members.values():
             if member.error is not None:
                 raise member.error
-        return {
-            member
-            for member in self._members.values()
-            if member.pull(messages_max, PULL_MAX_BYTES, hold_ms, self._invisible_ms)
-        }
+        return {member for member in self._members.values() if member.pull(messages_max, hold_ms)}
 
     async def ack(self, *messages: SharedMessage) -> None:
         """Done with these messages: returns when the log has it.
@@ -337,7 +332,7 @@ class SharedConsumer:
         if self._is_closed:
             return
         for member in self._members.values():
-            member.pull(self._ready_max, PULL_MAX_BYTES, PUSH_HOLD_MS, self._invisible_ms)
+            member.pull(self._ready_max, PUSH_HOLD_MS)
 
     def _join_brokers(self) -> None:
         """Be a member at every broker that has one of the topics."""

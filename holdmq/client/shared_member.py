@@ -38,6 +38,7 @@ from holdmq.wire.shared_headers import (
 
 CALL_TIMEOUT_S: Final = 15.0
 """How long an answer may take: an acknowledgement waits for the disk, a pull perhaps for a cold read."""
+PULL_MAX_BYTES: Final = 1 << 20
 REST_S: Final = 0.2
 """Pause after a refusal that may pass."""
 REFUSED_REST_S: Final = 5.0
@@ -176,7 +177,7 @@ class SharedMember:
 
     # Pulling
 
-    def pull(self, messages_max: int, max_bytes: int, hold_ms: int, invisible_ms: int) -> bool:
+    def pull(self, messages_max: int, hold_ms: int) -> bool:
         """Ask for messages, unless an answer is to come already; whether it was asked."""
         connection, member_id = self._connection, self._member_id
         now = self._loop.time()
@@ -197,7 +198,7 @@ class SharedMember:
                     self._on_messages(messages)
             self._on_change()
 
-        header = SharedPullRequest(member_id, messages_max, max_bytes, hold_ms, 0)
+        header = SharedPullRequest(member_id, messages_max, PULL_MAX_BYTES, hold_ms)
         connection.request(RequestCode.SHARED_PULL, header, on_reply, hold_ms / 1000 + CALL_TIMEOUT_S)
         return True
 
@@ -240,22 +241,25 @@ class SharedMember:
         It fails with RemoteError or TransportError; RECEIPT_UNKNOWN: some were taken back before.
         """
         future: asyncio.Future[None] = self._loop.create_future()
-        late = False
+        if self._take(messages, self._acks.ranges):
+            self._acks.waiting.append(future)
+        else:
+            self.refused += 1
+            future.set_exception(_unknown())
+        self._schedule()
+        return future
+
+    def _take(self, messages: Iterable[SharedMessage], ranges: list[SharedRange]) -> bool:
+        """Mark messages as settled and add them to `ranges`; False = some are not in flight here any more."""
+        are_here = True
         for message in messages:
             receipt = message.receipt
             if receipt is None or receipt.opening != self._opening or message.is_settled:
-                late = True
+                are_here = False
                 continue
             message.is_settled = True
-            _add(self._acks.ranges, receipt.number, message.queue_offset)
-        if late:
-            self.refused += 1
-            future.set_exception(_unknown())
-            self._schedule()
-            return future
-        self._acks.waiting.append(future)
-        self._schedule()
-        return future
+            _add(ranges, receipt.number, message.queue_offset)
+        return are_here
 
     def _schedule(self) -> None:
         if not self._is_flushing and (self._acks.ranges or self._acks.waiting):
@@ -292,23 +296,14 @@ class SharedMember:
         header = SharedAckRequest(member_id, acks.ranges)
         connection.request(RequestCode.SHARED_ACK, header, on_reply, CALL_TIMEOUT_S)
 
-    async def nack(self, messages: Iterable[SharedMessage], delay_ms: int, is_attempt: bool = True) -> None:
+    async def nack(self, messages: Iterable[SharedMessage], delay_ms: int) -> None:
         """Give messages back, to come again after `delay_ms`. Raises as `ack`."""
         ranges: list[SharedRange] = []
-        late = False
-        for message in messages:
-            receipt = message.receipt
-            if receipt is None or receipt.opening != self._opening or message.is_settled:
-                late = True
-                continue
-            message.is_settled = True
-            _add(ranges, receipt.number, message.queue_offset)
+        are_here = self._take(messages, ranges)
         if ranges:
             nacks = [SharedNack(*row, delay_ms) for row in ranges]
-            await self._settle(
-                RequestCode.SHARED_NACK, lambda member_id: SharedNackRequest(member_id, nacks, is_attempt)
-            )
-        if late:
+            await self._settle(RequestCode.SHARED_NACK, lambda member_id: SharedNackRequest(member_id, nacks))
+        if not are_here:
             raise _unknown()
 
     async def extend(self, messages: Iterable[SharedMessage], invisible_ms: int) -> None:
