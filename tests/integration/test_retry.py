@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,12 +27,6 @@ from holdmq.wire.move_headers import (
 
 StackMaker = Callable[..., Any]
 LEVELS_MS = [150, 300, 450]
-DOCS = Path(__file__).parents[2] / "docs"
-EXAMPLES = [
-    (name, example)
-    for name in ("retry.md", "delay.md")
-    for example in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
-]
 
 
 @pytest.fixture
@@ -271,11 +263,3 @@ async def test_delayed_messages_survive_the_broker_and_come_once(stack: Any, reg
     # What the broker took and could not answer before it died may be there twice, as with PRODUCE.
     assert set(got) == {b"%d" % i for i in range(400)}
     assert set(unique.values()) <= {1, 2}
-
-
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_the_guides_examples_run(stack: Any, number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    name, example = EXAMPLES[number]
-    code = example.replace("127.0.0.1:9876", f"127.0.0.1:{stack.registry_port}")
-    exec(compile(code, f"{name} example {number}", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out.splitlines() == re.findall(r"^# prints: (.*)$", code, re.MULTILINE)

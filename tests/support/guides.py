@@ -16,6 +16,10 @@ DOCS: Final = Path(__file__).parents[2] / "docs"
 _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _MARK: Final = "=== next command ==="
 RUN_S: Final = 50.0
+_WITHOUT_LOGS: Final = (
+    "import structlog; structlog.configure(logger_factory=structlog.ReturnLoggerFactory())\n"
+)
+"""A page shows what its program prints, not what the SDK logs meanwhile."""
 
 
 class Example(NamedTuple):
@@ -40,7 +44,7 @@ def run_python(example: Example, registry: str, directory: Path) -> None:
     """Run a program in a process of its own; AssertionError if it fails or prints something else."""
     code = example.code.replace("127.0.0.1:9876", registry)
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, "-W", "error", "-c", _WITHOUT_LOGS + code],
         capture_output=True, text=True, timeout=RUN_S, check=False, cwd=directory,
     )  # fmt: skip
     assert done.returncode == 0, f"line {example.line}: {done.stderr}"
