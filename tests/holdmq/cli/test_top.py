@@ -118,8 +118,8 @@ def test_a_segment_that_is_written_is_shown(stack: Stack, cli: Cli) -> None:
     segments: list[Any] = []
     deadline = time.monotonic() + WAIT_S
     try:
-        # A rate is that of the last second: it is written in all of them.
-        while not segments:
+        # A rate is that of the last second: it is written in all of them. Reads may be seen before writes.
+        while not any(one["written_bytes"] for one in segments):
             assert time.monotonic() < deadline, "the segment at the log's end is busy"
             writing.stdin.write(b"x" * 1000 + b"\n")
             writing.stdin.flush()
@@ -130,7 +130,6 @@ def test_a_segment_that_is_written_is_shown(stack: Stack, cli: Cli) -> None:
         assert watching.wait(WAIT_S) == 1
         assert writing.wait(WAIT_S) == 0
     assert (segments[0]["broker"], segments[0]["start"]) == ("broker-0", 0)
-    assert segments[0]["written_bytes"] > 0
 
 
 def test_connections_say_what_groups_know_of_them(stack: Stack, cli: Cli) -> None:
