@@ -1,7 +1,9 @@
 """The records of a PRODUCE, one by one: may they be stored, and what properties have they?
 
-A loop, as numpy's calls have a fixed cost that a PRODUCE does not earn back. It reads with
-`librt.strings`, which mypyc turns into loads: two 32-bit fields that stand side by side are one.
+Records of one device or producer mostly have the properties of the one before, perhaps but for the unique
+id: what is alike is found by comparing it where it lies. A loop, as numpy's calls have a fixed cost that
+a PRODUCE does not earn back. It reads with `librt.strings`, which mypyc turns into loads: two 32-bit
+fields that stand side by side are one.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from holdmq.record import (
     SYS_QOS,
     SYS_STORE_ID,
 )
+from holdmq.record_properties import KEY, UNIQUE
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -45,8 +48,15 @@ WRONG_CRC: Final = "its BodyCRC does not match its bytes"
 _WRONG_QUEUE: Final = "its QueueId is not its run's"
 _WRONG_NAME: Final = "its topic is not its run's"
 
+NOT_ALIKE: Final = -1
+"""The size of the properties before, when nothing may be taken to be alike to them."""
+
 _U32: Final = 0xFFFFFFFF
 _UNKNOWN_FLAGS: Final = _U32 & ~SYS_KNOWN
+_TOP_BITS: Final = 0x0080808080808080
+"""Of all bytes but the first, whose own is the sign."""
+_BITS_5: Final = 0x2020202020202020
+_BITS_6: Final = 0x4040404040404040
 
 
 class BadEntry(NamedTuple):
@@ -62,10 +72,16 @@ def check_each(
     """As `record_batch.check_entries`, for records whose sizes are right; adds each one's properties.
 
     The sizes lie between FIXED_SIZE and the largest record, and add up to the data and to the runs' counts.
+    Of a record whose properties are alike to the ones before but for the unique id, those are added again.
     """
     start: i64 = 0
     entry = 0
     add = properties.append
+    like = b""
+    like_at: i64 = 0
+    like_size: i64 = NOT_ALIKE
+    id_begin: i64 = 0
+    id_end: i64 = 0
     for topic, queue_id, count in runs:
         name = len(topic).to_bytes(1, "big") + topic
         wanted_queue: i64 = queue_id
@@ -78,7 +94,13 @@ def check_each(
                 elif reason is _WRONG_NAME:
                     reason = f"its topic is not {topic.decode('utf-8', 'replace')!r}, its run's"
                 return BadEntry(entry, reason)
-            add(_properties(data, start, end, len(name)))
+            at: i64 = properties_at(data, start)
+            if end - 8 - at != like_size or not is_alike(data, at, like_at, like_size, id_begin, id_end):
+                like = data[at : end - 8]
+                like_size = end - 8 - at
+                id_begin, id_end = id_span(like)
+            like_at = at
+            add(like)
             start = end
             entry += 1
     return None
@@ -134,17 +156,67 @@ def each_properties(data: bytes, starts: list[int], sizes: list[int]) -> list[by
     found: list[bytes] = []
     for begin, size in zip(starts, sizes, strict=True):
         start: i64 = begin
-        extra: i64 = IPV6_EXTRA if data[start + SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0
-        body_at: i64 = start + BODY_LENGTH_AT + extra
-        body_size: i64 = read_i64_be(data, body_at - 4) & _U32
-        name_size: i64 = data[body_at + 4 + body_size]
-        found.append(_properties(data, start, start + size, name_size + 1))
+        found.append(data[properties_at(data, start) : start + size - 8])
     return found
 
 
-def _properties(data: bytes, start: i64, end: i64, name_size: i64) -> bytes:
-    """The encoded properties of a well-formed record; `name_size` is that of fields 17 and 18."""
+def properties_at(data: bytes, start: i64) -> i64:
+    """Where the encoded properties of a well-formed record begin that begins at `start`."""
     extra: i64 = IPV6_EXTRA if data[start + SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0
     body_at: i64 = start + BODY_LENGTH_AT + extra
-    body_size: i64 = read_i64_be(data, body_at - 4) & _U32
-    return data[body_at + 4 + body_size + name_size + 2 : end - 8]
+    topic_at: i64 = body_at + 4 + (read_i64_be(data, body_at - 4) & _U32)
+    return topic_at + 3 + data[topic_at]
+
+
+def id_span(properties: bytes) -> tuple[int, int]:
+    """Where the value of the unique id stands in encoded properties with no other key and nothing of MQTT's.
+
+    (0, 0) = they are not such. Whatever printable ASCII stands there, they mean the same but for the id.
+    """
+    at = properties.find(UNIQUE)
+    if at < 0:
+        return 0, 0
+    begin = at + len(UNIQUE)
+    end = properties.find(b"\x02", begin)
+    is_pair = end >= 0 and (at == 0 or properties[at - 1] == 2) and properties.find(UNIQUE, end) < 0
+    return (begin, end) if is_pair and KEY not in properties and b"\0" not in properties else (0, 0)
+
+
+def is_alike(data: bytes, at: i64, other: i64, size: i64, id_begin: i64, id_end: i64) -> bool:
+    """Whether properties of two records, at two places, differ in nothing but the unique id.
+
+    Both have `size` bytes; `id_begin` and `id_end` are the other ones' `id_span`.
+    """
+    if not id_end:
+        return _is_same(data, at, other, size)
+    return (
+        _is_same(data, at, other, id_begin)
+        and _is_same(data, at + id_end, other + id_end, size - id_end)
+        and _is_printable(data, at + id_begin, at + id_end)
+    )
+
+
+def _is_same(data: bytes, at: i64, other: i64, size: i64) -> bool:
+    """Whether `size` bytes are equal; behind properties lie 8 bytes more that may be read, too."""
+    done: i64 = 0
+    while size - done >= 8:
+        if read_i64_be(data, at + done) != read_i64_be(data, other + done):
+            return False
+        done += 8
+    rest: i64 = 8 * (8 - (size - done))
+    return rest == 64 or (read_i64_be(data, at + done) ^ read_i64_be(data, other + done)) >> rest == 0
+
+
+def _is_printable(data: bytes, at: i64, end: i64) -> bool:
+    """Whether all bytes are ASCII from 0x20 on: a byte at a time at the end, eight before."""
+    while end - at >= 8:
+        word: i64 = read_i64_be(data, at)
+        if word < 0 or word & _TOP_BITS or (word | (word & _BITS_5) << 1) & _BITS_6 != _BITS_6:
+            return False
+        at += 8
+    while at < end:
+        byte: i64 = data[at]
+        if byte < 0x20 or byte > 0x7F:
+            return False
+        at += 1
+    return True

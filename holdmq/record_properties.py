@@ -18,6 +18,10 @@ from typing import Final, NamedTuple
 
 from holdmq.errors import Code, RecordError
 
+KEY: Final = b"KEYS\x01"
+UNIQUE: Final = b"UNIQ_KEY\x01"
+"""How a pair with a message's key, or its unique id, begins."""
+
 RESERVED_KEYS: Final[dict[str, str]] = {
     "TAGS": "the tag; encoders write it first",
     "KEYS": "a key of the message; one pair for each",

@@ -15,15 +15,13 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from holdmq.record_properties import escaped_tag_of, unescape_tag
+from holdmq.record_properties import KEY, UNIQUE, escaped_tag_of, unescape_tag
 
 TAG_CACHE_MAX: Final = 65_536
 """Tags whose hash is remembered per key level: a fleet's active topics, in about 10 MB."""
 PROPERTIES_CACHE_MAX: Final = 32_768
 """Whole properties whose tag's hash is remembered: a device that publishes repeats them; about 8 MB."""
 
-_KEYS: Final = b"KEYS\x01"
-_UNIQUE: Final = b"UNIQ_KEY\x01"
 _HIGH: Final = 0xFFFFFFFF_00000000
 _LOW: Final = 0xFFFFFFFF
 
@@ -47,7 +45,7 @@ def prefix_hash(prefix: bytes, key_levels: int = 1) -> int:
 
 def has_keys(properties: bytes) -> bool:
     """Whether there may be a key or unique id in encoded properties of one record or of many, joined."""
-    return _KEYS in properties or _UNIQUE in properties
+    return UNIQUE in properties or KEY in properties
 
 
 class TagCache:
@@ -76,12 +74,11 @@ class TagCache:
     def hashes(self, properties: list[bytes], has_keys: bool) -> list[int]:
         """The hashes of the tags in encoded properties, one for each; 0 where there is no tag.
 
-        `has_keys`: a key or unique id may be among them. Such properties come once, and are not remembered.
+        `has_keys`: a key or unique id may be among them. Such properties come in one batch only, and are
+        not remembered.
         """
-        if has_keys:
-            return [self._hash_in(one) for one in properties]
         hashes: list[int] = []
-        known = self._by_properties
+        known = {} if has_keys else self._by_properties
         for one in properties:
             value = known.get(one)
             if value is None:

@@ -9,10 +9,10 @@ from holdmq.disk import Disk
 from holdmq.errors import BehindError, CorruptRecordError, StorageError
 from holdmq.message import MessageId
 from holdmq.record import MAGIC, Record, decode_record
-from holdmq.record_properties import encode_properties
+from holdmq.record_properties import KEY, UNIQUE, encode_properties
 from storage.log.backwards import BackwardReader
 from storage.log.consume_queue import ConsumeQueues
-from storage.log.core.keys import KEY, UNIQUE, hash_of, keys_in
+from storage.log.core.keys import hash_of, keys_in
 from storage.log.core.queues import Queue
 from storage.log.key_index import KeyIndex
 from storage.log.segments import Segments

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdmq.record_batch import check_entries, encode_batch
 from holdmq.record_check import check_properties, properties_fault
 from holdmq.record_properties import encode_properties
 
@@ -50,6 +51,16 @@ def test_what_no_reader_could_decode_is_named(what: str) -> None:
 
 def test_a_character_cut_in_two_by_a_record_s_end_is_found() -> None:
     assert check_properties([b"a\x01\xc3\x02", b"b\x01\xa4\x02"]).bad is not None
+
+
+def test_records_like_the_one_before_give_its_properties_whatever_their_ids() -> None:
+    ids = [b"0001", b"0002", b"0\x1f03", b"00\xc3\xa4", b"0005", b"0006"]
+    properties = [b"TAGS\x01a/b\x02UNIQ_KEY\x01%b\x02u.k\x01v\x02" % own for own in ids]
+    properties += [properties[-1].replace(b"v\x02", b"w\x02"), b"", b"", b"TAGS\x01a\x02", b"TAGS\x01b\x02"]
+    raw, sizes = encode_batch(b"t", 0, [b"x"] * len(properties), properties)
+    given: list[bytes] = []
+    assert check_entries(raw, sizes, [(b"t", 0, len(sizes))], properties=given) is None
+    assert given == [properties[i] for i in (0, 0, 2, 3, 3, 3, 6, 7, 7, 9, 10)]
 
 
 @given(st.lists(st.binary(max_size=12) | st.text("ab\x01\x02\x03", max_size=8).map(str.encode), max_size=5))

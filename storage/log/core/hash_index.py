@@ -5,7 +5,7 @@
     keyindex/<20 digits: the log offset from which on it speaks>
     | header 40 | slots, 4 bytes each | entries, 20 bytes each |        big-endian
 
-    header  magic "HMQK" 4 | slots 4 | entries 4 | CRC-32 of the other 36 bytes 4
+    header  magic "HMK2" 4 | slots 4 | entries 4 | CRC-32 of the other 36 bytes 4
             | first position 8 | end position 8 | store time of its first entry, ms 8
     slot    number of the newest entry of its chain, from 1; 0 = none
     entry   hash 4 | log offset 8 | seconds since the header's store time 4
@@ -23,12 +23,12 @@ from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
+from librt.strings import BytesWriter
 
-from holdmq.record_each import each_properties
-from storage.log.core.keys import KEY, UNIQUE, add_hashes
+from storage.log.core.keys import add_hashes
 from storage.store import Batch
 
-MAGIC: Final = b"HMQK"
+MAGIC: Final = b"HMK2"
 HEADER_SIZE: Final = 40
 SLOT_SIZE: Final = 4
 ENTRY_SIZE: Final = 20
@@ -38,7 +38,7 @@ SLOT: Final = np.dtype(">u4")
 KEYS: Final = np.dtype([("hash", np.uint32), ("position", np.int64), ("store_ms", np.int64)])
 """What the log says of a key: its hash, and log offset and store time of its record."""
 
-SLICE: Final = 256
+SLICE: Final = 2048
 """Records whose keys are looked for in one go: about 0.2 ms."""
 
 _HEADER: Final = Struct(">4sII4xqqq")
@@ -76,10 +76,9 @@ class Header(NamedTuple):
 
 def keys_of(batch: Batch) -> Keys:
     """A row for each different key and unique id of each record, in log order."""
-    hashes: list[int] = []
-    numbers: list[int] = []
-    data = bytes(batch.records) if batch.has_keys else b""
-    if KEY in data or UNIQUE in data:
+    written = BytesWriter()
+    if batch.has_keys:
+        data = bytes(batch.records)
         starts, sizes = batch.starts.tolist(), batch.sizes.tolist()
         first = 0
         for run in batch.runs:
@@ -88,11 +87,12 @@ def keys_of(batch: Batch) -> Keys:
             # In slices: compiled code gives no other thread a turn.
             for at in range(first, end, SLICE):
                 stop = min(at + SLICE, end)
-                add_hashes(topic, each_properties(data, starts[at:stop], sizes[at:stop]), at, hashes, numbers)
+                add_hashes(topic, data, starts[at:stop], sizes[at:stop], written)
             first = end
-    found = np.empty(len(hashes), KEYS)
-    found["hash"] = hashes
-    found["position"] = batch.starts[np.array(numbers, np.int64)] + batch.position
+    pairs = np.frombuffer(written.getvalue(), "<i8").reshape(-1, 2)
+    found = np.empty(len(pairs), KEYS)
+    found["hash"] = pairs[:, 0]
+    found["position"] = pairs[:, 1] + batch.position
     found["store_ms"] = batch.store_ms
     return found
 

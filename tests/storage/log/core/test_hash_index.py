@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from holdmq.record import encode_properties
 from holdmq.record_batch import encode_batch
+from holdmq.record_properties import KEY, UNIQUE
 from storage.log.core.hash_index import (
     KEYS,
     SLOT,
@@ -16,7 +17,7 @@ from storage.log.core.hash_index import (
     keys_of,
     link,
 )
-from storage.log.core.keys import KEY, UNIQUE, add_hashes, hash_of, keys_in
+from storage.log.core.keys import hash_of, keys_in
 from storage.store import Batch, Run
 
 
@@ -71,15 +72,36 @@ def test_the_quick_way_of_ids_gives_what_all_keys_give(
     records: list[tuple[list[tuple[str, str]], bytes | None]],
 ) -> None:
     properties = [encode_properties(pairs, mqtt) for pairs, mqtt in records]
-    hashes: list[int] = []
-    numbers: list[int] = []
-    add_hashes(b"t", properties, 3, hashes, numbers)
-    wanted = [
-        (number, hash_of(marker, b"t", value))
-        for number, one in enumerate(properties, 3)
+    assert_keys_of_all(properties)
+
+
+def assert_keys_of_all(properties: list[bytes]) -> None:
+    raw, sizes = encode_batch(b"t", 0, [b"body"] * len(properties), properties, 5)
+    batch = Batch(memoryview(raw), sizes, [Run("t", 0, len(properties))], 1000, 77)
+    starts = batch.starts.tolist()
+    assert keys_of(batch).tolist() == [
+        (hash_of(marker, b"t", value), 1000 + start, 77)
+        for start, one in zip(starts, properties, strict=True)
         for marker, value in dict.fromkeys(keys_in(one))
     ]
-    assert list(zip(numbers, hashes, strict=True)) == wanted
+
+
+IDS = st.sampled_from(["0001", "0002", "ä", "ä1", "\x7f0", "1\x02", "1", "123456789", "12345678ü"])
+TAGS = st.sampled_from(["a", "b", "KEYS", "longer/tag"])
+
+
+@given(st.lists(st.tuples(TAGS, IDS, TAGS), min_size=2, max_size=8))
+def test_records_that_differ_in_more_than_the_id_are_told_apart(rows: list[tuple[str, str, str]]) -> None:
+    assert_keys_of_all([encode_properties([("TAGS", a), ("UNIQ_KEY", i), ("u.b", b)]) for a, i, b in rows])
+
+
+def test_hashes_of_ids_that_follow_each_other_are_spread() -> None:
+    ids = [b"%016x-%010x" % (producer, count) for producer in (7, 1 << 62) for count in range(20_000)]
+    hashes = np.array([hash_of(UNIQUE, b"devices", one) for one in ids])
+    # Of 40,000 random numbers of 32 bits about 0.2 pairs are equal.
+    assert len(np.unique(hashes)) >= len(ids) - 5
+    of_slots = np.bincount(hashes % 4096, minlength=4096)
+    assert 8 < of_slots.var() < 12, "as random numbers would be: the mean is 9.8"
 
 
 def test_entries_of_one_slot_are_chained_newest_first() -> None:
