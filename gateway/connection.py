@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from gateway.limits import SOCKET_HIGH_BYTES
+from gateway.listeners import Listener
+from gateway.peer import Peer, peer_of
 from gateway.session.events import Closed, Connected, Event, Subscribing, Unsubscribing
 from gateway.session.session import CLOSED, Session
-from holdmq.errors import RecordError
 from holdmq.mqtt import MQTT_5, PublishRun, ReasonCode
-from holdmq.record import NO_HOST, encode_host
 
 if TYPE_CHECKING:
     from gateway.worker import Worker
@@ -30,14 +30,20 @@ DRAINING: Final = 16
 class Shell(asyncio.Protocol):
     """One connection. `waiting` holds the events behind a publish whose topic is being created."""
 
-    __slots__ = ("_paused_for", "_worker", "session", "transport", "waiting")
+    __slots__ = ("_paused_for", "_worker", "listener", "session", "transport", "waiting")
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, listener: Listener) -> None:
         self._worker = worker
+        self.listener = listener
         self._paused_for = 0
         self.transport: asyncio.Transport | None = None
         self.session: Session = None  # type: ignore[assignment]  # made with the connection
         self.waiting: list[Event] | None = None
+
+    @property
+    def peer(self) -> Peer:
+        """Who is at the other end; without an address when the socket is gone."""
+        return peer_of(self.listener.name, self.transport)
 
     # asyncio.Protocol
 
@@ -45,7 +51,7 @@ class Shell(asyncio.Protocol):
         worker = self._worker
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=SOCKET_HIGH_BYTES)
-        self.session = Session(worker.context, worker.now(), born_host(transport.get_extra_info("peername")))
+        self.session = Session(worker.context, worker.now(), self.peer.born_host())
         self.session.shell = self
         worker.opened(self)
 
@@ -192,9 +198,14 @@ class Shell(asyncio.Protocol):
         transport = self.transport
         if data and transport is not None and not transport.is_closing():
             self._worker.counters.bytes_out_total += len(data)
-            transport.write(data)
+            self.send(data)
         if self._paused_for & WINDOW:
             self.window_opened()
+
+    def send(self, data: bytes) -> None:
+        """Give bytes of MQTT to the socket, which is there and open."""
+        assert self.transport is not None
+        self.transport.write(data)
 
     def close(self, reason_code: int, reason: str, sentence: str) -> None:
         """Close from this side."""
@@ -202,12 +213,7 @@ class Shell(asyncio.Protocol):
             self.handle(self.session.close(reason_code, reason, sentence))
             self._worker.settle()
 
-
-def born_host(peer: object) -> bytes:
-    """BornHost of a peer as `get_extra_info("peername")` gives it."""
-    if isinstance(peer, tuple) and len(peer) >= 2:
-        try:
-            return encode_host(str(peer[0]).partition("%")[0], int(peer[1]))
-        except RecordError:
-            return NO_HOST
-    return NO_HOST
+    def end(self, _reason: str) -> None:
+        """Close the socket after what was written; `_reason` is that of the session's end."""
+        if self.transport is not None:
+            self.transport.close()

@@ -30,6 +30,8 @@ class Reports:
         self._live: dict[int, dict[str, Any]] = {}
         self._ended: Counter[str] = Counter()
         self._ended_refused: Counter[str] = Counter()
+        self._ended_listeners: dict[str, Counter[str]] = {}
+        """Listener → what its connections in ended workers were refused for, "" = how many there were."""
 
     def received(self, index: int, report: dict[str, Any]) -> None:
         """A worker's report came."""
@@ -42,6 +44,10 @@ class Reports:
             totals = {k: v for k, v in report["numbers"].items() if k not in GAUGES}
             self._ended.update(totals)
             self._ended_refused.update(report["refused"])
+            for name, numbers in report.get("listeners", {}).items():
+                counted = self._ended_listeners.setdefault(name, Counter())
+                counted.update(numbers["refused"])
+                counted[""] += numbers["accepted_total"]
 
     def readiness(self) -> tuple[bool, str]:
         """Return whether clients can be served, and why not."""
@@ -79,6 +85,7 @@ class Reports:
         for reason, count in sorted(refused.items()):
             by_reason.add_metric([reason], count)
         yield by_reason
+        yield from self._listener_families(reports)
         by_worker = GaugeMetricFamily(
             "holdmq_gateway_worker_connections", "Connections open now, by worker.", labels=["worker"]
         )
@@ -89,6 +96,43 @@ class Reports:
         yield CounterMetricFamily(
             "holdmq_gateway_worker_restarts", "Workers that ended by themselves.", value=self.restarts
         )
+
+    def _listener_families(self, reports: list[dict[str, Any]]) -> Iterator[Metric]:
+        area = "holdmq_gateway_listener"
+        connections = GaugeMetricFamily(
+            f"{area}_connections", "Connections open now, by listener.", labels=["listener"]
+        )
+        accepted = CounterMetricFamily(
+            f"{area}_accepted", "Connections that came, by listener.", labels=["listener"]
+        )
+        refused = CounterMetricFamily(
+            f"{area}_refused",
+            "Connections that the gateway ended, by listener and reason.",
+            labels=["listener", "reason"],
+        )
+        expiry = GaugeMetricFamily(
+            f"{area}_certificate_expiry_seconds",
+            "When the certificate in use ends, by listener, in s since 1970; the earliest of all workers.",
+            labels=["listener"],
+        )
+        by_name: dict[str, list[dict[str, Any]]] = {}
+        for report in reports:
+            for name, numbers in report.get("listeners", {}).items():
+                by_name.setdefault(name, []).append(numbers)
+        for name in sorted(by_name.keys() | self._ended_listeners.keys()):
+            found = by_name.get(name, [])
+            counted = Counter(self._ended_listeners.get(name, {}))
+            for numbers in found:
+                counted.update(numbers["refused"])
+                counted[""] += numbers["accepted_total"]
+            connections.add_metric([name], sum(numbers["connections"] for numbers in found))
+            accepted.add_metric([name], counted.pop("", 0))
+            for reason, count in sorted(counted.items()):
+                refused.add_metric([name, reason], count)
+            ends = [at for numbers in found if (at := numbers["certificate_expires_at"])]
+            if ends:
+                expiry.add_metric([name], min(ends))
+        yield from (connections, accepted, refused, expiry)
 
 
 class GatewayCollector(Collector):

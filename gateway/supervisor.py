@@ -1,4 +1,4 @@
-"""The parent of the workers: forks them, keeps them, passes SIGTERM on, and adds up their numbers."""
+"""The parent of the workers: forks them, keeps them, passes signals on, and adds up their numbers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.limits import LISTEN_BACKLOG
+from gateway.binding import Place, bind
+from gateway.listeners import Listener, listeners_of
 from gateway.metrics import GatewayCollector, Reports
 from gateway.worker import serve
 from holdmq import telemetry
 from holdmq.admin import AdminServer
 from holdmq.config import Config
-from holdmq.errors import StartupError
-from holdmq.process import die_with_parent, listen_error, run_until_stopped, start_admin
+from holdmq.errors import HoldMQError
+from holdmq.process import die_with_parent, run_until_stopped, start_admin
 
 GC_THRESHOLD: Final = 20_000
 """Container objects made between two young collections: a full batch of publishes makes about as many."""
@@ -56,19 +57,21 @@ class Supervisor:
         self._config = config
         self._section = config.gateway
         self._reports = Reports(self._section.worker_count(os.cpu_count() or 1))
-        self._listeners: list[socket.socket] = []
+        self._listeners: list[Listener] = []
+        self._places: list[Place] = []
         self._children: dict[int, _Child] = {}
         self._restarts: list[tuple[float, int]] = []
         self._selector = selectors.DefaultSelector()
         self._signal = 0
+        self._is_reload_asked = False
         self._is_stopping = False
         self._kill_at = 0.0
         self._admin: AdminServer | None = None
         self._beat = 0.0
-        self.port = 0
 
     def run(self) -> None:
-        """Serve until the signal; raises StartupError when the port is busy."""
+        """Serve until the signal; raises StartupError for a busy port, ConfigError for a bad certificate."""
+        self._listeners = listeners_of(self._section)
         self._listen()
         wake_read, wake_write = socket.socketpair()
         wake_read.setblocking(False)
@@ -76,6 +79,7 @@ class Supervisor:
         signal.set_wakeup_fd(wake_write.fileno())
         for number in SIGNALS:
             signal.signal(number, self._signalled)
+        signal.signal(signal.SIGHUP, self._asked_to_reload)
         self._selector.register(wake_read, selectors.EVENT_READ, None)
         collector = GatewayCollector(self._reports)
         telemetry.METRICS.register(collector)
@@ -87,7 +91,10 @@ class Supervisor:
                 self._fork(index)
             self._admin = start_admin("gateway", self._config, self._reports.readiness, self._liveness)
             log.info(
-                "gateway serves", port=self.port, workers=self._reports.workers, admin_port=self._admin.port
+                "gateway serves",
+                listeners={place.settings.name: place.where for place in self._places},
+                workers=self._reports.workers,
+                admin_port=self._admin.port,
             )
             while self._children or self._restarts:
                 self._turn(wake_read)
@@ -96,8 +103,7 @@ class Supervisor:
                 self._admin.close()
             telemetry.METRICS.unregister(collector)
             signal.set_wakeup_fd(-1)
-            for listener in self._listeners:
-                listener.close()
+            self._close_places()
             wake_read.close()
             wake_write.close()
             self._selector.close()
@@ -105,33 +111,16 @@ class Supervisor:
     # Listening
 
     def _listen(self) -> None:
-        """One listening socket per worker on one port: the kernel spreads connections over them, and what
-        it holds for a worker that crashed waits for its successor."""
-        bind, port = self._section.bind, self._section.port
         try:
-            family, kind, proto, _, address = socket.getaddrinfo(
-                bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-        except OSError as error:
-            raise StartupError(f"{bind} (gateway.bind) is no address: {error}") from error
-        try:
-            if port:
-                # With SO_REUSEPORT a second gateway would silently share the port.
-                with socket.socket(family, kind, proto) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(address)
-            for _ in range(self._reports.workers):
-                listener = socket.socket(family, kind, proto)
-                self._listeners.append(listener)
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                listener.bind(address)
-                # With port 0 the first one chooses for all.
-                address = listener.getsockname()
-                listener.listen(LISTEN_BACKLOG)
-        except OSError as error:
-            raise listen_error(error, "gateway.port", bind, port) from error
-        self.port = self._listeners[0].getsockname()[1]
+            for listener in self._listeners:
+                self._places.append(bind(listener.settings, self._reports.workers))
+        except HoldMQError:
+            self._close_places()
+            raise
+
+    def _close_places(self) -> None:
+        for place in self._places:
+            place.close()
 
     # Workers
 
@@ -159,17 +148,15 @@ class Supervisor:
             self._selector.close()
             for child in self._children.values():
                 child.report.close()
-            for other, listener in enumerate(self._listeners):
-                if other != index:
-                    listener.close()
+            own = [place.keep_only(index) for place in self._places]
             report.setblocking(False)
             # Messages and batches hold no cycles: collecting less often saves pauses, not memory.
             gc.set_threshold(GC_THRESHOLD, 20, 20)
-            config, listener = self._config, self._listeners[index]
+            config, places = self._config, list(zip(self._listeners, own, strict=True))
 
             async def worker(stopping: asyncio.Event) -> None:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-                await serve(config, index, listener, report, stopping)
+                await serve(config, index, places, report, stopping)
 
             run_until_stopped(worker)
         except BaseException:
@@ -189,6 +176,10 @@ class Supervisor:
         self._beat = began
         if self._signal and not self._is_stopping:
             self._stop()
+        if self._is_reload_asked:
+            self._is_reload_asked = False
+            for child in self._children.values():
+                os.kill(child.pid, signal.SIGHUP)
         for key, _ in self._selector.select(1.0):
             if key.data is None:
                 wake.recv(4096)
@@ -273,12 +264,14 @@ class Supervisor:
         """Only note it: a handler runs in the middle of anything. The wake-up fd ends the wait."""
         self._signal = number
 
+    def _asked_to_reload(self, _number: int, _frame: object) -> None:
+        self._is_reload_asked = True
+
     def _stop(self) -> None:
         self._is_stopping = True
         self._reports.is_draining = True
         self._kill_at = time.monotonic() + self._section.drain_s + KILL_AFTER_S
-        for listener in self._listeners:
-            listener.close()  # or the kernel would go on accepting for nobody
+        self._close_places()  # or the kernel would go on accepting for nobody
         for child in self._children.values():
             os.kill(child.pid, signal.SIGTERM)
         log.info("draining", signal=signal.Signals(self._signal).name)

@@ -1,4 +1,4 @@
-"""One worker process: a listening socket, a link to each broker, and the clocks of its connections."""
+"""One worker process: its listening sockets, a link to each broker, and the clocks of its connections."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import secrets
+import signal
 import socket
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.catchup import CatchUp
@@ -18,8 +20,10 @@ from gateway.core.producer import PENDING_MAX_BYTES
 from gateway.core.wheel import TICK_S, Wheel
 from gateway.delivery import Delivery
 from gateway.ingress import Ingress
+from gateway.layered import LayeredShell
 from gateway.limits import CONNECTIONS_OVER, LISTEN_BACKLOG, REROUTE_S, SEND_STALLED_S, Limits
 from gateway.link import BrokerLink
+from gateway.listeners import CertificateWatch, Listener
 from gateway.session.events import Closed
 from gateway.session.session import CLOSED, Context, Session
 from gateway.subscriptions import Subscriptions
@@ -87,6 +91,9 @@ class Worker:
         self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
         self.resume_below_bytes = PENDING_MAX_BYTES // 2
         self._drain_s = section.drain_s
+        self._tls_reload_interval_s = section.tls_reload_interval_s
+        self._listeners: list[Listener] = []
+        self._certificates: CertificateWatch | None = None
         self._wheel: Wheel[Session] = Wheel(self.now())
         self._shells: set[Shell] = set()
         self._sessions: dict[str, Session] = {}
@@ -103,8 +110,12 @@ class Worker:
 
     # Life
 
-    async def run(self, listener: socket.socket, stopping: asyncio.Event) -> None:
-        """Serve `listener` until `stopping`, then drain."""
+    async def run(self, places: Sequence[tuple[Listener, socket.socket]], stopping: asyncio.Event) -> None:
+        """Serve the listeners, each on its socket, until `stopping`, then drain."""
+        self._listeners = [listener for listener, _ in places]
+        certificates = CertificateWatch(self._listeners, self._tls_reload_interval_s, self.index)
+        self._certificates = certificates
+        watching = self._loop.create_task(certificates.run(), name="certificates")
         self.routes.on_brokers.append(self._brokers_changed)
         self.routes.on_routes.append(self._routes_changed)
         self.routes.on_up.append(self._link_up)
@@ -113,18 +124,30 @@ class Worker:
         tick = self._loop.call_later(TICK_S, self._tick, self.now() + TICK_S)
         try:
             await self._wait_for_brokers(stopping)
-            server = await self._loop.create_server(
-                lambda: Shell(self), sock=listener, backlog=LISTEN_BACKLOG, start_serving=True
-            )
+            servers = [await self._listen(listener, listening) for listener, listening in places]
             log.info("gateway worker serves", worker=self.index, brokers=sorted(self.links))
             await stopping.wait()
-            server.close()
+            for server in servers:
+                server.close()
             await self._drain()
         finally:
             tick.cancel()
+            watching.cancel()
             self._is_draining = True
             await self.topics.close()
             await self.routes.close()
+
+    async def _listen(self, listener: Listener, listening: socket.socket) -> asyncio.AbstractServer:
+        make = Shell if listener.is_plain else LayeredShell
+        listen = self._loop.create_server
+        if listening.family == socket.AF_UNIX:
+            listen = self._loop.create_unix_server  # type: ignore[assignment]
+        return await listen(lambda: make(self, listener), sock=listening, backlog=LISTEN_BACKLOG)
+
+    def reload(self) -> None:
+        """Look at the certificates now (SIGHUP)."""
+        if self._certificates is not None:
+            self._certificates.reload_soon()
 
     async def _wait_for_brokers(self, stopping: asyncio.Event) -> None:
         deadline = self.now() + START_ROUTES_S
@@ -144,6 +167,8 @@ class Worker:
         while self._shells and self.now() < deadline:
             closing = 0
             for shell in list(self._shells):
+                if shell.session.state == CLOSED:
+                    continue  # its client has yet to answer
                 inbound = shell.session.inbound
                 if inbound is not None and inbound.head is not None and self.now() < deadline - 1:
                     continue  # its last publishes are still on their way into the log
@@ -238,6 +263,8 @@ class Worker:
     def opened(self, shell: Shell) -> None:
         """A connection was accepted."""
         self._shells.add(shell)
+        shell.listener.connections += 1
+        shell.listener.accepted_total += 1
         counters = self.counters
         counters.connections = len(self._shells)
         over = counters.connections - counters.connections_max
@@ -246,6 +273,7 @@ class Worker:
             shell.session.refuse_with = ReasonCode.SERVER_BUSY
             if over > CONNECTIONS_OVER and shell.transport is not None:
                 counters.refused["connections_max"] += 1
+                shell.listener.refused["connections_max"] += 1
                 shell.transport.abort()
         self._wheel.put(shell.session)
 
@@ -275,6 +303,8 @@ class Worker:
         self.counters.sessions = len(self._sessions)
         if event.will is not None:
             self._publish_will(session, event.will)
+        if event.reason:
+            shell.listener.refused[event.reason] += 1
         if event.reason and self._logged < REFUSALS_LOGGED_PER_S and event.reason != "draining":
             self._logged += 1
             log.info(
@@ -282,19 +312,20 @@ class Worker:
                 reason=event.reason,
                 why=event.sentence,
                 client=session.client_id,
-                peer=str(self._peer(shell)),
+                **shell.peer.log_fields(),
             )
         transport = shell.transport
         if transport is not None:
             shell.write()
             # Nothing more is read: what the peer still sends must not keep the socket busy.
-            transport.close()
-            if transport.get_write_buffer_size():
+            shell.end(event.reason)
+            if transport.get_write_buffer_size() or not transport.is_closing():
                 self._lingering[shell] = self.now() + LINGER_S
 
     def lost(self, shell: Shell) -> None:
         """The socket is gone."""
         self._shells.discard(shell)
+        shell.listener.connections -= 1
         self._lingering.pop(shell, None)
         self._stalled.pop(shell, None)
         for link in self.links.values():
@@ -328,10 +359,6 @@ class Worker:
                 )
                 continue
             self._stalled[shell] = unsent, since
-
-    @staticmethod
-    def _peer(shell: Shell) -> object:
-        return None if shell.transport is None else shell.transport.get_extra_info("peername")
 
     def _publish_will(self, session: Session, will: Will) -> None:
         def again() -> None:
@@ -397,7 +424,9 @@ class Worker:
         self.delivery.malformed_logged = 0
         for shell, deadline in list(self._lingering.items()):
             if deadline <= now and shell.transport is not None:
-                self.counters.refused["does_not_read"] += 1
+                if shell.transport.get_write_buffer_size():
+                    self.counters.refused["does_not_read"] += 1
+                    shell.listener.refused["does_not_read"] += 1
                 shell.transport.abort()
                 del self._lingering[shell]
         self._close_stalled(now)
@@ -448,13 +477,24 @@ class Worker:
         counters.catchup_readers = self.catchup.readers
         counters.loop_lag_ms_max = int(self._lag_max_s * 1000)
         self._lag_max_s = 0.0
-        report = {"ready": self.is_ready, "numbers": counters.snapshot(), "refused": counters.refused}
+        report = {
+            "ready": self.is_ready,
+            "numbers": counters.snapshot(),
+            "refused": counters.refused,
+            "listeners": {listener.name: listener.numbers() for listener in self._listeners},
+        }
         with contextlib.suppress(BlockingIOError, ConnectionError):
             self._report.send(json.dumps(report).encode())
 
 
 async def serve(
-    config: Config, index: int, listener: socket.socket, report: socket.socket, stopping: asyncio.Event
+    config: Config,
+    index: int,
+    places: Sequence[tuple[Listener, socket.socket]],
+    report: socket.socket,
+    stopping: asyncio.Event,
 ) -> None:
     """Run one worker until it has drained."""
-    await Worker(config, index, report).run(listener, stopping)
+    worker = Worker(config, index, report)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, worker.reload)
+    await worker.run(places, stopping)

@@ -30,6 +30,7 @@ from pydantic import (
 )
 
 from holdmq.config_alarms import AlarmsSection
+from holdmq.config_listeners import DEFAULT_LISTENER, ListenerSettings, conflict_of
 from holdmq.config_section import Section, is_loopback
 from holdmq.config_security import SecuritySection
 from holdmq.errors import ConfigError
@@ -285,6 +286,20 @@ class GatewaySection(Section):
         description="Listening address; anything but loopback needs allow_anonymous set explicitly.",
     )
     port: Port = Field(1883, description="MQTT over TCP.")
+    default_listener: bool = Field(
+        True, description="Listen at bind and port; false = only at the places of listeners."
+    )
+    listeners: list[ListenerSettings] = Field(
+        [],
+        description="More listeners, an array of tables (docs/listeners.md): TLS, WebSocket, UNIX "
+        "sockets, behind proxies. A JSON array in the environment and --set.",
+    )
+    tls_reload_interval_s: float = Field(
+        5,
+        gt=0,
+        le=3600,
+        description="How often listeners' certificates are looked at for changes; SIGHUP does it at once.",
+    )
     admin_bind: AdminBind = "127.0.0.1"
     admin_port: AdminPort = 10914
     workers: int = Field(
@@ -361,19 +376,40 @@ class GatewaySection(Section):
         """Return the number of worker processes to start on a machine with `cores`, at least 1."""
         return self.workers or max(2, cores // 2)
 
+    def all_listeners(self) -> list[ListenerSettings]:
+        """Return the default listener, if it is not switched off, and the others.
+
+        Raises ConfigError when they do not go together.
+        """
+        found = list(self.listeners)
+        if self.default_listener:
+            default = ListenerSettings(name=DEFAULT_LISTENER, kind="tcp", bind=self.bind, port=self.port)
+            found.insert(0, default)
+        conflict = conflict_of(found)
+        if conflict is not None:
+            raise ConfigError(conflict)
+        return found
+
     def anonymous_allowed(self) -> bool:
         """Return whether clients without credentials are admitted.
 
         Raises ConfigError when the gateway would listen beyond loopback without an explicit choice.
         """
+        listeners = self.all_listeners()
         if self.allow_anonymous is not None:
             return self.allow_anonymous
-        if is_loopback(self.bind):
-            return True
-        raise ConfigError(
-            f"gateway.bind is {self.bind}, which other machines can reach, but gateway.allow_anonymous is "
-            "not set; set it to true to admit everybody, or to false to admit only clients with credentials"
-        )
+        for listener in listeners:
+            if listener.is_local:
+                continue
+            where = f"gateway.bind is {self.bind}"
+            if listener.name != DEFAULT_LISTENER:
+                through = "serves a proxy" if listener.proxy else f"is at {listener.where}"
+                where = f"the listener {listener.name!r} {through}"
+            raise ConfigError(
+                f"{where}, which other machines can reach, but gateway.allow_anonymous is not set; set it to "
+                "true to admit everybody, or to false to admit only clients with credentials"
+            )
+        return True
 
 
 class StatsSection(Section):

@@ -93,6 +93,16 @@ def reference() -> list[KeyInfo]:
     return rows
 
 
+def table_reference() -> list[KeyInfo]:
+    """Return the keys of the tables in lists, as ``gateway.listeners[].port``; they have no variables."""
+    return [
+        KeyInfo(f"{key}[].{name}", _type_name(field), _default_of(field), "", "", field.description or "")
+        for key, of_list in _fields().items()
+        if (table := _table_of(of_list.annotation)) is not None
+        for name, field in table.model_fields.items()
+    ]
+
+
 def env_name(key: str) -> str:
     """Return the environment variable of ``section.key``."""
     section, _, name = key.partition(".")
@@ -110,8 +120,21 @@ def _fields() -> dict[str, FieldInfo]:
     return found
 
 
+def _default_of(field: FieldInfo) -> Any:
+    return "needed" if field.is_required() else field.default
+
+
+def _table_of(annotation: Any) -> type[Section] | None:
+    """The model of a key that is a list of tables."""
+    inner = get_args(annotation)[:1]
+    is_table = bool(inner) and isinstance(inner[0], type) and issubclass(inner[0], Section)
+    return inner[0] if is_table else None
+
+
 def _type_name(field: FieldInfo) -> str:
     annotation = field.annotation
+    if _table_of(annotation) is not None:
+        return "list of tables"
     shown = str(annotation).replace("pydantic.types.SecretStr", "secret")
     if "Literal" in shown:
         return " | ".join(get_args(annotation))
@@ -172,11 +195,37 @@ def _checked(item: _Given, field: FieldInfo) -> Any:
     try:
         return kind.validate_python(value, strict=not item.text)
     except ValidationError as error:
-        message = error.errors()[0]["msg"]
+        problem = error.errors()[0]
+        table = _table_of(annotation)
+        if table is not None and problem["loc"]:
+            raise _table_error(item, table, problem) from error
+        message = problem["msg"]
         given = "(not shown)" if "Secret" in str(annotation) else json.dumps(item.value, default=str)
         raise ConfigError(
             f'the value {given} of "{item.key}" in {item.source} is wrong: {message[0].lower()}{message[1:]}'
         ) from error
+
+
+def _table_error(item: _Given, table: type[Section], problem: Any) -> ConfigError:
+    """The sentence for a wrong table in a list: which one, by position and name, and which of its keys."""
+    index, *path = problem["loc"]
+    given = problem["input"]
+    whole = given if not path or problem["type"] == "missing" else None
+    name = whole.get("name") if isinstance(whole, dict) else None
+    key = ".".join([f"{item.key}[{index}]", *map(str, path)])
+    called = f" (named {json.dumps(name)})" if isinstance(name, str) else ""
+    if problem["type"] == "extra_forbidden":
+        nearest = _nearest(str(path[-1]), table.model_fields)
+        return ConfigError(f'unknown key "{key}" in {item.source}{nearest}')
+    if problem["type"] == "missing":
+        return ConfigError(f'the key "{key}" is missing in {item.source}{called}')
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if whole is not None:
+        return ConfigError(f'"{key}"{called} in {item.source} is wrong: {message}')
+    return ConfigError(
+        f'the value {json.dumps(given, default=str)} of "{key}" in {item.source} is wrong: {message}'
+    )
 
 
 def _from_text(item: _Given, annotation: Any) -> Any:

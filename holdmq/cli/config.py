@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import typer
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 from rich.console import Console
 from rich.table import Table
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
-from holdmq.config_sources import reference
+from holdmq.config_sources import reference, table_reference
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,7 +24,7 @@ app = typer.Typer(
 @app.command(epilog="Example: holdmq config keys --json")
 def keys(as_json: Json = False) -> None:
     """Print every key with its type, default, unit, environment variable and meaning."""
-    rows = reference()
+    rows = [*reference(), *table_reference()]
     if as_json:
         print_json([row._asdict() for row in rows])
         return
@@ -58,7 +58,9 @@ def show(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) ->
     values = {row.key: (loaded.value_of(row.key), loaded.source_of(row.key)) for row in reference()}
     if as_json:
         # A secret's own text is asterisks.
-        print_json({key: {"value": value, "source": source} for key, (value, source) in values.items()})
+        print_json(
+            {key: {"value": plain(value), "source": source} for key, (value, source) in values.items()}
+        )
         return
     section = ""
     for key, (value, source) in values.items():
@@ -75,8 +77,22 @@ def show(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) ->
 
 def shown(value: Any) -> str:
     """Return `value` as TOML writes it; None, which TOML cannot say, as "unset"."""
+    value = plain(value)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return f"[{', '.join(map(_inline_table, value))}]"
     # JSON's strings, numbers, booleans and arrays of them are TOML's too.
     return "unset" if value is None else json.dumps(value)
+
+
+def plain(value: Any) -> Any:
+    """Return tables in a list as dictionaries of what was set in them; anything else as it is."""
+    if not isinstance(value, list):
+        return value
+    return [item.model_dump(exclude_unset=True) if isinstance(item, BaseModel) else item for item in value]
+
+
+def _inline_table(table: dict[str, Any]) -> str:
+    return "{ " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items()) + " }"
 
 
 def _console() -> Console:

@@ -11,7 +11,7 @@ import os
 import ssl
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdmq.errors import ConfigError
 from holdmq.rpc.access_keys import refuse_if_open_to_others
@@ -35,6 +35,14 @@ def signature_of(paths: Iterable[str]) -> Signature:
     return tuple(found)
 
 
+class TlsKeys(NamedTuple):
+    """How the configuration calls a listener's files; for errors."""
+
+    cert: str = "security.tls_cert"
+    key: str = "security.tls_key"
+    client_ca: str = "security.tls_client_ca"
+
+
 class ServerTls:
     """A listener's TLS. `context` goes to the listener once; `reload` changes what it does.
 
@@ -42,7 +50,10 @@ class ServerTls:
     ConfigError naming key and file.
     """
 
-    def __init__(self, cert: str, key: str, client_ca: str, requires_certificate: bool) -> None:
+    def __init__(
+        self, cert: str, key: str, client_ca: str, requires_certificate: bool, keys: TlsKeys | None = None
+    ) -> None:
+        self._keys = keys or TlsKeys()
         self.paths = tuple(path for path in (cert, key, client_ca) if path)
         self.expires_at = 0.0
         """When the certificate ends, s since the epoch."""
@@ -60,6 +71,11 @@ class ServerTls:
         """Read the files again; new connections use them. What cannot be read changes nothing."""
         self._now = self._build()
 
+    @property
+    def newest(self) -> ssl.SSLContext:
+        """The context of the files as they were last read: for a listener that takes one per connection."""
+        return self._now
+
     def _choose(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         handshake.context = self._now
 
@@ -68,10 +84,10 @@ class ServerTls:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
-        _load_chain(context, "security.tls_cert", self._cert, "security.tls_key", self._key)
+        _load_chain(context, self._keys.cert, self._cert, self._keys.key, self._key)
         self.expires_at = _end_of_certificate(context, self._cert)
         if self.client_ca:
-            _load_authorities(context, "security.tls_client_ca", self.client_ca)
+            _load_authorities(context, self._keys.client_ca, self.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED if self._requires_certificate else ssl.CERT_OPTIONAL
         return context
 

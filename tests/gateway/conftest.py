@@ -16,6 +16,7 @@ import pytest
 
 from broker.core.filters import FilterSet
 from broker.core.sequences import Sequences
+from gateway.listeners import Listener
 from gateway.worker import Worker
 from holdmq.config import ClientSection, Config, GatewaySection
 from holdmq.errors import CODES, Code, RemoteError
@@ -389,11 +390,12 @@ async def start_worker(memory_broker: MemoryBroker) -> AsyncIterator[Callable[..
             gateway=GatewaySection(**{"drain_s": 1.0, **settings}),
             client=ClientSection(registries=[f"127.0.0.1:{memory_broker.server.port}"]),
         )
-        listener = socket.create_server(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+        listening = socket.create_server(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+        listener = Listener(config.gateway.all_listeners()[0], config.gateway.packet_max_bytes)
         worker = Worker(config, 0, None)
         stopping = asyncio.Event()
-        task = asyncio.get_running_loop().create_task(worker.run(listener, stopping))
+        task = asyncio.get_running_loop().create_task(worker.run([(listener, listening)], stopping))
         started = RunningWorker(worker, port, memory_broker)
         running.append((task, stopping, started))
         while not worker.links or not all(link.reader.is_open for link in worker.links.values()):

@@ -1,0 +1,183 @@
+"""What a worker knows of a listener: whom it lets in, its TLS, its numbers; and fresh certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterable
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Final
+
+from gateway.core.websocket import WebSocketRules, rules_of
+from holdmq import telemetry
+from holdmq.config import GatewaySection
+from holdmq.config_listeners import ListenerSettings
+from holdmq.errors import ConfigError, HoldMQError
+from holdmq.rpc.tls import EXPIRES_SOON_S, ServerTls, Signature, TlsKeys, signature_of
+
+HANDSHAKES_MAX: Final = 2_000
+"""TLS handshakes at a time in a worker's listener, some 60 KiB each; past it connections are closed."""
+EXPIRY_SAID_EVERY_S: Final = 86_400.0
+
+log = telemetry.get_logger()
+
+
+class Listener:
+    """A listener in one process; `tls`, `websocket` and `networks` are None for what it does not use.
+
+    The constructor reads the certificates (blocking), and raises ConfigError naming listener and file.
+    """
+
+    __slots__ = (
+        "accepted_total",
+        "connections",
+        "handshakes",
+        "name",
+        "networks",
+        "refused",
+        "settings",
+        "tls",
+        "tls_signature",
+        "websocket",
+    )
+
+    def __init__(self, settings: ListenerSettings, packet_max_bytes: int) -> None:
+        self.settings = settings
+        self.name = settings.name
+        self.tls: ServerTls | None = None
+        self.tls_signature: Signature = ()
+        """What the certificate files were when they were last read."""
+        self.websocket: WebSocketRules | None = None
+        self.networks: list[IPv4Network | IPv6Network] | None = None
+        """Where proxies are; None = clients connect themselves."""
+        self.connections = 0
+        self.accepted_total = 0
+        self.handshakes = 0
+        """TLS handshakes under way."""
+        self.refused: Counter[str] = Counter()
+        if settings.uses_tls:
+            self.tls, self.tls_signature = _tls_of(settings)
+        if settings.uses_websocket:
+            self.websocket = rules_of(settings.ws_path, settings.ws_origins, packet_max_bytes)
+        if settings.proxy:
+            self.networks = [ip_network(network) for network in settings.proxy_networks]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the socket carries MQTT and nothing else."""
+        return self.tls is None and self.websocket is None and self.networks is None
+
+    def trusts(self, address: str) -> bool:
+        """Whether a proxy may be at this address."""
+        try:
+            ip = ip_address(address)
+        except ValueError:
+            return False
+        return any(ip in network for network in self.networks or ())
+
+    def numbers(self) -> dict[str, object]:
+        """What the parent exports; `certificate_expires_at` 0 = there is none."""
+        return {
+            "connections": self.connections,
+            "accepted_total": self.accepted_total,
+            "certificate_expires_at": 0.0 if self.tls is None else self.tls.expires_at,
+            "refused": self.refused,
+        }
+
+
+def listeners_of(section: GatewaySection) -> list[Listener]:
+    """The listeners of a gateway (blocking); ConfigError naming listener, file and what to do."""
+    return [Listener(settings, section.packet_max_bytes) for settings in section.all_listeners()]
+
+
+def _tls_of(settings: ListenerSettings) -> tuple[ServerTls, Signature]:
+    of = f"of the listener {settings.name!r}"
+    keys = TlsKeys(f"tls_cert {of}", f"tls_key {of}", f"tls_client_ca {of}")
+    # The signature first: what changes while it is read is then read again.
+    paths = (settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    signature = signature_of(filter(None, paths))
+    try:
+        return ServerTls(*paths, settings.require_client_certificate, keys), signature
+    except ConfigError as error:
+        if settings.name in str(error):
+            raise
+        raise ConfigError(f"the listener {settings.name!r}: {error}") from error
+
+
+class CertificateWatch:
+    """Reads listeners' certificates again when their files change, or when told to.
+
+    What cannot be used changes nothing, and is said once. New connections use what was read.
+    """
+
+    def __init__(self, listeners: Iterable[Listener], interval_s: float, worker: int) -> None:
+        self._listeners = [listener for listener in listeners if listener.tls is not None]
+        self._interval_s = interval_s
+        self._worker = worker
+        self._wake = asyncio.Event()
+        self._failed: dict[str, Signature] = {}
+        self._expiry_said = float("-inf")
+        self.reloads_failed_total = 0
+
+    def reload_soon(self) -> None:
+        """Look at the files now (SIGHUP)."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look at the files at intervals until cancelled; returns at once when there are none."""
+        loop = asyncio.get_running_loop()
+        is_asked = False
+        while self._listeners:
+            await loop.run_in_executor(None, self.look, is_asked)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._wake.wait()
+            is_asked = self._wake.is_set()
+            self._wake.clear()
+
+    def look(self, is_asked: bool) -> None:
+        """Read what changed (blocking); `is_asked`: also what was of no use when it was last seen."""
+        for listener in self._listeners:
+            tls = listener.tls
+            assert tls is not None
+            signature = signature_of(tls.paths)
+            if signature == listener.tls_signature:
+                continue
+            if not is_asked and self._failed.get(listener.name) == signature:
+                continue
+            try:
+                tls.reload()
+            except (HoldMQError, OSError) as error:
+                self._failed[listener.name] = signature
+                self.reloads_failed_total += 1
+                log.error(
+                    "a changed certificate is of no use; what was read before stays in force",
+                    listener=listener.name,
+                    worker=self._worker,
+                    reason=str(error),
+                )
+            else:
+                listener.tls_signature = signature
+                log.info(
+                    "certificates were read again; new connections use them",
+                    listener=listener.name,
+                    worker=self._worker,
+                )
+        self._warn_of_expiry()
+
+    def _warn_of_expiry(self) -> None:
+        if self._worker or time.monotonic() - self._expiry_said < EXPIRY_SAID_EVERY_S:
+            return  # one of the workers says it, once a day
+        for listener in self._listeners:
+            assert listener.tls is not None
+            left_s = listener.tls.expires_at - time.time()
+            if left_s < EXPIRES_SOON_S:
+                self._expiry_said = time.monotonic()
+                log.warning(
+                    "a certificate expires soon; renew it",
+                    listener=listener.name,
+                    file=listener.settings.tls_cert,
+                    days_left=int(left_s // 86_400),
+                )
