@@ -90,6 +90,7 @@ async def main(config: Config, service: Service) -> None:
         server.statistics_calls.segments = lambda: store.chunks.activity.rates
         server.statistics_calls.start()
         server.alarms.start()
+        server.sessions.start()
         loop.add_signal_handler(signal.SIGHUP, security.reload_soon)
         await server.rpc.listen(settings.bind, settings.port)
         address = settings.advertise or f"{settings.bind}:{server.rpc.port}"

@@ -19,6 +19,7 @@ from broker.produce import Produce
 from broker.pull import Pull
 from broker.queries import Queries
 from broker.reads import Reads
+from broker.sessions import SessionTable
 from broker.shared import SharedMode
 from broker.shared_state import SharedRows
 from broker.statistics import Statistics
@@ -89,6 +90,8 @@ class BrokerServer:
         self.parts: list[Part] = [self.produce, self.pull, self.reads, topics, self.moves, self.dead_letters]
         self.tables = Tables(store, topics.table, self.statistics, record_max_bytes)
         self.parts += [self.tables, Queries(store, topics.table)]
+        self.sessions = SessionTable(store, topics, clock_ms)
+        self.parts.append(self.sessions)
         self.groups = groups
         self.parts += [groups, groups.offsets]
         self.pull.gate = groups
@@ -142,7 +145,7 @@ class BrokerServer:
             on_writable=self._writable,
         )
         groups.hello_of = self.rpc.connections.get
-        shared.hello_of = self.rpc.connections.get
+        shared.hello_of = self.sessions.hello_of = self.rpc.connections.get
         groups.shared = groups.offsets.shared = SharedRows(shared.core, self.rpc.connections.get)
 
     def _role_of(self, connection: Connection) -> str:

@@ -18,7 +18,7 @@ import structlog
 
 from broker.core import topic_changes
 from broker.core.topic_changes import Undrained
-from broker.core.topics import NOT_DELETING, Topic, TopicTable
+from broker.core.topics import KIND_LOG, KIND_TABLE, NOT_DELETING, Topic, TopicTable
 from broker.part import Part
 from broker.queue_deletion import DeletingStore, GroupOffsets, NoGroups, QueueDeletion
 from broker.table_emptying import TableEmptying
@@ -243,18 +243,20 @@ class Topics(Part):
             except HoldMQError as error:
                 request.refuse(error)
 
-    def require(self, name: str, queues: int, done: Required) -> None:
+    def require(self, name: str, queues: int, done: Required, *, is_table: bool = False) -> None:
         """Have a system topic, whatever topics_max says; an existing one stays as it is.
 
-        `done` gets None when it is durable, perhaps at once, or why it cannot be.
+        `done` gets None when it is durable, perhaps at once, or why it cannot be. Of a table routes name
+        brokers that are away, too: its keys go nowhere else.
         """
+        kind = KIND_TABLE if is_table else KIND_LOG
         if self.table.get(name) is not None:
             done(None)
             return
 
         def plan(staged: Staged) -> None:
             if staged.get(name) is None:
-                staged.put(Topic(name, queues, queues, stored_queues=queues))
+                staged.put(Topic(name, queues, queues, order=is_table, kind=kind, stored_queues=queues))
 
         self._file.submit(plan, done, is_bounded=False)
 

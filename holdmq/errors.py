@@ -80,6 +80,7 @@ class Code(IntEnum):
     DELAY_INVALID = 42
     ROW_CHANGED = 43
     GROUP_IN_USE = 44
+    SESSION_FENCED = 45
 
 
 class CodeInfo(NamedTuple):
@@ -134,6 +135,7 @@ CODES: Final[dict[Code, CodeInfo]] = {
     Code.MESSAGE_UNKNOWN: CodeInfo(False, "no such message: it never was, or retention removed it"),
     Code.GROUP_IN_USE: CodeInfo(False, "the group has members: stop them first"),
     Code.DELAY_INVALID: CodeInfo(False, "a delay that this broker does not take"),
+    Code.SESSION_FENCED: CodeInfo(False, "the session was opened anew elsewhere, or ended"),
     Code.ROW_CHANGED: CodeInfo(False, "the row has another version than the expected one: read it again"),
 }
 

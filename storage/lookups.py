@@ -50,6 +50,14 @@ Changed = Callable[[list[Change]], object]
 Reached = Callable[["StorageError | None"], object]
 
 
+class KeyChange(NamedTuple):
+    """What a key has from now on (`value` None = nothing), and the queue of its record."""
+
+    queue_id: int
+    key: str
+    value: bytes | None
+
+
 class TableStore(Protocol):
     """All tables of a store: the newest value by key, of confirmed records, a moment after confirmation."""
 
@@ -83,6 +91,14 @@ class TableStore(Protocol):
         unique_id: str = "",
     ) -> Batch:
         """Append that a key has no value from now on; otherwise as `put`."""
+
+    def change_many(
+        self, topic: str, changes: Sequence[KeyChange], done: Appended, born_ms: int = 0
+    ) -> Batch:
+        """Append changes, at least one, as one batch: all of them are confirmed, or none; otherwise as `put`.
+
+        Of one key the last counts, if all of its changes name the same queue.
+        """
 
     def watch(self, topic: str, prefix: str, changed: Changed) -> Callable[[], None]:
         """Call `changed` with applied changes of keys that begin with `prefix`; returns what ends it."""

@@ -140,6 +140,14 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.TABLE_WATCH: _consumes("topic"),
     RequestCode.TABLE_CHANGED: _PUSH,
     RequestCode.TABLE_UNWATCH: _ANYONE,
+    RequestCode.SESSION_OPEN: _SERVICE,
+    RequestCode.SESSION_WRITE: _SERVICE,
+    RequestCode.SESSION_TAKEN: _PUSH,
+    RequestCode.SESSION_LIST: _SERVICE,
+    RequestCode.SESSION_SHOW: _SERVICE,
+    RequestCode.SESSION_DROP: _ADMIN,
+    # It names records by their place, whatever topic they are of.
+    RequestCode.SESSION_RECORDS: _SERVICE,
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
+from itertools import groupby
 from threading import Thread
 from typing import Final, NamedTuple, TypeVar
 
@@ -23,7 +24,7 @@ from storage.log.core.tables import changes_in, table_record
 from storage.log.failures import thread_failure, write_failure
 from storage.log.follower import Followed, Follower
 from storage.log.table_files import Applied, TableFiles
-from storage.lookups import Change, Changed, Page, Reached, Row
+from storage.lookups import Change, Changed, KeyChange, Page, Reached, Row
 from storage.store import Appended, Batch, Run
 
 APPLY_BYTES: Final = 32 << 20
@@ -129,12 +130,32 @@ class Tables:
         born_ms: int,
         unique_id: str,
     ) -> Batch:
-        if is_temporary(topic) or not self._is_table(topic):
-            raise RecordError(f"topic {topic} is no table", Code.TOPIC_INVALID)
+        self._check_table(topic)
         record = table_record(topic, queue_id, key, value, born_ms, unique_id)
         batch = Batch(memoryview(bytearray(record)), sizes_of([record]), [Run(topic, queue_id, 1)])
         self._append(batch, done)
         return batch
+
+    def change_many(
+        self, topic: str, changes: Sequence[KeyChange], done: Appended, born_ms: int = 0
+    ) -> Batch:
+        """Append changes as one batch, by queue; otherwise as `put`."""
+        self._check_table(topic)
+        ordered = sorted(changes, key=lambda change: change.queue_id)
+        records = [
+            table_record(topic, change.queue_id, change.key, change.value, born_ms) for change in ordered
+        ]
+        runs = [
+            Run(topic, queue_id, len(list(same)))
+            for queue_id, same in groupby(ordered, lambda change: change.queue_id)
+        ]
+        batch = Batch(memoryview(bytearray().join(records)), sizes_of(records), runs)
+        self._append(batch, done)
+        return batch
+
+    def _check_table(self, topic: str) -> None:
+        if is_temporary(topic) or not self._is_table(topic):
+            raise RecordError(f"topic {topic} is no table", Code.TOPIC_INVALID)
 
     def watch(self, topic: str, prefix: str, changed: Changed) -> Callable[[], None]:
         """Call `changed` on the loop with changes of keys that begin with `prefix`; returns what ends it.

@@ -150,6 +150,7 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
     server.moves.start()
     shared.start()
     topics.start(store, Progress(store, groups, shared))
+    server.sessions.start()
     await server.rpc.listen("127.0.0.1", 0)
     client = Client(f"127.0.0.1:{server.rpc.port}", "client", "test")
     return Stack(server, store, client)

@@ -24,7 +24,7 @@ from holdmq.errors import RecordError, StorageError
 from holdmq.record import encode_record
 from storage.log import table_files, tables
 from storage.log.store import LogStore, open_store
-from storage.lookups import Change
+from storage.lookups import Change, KeyChange
 from storage.store import Delayed
 
 T = "%T"
@@ -196,6 +196,16 @@ def test_watchers_hear_of_their_keys_until_they_end(t: Tabled) -> None:
     end()
     t.put([("a/3", b"z")])
     assert len(heard) == 2
+
+
+def test_changes_of_several_queues_are_one_batch(t: Tabled) -> None:
+    changes = [KeyChange(q, f"k{q}", b"%d" % n) for n in range(3) for q in (5, 1, 3)]
+    t.tables.change_many(T, [*changes, KeyChange(3, "k3", None)], t.done)
+    t.pump(lambda: bool(t.errors))
+    assert t.errors == [None]
+    t.applied()
+    assert t.content() == {"k5": b"2", "k1": b"2"}
+    assert [t.store.bounds(T, q) for q in (1, 3, 5)] == [(0, 3), (0, 4), (0, 3)]
 
 
 def test_only_tables_take_puts(t: Tabled) -> None:

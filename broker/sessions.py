@@ -1,0 +1,606 @@
+"""SESSION_OPEN, SESSION_WRITE, SESSION_LIST, SESSION_SHOW, SESSION_DROP, SESSION_RECORDS.
+
+The shell around `broker.core.sessions`: this broker owns the sessions of the client ids that
+`session_owner` gives it. Rows live in the table `%SESSION`, so they survive what the log survives.
+Source: mqtt.md, Sessions are cursors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import structlog
+
+from broker.core.session_rows import META, Meta, decode_meta, meta_key
+from broker.core.sessions import TAKEOVER_S, Opening, Sessions
+from broker.lookups import Lookups
+from broker.part import Part
+from broker.session_rows import Session, SessionRows
+from holdmq.errors import (
+    BehindError,
+    BusyError,
+    Code,
+    CorruptRecordError,
+    HoldMQError,
+    RecordError,
+    RemoteError,
+    StorageError,
+    WireError,
+)
+from holdmq.rpc.connection import Connection, Request
+from holdmq.rpc.server import OnRequest
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
+from holdmq.wire.headers import HelloRequest
+from holdmq.wire.session_headers import (
+    CHANGES_MAX,
+    KINDS,
+    OPENINGS_MAX,
+    SESSION_QUEUES,
+    SESSION_TOPIC,
+    Content,
+    SessionChange,
+    SessionDropRequest,
+    SessionDropResponse,
+    SessionListRequest,
+    SessionListResponse,
+    SessionOpened,
+    SessionOpening,
+    SessionOpenRequest,
+    SessionOpenResponse,
+    SessionRecordsRequest,
+    SessionRecordsResponse,
+    SessionRow,
+    SessionShowRequest,
+    SessionShowResponse,
+    SessionTakenRequest,
+    SessionWriteRequest,
+    SessionWriteResponse,
+)
+from storage.lookups import Page
+from storage.store import MessageStore
+
+READ_MAX: Final = 256
+"""Sessions that one look-up reads: some milliseconds of a reader thread."""
+SWEEP_ROWS: Final = 1_000
+SWEEP_INTERVAL_S: Final = 60.0
+"""Between two passes over all sessions for those that have expired: nobody sees one that is not gone yet."""
+RETRY_S: Final = 1.0
+"""How often ends that the log refused are written again."""
+ROWS_MAX: Final = 1_000
+CONTENTS_MAX_BYTES: Final = 1 << 20
+"""Contents in one answer to SESSION_OPEN; what has no room is asked for by SESSION_SHOW."""
+CONTENT_MAX_BYTES: Final = 6 << 20
+"""What one session may have: it fits a frame. Gateways bound what their clients subscribe to."""
+RECORDS_MAX: Final = 1_000
+RECORDS_MAX_BYTES: Final = 4 << 20
+CLIENT_ID_BYTES_MAX: Final = 16 << 10
+FILTER_BYTES_MAX: Final = (32 << 10) - CLIENT_ID_BYTES_MAX - 2
+"""Together they are a row's key, of at most 32 KiB."""
+VALUE_MAX_BYTES: Final = 512 << 10
+"""A state or the options of a filter: as a row it fits the smallest record_max_bytes."""
+HELD_MAX: Final = 100_000
+"""Openings in hand: as many as a storm of all gateways has under way."""
+
+HelloOf = Callable[[Connection], HelloRequest | None]
+
+log = structlog.get_logger("holdmq.broker")
+
+
+class TopicsLike(Protocol):
+    """Who makes topics."""
+
+    def require(
+        self, name: str, queues: int, done: Callable[[HoldMQError | None], None], *, is_table: bool = False
+    ) -> None:
+        """Have a system topic."""
+
+
+class _SweepPage(NamedTuple):
+    rows: int
+    expired: list[str]
+    next_after: str | None
+
+
+class SessionTable(Part):
+    """The sessions that this broker owns. Call `start` before the first request."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicsLike,
+        clock_ms: Callable[[], int],
+        sweep_interval_s: float = SWEEP_INTERVAL_S,
+    ) -> None:
+        now_ms = clock_ms()
+        self.hello_of: HelloOf = lambda _: None
+        self.core: Sessions[Connection] = Sessions(now_ms << 20, now_ms, lambda: secrets.randbits(63))
+        self.rows = SessionRows(store)
+        self.lookups = Lookups(store.reader_pool)
+        self.sweep_interval_s = sweep_interval_s
+        self.swept = 0
+        self._store = store
+        self._topics = topics
+        self._clock_ms = clock_ms
+        self._loop = asyncio.get_running_loop()
+        self._told: dict[Opening[Connection], Callable[[Opening[Connection]], None]] = {}
+        self._is_ready = False
+        self._is_closed = False
+        self._is_settling = False
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._counted = 0
+        self._futures: set[asyncio.Future[Any]] = set()
+
+    # The part
+
+    def routes(self) -> Mapping[RequestCode, OnRequest]:
+        return {
+            RequestCode.SESSION_OPEN: self.open,
+            RequestCode.SESSION_WRITE: self.write,
+            RequestCode.SESSION_LIST: self.list_,
+            RequestCode.SESSION_SHOW: self.show,
+            RequestCode.SESSION_DROP: self.drop,
+            RequestCode.SESSION_RECORDS: self.records,
+        }
+
+    def start(self) -> None:
+        """Have the table, and begin to look for what has expired."""
+        self._topics.require(SESSION_TOPIC, SESSION_QUEUES, self._have_table, is_table=True)
+
+    def _have_table(self, error: HoldMQError | None) -> None:
+        if self._is_closed:
+            return
+        if error is not None:
+            log.error("the table of sessions cannot be made; trying again", reason=str(error))
+            self._after("start", RETRY_S, self.start)
+            return
+        self._is_ready = True
+        self._sweep(None)
+
+    def _after(self, name: str, delay_s: float, work: Callable[..., None], *args: object) -> None:
+        known = self._timers.pop(name, None)
+        if known is not None:
+            known.cancel()
+        self._timers[name] = self._loop.call_later(delay_s, work, *args)
+
+    def release_all(self) -> None:
+        """Draining: what is connected ends when its gateway's connection does; write nothing after that."""
+        self._is_closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def closed(self, connection: Connection) -> None:
+        changes = self.core.owner_gone(connection, self._loop.time(), self._clock_ms())
+        if changes and not self._is_closed:
+            for at in range(0, len(changes), ROWS_MAX):
+                self._write_ends(changes[at : at + ROWS_MAX])
+        self._settle()
+
+    def numbers(self) -> Mapping[str, int | float]:
+        core, counts = self.core, self.core.counts
+        return {
+            "sessions_open": len(core),
+            "sessions_stored": core.stored,
+            "sessions_opening": len(self._told),
+            "session_takeovers_waiting": core.taking,
+            "session_changes_in_hand_bytes": self.rows.in_hand_bytes,
+            "session_ends_owed": len(self.rows.owed),
+            "session_opens_total": counts.opens,
+            "session_takeovers_total": counts.takeovers,
+            "session_takeover_timeouts_total": counts.takeover_timeouts,
+            "session_fenced_total": counts.fenced,
+            "session_foreign_total": counts.foreign,
+            "session_refused_total": counts.refused,
+            "session_expired_total": counts.expired,
+            "session_dropped_total": counts.dropped,
+            "session_appends_total": self.rows.appends,
+            "session_appends_refused_total": self.rows.refused,
+            "session_changes_total": self.rows.changes,
+            "session_sweeps_total": self.swept,
+        }
+
+    # Requests
+
+    def open(self, request: Request) -> None:
+        """SESSION_OPEN: answered when every session of it is decided."""
+        self._check_ready()
+        wanted = rows(SessionOpening, request.header(SessionOpenRequest).sessions)
+        if not 0 < len(wanted) <= OPENINGS_MAX:
+            raise RemoteError(Code.LIMIT_EXCEEDED, f"1 to {OPENINGS_MAX} sessions in one SESSION_OPEN")
+        for opening in wanted:
+            _check_client(opening.client_id)
+            if not 0 <= opening.expiry_s <= 0xFFFFFFFF or not 0 <= opening.epoch < 1 << 63:
+                raise RemoteError(Code.LIMIT_EXCEEDED, "an expiry or epoch is out of range")
+        if len(self._told) + len(wanted) > HELD_MAX:
+            raise BusyError(f"{HELD_MAX} sessions are being opened", 100)
+        self.rows.check_room()
+        request.let_go()
+        left = len(wanted)
+        openings: list[Opening[Connection]] = []
+
+        def told(_opening: Opening[Connection]) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._answer_openings(request, openings)
+
+        now = self._loop.time()
+        for row in wanted:
+            opened = self.core.open(row, request.connection, now)
+            openings.append(opened)
+            self._told[opened] = told
+        self._settle()
+
+    @staticmethod
+    def _answer_openings(request: Request, openings: Sequence[Opening[Connection]]) -> None:
+        answers: list[SessionOpened] = []
+        parts: list[bytes] = []
+        room = CONTENTS_MAX_BYTES
+        for opening in openings:
+            answer = opening.answer
+            assert answer is not None
+            if opening.content is not None:
+                part = opening.content.encode()
+                if len(part) > room:
+                    answer = answer._replace(length_bytes=-1)
+                else:
+                    room -= len(part)
+                    parts.append(part)
+                    answer = answer._replace(length_bytes=len(part))
+            answers.append(answer)
+        request.reply(SessionOpenResponse(answers), parts, sum(map(len, parts)))
+
+    def write(self, request: Request) -> None:
+        """SESSION_WRITE: answered when the log has the changes."""
+        self._check_ready()
+        wanted = rows(SessionChange, request.header(SessionWriteRequest).changes)
+        if not 0 < len(wanted) <= CHANGES_MAX:
+            raise RemoteError(Code.LIMIT_EXCEEDED, f"1 to {CHANGES_MAX} changes in one SESSION_WRITE")
+        for change in wanted:
+            self._check_change(change)
+        self.rows.check_room()
+        request.let_go()
+        now, now_ms = self._loop.time(), self._clock_ms()
+        fenced: list[int] = []
+        changes = []
+        for at, change in enumerate(wanted):
+            made = self.core.change(change, request.connection, now, now_ms)
+            if made is None:
+                fenced.append(at)
+            else:
+                changes += made
+
+        def done(error: StorageError | None) -> None:
+            if error is not None:
+                self._owe(changes)
+                request.refuse(error)
+            else:
+                request.reply(SessionWriteResponse(fenced))
+
+        if changes:
+            self.rows.write(changes, done)
+        else:
+            done(None)
+        self._settle()
+
+    def _check_change(self, change: SessionChange) -> None:
+        _check_client(change.client_id)
+        if change.kind not in KINDS:
+            raise WireError(f"a change of the kind {change.kind!r}", Code.MISSING_FIELD)
+        if not 0 <= change.expiry_s <= 0xFFFFFFFF:
+            raise RemoteError(Code.LIMIT_EXCEEDED, "an expiry is out of range")
+        size = len(change.value)
+        if size > VALUE_MAX_BYTES or len(change.name.encode()) > FILTER_BYTES_MAX:
+            raise RemoteError(
+                Code.RECORD_TOO_LARGE, f"{size} bytes of a session, {len(change.name)} of a filter"
+            )
+
+    def list_(self, request: Request) -> None:
+        """SESSION_LIST."""
+        self._check_ready()
+        header = request.header(SessionListRequest)
+        count = max(1, min(header.max_count, ROWS_MAX))
+        tables = self.rows.tables
+        after = meta_key(header.after) if header.after else None
+        self.lookups.run(
+            request,
+            lambda: tables.scan(SESSION_TOPIC, meta_key(header.prefix), after, count),
+            lambda page: self._answer_list(request, header, page, count),
+        )
+
+    def _answer_list(self, request: Request, header: SessionListRequest, page: Page, count: int) -> None:
+        """Stored sessions of a page, and those between them that are not written down."""
+        now_ms = self._clock_ms()
+        found: dict[str, SessionRow] = {}
+        last = page.next_after[1:] if page.next_after is not None else None
+        for row in page.rows:
+            client_id = row.key[1:]
+            meta = self.rows.owed.get(client_id) or decode_meta(row.value)
+            if self.core.is_known(client_id) or not self.core.is_over(meta, now_ms):
+                found[client_id] = self._row(client_id, meta)
+        others = (
+            client_id
+            for client_id in self.core.ids()
+            if client_id not in found
+            and client_id > header.after
+            and client_id.startswith(header.prefix)
+            and (last is None or client_id <= last)
+        )
+        for client_id in heapq.nsmallest(count, others):
+            known = self.core.open_session(client_id)
+            if known is not None:
+                found[client_id] = self._row(client_id, known[0])
+        shown = [found[client_id] for client_id in sorted(found)[:count]]
+        is_more = last is not None or len(found) > count
+        next_after = (shown[-1].client_id if shown else last) if is_more else None
+        request.reply(SessionListResponse(shown, next_after))
+
+    def _row(self, client_id: str, meta: Meta) -> SessionRow:
+        known = self.core.open_session(client_id)
+        if known is None:
+            ended_ms = meta.ended_ms or self.core.up_since_ms
+            return SessionRow(
+                client_id, meta.principal, meta.epoch, meta.expiry_s, meta.created_ms, ended_ms, "", True
+            )
+        meta, connection, is_stored = known
+        hello = None if connection is None else self.hello_of(connection)
+        owner = "" if hello is None else hello.client_id
+        return SessionRow(
+            client_id, meta.principal, meta.epoch, meta.expiry_s, meta.created_ms, 0, owner, is_stored
+        )
+
+    def show(self, request: Request) -> None:
+        """SESSION_SHOW."""
+        self._check_ready()
+        client_id = request.header(SessionShowRequest).client_id
+        _check_client(client_id)
+
+        def loaded(found: list[Session] | HoldMQError) -> None:
+            session = found if isinstance(found, HoldMQError) else found[0]
+            if isinstance(session, HoldMQError):
+                request.refuse(session)
+                return
+            known = self.core.open_session(client_id)
+            meta = known[0] if known is not None else session.meta if session is not None else None
+            if meta is None or (known is None and self.core.is_over(meta, self._clock_ms())):
+                request.reply(SessionShowResponse([]))
+                return
+            content = Content(b"", []) if session is None else Content(session.state, session.filters)
+            body = content.encode()
+            if len(body) > CONTENT_MAX_BYTES:
+                request.refuse(RemoteError(Code.LIMIT_EXCEEDED, f"the session has {len(body)} bytes"))
+                return
+            request.reply(SessionShowResponse([self._row(client_id, meta)]), [body], len(body))
+
+        self.rows.load([client_id], loaded)
+
+    def drop(self, request: Request) -> None:
+        """SESSION_DROP: answered when it is gone."""
+        self._check_ready()
+        client_id = request.header(SessionDropRequest).client_id
+        _check_client(client_id)
+
+        def told(opening: Opening[Connection]) -> None:
+            if opening.answer is not None:
+                request.refuse(RemoteError(Code(opening.answer.code), opening.answer.reason))
+            else:
+                request.reply(SessionDropResponse(opening.was_present))
+
+        self._told[self.core.drop(client_id, self._loop.time())] = told
+        self._settle()
+
+    def records(self, request: Request) -> None:
+        """SESSION_RECORDS."""
+        header = request.header(SessionRecordsRequest)
+        positions: list[Any] = header.positions[:RECORDS_MAX]
+        if not positions or not all(isinstance(position, int) and position >= 0 for position in positions):
+            raise WireError("positions are numbers from 0 on, at least one", Code.MISSING_FIELD)
+        limit = self._store.epoch_limit(header.log_epoch)
+        end = self._store.confirmed_position if limit is None else min(limit, self._store.confirmed_position)
+
+        def look_up() -> tuple[SessionRecordsResponse, list[memoryview]]:
+            parts: list[memoryview] = []
+            size = 0
+            for at, position in enumerate(positions):
+                record = _record_at(self._store, position) if position < end else None
+                if record is not None:
+                    parts.append(record)
+                    size += len(record)
+                if size >= RECORDS_MAX_BYTES:
+                    return SessionRecordsResponse(at + 1, len(parts)), parts
+            return SessionRecordsResponse(len(positions), len(parts)), parts
+
+        self.lookups.run(
+            request, look_up, lambda found: request.reply(found[0], found[1], sum(map(len, found[1])))
+        )
+
+    def _check_ready(self) -> None:
+        if not self._is_ready or self._is_closed:
+            raise BusyError("the table of sessions is not open", 100)
+
+    # What the core wants
+
+    def _settle(self) -> None:
+        """Do what the core wants until it wants nothing more."""
+        if self._is_settling:
+            return
+        self._is_settling = True
+        core = self.core
+        try:
+            while core.taken or core.done or core.to_read:
+                taken, core.taken = core.taken, []
+                for owner, client_id, epoch in taken:
+                    push = SessionTakenRequest(client_id, epoch, int(TAKEOVER_S * 1000))
+                    owner.send_one_way(RequestCode.SESSION_TAKEN, push)
+                done, core.done = core.done, []
+                for opening in done:
+                    told = self._told.pop(opening, None)
+                    if told is not None:
+                        told(opening)
+                to_read, core.to_read = core.to_read, []
+                for at in range(0, len(to_read), READ_MAX):
+                    self._read(to_read[at : at + READ_MAX])
+        finally:
+            self._is_settling = False
+        deadline = core.next_deadline()
+        if deadline is not None and "takeovers" not in self._timers:
+            self._after("takeovers", max(0.0, deadline - self._loop.time()), self._deadline)
+
+    def _deadline(self) -> None:
+        self._timers.pop("takeovers", None)
+        self.core.handle_deadline(self._loop.time())
+        self._settle()
+
+    def _read(self, openings: Sequence[Opening[Connection]]) -> None:
+        def loaded(found: list[Session] | HoldMQError) -> None:
+            if isinstance(found, HoldMQError):
+                self._settled(openings, found)
+                return
+            now_ms = self._clock_ms()
+            decided = []
+            for opening, session in zip(openings, found, strict=True):
+                if isinstance(session, HoldMQError):
+                    self._settled([opening], session)
+                else:
+                    self.core.loaded(opening, session, now_ms)
+                    decided.append(opening)
+            changes = [change for opening in decided for change in opening.changes]
+            if changes and not self._is_closed:
+                self.rows.write(changes, lambda error: self._settled(decided, error))
+            else:
+                self._settled(decided, None)
+
+        self.rows.load([opening.wanted.client_id for opening in openings], loaded)
+
+    def _settled(self, openings: Sequence[Opening[Connection]], error: HoldMQError | None) -> None:
+        failure = None if error is None else (error.code, str(error))
+        now, now_ms = self._loop.time(), self._clock_ms()
+        gone: set[Connection] = set()
+        for opening in openings:
+            self.core.settled(opening, failure, now)
+            if failure is not None and opening.was_open is not None and opening.was_open.expiry_s:
+                # It was taken from its connection, and did not get to the next one.
+                ended = opening.was_open._replace(ended_ms=max(1, now_ms))
+                self._owe([(opening.wanted.client_id, meta_key(opening.wanted.client_id), ended.encode())])
+            if opening.owner is not None and opening.owner.is_closed:
+                gone.add(opening.owner)
+        for owner in gone:
+            self.closed(owner)
+        self._settle()
+
+    # Ends
+
+    def _write_ends(self, changes: list[tuple[str, str, bytes | None]]) -> None:
+        def done(error: StorageError | None) -> None:
+            if error is not None:
+                self._owe(changes)
+
+        self.rows.write(changes, done)
+
+    def _owe(self, changes: Sequence[tuple[str, str, bytes | None]]) -> None:
+        """The log refused the ends of sessions: they count all the same, and are written later."""
+        for client_id, key, value in changes:
+            if key[0] == META and value is not None:
+                meta = decode_meta(value)
+                if meta.ended_ms and not self.core.is_known(client_id):
+                    self.rows.owed[client_id] = meta
+        if self.rows.owed and "owed" not in self._timers and not self._is_closed:
+            self._after("owed", RETRY_S, self._write_owed)
+
+    def _write_owed(self) -> None:
+        self._timers.pop("owed", None)
+        owed = [
+            (client_id, meta_key(client_id), meta.encode())
+            for client_id, meta in self.rows.owed.items()
+            if not self.core.is_known(client_id)
+        ]
+        if owed:
+            self._write_ends([*owed[:ROWS_MAX]])
+        if self.rows.owed:
+            self._after("owed", RETRY_S, self._write_owed)
+
+    # Expiry
+
+    def _sweep(self, after: str | None) -> None:
+        """Look at a page of sessions for those that have expired."""
+        if self._is_closed:
+            return
+        future = self._loop.run_in_executor(self._store.reader_pool, self._sweep_page, after)
+        self._futures.add(future)
+
+        def done(finished: asyncio.Future[_SweepPage]) -> None:
+            self._futures.discard(finished)
+            if finished.cancelled() or self._is_closed:
+                return
+            error = finished.exception()
+            if error is not None:
+                log.error("looking for expired sessions failed; trying again", reason=str(error))
+                self._after("sweep", self.sweep_interval_s, self._sweep, None)
+                return
+            self._swept(finished.result())
+
+        future.add_done_callback(done)
+
+    def _sweep_page(self, after: str | None) -> _SweepPage:
+        """On the reader pool."""
+        now_ms = self._clock_ms()
+        page = self.rows.tables.scan(SESSION_TOPIC, META, after, SWEEP_ROWS)
+        expired = []
+        for row in page.rows:
+            try:
+                if self.core.is_over(decode_meta(row.value), now_ms):
+                    expired.append(row.key[1:])
+            except RecordError as error:
+                log.error("a session cannot be used", client=row.key[1:], reason=str(error))
+        return _SweepPage(len(page.rows), expired, page.next_after)
+
+    def _swept(self, page: _SweepPage) -> None:
+        now = self._loop.time()
+        left = 0
+
+        def told(_opening: Opening[Connection]) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._sweep_on(page)
+
+        for client_id in page.expired:
+            opening = self.core.expire(client_id, now)
+            if opening is not None:
+                left += 1
+                self._told[opening] = told
+        self._counted += page.rows - left
+        if left:
+            self._settle()
+        else:
+            self._sweep_on(page)
+
+    def _sweep_on(self, page: _SweepPage) -> None:
+        if page.next_after is not None:
+            self._after("sweep", 0.0, self._sweep, page.next_after)
+            return
+        self.core.stored, self._counted = self._counted, 0
+        self.swept += 1
+        self._after("sweep", self.sweep_interval_s, self._sweep, None)
+
+
+def _check_client(client_id: str) -> None:
+    if not client_id or "\0" in client_id or len(client_id.encode()) > CLIENT_ID_BYTES_MAX:
+        raise RemoteError(
+            Code.LIMIT_EXCEEDED, f"a client id has 1 to {CLIENT_ID_BYTES_MAX} bytes, none of them 0"
+        )
+
+
+def _record_at(store: MessageStore, position: int) -> memoryview | None:
+    """Blocking: the record at a log position; None = it is gone, damaged, or none begins there."""
+    try:
+        batches = store.read_log(position, 1)
+    except (BehindError, CorruptRecordError):
+        return None
+    if not batches or not len(batches[0].sizes):
+        return None
+    return batches[0].records[: int(batches[0].sizes[0])]
