@@ -6,6 +6,16 @@ Every command takes ``--help`` (with an example), ``--json``, ``--config`` and `
 
 from __future__ import annotations
 
-from holdmq.cli.app import main
+from typing import NoReturn
+
+from holdmq.cli.loading import uncollected
+
+
+def main() -> NoReturn:
+    """Run the command line and exit: 0, 1 failed, 2 used wrongly."""
+    with uncollected():
+        from holdmq.cli.app import main as run
+    run()
+
 
 __all__ = ["main"]

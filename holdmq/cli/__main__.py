@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdmq.cli.app import main
+from holdmq.cli import main
 
 if __name__ == "__main__":
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import Annotated, Final, NoReturn
@@ -10,7 +11,8 @@ import typer
 
 import holdmq
 from holdmq import telemetry
-from holdmq.cli import cert, config, dlq, group, key, log, message, pub, services, sub, table, top, topic, up
+from holdmq.cli import services
+from holdmq.cli.loading import uncollected
 from holdmq.config import LogSection
 from holdmq.errors import ConfigError, HoldMQError, UsageError
 from holdmq.process import EXIT_FAILED, EXIT_USAGE
@@ -18,13 +20,11 @@ from holdmq.process import EXIT_FAILED, EXIT_USAGE
 ENV_TRACEBACK: Final = "HOLDMQ_TRACEBACK"
 """Set to anything: an unexpected error shows its traceback, for a bug report."""
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_SINGLE: Final = ("up", *services.MODULES, "pub", "sub", "top", "loadtest")
+"""Commands by themselves, in the order of the help."""
+
+_GROUPS: Final = ("topic", "group", "message", "table", "dlq", "config", "log", "key", "cert")
+"""Commands that have commands, in the order of the help; each is a module here with an ``app``."""
 
 
 def _version(wanted: bool) -> None:
@@ -33,8 +33,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="Example: holdmq up --data ./holdmq-data")
-def root(
+def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -44,29 +43,43 @@ def root(
     telemetry.setup("cli", LogSection(level="error"))
 
 
-up.register(app)
-services.register(app)
-pub.register(app)
-sub.register(app)
-top.register(app)
-app.add_typer(topic.app, name="topic")
-app.add_typer(group.app, name="group")
-app.add_typer(message.app, name="message")
-app.add_typer(table.app, name="table")
-app.add_typer(dlq.app, name="dlq")
-app.add_typer(config.app, name="config")
-app.add_typer(log.app, name="log")
-app.add_typer(key.app, name="key")
-app.add_typer(cert.app, name="cert")
+def command_line(first: str = "") -> typer.Typer:
+    """Return the command line for arguments that begin with `first`.
+
+    Only the command of that name is loaded, for all of them take longer than most of them run; all are if
+    `first` is none: a help, an option, a mistake.
+    """
+    line = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    line.callback(epilog="Example: holdmq up --data ./holdmq-data")(_root)
+    known = first in _SINGLE or first in _GROUPS
+    for name in [first] if known else [*_SINGLE, *_GROUPS]:
+        if name in services.MODULES:
+            services.register(line, name)
+        elif name == "loadtest":
+            line.command(
+                name,
+                # Its own command line, help included, is loaded when it is asked for.
+                context_settings={
+                    "allow_extra_args": True,
+                    "ignore_unknown_options": True,
+                    "help_option_names": [],
+                },
+                epilog="Example: holdmq loadtest publish --devices 200 --seconds 10",
+            )(_loadtest)
+        elif name in _SINGLE:
+            importlib.import_module(f"holdmq.cli.{name}").register(line)
+        else:
+            line.add_typer(importlib.import_module(f"holdmq.cli.{name}").app, name=name)
+    return line
 
 
-@app.command(
-    "loadtest",
-    # Its own command line, help included, is loaded when it is asked for.
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    epilog="Example: holdmq loadtest publish --devices 200 --seconds 10",
-)
-def loadtest(context: typer.Context) -> None:
+def _loadtest(context: typer.Context) -> None:
     """Load an MQTT server with a fleet of devices, and report what they saw."""
     from loadtest.cli import app as commands
 
@@ -75,8 +88,10 @@ def loadtest(context: typer.Context) -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit: 0, 1 failed, 2 used wrongly."""
+    with uncollected():
+        line = command_line(sys.argv[1] if len(sys.argv) > 1 else "")
     try:
-        app(prog_name="holdmq")
+        line(prog_name="holdmq")
     except HoldMQError as error:
         _fail(str(error), EXIT_USAGE if isinstance(error, ConfigError | UsageError) else EXIT_FAILED)
     except BrokenPipeError:

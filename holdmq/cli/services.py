@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import typer
 
+from holdmq.cli.loading import uncollected
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration
 from holdmq.errors import StartupError
 from holdmq.process import run_service
@@ -52,7 +53,8 @@ def run(name: str, path: Path | None, sets: list[str] | None, as_json: bool) -> 
 
 def _module(name: str) -> Any:
     try:
-        return importlib.import_module(MODULES[name])
+        with uncollected():
+            return importlib.import_module(MODULES[name])
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(name)
         if extra is None or (error.name or "").split(".")[0] in {"holdmq", MODULES[name].split(".")[0]}:
@@ -62,10 +64,9 @@ def _module(name: str) -> Any:
         ) from error
 
 
-def register(app: typer.Typer) -> None:
-    """Add one command per service to `app`."""
-    for name in MODULES:
-        app.command(name, help=_HELP[name], epilog=f"Example: {_EXAMPLES[name]}")(_command(name))
+def register(app: typer.Typer, name: str) -> None:
+    """Add the command of the service `name` to `app`."""
+    app.command(name, help=_HELP[name], epilog=f"Example: {_EXAMPLES[name]}")(_command(name))
 
 
 def _command(name: str) -> Any:

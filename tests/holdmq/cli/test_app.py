@@ -10,7 +10,7 @@ import pytest
 import typer.main
 
 import holdmq as package
-from holdmq.cli.app import app
+from holdmq.cli.app import command_line
 from loadtest.cli import app as loadtest
 
 
@@ -21,8 +21,16 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
         yield from commands(command, (*path, name))
 
 
+def shape(command: Any) -> list[Any]:
+    """What a command and those below it are called, say and take."""
+    return [
+        (path, part.help, [(parameter.name, parameter.opts) for parameter in part.params])
+        for path, part in commands(command)
+    ]
+
+
 ALL = [
-    *commands(typer.main.get_command(app)),
+    *commands(typer.main.get_command(command_line())),
     *commands(typer.main.get_command(loadtest), ("loadtest",)),
 ]
 
@@ -31,6 +39,13 @@ ALL = [
 def test_every_command_says_what_it_does_and_shows_an_example(path: tuple[str, ...], command: Any) -> None:
     assert command.help
     assert (command.epilog or "").startswith("Example: holdmq ")
+
+
+@pytest.mark.parametrize("name", [path[0] for path, _ in ALL if len(path) == 1 and path != ("loadtest",)])
+def test_a_command_that_is_loaded_alone_is_the_same(name: str) -> None:
+    group: Any = typer.main.get_command(command_line(name))
+    assert set(group.commands) == {name}
+    assert shape(group.commands[name]) == shape(dict(ALL)[name,])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +72,9 @@ def test_wrong_use_exits_2_without_a_traceback(holdmq_process: Any, arguments: l
 
 
 def test_a_bug_is_a_sentence_and_on_demand_a_traceback() -> None:
-    program = "import sys; from holdmq.cli import app; app.app = lambda **_: 1 / 0; app.main()"
+    program = (
+        "import sys; from holdmq.cli import app; app.command_line = lambda _: lambda **_: 1 / 0; app.main()"
+    )
     environ = {**os.environ, "PYTHONPATH": ""}
     arguments = [sys.executable, "-c", program]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environ)
@@ -78,9 +95,19 @@ def test_a_reader_that_has_seen_enough_is_no_error_message() -> None:
 
 def test_the_command_line_loads_no_service_and_no_jvm_library() -> None:
     program = (
-        "import sys, holdmq.cli; heavy = {'gateway', 'broker', 'storage', 'registry', 'console', 'loadtest', "
+        "import sys; from holdmq.cli.app import command_line; command_line(); "
+        "heavy = {'gateway', 'broker', 'storage', 'registry', 'console', 'loadtest', "
         "'spark_streaming', 'pyspark', 'pyarrow', 'matplotlib', 'numpy'}; "
         "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_command_loads_no_other() -> None:
+    program = (
+        "import sys; from holdmq.cli.app import command_line; command_line('broker'); "
+        "print(sorted({'holdmq.cli.topic', 'holdmq.cli.up', 'holdmq.rpc.client'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
