@@ -65,12 +65,29 @@ class FrameDecoder:
         pos, end = 0, len(view)
         while pos < end:
             if self._frame is None:
-                need = PREFIX_SIZE - len(self._prefix)
-                self._prefix += view[pos : pos + need]
-                pos += min(need, end - pos)
-                if len(self._prefix) < PREFIX_SIZE:
-                    break
-                self._start_frame()
+                if not self._prefix and end - pos >= PREFIX_SIZE:
+                    length, header_length = _PREFIX.unpack_from(view, pos)
+                    self._check(length, header_length)
+                    pos += PREFIX_SIZE
+                    stop = pos + length - 4
+                    if stop <= end:  # as most frames: no need to wait for the rest of it
+                        at = pos + header_length
+                        frames.append(
+                            Frame(decode_command(view[pos:at]), memoryview(bytearray(view[at:stop])))
+                        )
+                        pos = stop
+                        continue
+                    self._start_frame(length, header_length)
+                else:
+                    need = PREFIX_SIZE - len(self._prefix)
+                    self._prefix += view[pos : pos + need]
+                    pos += min(need, end - pos)
+                    if len(self._prefix) < PREFIX_SIZE:
+                        break
+                    length, header_length = _PREFIX.unpack(self._prefix)
+                    self._check(length, header_length)
+                    self._prefix.clear()
+                    self._start_frame(length, header_length)
             frame = self._frame
             assert frame is not None
             take = min(len(frame) - self._filled, end - pos)
@@ -81,13 +98,13 @@ class FrameDecoder:
                 frames.append(self._finish_frame(frame))
         return frames
 
-    def _start_frame(self) -> None:
-        length, header_length = _PREFIX.unpack(self._prefix)
+    def _check(self, length: int, header_length: int) -> None:
         if length > self.frame_max_bytes:
             raise WireError(f"a frame of {length} bytes; the limit is {self.frame_max_bytes}")
         if header_length > min(length - 4, HEADER_MAX_BYTES):
             raise WireError(f"a header of {header_length} bytes in a frame of {length} bytes")
-        self._prefix.clear()
+
+    def _start_frame(self, length: int, header_length: int) -> None:
         self._header_length = header_length
         self._frame = bytearray(length - 4)
         self._filled = 0

@@ -7,8 +7,9 @@ the same types and travel as msgpack arrays in field order.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import MISSING, fields
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from holdmq.errors import Code, WireError
 
@@ -20,9 +21,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "list": (list, tuple),
     "dict": (dict,),
 }
+SIGNATURES_MAX: Final = 64
+"""Combinations of types remembered per header; a header with two nullable fields and lists has eight."""
 R = TypeVar("R", bound=tuple[Any, ...])
-_known: dict[type[Any], tuple[_Field, ...]] = {}
-"""Layouts already read from annotations: one entry per header class."""
+H = TypeVar("H", bound="Header")
 
 
 class _Field(NamedTuple):
@@ -38,27 +40,52 @@ class _Field(NamedTuple):
             raise WireError(f"{owner}: field {self.name!r} must be {wanted}", Code.MISSING_FIELD)
 
 
+class _Layout:
+    """The fields of a header or row, and the combinations of types that were found right.
+
+    Whether values fit depends on their types alone, so that one look-up decides for all of them.
+    """
+
+    __slots__ = ("fields", "names", "signatures")
+
+    def __init__(self, found: Iterable[_Field]) -> None:
+        self.fields = tuple(found)
+        self.names = tuple(f.name for f in self.fields)
+        self.signatures: set[tuple[type, ...]] = set()
+
+    def check(self, values: Iterable[Any], signature: tuple[type, ...], owner: str) -> None:
+        for f, value in zip(self.fields, values, strict=True):
+            f.check(value, owner)
+        if len(self.signatures) < SIGNATURES_MAX:
+            self.signatures.add(signature)
+
+
+_known: dict[type[Any], _Layout] = {}
+"""Layouts already read from annotations: one entry per header class."""
+
+
 def _field(name: str, annotation: str, required: bool) -> _Field:
     nullable = annotation.endswith("| None")
     base = annotation.removesuffix("| None").strip().split("[")[0]
     return _Field(name, _TYPES[base], nullable, required)
 
 
-def _header_fields(cls: type[Any]) -> tuple[_Field, ...]:
+def layout_of(cls: type[Any]) -> _Layout:
+    """What is known of a header's fields."""
     known = _known.get(cls)
     if known is None:
-        known = _known[cls] = tuple(
+        known = _known[cls] = _Layout(
             _field(f.name, str(f.type), f.default is MISSING and f.default_factory is MISSING)
             for f in fields(cls)
         )
     return known
 
 
-def _row_fields(cls: type[Any]) -> tuple[_Field, ...]:
+def _row_layout(cls: type[Any]) -> _Layout:
     known = _known.get(cls)
     if known is None:
         annotations = {k: getattr(v, "__forward_arg__", v) for k, v in cls.__annotations__.items()}
-        known = _known[cls] = tuple(_field(k, str(v), True) for k, v in annotations.items())
+        known = _known[cls] = _Layout(_field(k, str(v), True) for k, v in annotations.items())
     return known
 
 
@@ -69,19 +96,32 @@ class Header:
 
     def to_ext(self) -> dict[str, Any]:
         """The ext_fields that carry this header."""
-        return {f.name: getattr(self, f.name) for f in _header_fields(type(self))}
+        return {name: getattr(self, name) for name in layout_of(type(self)).names}
 
     @classmethod
     def from_ext(cls, ext: dict[str, Any]) -> Self:
         """Read ext_fields: unknown fields are ignored; WireError names one missing or ill-typed."""
-        values: dict[str, Any] = {}
-        for f in _header_fields(cls):
-            if f.name in ext:
-                f.check(ext[f.name], cls.__name__)
-                values[f.name] = ext[f.name]
-            elif f.required:
-                raise WireError(f"{cls.__name__}: required field {f.name!r} is missing", Code.MISSING_FIELD)
-        return cls(**values)
+        layout = layout_of(cls)
+        try:
+            values = [ext[name] for name in layout.names]
+        except KeyError:
+            return _with_defaults(cls, layout, ext)
+        signature = tuple(map(type, values))
+        if signature not in layout.signatures:
+            layout.check(values, signature, cls.__name__)
+        return cls(*values)
+
+
+def _with_defaults(cls: type[H], layout: _Layout, ext: dict[str, Any]) -> H:
+    """A header of a peer that knows fewer fields."""
+    values: dict[str, Any] = {}
+    for f in layout.fields:
+        if f.name in ext:
+            f.check(ext[f.name], cls.__name__)
+            values[f.name] = ext[f.name]
+        elif f.required:
+            raise WireError(f"{cls.__name__}: required field {f.name!r} is missing", Code.MISSING_FIELD)
+    return cls(**values)
 
 
 def rows(kind: type[R], values: list[Any]) -> list[R]:
@@ -89,13 +129,16 @@ def rows(kind: type[R], values: list[Any]) -> list[R]:
 
     Raises WireError naming the row, and the field that is missing or ill-typed.
     """
-    layout = _row_fields(kind)
-    width = len(layout)
+    layout = _row_layout(kind)
+    width = len(layout.names)
+    signatures = layout.signatures
     out: list[R] = []
     for i, value in enumerate(values):
         if not isinstance(value, (list, tuple)) or len(value) < width:
             raise WireError(f"{kind.__name__} {i} must be an array of {width} items", Code.MISSING_FIELD)
-        for f, item in zip(layout, value, strict=False):
-            f.check(item, f"{kind.__name__} {i}")
-        out.append(kind(*value[:width]))
+        known = value if len(value) == width else value[:width]
+        signature = tuple(map(type, known))
+        if signature not in signatures:
+            layout.check(known, signature, f"{kind.__name__} {i}")
+        out.append(tuple.__new__(kind, known))
     return out

@@ -14,12 +14,13 @@ import holdmq.wire
 from holdmq.errors import CODES, Code, WireError
 from holdmq.wire import headers
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.header import Header, rows
+from holdmq.wire.header import SIGNATURES_MAX, Header, layout_of, rows
 from holdmq.wire.headers import (
     FilterTerm,
     HelloRequest,
     ProduceRequest,
     ProduceRun,
+    PullQueue,
     PullRequest,
     ReadOpenRequest,
     TopicCreateRequest,
@@ -127,6 +128,29 @@ def test_none_is_taken_only_where_it_means_something() -> None:
     assert PullRequest.from_ext({"queues": [], "max_bytes": 1, "filter_id": None}).filter_id is None
     with pytest.raises(WireError, match="'client_id' must be str"):
         HelloRequest.from_ext({"protocol_version": 1, "role": "client", "client_id": None})
+
+
+def test_a_right_header_lets_no_wrong_one_pass() -> None:
+    right = PullRequest([PullQueue("t", 0, 0, 0)], 1, 0, 3).to_ext()
+    assert PullRequest.from_ext(right).filter_id == 3
+    for name, wrong in (("max_bytes", "1"), ("filter_id", True), ("hold_ms", None)):
+        with pytest.raises(WireError, match=name):
+            PullRequest.from_ext({**right, name: wrong})
+    assert PullRequest.from_ext({**right, "filter_id": None}).filter_id is None
+    assert rows(PullQueue, [["t", 0, 0, 0]]) == [PullQueue("t", 0, 0, 0)]
+    with pytest.raises(WireError, match="PullQueue 1: field 'offset'"):
+        rows(PullQueue, [["t", 0, 0, 0], ["t", 0, 0, None]])
+
+
+def test_types_that_were_seen_are_bounded() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Numbered(Header):
+        number: int
+
+    for index in range(2 * SIGNATURES_MAX):
+        kind = type(f"Number{index}", (int,), {})
+        assert Numbered.from_ext({"number": kind(7)}).number == 7
+    assert len(layout_of(Numbered).signatures) == SIGNATURES_MAX
 
 
 def test_defaults_are_not_shared_between_headers() -> None:
