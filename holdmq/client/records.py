@@ -14,7 +14,6 @@ from holdmq.compression import BODY_MAX_BYTES, COMPRESS_LEVEL, COMPRESS_MIN_BYTE
 from holdmq.errors import Code, RecordError
 from holdmq.message import Message
 from holdmq.record import (
-    BODY_LENGTH_AT,
     NO_HOST,
     QUEUE_ID_AT,
     SYS_COMPRESSED,
@@ -23,18 +22,16 @@ from holdmq.record import (
     encode_record,
     message_properties,
 )
+from holdmq.record_bodies import ID_MASK, encode_each
+from holdmq.record_properties import UNIQUE
 
-ID_DIGITS: Final = 10
-"""Hex digits of the count in a unique id: a million messages per second for twelve days, then they repeat."""
 TAGS_CACHED_MAX: Final = 16_384
 """Tags whose encoding is remembered (about 200 bytes each)."""
-ID_MASK: Final = (1 << (4 * ID_DIGITS)) - 1
 
-_BODY_AT: Final = BODY_LENGTH_AT + 4
+_PRODUCER_DIGITS: Final = 16
 _CRC_AT: Final = 8
 _SUFFIX: Final = 8  # StampCheck, TotalSize
 _U32: Final = np.dtype(">u4")
-_HEX: Final = np.frombuffer(b"".join(b"%02x" % i for i in range(256)), np.uint8).reshape(256, 2)
 
 _OWN_ID: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{10}")
 _tags: dict[str | None, bytes] = {}
@@ -132,32 +129,12 @@ def encode_bodies(
 
     Their unique ids are `unique_id(producer_id, first_count)` and those that follow.
     """
-    count = len(bodies)
     like = Message(topic, b"", tag, unique_id=unique_id(producer_id, 0))
     properties = message_properties(like)
-    template = np.frombuffer(
-        RecordTemplate(topic.encode(), queue_id, properties).encode(b"", born_ms), np.uint8
-    )
-    lengths = np.fromiter(map(len, bodies), np.int64, count)
-    sizes = lengths + len(template)
-    wire_sizes = sizes.astype(_U32).view(np.uint8).reshape(count, 4)
-    starts = np.zeros(count, np.int64)
-    np.cumsum(sizes[:-1], out=starts[1:])
-    out = np.empty(int(sizes.sum()), np.uint8)
-    head = np.empty((count, _BODY_AT), np.uint8)
-    head[:] = template[:_BODY_AT]
-    head[:, :4] = wire_sizes
-    head[:, BODY_LENGTH_AT:] = lengths.astype(_U32).view(np.uint8).reshape(count, 4)
-    tail = np.empty((count, len(template) - _BODY_AT), np.uint8)
-    tail[:] = template[_BODY_AT:]
-    tail[:, -4:] = wire_sizes
-    id_at = 3 + len(topic.encode()) + properties.index(b"UNIQ_KEY") + len("UNIQ_KEY\x01") + 17
-    tail[:, id_at : id_at + ID_DIGITS] = _hex_digits(first_count, count)
-    _scatter(out, starts, head)
-    _scatter_bodies(out, starts + _BODY_AT, lengths, b"".join(bodies))
-    _scatter(out, starts + _BODY_AT + lengths, tail)
-    _set_crcs(out, starts, sizes)
-    return out.tobytes(), wire_sizes.reshape(-1)
+    template = RecordTemplate(topic.encode(), queue_id, properties).encode(b"", born_ms)
+    id_at = template.rindex(UNIQUE) + len(UNIQUE) + _PRODUCER_DIGITS + 1
+    records, sizes = encode_each(template, id_at, first_count, bodies)
+    return records, np.array(sizes, _U32).view(np.uint8)
 
 
 def move(records: bytes, sizes: npt.NDArray[np.int64], queue_id: int) -> bytes:
@@ -171,12 +148,6 @@ def move(records: bytes, sizes: npt.NDArray[np.int64], queue_id: int) -> bytes:
     return out.tobytes()
 
 
-def _hex_digits(first: int, count: int) -> Bytes:
-    numbers = (np.arange(first, first + count, dtype=np.uint64) & np.uint64(ID_MASK)).astype(">u8")
-    of_ids = numbers.view(np.uint8).reshape(count, 8)[:, 8 - ID_DIGITS // 2 :]
-    return _HEX[of_ids].reshape(count, ID_DIGITS)
-
-
 def _scatter(out: Bytes, at: npt.NDArray[np.int64], rows: Bytes) -> None:
     """Write each row at its place."""
     width = rows.shape[1]
@@ -185,18 +156,6 @@ def _scatter(out: Bytes, at: npt.NDArray[np.int64], rows: Bytes) -> None:
     kind = np.dtype(f"V{width}")
     view: npt.NDArray[np.void] = np.ndarray((len(out) - width + 1,), kind, out, strides=(1,))
     view[at] = np.ascontiguousarray(rows).view(kind)[:, 0]
-
-
-def _scatter_bodies(
-    out: Bytes, at: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], joined: bytes
-) -> None:
-    raw = np.frombuffer(joined, np.uint8)
-    first = int(lengths[0])
-    if (lengths == first).all():
-        _scatter(out, at, raw.reshape(len(lengths), first))
-        return
-    begins = np.cumsum(lengths) - lengths
-    out[np.arange(len(raw)) + np.repeat(at - begins, lengths)] = raw
 
 
 def _set_crcs(out: Bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:

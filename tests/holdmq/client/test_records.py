@@ -5,10 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from holdmq.client.records import ID_MASK, Packing, encode, encode_bodies, move, unique_id
+from holdmq.client.records import Packing, encode, encode_bodies, move, unique_id
 from holdmq.errors import RecordError
 from holdmq.message import Message
 from holdmq.record import SYS_COMPRESSED, VERIFY_BODY, Record, decode_record, encode_message
+from holdmq.record_bodies import ID_MASK
 
 
 def split(records: bytes) -> list[Record]:
