@@ -58,10 +58,15 @@ class Batch:
     position: int = -1
     store_ms: int = 0
     has_keys: bool = True
-    starts: Ints = field(init=False)
+    _starts: Ints | None = field(default=None, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self.starts = starts_of(self.sizes)
+    @property
+    def starts(self) -> Ints:
+        """Where every record begins in the batch. Made when it is first asked for: appending does not."""
+        starts = self._starts
+        if starts is None:
+            starts = self._starts = starts_of(self.sizes)
+        return starts
 
     @property
     def end(self) -> int:

@@ -41,8 +41,10 @@ class BatchLike(Protocol):
 
     records: memoryview
     sizes: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
     position: int
+
+    @property
+    def starts(self) -> npt.NDArray[np.int64]: ...
 
     @property
     def runs(self) -> Sequence[RunLike]: ...

@@ -14,14 +14,12 @@ from pathlib import Path
 from time import monotonic, time_ns
 from typing import Final
 
-import numpy as np
 import structlog
 
 from holdmq.config import StorageSection
 from holdmq.disk import Disk, RealDisk
 from holdmq.errors import BehindError, StorageError, StoreFullError
 from holdmq.record import BLANK_SIZE_MIN
-from holdmq.record_batch import stamp, tag_hashes
 from storage.log.chunks import Chunks
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.chunks import ChunkCache
@@ -29,6 +27,7 @@ from storage.log.core.epochs import Epochs
 from storage.log.core.names import place
 from storage.log.core.queues import Chunk, Queue
 from storage.log.core.scan import KeyLevels
+from storage.log.core.stamper import Stamper
 from storage.log.core.tail import Tail
 from storage.log.derived import Derived
 from storage.log.failures import FULL_HINT
@@ -214,6 +213,7 @@ class LogStore(StoreReads):
         self.tables = self.derived.tables
         self.retention.before_delete.append(self.derived.before_delete)
         self._subscribers: list[Confirmed] = [self.derived.offer]
+        self._stamper = Stamper()
         self._pending: deque[Pending] = deque()
         self._written_groups: deque[Pending] = deque()
         self._pending_bytes = 0
@@ -394,26 +394,18 @@ class LogStore(StoreReads):
 
     def _stamp(self, batch: Batch, position: int, store_ms: int) -> list[Queue]:
         """Give every record its offsets, provisionally, and every run its hashes."""
-        starts, sizes, runs = batch.starts, batch.sizes, batch.runs
         batch.position = position
         batch.store_ms = store_ms
         queues: list[Queue] = []
-        first = 0
-        offsets = np.arange(len(sizes), dtype=np.int64)
-        for run in runs:
+        for run in batch.runs:
             key = (run.topic, run.queue_id)
             queue = self._queues.get(key)
             if queue is None:
                 queue = self._queues[key] = Queue(run.topic, run.queue_id)
             queues.append(queue)
             run.base_offset = queue.stamped
-            last = first + run.count
             queue.stamped += run.count
-            offsets[first:last] += run.base_offset - first
-            if not run.is_hashed:
-                run.hashes = tag_hashes(batch.records, starts[first:last], sizes[first:last], run.key_levels)
-            first = last
-        stamp(batch.records, starts, sizes, offsets, position, store_ms, self._home.store_id)
+        self._stamper.stamp(batch, self._home.store_id)
         return queues
 
     def _lagging(self) -> StorageError | None:

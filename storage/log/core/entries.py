@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from holdmq.record_batch import Hashes, Ints
+from holdmq.record_batch import Hashes, Ints, starts_of
 from storage.store import Batch
 
 ENTRY_SIZE: Final = 20
@@ -35,10 +35,20 @@ def entries_of(batches: list[Batch]) -> Entries:
     """The entries of all records of stamped batches, in log order."""
     counts = [len(batch.sizes) for batch in batches]
     entries = np.empty(sum(counts), ENTRY)
-    positions: Ints = np.concatenate([batch.starts for batch in batches])
-    positions += np.repeat(np.array([batch.position for batch in batches], np.int64), counts)
+    sizes: Ints = np.concatenate([batch.sizes for batch in batches])
+    positions = starts_of(sizes)
+    # One batch lies behind the other, but for blanks between segments.
+    before = 0
+    gaps: list[int] = []
+    for batch in batches:
+        gaps.append(batch.position - before)
+        before += len(batch.records)
+    if gaps[0] == gaps[-1]:
+        positions += gaps[0]
+    else:
+        positions += np.repeat(np.array(gaps, np.int64), counts)
     entries["position"] = positions
-    entries["size"] = np.concatenate([batch.sizes for batch in batches])
+    entries["size"] = sizes
     hashes: list[Hashes] = [
         np.zeros(run.count, np.uint64) if run.hashes is None else run.hashes
         for batch in batches
