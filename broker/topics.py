@@ -31,6 +31,7 @@ from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import TopicCreateRequest, TopicCreateResponse
+from holdmq.wire.session_headers import SESSION_TOPIC
 from holdmq.wire.topic_headers import (
     DELETE,
     HIDE_FROM_CONSUMERS,
@@ -216,7 +217,9 @@ class Topics(Part):
             topic = topic_changes.new_topic(known, header, self.table.queues_default)
             if topic is None:
                 return
-            if len(staged) >= self.table.topics_max:
+            # The table of sessions every broker has: nobody's topic.
+            own = staged.get(SESSION_TOPIC) is not None
+            if len(staged) - own >= self.table.topics_max:
                 raise RemoteError(
                     Code.TOPIC_LIMIT,
                     f"broker.topics_max ({self.table.topics_max}) topics exist; delete some or raise it",
