@@ -30,8 +30,8 @@ def encode_each(
 ) -> tuple[bytes, list[int]]:
     """Records like `template`, one for each body, and their sizes.
 
-    `template` is an unstamped record without a body; at `id_at` it has the `ID_DIGITS` hex digits of its unique
-    id's count, which goes on from `first_count`.
+    `template` is an unstamped record without a body; at `id_at` it has the `ID_DIGITS` hex digits of its
+    unique id's count, which goes on from `first_count`.
     """
     out = BytesWriter()
     sizes: list[int] = []

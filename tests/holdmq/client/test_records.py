@@ -41,13 +41,10 @@ def test_many_bodies_are_the_same_records_as_one_by_one(tag: str | None, bodies:
     assert sizes.view(">u4").tolist() == [len(record) for record in one_by_one]
 
 
-def test_unique_ids_count_on_over_their_end() -> None:
-    records, _ = encode_bodies("t", 0, None, [b"x"] * 3, 1, ID_MASK, 1)
-    assert [r.to_message().unique_id for r in split(records)] == [
-        unique_id(1, ID_MASK),
-        unique_id(1, 0),
-        unique_id(1, 1),
-    ]
+@pytest.mark.parametrize("first", [0x9F, 0x1234ABCDEF, (1 << 32) - 2, ID_MASK - 1])
+def test_unique_ids_count_on_over_every_carry_and_their_end(first: int) -> None:
+    records, _ = encode_bodies("t", 0, None, [b"x"] * 3, 1, first, 1)
+    assert [r.to_message().unique_id for r in split(records)] == [unique_id(1, first + i) for i in range(3)]
 
 
 def test_moved_records_differ_in_their_queue_alone() -> None:
