@@ -106,14 +106,13 @@ def check_each(
     return None
 
 
-def _problem(data: bytes, start: i64, end: i64, name: bytes, queue_id: i64) -> str:
-    """What is wrong with one record; empty = nothing. `name` is the run's fields 17 and 18."""
+def layout_fault(data: bytes, start: i64, end: i64) -> str:
+    """Which field of the record at `start` does not fit its size, `end` - `start`; empty = all do."""
     size: i64 = end - start
     head: i64 = read_i64_be(data, start)
     if head >> 32 != size:
         return WRONG_SIZE
-    tail: i64 = read_i64_be(data, end - 8)
-    if tail & _U32 != size:
+    if read_i64_be(data, end - 8) & _U32 != size:
         return WRONG_END
     if head & _U32 != MAGIC:
         return WRONG_MAGIC
@@ -131,22 +130,31 @@ def _problem(data: bytes, start: i64, end: i64, name: bytes, queue_id: i64) -> s
     if properties_at + 10 > end:
         return WRONG_TOPIC
     length: i64 = (data[properties_at] << 8) + data[properties_at + 1]
-    if properties_at + 10 + length != end:
-        return WRONG_PROPERTIES
+    return "" if properties_at + 10 + length == end else WRONG_PROPERTIES
+
+
+def _problem(data: bytes, start: i64, end: i64, name: bytes, queue_id: i64) -> str:
+    """What is wrong with one record; empty = nothing. `name` is the run's fields 17 and 18."""
+    fault = layout_fault(data, start, end)
+    if fault:
+        return fault
+    extra: i64 = IPV6_EXTRA if data[start + SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0
     store_at: i64 = start + STORE_MS_AT + extra
     stamp: i64 = (
         read_i64_be(data, start + QUEUE_OFFSET_AT)
         | read_i64_be(data, start + PHYSICAL_OFFSET_AT)
         | read_i64_be(data, store_at)
         | read_i64_be(data, store_at + 8)
-        | tail >> 32
+        | read_i64_be(data, end - 8) >> 32
     )
     if stamp:
         return STAMPED
     sums: i64 = read_i64_be(data, start + 8)
     if sums & _U32 != queue_id:
         return _WRONG_QUEUE
-    if data[topic_at:properties_at] != name:
+    body_at: i64 = start + BODY_LENGTH_AT + extra
+    topic_at: i64 = body_at + 4 + (read_i64_be(data, body_at - 4) & _U32)
+    if data[topic_at : topic_at + 1 + data[topic_at]] != name:
         return _WRONG_NAME
     return "" if crc32(data[start + QUEUE_ID_AT : end - 8]) == (sums >> 32) & _U32 else WRONG_CRC
 
@@ -188,16 +196,16 @@ def is_alike(data: bytes, at: i64, other: i64, size: i64, id_begin: i64, id_end:
     Both have `size` bytes; `id_begin` and `id_end` are the other ones' `id_span`.
     """
     if not id_end:
-        return _is_same(data, at, other, size)
+        return is_same(data, at, other, size)
     return (
-        _is_same(data, at, other, id_begin)
-        and _is_same(data, at + id_end, other + id_end, size - id_end)
+        is_same(data, at, other, id_begin)
+        and is_same(data, at + id_end, other + id_end, size - id_end)
         and _is_printable(data, at + id_begin, at + id_end)
     )
 
 
-def _is_same(data: bytes, at: i64, other: i64, size: i64) -> bool:
-    """Whether `size` bytes are equal; behind properties lie 8 bytes more that may be read, too."""
+def is_same(data: bytes, at: i64, other: i64, size: i64) -> bool:
+    """Whether `size` bytes at two places are equal; at least 8 more must follow both, which may be read."""
     done: i64 = 0
     while size - done >= 8:
         if read_i64_be(data, at + done) != read_i64_be(data, other + done):

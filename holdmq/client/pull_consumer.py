@@ -21,7 +21,7 @@ from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageE
 from holdmq.message import Message, TopicQueue
 from holdmq.mqtt.filters import check_filter
 from holdmq.mqtt.reasons import MqttError
-from holdmq.record import decode_record, tag_of_record
+from holdmq.record_messages import decode_messages
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.rpc.security import Security
 from holdmq.topics import tag_fault, tag_filter_term, tag_matches, tag_term
@@ -365,20 +365,13 @@ class PullConsumer:
     # Filters
 
     def _decode(self, part: Pulled) -> list[Message]:
-        messages: list[Message] = []
-        records = part.records
-        at = 0
-        is_filtered = self._tags is not None or self._tag_filter is not None
-        while at < len(records):
-            size = int.from_bytes(records[at : at + 4], "big")
-            try:
-                if not is_filtered or self._passes(tag_of_record(records, at)):
-                    messages.append(decode_record(records, at).to_message(part.queue.broker))
-            except (HoldMQError, UnicodeDecodeError) as error:
-                # Brokers refuse such records; one that is there all the same must not hide the others.
-                self.undecodable += 1
-                log.error("a record cannot be decoded", queue=str(part.queue), reason=str(error))
-            at += size
+        messages, undecodable = decode_messages(bytes(part.records), part.queue.broker)
+        for one in undecodable:
+            # Brokers refuse such records; one that is there all the same must not hide the others.
+            self.undecodable += 1
+            log.error("a record cannot be decoded", queue=str(part.queue), reason=one.reason)
+        if self._tags is not None or self._tag_filter is not None:
+            return [message for message in messages if self._passes(message.tag)]
         return messages
 
     def _passes(self, tag: str | None) -> bool:
