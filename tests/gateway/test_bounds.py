@@ -156,7 +156,7 @@ async def test_a_client_that_takes_nothing_is_closed_and_one_that_takes_somethin
     writer.transport.pause_reading()
     assert running.worker._stalled
     running.worker._close_stalled(now + SEND_STALLED_S)
-    running.worker._close_stalled(now + 2 * SEND_STALLED_S)
+    running.worker._close_stalled(now + 2 * SEND_STALLED_S - 1)
     assert running.worker.counters.refused["send_stalled"] == 0
     running.worker._close_stalled(now + 2 * SEND_STALLED_S + 1)
     assert running.worker.counters.refused["send_stalled"] == 1
