@@ -10,15 +10,11 @@ import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from gateway.limits import LISTEN_BACKLOG
 from holdmq.config_listeners import DEFAULT_LISTENER, ListenerSettings
 from holdmq.errors import StartupError
 from holdmq.process import listen_error
-
-CONNECT_TIMEOUT_S: Final = 2.0
-"""How long whoever listens at a UNIX socket may take to be there: its queue may be full."""
 
 
 class Place:
@@ -179,14 +175,14 @@ def _remove_stale(settings: ListenerSettings) -> None:
             "another path"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(CONNECT_TIMEOUT_S)
+        probe.setblocking(False)
         try:
             probe.connect(path)
         except ConnectionRefusedError:
             os.unlink(path)
             return
-        except TimeoutError:
-            pass  # a full queue is somebody's
+        except BlockingIOError:
+            pass  # a queue that is full is somebody's
     raise StartupError(
         f"another process listens at {path} (path of the listener {settings.name!r}); stop it, or choose "
         "another path"

@@ -42,6 +42,8 @@ POLICY_VIOLATION: Final = int(CloseCode.POLICY_VIOLATION)
 _CLOSE_REASON_MAX_BYTES: Final = 123
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
+_HANDSHAKE_HEADERS: Final = ("sec-websocket-", "connection", "upgrade", "origin", "host")
+
 _log = logging.getLogger("holdmq.websocket")
 _log.setLevel(logging.WARNING)  # of each connection the gateway's own log tells
 
@@ -142,11 +144,7 @@ class WebSocket:
         if problem is not None:
             self._refuse(*problem)
             return
-        try:
-            response = self._protocol.accept(request)
-        except UnicodeEncodeError:  # it quotes a header that is no ASCII
-            self._refuse(400, "a header of the WebSocket handshake has bytes that are no ASCII")
-            return
+        response = self._protocol.accept(request)
         if response.status_code != 101:
             error = self._protocol.handshake_exc
             sentence = str(error)
@@ -163,6 +161,10 @@ class WebSocket:
         path = request.path.partition("?")[0]
         if path != self._rules.path:
             return 404, f"the path is {self._rules.path}, not {path[:100]!r}"
+        for name, value in request.headers.raw_items():
+            # The library takes them for ASCII; in others, as Cookie, there may be anything.
+            if name.lower().startswith(_HANDSHAKE_HEADERS) and not value.isascii():
+                return 400, f"the header {name[:50]!r} has bytes that are no ASCII"
         origins = request.headers.get_all("Origin")
         hosts = request.headers.get_all("Host")
         if len(origins) > 1 or len(hosts) != 1:

@@ -95,11 +95,14 @@ def _data_sets(config: Config, data: Path | None, sets: Iterable[str]) -> list[s
 
 
 def addresses(config: Config, names: Iterable[str]) -> dict[str, tuple[str, int]]:
-    """Return configuration key → (host, port) of everything that the services `names` listen on."""
+    """Return configuration key → (host, port) of what the services `names` listen on.
+
+    The gateway's further listeners are not among them: it says itself what is wrong with one.
+    """
     found = {}
     for name in names:
         section: Any = getattr(config, name)
-        if hasattr(section, "port"):
+        if getattr(section, "default_listener", hasattr(section, "port")):
             found[f"{name}.port"] = (section.bind, section.port)
         found[f"{name}.admin_port"] = (section.admin_bind, section.admin_port)
     return found
@@ -114,7 +117,11 @@ def refuse_conflicts(config: Config, names: list[str]) -> None:
     if "console" in names:
         config.console.check_exposure()
     seen: dict[int, str] = {}
-    for key, (_, port) in addresses(config, names).items():
+    ports = {key: port for key, (_, port) in addresses(config, names).items()}
+    for listener in config.gateway.listeners:
+        if listener.port is not None:
+            ports[f"the port of the listener {listener.name!r}"] = listener.port
+    for key, port in ports.items():
         if port == 0:
             raise ConfigError(
                 f"{key} is 0; holdmq up needs a fixed port, as its processes must find each other"
@@ -256,7 +263,11 @@ def _where(config: Config, names: list[str]) -> dict[str, str]:
         host = reachable(section.bind)
         return f"[{host}]:{section.port}" if ":" in host else f"{host}:{section.port}"
 
-    where = {"mqtt": f"mqtt://{at('gateway')}"}
+    where = {}
+    for listener in config.gateway.all_listeners():
+        name = f"mqtt-{listener.name}" if where else "mqtt"
+        place = listener.model_copy(update={"bind": reachable(listener.bind)}).where
+        where[name] = f"{listener.scheme}://{place}{listener.ws_path if listener.uses_websocket else ''}"
     if "console" in names:
         where["console"] = f"http://{at('console')}"
     where |= {"registry": at("registry"), "broker": at("broker"), "data": config.storage.data_dir}

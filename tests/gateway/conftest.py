@@ -6,7 +6,6 @@ What it decides by itself it decides with the broker's own windows and filters.
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -16,9 +15,11 @@ import pytest
 
 from broker.core.filters import FilterSet
 from broker.core.sequences import Sequences
+from gateway.binding import bind
 from gateway.listeners import Listener
 from gateway.worker import Worker
 from holdmq.config import ClientSection, Config, GatewaySection
+from holdmq.config_listeners import ListenerSettings
 from holdmq.errors import CODES, Code, RemoteError
 from holdmq.mqtt import (
     MQTT_3_1_1,
@@ -385,17 +386,21 @@ async def memory_broker() -> AsyncIterator[MemoryBroker]:
 async def start_worker(memory_broker: MemoryBroker) -> AsyncIterator[Callable[..., Any]]:
     running: list[tuple[asyncio.Task[None], asyncio.Event, RunningWorker]] = []
 
-    async def start(**settings: Any) -> RunningWorker:
+    async def start(listener: dict[str, Any] | None = None, **settings: Any) -> RunningWorker:
+        """A worker with one listener: the plain one, or one with these settings at port 0."""
         config = Config(
             gateway=GatewaySection(**{"drain_s": 1.0, **settings}),
             client=ClientSection(registries=[f"127.0.0.1:{memory_broker.server.port}"]),
         )
-        listening = socket.create_server(("127.0.0.1", 0))
-        port = listening.getsockname()[1]
-        listener = Listener(config.gateway.all_listeners()[0], config.gateway.packet_max_bytes)
+        told = {"name": "default", "kind": "tcp"} | (listener or {})
+        if told["kind"] != "unix":
+            told["port"] = 0
+        served = Listener(ListenerSettings(**told), config.gateway.packet_max_bytes)
+        listening = bind(served.settings, 1).of_worker(0)
+        port = 0 if told["kind"] == "unix" else listening.getsockname()[1]
         worker = Worker(config, 0, None)
         stopping = asyncio.Event()
-        task = asyncio.get_running_loop().create_task(worker.run([(listener, listening)], stopping))
+        task = asyncio.get_running_loop().create_task(worker.run([(served, listening)], stopping))
         started = RunningWorker(worker, port, memory_broker)
         running.append((task, stopping, started))
         while not worker.links or not all(link.reader.is_open for link in worker.links.values()):
