@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 from itertools import chain
 from pathlib import Path
@@ -13,6 +12,7 @@ from broker.groups import Groups
 from broker.metrics import Numbers
 from broker.progress import Progress
 from broker.registration import Registration
+from broker.runtime import CHECK_INTERVAL_S, FullCollections, collect, prepare
 from broker.server import BrokerServer
 from broker.shared import SharedMode
 from broker.topics import Topics
@@ -66,9 +66,7 @@ async def main(config: Config, service: Service) -> None:
         await loop.run_in_executor(None, store.close)
         raise
     store.retention.needs = lambda: chain(groups.offset_file.needs(), shared.needs())
-    # What lives as long as the process is not looked at again: a full collection stalled the loop for 50 ms.
-    gc.collect()
-    gc.freeze()
+    prepare()
     server = BrokerServer(
         settings.name,
         config.cluster.name,
@@ -111,8 +109,10 @@ async def main(config: Config, service: Service) -> None:
         service.ready(registration.state)
         service.log.info("broker serves", name=settings.name, address=address, data=config.storage.data_dir)
         expiring = loop.create_task(_expire(server), name="expire")
+        collecting = loop.create_task(_collect(server), name="garbage")
         await service.stopping.wait()
         expiring.cancel()
+        collecting.cancel()
         await registration.close()
         await server.drain()
         await groups.close()
@@ -129,3 +129,12 @@ async def _expire(server: BrokerServer) -> None:
     while True:
         await asyncio.sleep(EXPIRE_INTERVAL_S)
         server.produce.sequences.expire(loop.time())
+
+
+async def _collect(server: BrokerServer) -> None:
+    loop = asyncio.get_running_loop()
+    full = FullCollections(loop.time())
+    while True:
+        await asyncio.sleep(CHECK_INTERVAL_S)
+        if full.check(loop.time(), server.produce.batches, server.rpc.closed):
+            collect()

@@ -34,7 +34,7 @@ class Server:
     """An RPC server: `routes` maps request codes to handlers, `hello` answers HELLO.
 
     `on_closed` is told of every connection that had said HELLO. Counters: `connections`
-    (now), `refused` (connections that broke the protocol, kept silent or came over the bound).
+    (now), `refused` (connections that broke the protocol, kept silent or came over the bound), `closed`.
     `security` decides who may connect and what they may ask for, and has the TLS of `listen`; None = all
     may ask for everything. It may be set until `listen` is called.
     """
@@ -53,6 +53,7 @@ class Server:
     ) -> None:
         self.connections: dict[Connection, HelloRequest | None] = {}
         self.refused = 0
+        self.closed = 0
         self._routes: dict[int, OnRequest] = {int(code): handler for code, handler in routes.items()}
         self._hello = hello
         self._on_closed = on_closed
@@ -190,6 +191,7 @@ class Server:
         request.reply(answer)
 
     def connection_closed(self, connection: Connection, reason: HoldMQError) -> None:
+        self.closed += 1
         if isinstance(reason, WireError):
             self.refused += 1
             log.warning("connection refused", peer=connection.address, reason=str(reason))
