@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from security import Authority
 
 from broker.core.filters import FilterSet
 from broker.core.sequences import Sequences
@@ -414,3 +415,14 @@ async def start_worker(memory_broker: MemoryBroker) -> AsyncIterator[Callable[..
             client.writer.close()
         stopping.set()
         await task
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def server_tls(authority: Authority) -> dict[str, Any]:
+    files = authority.issue("gateway")
+    return {"tls_cert": str(files.cert), "tls_key": str(files.key)}

@@ -10,11 +10,6 @@ from security import Authority
 from gateway.tls import RECORD_BYTES, Tls, explain_failure
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates"))
-
-
 @pytest.fixture
 def contexts(authority: Authority) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     files = authority.issue("gateway")
