@@ -35,7 +35,7 @@ class File(Protocol):
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
         """Write all buffers, one after the other, from `offset` on."""
 
-    def read(self, offset: int, size: int) -> bytearray:
+    def read(self, offset: int, size: int) -> bytes | bytearray:
         """Up to `size` bytes from `offset` on; shorter only at the file's end."""
 
     def read_ahead(self, offset: int, size: int) -> None:
@@ -121,19 +121,15 @@ class RealFile:
                 raise OSError(errno.EIO, "pwrite wrote nothing", str(self.path))
             done += written
 
-    def read(self, offset: int, size: int) -> bytearray:
-        buffer = bytearray(size)
-        view = memoryview(buffer)
-        done = 0
-        while done < size:
-            got = os.preadv(self.fd, [view[done:]], offset + done)
-            if not got:
+    def read(self, offset: int, size: int) -> bytes:
+        # pread into memory that nobody has filled with zeros before.
+        data = os.pread(self.fd, size, offset)
+        while data and len(data) < size:
+            more = os.pread(self.fd, size - len(data), offset + len(data))
+            if not more:
                 break
-            done += got
-        view.release()
-        if done < size:
-            del buffer[done:]
-        return buffer
+            data += more
+        return data
 
     def read_ahead(self, offset: int, size: int) -> None:
         os.posix_fadvise(self.fd, offset, size, os.POSIX_FADV_WILLNEED)

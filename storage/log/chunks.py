@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 
 from holdmq.errors import StorageError
 from holdmq.record import RECORD_BYTES_LIMIT
-from holdmq.record_batch import decode_offsets, starts_of
+from holdmq.record_batch import starts_of
 from storage.log.activity import Activity
 from storage.log.core.chunks import Chunk, ChunkCache
 from storage.log.core.names import blank_size_at
-from storage.log.core.scan import head_size, whole_records
+from storage.log.core.scan import checked_records, head_size
 from storage.log.memory import memory_limit, memory_used
 from storage.log.open_files import OpenFiles
 from storage.log.segments import Segment, Segments
@@ -124,20 +124,20 @@ class Chunks:
             following = self.cache.following(position)
         wanted = min(size, stop - position, following - position if following > 0 else size)
         view = self.read(segment, position, wanted, min(ahead, stop - position - wanted))
-        whole = whole_records(view, position, at_once=True)
-        if not len(whole.sizes):
+        checked = checked_records(view, position)
+        if not len(checked.sizes):
             blank = blank_size_at(view, 0)
             if blank and position + blank == segment.end:
                 return segment.end
             needed = head_size(view)
-            if not whole.reason and len(view) < needed <= min(stop - position, RECORD_BYTES_LIMIT):
+            if not checked.reason and len(view) < needed <= min(stop - position, RECORD_BYTES_LIMIT):
                 view = self.read(segment, position, needed)
-                whole = whole_records(view, position, at_once=True)
-            if not len(whole.sizes):
-                return Damage(segment, position, stop, whole.reason or "it ends nowhere")
-        starts = starts_of(whole.sizes)
-        view = view[: int(starts[-1] + whole.sizes[-1])]
-        return Chunk(segment.start, position, view, starts, whole.sizes, decode_offsets(view, starts)[0])
+                checked = checked_records(view, position)
+            if not len(checked.sizes):
+                return Damage(segment, position, stop, checked.reason or "it ends nowhere")
+        starts = starts_of(checked.sizes)
+        view = view[: int(starts[-1] + checked.sizes[-1])]
+        return Chunk(segment.start, position, view, starts, checked.sizes, checked.queue_offsets)
 
     def read(self, segment: Segment, position: int, size: int, ahead: int = 0) -> memoryview:
         """Read a stretch of a segment, unchecked; StorageError as the disk says.

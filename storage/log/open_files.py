@@ -47,7 +47,7 @@ class OpenFiles:
     def __len__(self) -> int:
         return len(self._files)
 
-    def read(self, path: Path, offset: int, size: int, ahead: int = 0) -> bytearray:
+    def read(self, path: Path, offset: int, size: int, ahead: int = 0) -> bytes | bytearray:
         """Up to `size` bytes of a file from `offset` on; shorter only at its end. Raises OSError.
 
         The disk is asked to read `ahead` bytes behind them meanwhile.

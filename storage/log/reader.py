@@ -356,6 +356,19 @@ class ColdReader:
 def _take(read: QueueRead, chunk: Chunk, positions: Ints, sizes: Ints, offsets: Ints) -> int:
     """Add records of a chunk; how many came before the first that is not as its entry says."""
     starts = positions - chunk.position
+    first = int(np.searchsorted(chunk.starts, starts[0]))
+    last = first + len(starts)
+    # The usual chunk of a queue that was written for a while holds nothing else: no search for each.
+    if (
+        np.array_equal(chunk.starts[first:last], starts)
+        and np.array_equal(chunk.sizes[first:last], sizes)
+        and np.array_equal(chunk.queue_offsets[first:last], offsets)
+    ):
+        begin, end = int(starts[0]), int(starts[-1] + sizes[-1])
+        read.parts.append(chunk.view[begin:end])
+        read.count += len(starts)
+        read.size_bytes += end - begin
+        return len(starts)
     at = np.minimum(np.searchsorted(chunk.starts, starts), len(chunk.starts) - 1)
     wrong = (chunk.starts[at] != starts) | (chunk.sizes[at] != sizes) | (chunk.queue_offsets[at] != offsets)
     good = int(wrong.argmax()) if wrong.any() else len(starts)

@@ -19,7 +19,6 @@ import numpy as np
 import structlog
 
 from holdmq.errors import Code, RecordError, StorageError
-from holdmq.record import decode_record
 from holdmq.topics import is_temporary
 from storage.log.core.delayed import (
     TIMER_QUEUE,
@@ -124,12 +123,7 @@ class Timer:
         whatever happens. Raises RecordError for a message of a temporary or the timer's own topic,
         a due time that is none, or one with no room for the timer's properties (ORIGIN_ROOM).
         """
-        records: list[bytes] = []
-        for message in delayed:
-            topic = decode_record(message.record).topic.decode("utf-8", "surrogateescape")
-            if is_temporary(topic) or topic == TIMER_TOPIC:
-                raise RecordError(f"messages of topic {topic} cannot be delayed", Code.TOPIC_INVALID)
-            records.append(waiting_record(message.record, message.due_ms))
+        records = [waiting_record(message.record, message.due_ms, _check_topic) for message in delayed]
         self._append(_waiting_batch(records), done)
 
     # Called on any thread
@@ -515,6 +509,12 @@ class Timer:
 def is_wanted(batch: Batch) -> bool:
     """Whether the timer must look at a confirmed batch."""
     return isinstance(batch, Release) or has_waiting(batch)
+
+
+def _check_topic(name: bytes) -> None:
+    topic = name.decode("utf-8", "surrogateescape")
+    if is_temporary(topic) or topic == TIMER_TOPIC:
+        raise RecordError(f"messages of topic {topic} cannot be delayed", Code.TOPIC_INVALID)
 
 
 def _waiting_batch(records: list[bytes]) -> Batch:

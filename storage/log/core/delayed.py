@@ -12,6 +12,7 @@ An ORIGIN that the message had before (a retry's) stays, in front. Source: stora
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -80,15 +81,18 @@ def _without(pairs: bytes, *starts: bytes) -> bytes:
     return b"".join([pair + b"\x02" for pair in kept])
 
 
-def waiting_record(record: Buffer, due_ms: int) -> bytes:
+def waiting_record(record: Buffer, due_ms: int, check_topic: Callable[[bytes], None] | None = None) -> bytes:
     """The record that lets a message wait until `due_ms`.
 
     `record` is the message as its topic and queue would get it, unstamped. Raises RecordError for
-    a due time that is none, and for what has no room for the timer's properties.
+    a due time that is none, and for what has no room for the timer's properties, and what `check_topic`
+    raises for the message's topic.
     """
     if not 0 <= due_ms < DUE_LIMIT_MS:
         raise RecordError(f"a due time of {due_ms} ms: 0 to {DUE_LIMIT_MS - 1} are allowed")
     message = decode_record(record)
+    if check_topic is not None:
+        check_topic(message.topic)
     pairs, separator, mqtt = message.properties.partition(b"\0")
     # Marks of an earlier wait: the message is new to this one.
     pairs = _without(pairs, b"DUE\x01", b"DEST\x01", _ORIGIN)

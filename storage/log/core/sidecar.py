@@ -29,6 +29,7 @@ RUN_ENTRIES: Final = 65_536
 BLOCK_ENTRIES: Final = 512
 """Entries of a block: a page or so, one read."""
 
+_HIGH_BITS: Final = np.uint64(~(RUN_ENTRIES - 1) & 0xFFFFFFFF_FFFFFFFF)
 _FORMAT: Final = 1
 _MAGIC: Final = b"HMQS"
 _HEAD: Final = Struct(">4sHHQI")
@@ -47,7 +48,7 @@ ReadAt = Callable[[int, int], bytes | bytearray]
 
 def encode(first: int, hashes: Hashes) -> bytes:
     """The sidecar of the run that begins at entry `first`; `hashes` are its RUN_ENTRIES tag hashes."""
-    order = np.argsort(hashes, kind="stable")
+    order = _order_of(hashes)
     ordered = hashes[order].astype(">u8")
     places = order.astype(">u2")
     head = bytearray(_HEAD.pack(_MAGIC, _FORMAT, _BLOCKS, first, 0) + ordered[::BLOCK_ENTRIES].tobytes())
@@ -57,6 +58,19 @@ def encode(first: int, hashes: Hashes) -> bytes:
         block = ordered[at : at + BLOCK_ENTRIES].tobytes() + places[at : at + BLOCK_ENTRIES].tobytes()
         parts += [block, _CRC.pack(crc32(block))]
     return b"".join(parts)
+
+
+def _order_of(hashes: Hashes) -> Ints:
+    """The places in ascending order of their hashes, and ascending where those are alike."""
+    # Sorted as numbers of their own, which is several times faster: the place in the low 16 bits.
+    keys = (hashes & _HIGH_BITS) | np.arange(len(hashes), dtype=np.uint64)
+    keys.sort()
+    order: Ints = (keys & ~_HIGH_BITS).astype(np.int64)
+    ordered = hashes[order]
+    if (ordered[1:] < ordered[:-1]).any():
+        # Hashes that differ in the low bits only.
+        return np.argsort(hashes, kind="stable")
+    return order
 
 
 def search(read_at: ReadAt, first: int, ranges: Sequence[Range], matches_max: int) -> Ints | None:

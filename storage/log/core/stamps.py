@@ -77,7 +77,7 @@ def stamp_each(
         write_i64_be(part, ms)
         write_i64_be(part, host)
         part.write(data[store_at + 16 : end - 8])
-        check: i64 = (_check(offset, physical, ms, host) ^ _SIGN) - _SIGN
+        check: i64 = (check_of(offset, physical, ms, host) ^ _SIGN) - _SIGN
         write_i64_be(part, (check << 32) | total)
         start = end
         offset += 1
@@ -91,7 +91,7 @@ def stamp_each(
     return start
 
 
-def _check(offset: i64, physical: i64, store_ms: i64, store_host: i64) -> i64:
+def check_of(offset: i64, physical: i64, store_ms: i64, store_host: i64) -> i64:
     """Field 21, as `holdmq.record.stamp_check`."""
     total: i64 = offset * _A + physical * _B + store_ms * _C + store_host * _D + _ADDEND
     return (total >> 32) & _U32

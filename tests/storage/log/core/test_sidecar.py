@@ -86,3 +86,15 @@ def test_one_of_another_run_or_cut_short_is_an_error() -> None:
 
 HASHES = run(5, 30_000)
 RAW = encode(FIRST, HASHES)
+
+
+def test_hashes_that_differ_in_their_lowest_bits_only_are_found_one_by_one() -> None:
+    hashes = np.full(RUN_ENTRIES, 7 << 32, np.uint64) + np.arange(RUN_ENTRIES, dtype=np.uint64)[
+        ::-1
+    ] % np.uint64(3)
+    raw = encode(FIRST, hashes)
+    for low in range(3):
+        wanted = (7 << 32) + low
+        found = search(lambda at, size: raw[at : at + size], FIRST, [(wanted, wanted)], RUN_ENTRIES)
+        assert found is not None
+        assert found.tolist() == np.flatnonzero(hashes == np.uint64(wanted)).tolist()
