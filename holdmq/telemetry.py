@@ -13,14 +13,32 @@ from __future__ import annotations
 import logging
 import platform
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any, Final, TextIO, cast
 
-import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, disable_created_metrics
 
 import holdmq
 from holdmq.config import LogSection
+
+
+@contextmanager
+def _without(package: str) -> Iterator[None]:
+    """Import as if `package` were not installed; nothing changes where it is loaded already."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
+# structlog loads rich, an eighth of a service's start, for tracebacks that are never rendered with it here.
+with _without("rich"):
+    import structlog
 
 # A *_created gauge beside every counter doubles what a scraper stores, and nothing reads it.
 disable_created_metrics()  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +46,8 @@ def run(name: str, path: Path | None, sets: list[str] | None, as_json: bool) -> 
     """Run the service `name` until it has drained and return its exit code."""
     config = configuration(path, [*(sets or ()), *(["log.format=json"] if as_json else ())])
     module = _module(name)
+    # What is loaded by now stays as long as the process: no collection looks at it again, even at the end.
+    gc.freeze()
     if hasattr(module, "run"):
         code: int = module.run(config)
         return code

@@ -104,10 +104,12 @@ def test_the_command_line_loads_no_service_and_no_jvm_library() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_a_command_loads_no_other() -> None:
+def test_a_command_loads_no_other_and_a_service_nothing_that_draws_tables() -> None:
     program = (
         "import sys; from holdmq.cli.app import command_line; command_line('broker'); "
-        "print(sorted({'holdmq.cli.topic', 'holdmq.cli.up', 'holdmq.rpc.client'} & set(sys.modules)))"
+        "others = {'holdmq.cli.topic', 'holdmq.cli.up', 'holdmq.rpc.client', 'rich'}; "
+        "print(sorted(others & set(sys.modules))); "
+        "import rich.table"
     )
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
