@@ -98,4 +98,4 @@ def _inline_table(table: dict[str, Any]) -> str:
 def _console() -> Console:
     console = Console()
     # Into a pipe nobody folds columns by hand: give the table the room that it needs.
-    return console if console.is_terminal else Console(width=200)
+    return console if console.is_terminal else Console(width=240)

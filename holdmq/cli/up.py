@@ -245,7 +245,7 @@ async def _start(supervisor: Supervisor, children: list[Child], config: Config, 
         # The Spark job takes seconds; nothing that follows needs it.
         if child.essential and not await supervisor.wait_ready(child.name):
             return False
-    where = _where(config, names)
+    where = places(config, names)
     if "stats" in names:
         mqtt = where["mqtt"]
         _tell(as_json, "mqtt-ready", {"mqtt": mqtt}, f"MQTT works at {mqtt}; Spark starts (about 10 s) …")
@@ -255,7 +255,7 @@ async def _start(supervisor: Supervisor, children: list[Child], config: Config, 
     return True
 
 
-def _where(config: Config, names: list[str]) -> dict[str, str]:
+def places(config: Config, names: list[str]) -> dict[str, str]:
     """Return what a person wants to connect to → its address."""
 
     def at(name: str) -> str:

@@ -5,33 +5,41 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from holdmq.config_sources import load, reference
+from holdmq.config_sources import load, reference, table_reference
 
 
 def test_keys_prints_every_key_as_a_table_and_as_json(holdmq: Any) -> None:
     rows = json.loads(holdmq("config", "keys", "--json").stdout)
-    assert [row["key"] for row in rows] == [row.key for row in reference()]
+    known = [*reference(), *table_reference()]
+    assert [row["key"] for row in rows] == [row.key for row in known]
+    assert "gateway.listeners[].ws_path" in {row.key for row in known}
     table = holdmq("config", "keys").stdout
-    for row in reference():
+    for row in known:
         assert row.key in table
+        assert row.meaning
         assert row.env in table
 
 
 def test_show_is_a_file_that_gives_the_same_configuration_again(holdmq_process: Any, tmp_path: Path) -> None:
-    environ = {"HOLDMQ_CLIENT__REGISTRIES": "a:1,b:2"}
+    listeners = '[{"name":"w","kind":"ws","port":8083,"ws_origins":["https://a.example"]}]'
+    environ = {"HOLDMQ_CLIENT__REGISTRIES": "a:1,b:2", "HOLDMQ_GATEWAY__LISTENERS": listeners}
     shown = holdmq_process("config", "show", "--set", "gateway.port=1884", **environ).stdout
     file = tmp_path / "again.toml"
     file.write_text(shown)
     assert tomllib.loads(shown)["client"]["registries"] == ["a:1", "b:2"]
     assert "port = 1884  # --set" in shown
     again = load(file, environ={}).model_dump()
-    assert again == load(None, ["gateway.port=1884", "client.registries=a:1,b:2"], {}).model_dump()
+    sets = ["gateway.port=1884", "client.registries=a:1,b:2", f"gateway.listeners={listeners}"]
+    assert again == load(None, sets, {}).model_dump()
 
 
 def test_show_as_json_names_the_source_of_every_value(holdmq: Any) -> None:
-    shown = json.loads(holdmq("config", "show", "--json", "--set", "gateway.port=1884").stdout)
+    local = {"name": "local", "kind": "unix", "path": "/run/mqtt.sock"}
+    sets = ("--set", "gateway.port=1884", "--set", f"gateway.listeners={json.dumps([local])}")
+    shown = json.loads(holdmq("config", "show", "--json", *sets).stdout)
     assert shown["gateway.port"] == {"value": 1884, "source": "--set"}
     assert shown["gateway.bind"]["source"] == "default"
+    assert shown["gateway.listeners"] == {"value": [local], "source": "--set"}
 
 
 def test_check_accepts_what_the_services_would(holdmq: Any, tmp_path: Path) -> None:

@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 
-from holdmq.cli.up import addresses, locked, reachable, refuse_conflicts, require_free_ports, require_writable
+from holdmq.cli.up import (
+    addresses,
+    locked,
+    places,
+    reachable,
+    refuse_conflicts,
+    require_free_ports,
+    require_writable,
+)
 from holdmq.config import Config, GatewaySection, RegistrySection
+from holdmq.config_listeners import ListenerSettings
 from holdmq.errors import ConfigError, StartupError
 
 SERVICES = ["registry", "broker", "gateway", "stats", "console"]
@@ -42,6 +51,28 @@ def test_two_services_on_one_port_are_refused_with_both_keys() -> None:
     config = Config(registry=RegistrySection(port=1883))
     with pytest.raises(ConfigError, match=r"gateway\.port and registry\.port are both 1883"):
         refuse_conflicts(config, SERVICES)
+
+
+def test_a_listener_on_the_port_of_a_service_is_refused_with_its_name() -> None:
+    listener = ListenerSettings(name="web", kind="ws", port=8080)
+    config = Config(gateway=GatewaySection(listeners=[listener]))
+    with pytest.raises(ConfigError, match=r"the port of the listener 'web' and console\.port are both 8080"):
+        refuse_conflicts(config, SERVICES)
+
+
+def test_people_are_told_where_every_listener_is() -> None:
+    listeners = [
+        ListenerSettings(name="web", kind="ws", bind="::", port=8083),
+        ListenerSettings(name="local", kind="unix", path="/run/mqtt.sock"),
+    ]
+    section = GatewaySection(listeners=listeners, allow_anonymous=True)
+    found = places(Config(gateway=section), SERVICES)
+    assert found["mqtt"] == "mqtt://127.0.0.1:1883"
+    assert found["mqtt-web"] == "ws://[::1]:8083/mqtt"
+    assert found["mqtt-local"] == "unix:///run/mqtt.sock"
+    only = section.model_copy(update={"default_listener": False})
+    assert places(Config(gateway=only), SERVICES)["mqtt"] == "ws://[::1]:8083/mqtt"
+    assert "gateway.port" not in addresses(Config(gateway=only), SERVICES)
 
 
 def test_a_port_chosen_by_the_kernel_is_refused() -> None:
