@@ -10,6 +10,7 @@ from pathlib import Path
 from broker.core.topics import TopicTable
 from broker.groups import Groups
 from broker.metrics import Numbers
+from broker.producers import Producers
 from broker.progress import Progress
 from broker.registration import Registration
 from broker.runtime import CHECK_INTERVAL_S, FullCollections, collect, prepare
@@ -77,6 +78,8 @@ async def main(config: Config, service: Service) -> None:
         shared,
         alarms=config.alarms,
     )
+    producers = Producers(store, server.produce.sequences)
+    server.parts.append(producers)
     topics.start(store, Progress(store, groups, shared))
     server.rpc.security = security
     METRICS.register(SecurityCollector(security))
@@ -84,6 +87,8 @@ async def main(config: Config, service: Service) -> None:
     letters = server.dead_letters
     try:
         await loop.run_in_executor(None, letters.load, path.with_name("deadLetters.json"), accept_backup)
+        await loop.run_in_executor(None, producers.load, path.with_name("producers.json"))
+        producers.start()
         server.moves.start()
         server.statistics_calls.segments = lambda: store.chunks.activity.rates
         server.statistics_calls.start()
@@ -118,6 +123,7 @@ async def main(config: Config, service: Service) -> None:
         await groups.close()
     finally:
         await loop.run_in_executor(None, shared.close)
+        await loop.run_in_executor(None, producers.close)
         topics.close()
         letters.close()
         await loop.run_in_executor(None, server.alarms.close)

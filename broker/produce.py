@@ -12,7 +12,17 @@ import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
 from broker.core.delays import waiting_records
-from broker.core.sequences import Key, SequencedBatch, Sequences
+from broker.core.produced import (
+    PRODUCED_QUEUE,
+    PRODUCED_TOPIC,
+    Row,
+    binding,
+    crcs_of,
+    delayed_run,
+    mark_of,
+    record_of,
+)
+from broker.core.sequences import Key, SequencedBatch, Sequences, Verdict
 from broker.core.topics import TopicTable
 from broker.part import Part
 from broker.statistics import Statistics
@@ -81,15 +91,35 @@ _Waiting = list[bytes] | RemoteError
 
 
 class _Accepted:
-    """A run that goes to the store, and where its answer belongs."""
+    """A run that goes to the store, and where its answer belongs.
 
-    __slots__ = ("index", "key", "run", "sequenced")
+    `count` records go; `stored` before them are in the log since before a crash, from `stored_at` on.
+    """
 
-    def __init__(self, index: int, run: ProduceRun, key: Key, sequenced: SequencedBatch) -> None:
+    __slots__ = ("count", "index", "key", "run", "sequenced", "stored", "stored_at")
+
+    def __init__(
+        self,
+        index: int,
+        run: ProduceRun,
+        key: Key,
+        sequenced: SequencedBatch,
+        stored: int = 0,
+        stored_at: int = -1,
+    ) -> None:
+        self.count = sequenced.records
         self.index = index
         self.run = run
         self.key = key
         self.sequenced = sequenced
+        self.stored = stored
+        self.stored_at = stored_at
+
+    def base_offset(self, offset: int) -> int:
+        """The whole run's, when what goes now begins at `offset`; -1 = it is not in one piece."""
+        if not self.stored:
+            return offset
+        return self.stored_at if self.stored_at >= 0 and self.stored_at + self.stored == offset else -1
 
 
 class Produce(Part):
@@ -135,7 +165,7 @@ class Produce(Part):
         later = self._wait_for(header, runs, body) if header.delayed else {}
         accepted: list[_Accepted] = []
         for index, run in enumerate(runs):
-            taken = self._offer(pending, index, run, now, busy, later.get(index))
+            taken = self._offer(pending, index, run, now, busy, later.get(index), body)
             if taken is not None:
                 accepted.append(taken)
         if accepted:
@@ -205,6 +235,7 @@ class Produce(Part):
         now: float,
         busy: bool,
         waiting: _Waiting | None,
+        body: _Body,
     ) -> _Accepted | None:
         key = (run.producer_id, run.topic, run.queue_id)
         connection = pending.request.connection
@@ -226,8 +257,10 @@ class Produce(Part):
             pending.settle(index, Code.BUSY, -1, "the writer is behind" if busy else "its keys are moving")
             return None
         verdict = self.sequences.offer(key, run.producer_epoch, run.first_sequence, run.records, now)
+        if verdict.must_compare:
+            verdict = self._compare(pending, index, key, body)
         if verdict.accepted is not None:
-            return _Accepted(index, run, key, verdict.accepted)
+            return _Accepted(index, run, key, verdict.accepted, verdict.stored, verdict.base_offset)
         repeat = verdict.repeat
         if repeat is None:
             self.refused_runs += 1
@@ -238,6 +271,14 @@ class Produce(Part):
             pending.waiting += 1
             repeat.wait((pending, index))
         return None
+
+    def _compare(self, pending: _Pending, index: int, key: Key, body: _Body) -> Verdict:
+        """Decide on a run that the log may have since before this broker was started."""
+        runs = rows(ProduceRun, pending.header.runs)
+        first = sum(run.records for run in runs[:index])
+        run = runs[index]
+        starts = starts_of(body.sizes)[first : first + run.records]
+        return self.sequences.compare(key, run.first_sequence, run.records, crcs_of(body.records, starts))
 
     def _run_error(self, run: ProduceRun) -> RemoteError | None:
         topic = self._topics.get(run.topic)
@@ -292,15 +333,17 @@ class Produce(Part):
         body: _Body,
         later: dict[int, _Waiting],
     ) -> None:
-        if len(accepted) < len(runs):
-            body = _only(accepted, runs, body)
+        if len(accepted) < len(runs) or any(a.stored for a in accepted):
+            body, later = _only(accepted, runs, body, later)
         if later:
             body = _with_waiting(accepted, body, later)
         properties = body.properties
         stored = []
         first = 0
+        must_note = bool(later)
         for a in accepted:
-            topic, queue_id, count = a.run.topic, a.run.queue_id, a.run.records
+            topic, queue_id, count = a.run.topic, a.run.queue_id, a.count
+            must_note = must_note or a.sequenced.needs_binding
             if a.index in later:
                 stored.append(Run(TIMER_TOPIC, TIMER_QUEUE, count))
                 first += count
@@ -310,10 +353,18 @@ class Produce(Part):
             stored.append(Run(topic, queue_id, count, key_levels, hashes=hashes, is_hashed=True))
             first += count
         pending.waiting += len(accepted)
+        noted: list[Row] = []
+        if must_note and not self._is_temporary(accepted[0].run.topic):
+            noted = self._note(accepted, later, body)
+            body = _behind(record_of(noted, self._store.epoch, len(body.records), self.clock_ms()), body)
+            stored.insert(0, Run(PRODUCED_TOPIC, PRODUCED_QUEUE, 1, is_hashed=True))
 
         def done(batch: Batch, error: StorageError | None) -> None:
             if error is None:
-                self._confirmed(pending, accepted, batch)
+                for row in noted:
+                    if row.is_binding:
+                        self.sequences.bound(row.key, row.epoch, row.value, batch.position)
+                self._confirmed(pending, accepted, batch, len(noted) > 0)
             else:
                 if batch.position >= 0:
                     self._take_back(accepted)
@@ -325,20 +376,35 @@ class Produce(Part):
             # Refused at once; `done` comes later, and what follows must not be accepted meanwhile.
             self._take_back(accepted)
 
-    def _confirmed(self, pending: _Pending, accepted: list[_Accepted], batch: Batch) -> None:
+    def _note(self, accepted: list[_Accepted], later: dict[int, _Waiting], body: _Body) -> list[Row]:
+        """What the log must say of these runs, so that a start knows whose their records are."""
+        noted: list[Row] = []
+        begins = starts_of(body.sizes).tolist()
         first = 0
+        for a in accepted:
+            sequence = a.sequenced.first
+            if a.index in later:
+                noted.append(delayed_run(a.key, a.run.producer_epoch, sequence, a.count))
+            elif a.sequenced.needs_binding:
+                mark = mark_of(body.records[begins[first] :])
+                noted.append(binding(a.key, self.sequences.bind(a.key, mark), sequence, mark))
+            first += a.count
+        return noted
+
+    def _confirmed(self, pending: _Pending, accepted: list[_Accepted], batch: Batch, is_noted: bool) -> None:
+        first = 1 if is_noted else 0
         took_us = int((time.monotonic() - pending.began_at) * 1e6)
-        for a, run in zip(accepted, batch.runs, strict=True):
+        for a, run in zip(accepted, batch.runs[first:], strict=True):
             last = first + run.count
             # What waits has no place in its queue yet.
             is_delayed = run.topic == TIMER_TOPIC
             base_offset = -1 if is_delayed else run.base_offset
             a.sequenced.is_confirmed = True
             a.sequenced.base_offset = base_offset
-            if pending.header.want_positions and not is_delayed and batch.position >= 0:
+            if pending.header.want_positions and not (is_delayed or a.stored) and batch.position >= 0:
                 pending.positions[a.index] = (batch.position + batch.starts[first:last]).tolist()
             self.delayed += run.count if is_delayed else 0
-            self._settle(pending, a, Code.OK, base_offset)
+            self._settle(pending, a, Code.OK, a.base_offset(base_offset))
             counts = self._statistics.of(a.run.topic, a.run.queue_id)
             counts.messages_in += run.count
             counts.puts += 1
@@ -357,7 +423,7 @@ class Produce(Part):
     def _take_back(self, accepted: list[_Accepted]) -> None:
         now = time.monotonic()
         for a in accepted:
-            self.sequences.refuse(a.key, a.run.producer_epoch, a.run.first_sequence, now)
+            self.sequences.refuse(a.key, a.run.producer_epoch, a.sequenced.first, now)
 
     def _settle(
         self, pending: _Pending, a: _Accepted, code: Code, base_offset: int, remark: str = ""
@@ -377,7 +443,7 @@ def _with_waiting(accepted: list[_Accepted], body: _Body, later: dict[int, _Wait
     ends = np.cumsum(body.sizes)
     first = 0
     for a in accepted:
-        last = first + a.run.records
+        last = first + a.count
         waiting = later.get(a.index)
         if isinstance(waiting, list):
             parts += waiting
@@ -396,21 +462,34 @@ def _denied(grants: Grants | None, run: ProduceRun) -> RemoteError | None:
     return grants.topic_denied(Action.PRODUCE, run.topic)
 
 
-def _only(accepted: list[_Accepted], runs: list[ProduceRun], body: _Body) -> _Body:
-    """The accepted runs' part, copied together: refusals are rare."""
+def _behind(record: bytes, body: _Body) -> _Body:
+    """The body behind a record of our own."""
+    sizes = np.concatenate([np.array([len(record)], np.int64), body.sizes])
+    return body._replace(records=memoryview(bytearray().join((record, body.records))), sizes=sizes)
+
+
+def _only(
+    accepted: list[_Accepted], runs: list[ProduceRun], body: _Body, later: dict[int, _Waiting]
+) -> tuple[_Body, dict[int, _Waiting]]:
+    """What goes of the accepted runs, copied together: refusals are rare, as are runs stored in part."""
     ends = np.cumsum(body.sizes)
-    wanted = {a.index for a in accepted}
+    wanted = {a.index: a for a in accepted}
     parts: list[memoryview] = []
     sizes: list[npt.NDArray[np.int64]] = []
     properties: list[bytes] = []
     first = 0
     for index, run in enumerate(runs):
         last = first + run.records
-        if index in wanted:
+        taken = wanted.get(index)
+        if taken is not None:
+            first += taken.stored
+            waiting = later.get(index)
+            if taken.stored and isinstance(waiting, list):
+                later = {**later, index: waiting[taken.stored :]}
             begin = int(ends[first - 1]) if first else 0
             parts.append(body.records[begin : int(ends[last - 1])])
             sizes.append(body.sizes[first:last])
             properties += body.properties[first:last]
         first = last
     records = memoryview(bytearray(b"").join(parts))
-    return _Body(records, np.concatenate(sizes), properties, body.has_keys)
+    return _Body(records, np.concatenate(sizes), properties, body.has_keys), later

@@ -94,6 +94,7 @@ async def test_a_damaged_message_is_told_as_corrupt(start: Callable[..., Any], t
         at = file.read(4096).index(b"A" * 100)
         file.seek(at + 50)
         file.write(b"x")
+    b = await start()  # nothing of it is in memory
     with pytest.raises(RemoteError, match="the record is damaged") as refused:
         await get(b, damaged)
     assert refused.value.code == Code.CORRUPT

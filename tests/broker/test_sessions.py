@@ -375,6 +375,7 @@ async def test_records_are_given_by_their_positions(broker: Stack, connect: Conn
     gateway = await connect(broker)
     await broker.create("d")
     positions: list[int] = []
+    await broker.produce("d", 0, (b"what begins a producer's window comes first", None))
     for n in range(3):
         positions.append(broker.store.confirmed_position)
         await broker.produce("d", 0, (b"%d" % n, None))

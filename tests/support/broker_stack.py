@@ -14,6 +14,7 @@ import pytest
 
 from broker.core.topics import TopicTable
 from broker.groups import Groups
+from broker.producers import Producers
 from broker.progress import Progress
 from broker.server import BrokerServer, now_ms
 from broker.shared import SharedMode
@@ -54,8 +55,9 @@ def produce_body(records: Sequence[bytes]) -> bytes:
 class Stack:
     """A running broker and a client of it."""
 
-    def __init__(self, server: BrokerServer, store: LogStore, client: Client) -> None:
+    def __init__(self, server: BrokerServer, store: LogStore, client: Client, producers: Producers) -> None:
         self.server = server
+        self.producers = producers
         self.store = store
         self.client = client
         self.sequences: dict[tuple[int, str, int], itertools.count[int]] = {}
@@ -77,7 +79,10 @@ class Stack:
         first = self.next_sequence(topic, queue_id, len(records), producer_id)
         run = ProduceRun(topic, queue_id, len(records), producer_id, 1, first)
         response = await self.produce_raw(produce_body(records), [run])
-        return rows(RunResult, response.results)[0]
+        result = rows(RunResult, response.results)[0]
+        if result.status == Code.QUEUE_UNKNOWN:  # no sequence is consumed where no queue is
+            self.sequences[producer_id, topic, queue_id] = itertools.count(first)
+        return result
 
     def next_sequence(self, topic: str, queue_id: int, count: int, producer_id: int = 1) -> int:
         counter = self.sequences.setdefault((producer_id, topic, queue_id), itertools.count())
@@ -147,13 +152,16 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
     )
     letters = directory / "store" / "config" / "deadLetters.json"
     await asyncio.to_thread(server.dead_letters.load, letters)
+    producers = Producers(store, server.produce.sequences)
+    await asyncio.to_thread(producers.load, directory / "store" / "config" / "producers.json")
+    producers.start()
     server.moves.start()
     shared.start()
     topics.start(store, Progress(store, groups, shared))
     server.sessions.start()
     await server.rpc.listen("127.0.0.1", 0)
     client = Client(f"127.0.0.1:{server.rpc.port}", "client", "test")
-    return Stack(server, store, client)
+    return Stack(server, store, client, producers)
 
 
 async def stop_broker(stack: Stack) -> None:
@@ -162,6 +170,7 @@ async def stop_broker(stack: Stack) -> None:
     await stack.server.drain()
     await stack.server.groups.close()
     stack.server.shared.close()
+    stack.producers.close()
     stack.server.topics.close()
     stack.server.dead_letters.close()
     await asyncio.to_thread(stack.store.close)
@@ -173,9 +182,13 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     stacks: list[Stack] = []
 
     async def run(**settings: object) -> Stack:
-        if stacks:
-            await stop_broker(stacks.pop())
+        before = stacks.pop() if stacks else None
+        if before is not None:
+            await stop_broker(before)
         stacks.append(await start_broker(tmp_path, **settings))
+        if before is not None:
+            # Its producers live on: the broker knows their windows.
+            stacks[0].sequences = before.sequences
         return stacks[0]
 
     yield run
