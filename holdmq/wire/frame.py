@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from holdmq.errors import WireError
 from holdmq.wire.command import Command, decode_command
@@ -26,11 +26,8 @@ FRAME_OVERHEAD_BYTES: Final = 4 << 20
 Buffer = bytes | bytearray | memoryview
 
 
-class Frame(NamedTuple):
-    """One command and its body; the body is writable and belongs to the receiver."""
-
-    command: Command
-    body: memoryview
+Frame = tuple[Command, memoryview]
+"""One command and its body; the body is writable and belongs to the receiver."""
 
 
 class FrameDecoder:
@@ -72,9 +69,7 @@ class FrameDecoder:
                     stop = pos + length - 4
                     if stop <= end:  # as most frames: no need to wait for the rest of it
                         at = pos + header_length
-                        frames.append(
-                            Frame(decode_command(view[pos:at]), memoryview(bytearray(view[at:stop])))
-                        )
+                        frames.append((decode_command(view[pos:at]), memoryview(bytearray(view[at:stop]))))
                         pos = stop
                         continue
                     self._start_frame(length, header_length)
@@ -112,7 +107,7 @@ class FrameDecoder:
     def _finish_frame(self, frame: bytearray) -> Frame:
         self._frame = None
         view = memoryview(frame)
-        return Frame(decode_command(view[: self._header_length]), view[self._header_length :])
+        return decode_command(view[: self._header_length]), view[self._header_length :]
 
 
 def encode_frame(command: Command, body: Iterable[Buffer] = (), body_length: int = 0) -> list[Buffer]:

@@ -137,7 +137,7 @@ class Raw:
         while data := await self.reader.read(65536):
             frames = self.decoder.receive_data(data)
             if frames:
-                return frames[0].command
+                return frames[0][0]
         return None
 
     async def hello(self) -> None:
