@@ -69,11 +69,13 @@ class Chunks:
         self._memory_limit = memory_limit(memory_limit_bytes)
         self._kept_at = float("-inf")
 
-    def at(self, position: int, end: int, wanted_bytes: int = CHUNK_BYTES) -> Chunk | Damage | None:
+    def at(
+        self, position: int, end: int, wanted_bytes: int = CHUNK_BYTES, keep: bool = True
+    ) -> Chunk | Damage | None:
         """The chunk with the record at `position`, or behind a blank there; None = `end` is reached.
 
-        `end` is the confirmed position: nothing behind it is read. Raises StorageError when the
-        disk does, or when no segment holds the position.
+        `end` is the confirmed position: nothing behind it is read. `keep`: others may want it, too.
+        Raises StorageError when the disk does, or when no segment holds the position.
         """
         while position < end:
             chunk = self.cached(position)
@@ -84,7 +86,8 @@ class Chunks:
                 raise StorageError("no segment holds it", operation="read", offset=position)
             stop = min(end, segment.end)
             begin, follows = self._begin(segment, position)
-            size = CHUNK_BYTES if self.cache.takes else max(UNCACHED_BYTES, wanted_bytes)
+            is_kept = keep and self.cache.takes
+            size = CHUNK_BYTES if is_kept else min(CHUNK_BYTES, max(UNCACHED_BYTES, wanted_bytes))
             found = self._load(segment, begin, stop, size, AHEAD_BYTES if follows else 0)
             if begin < position and not (isinstance(found, Chunk) and position < found.end):
                 # Damage on the way: what lies behind it is not to blame.
@@ -92,7 +95,7 @@ class Chunks:
             if isinstance(found, int):
                 position = found
                 continue
-            if isinstance(found, Chunk):
+            if isinstance(found, Chunk) and keep:
                 with self._lock:
                     self.cache.add(found, self._clock())
             return found

@@ -100,7 +100,7 @@ class Follower:
         self.replays += 1
         start = self.position
         try:
-            batches = self._reader.read_log(start, READ_BYTES, end)
+            batches = self._reader.read_log(start, READ_BYTES, end, keep=False)
         except CorruptRecordError as error:
             log.error("the log is damaged", follower=self._name, reason=str(error))
             self.position = error.resume_at

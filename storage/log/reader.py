@@ -65,14 +65,15 @@ class ColdReader:
         """Reads of log files so far."""
         return self.chunks.reads
 
-    def read_log(self, position: int, max_bytes: int, end: int) -> list[Batch]:
+    def read_log(self, position: int, max_bytes: int, end: int, keep: bool = True) -> list[Batch]:
         """Batches from `position` on, at least a record, nothing at or behind `end`.
 
-        Raises CorruptRecordError when the record at `position` is damaged.
+        `keep` False: who follows the log, and reads it once, takes no room from those who come
+        again. Raises CorruptRecordError when the record at `position` is damaged.
         """
         batches: list[Batch] = []
         while position < end and max_bytes > 0:
-            found = self.chunks.at(position, end, max_bytes)
+            found = self.chunks.at(position, end, max_bytes, keep)
             if found is None:
                 break
             if isinstance(found, Damage):

@@ -542,7 +542,7 @@ class LogStore(StoreReads):
     def _read_for_index(self, position: int, max_bytes: int, end: int) -> list[Batch]:
         if position < self.first_position:
             raise BehindError(position, self.first_position)
-        return self._reader.read_log(position, max_bytes, end)
+        return self._reader.read_log(position, max_bytes, end, keep=False)
 
     def _queue_of(self, key: tuple[str, int]) -> Queue | None:
         return self._queues.get(key)
