@@ -6,13 +6,19 @@ A broker process holds `--pulls` PULLs on `--queues` queues for `--idle-s` secon
 after, and its CPU meanwhile. Then `--readers` pulls are held and answered while messages come at `--rate`
 a second: the time from the send to the reader (which contains the way to the log), and from the
 producer's confirmation to the reader (below zero: the reader had it first).
+
+Producer and readers are one event loop, in this process. What it adds is measured beside them: how late it
+reads a socket of its own that is ready. So is how long both processes had work and no core: on a machine
+that does other things too, the tails are those of its scheduler.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
+import socket
 import struct
 import sys
 import tempfile
@@ -61,6 +67,40 @@ def cpu_s(pid: int) -> float:
     """CPU time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def waited_s(pid: int) -> float:
+    """How long a process's main thread was ready to run while others had the cores."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
+class OwnLag:
+    """How late this process's loop reads a byte that it wrote to itself."""
+
+    def __init__(self) -> None:
+        self.lags_s: list[float] = []
+        self._loop = asyncio.get_running_loop()
+        self._near, self._far = socket.socketpair()
+        self._sent_at = 0.0
+        self._far.setblocking(False)
+        self._loop.add_reader(self._far, self._arrived)
+
+    def probe(self) -> None:
+        """Write one, unless the last one is still on its way."""
+        if not self._sent_at:
+            self._sent_at = time.perf_counter()
+            self._near.send(b"x")
+
+    def close(self) -> None:
+        """Free its sockets."""
+        self._loop.remove_reader(self._far)
+        self._near.close()
+        self._far.close()
+
+    def _arrived(self) -> None:
+        self._far.recv(16)
+        self.lags_s.append(time.perf_counter() - self._sent_at)
+        self._sent_at = 0.0
 
 
 async def park(clients: list[Client], pulls: int, queues: int) -> None:
@@ -117,13 +157,14 @@ class Load:
         self.sent: list[float] = []
         self.confirmed: dict[int, float] = {}
 
-    async def run(self, rate: int, seconds: float) -> None:
-        """Send for so long."""
+    async def run(self, rate: int, seconds: float, lag: OwnLag) -> None:
+        """Send for so long, and measure how late this process is meanwhile."""
         begin = time.perf_counter()
         while (now := time.perf_counter()) < begin + seconds:
             due = int((now - begin) * rate) - len(self.sent)
             if due > 0:
                 self._send(due)
+            lag.probe()
             await asyncio.sleep(TICK_S)
 
     def _send(self, count: int) -> None:
@@ -152,7 +193,7 @@ class Load:
         self._client.request(RequestCode.PRODUCE, header, answered, 30, [body], len(body))
 
 
-def line(name: str, times_s: list[float]) -> str:
+def line(name: str, times_s: list[float], what: str = "messages") -> str:
     """Percentiles in ms."""
     ordered = sorted(times_s)
 
@@ -160,7 +201,7 @@ def line(name: str, times_s: list[float]) -> str:
         return ordered[min(len(ordered) - 1, int(len(ordered) * part))] * 1e3
 
     shown = "  ".join(f"p{part * 100:g} {at(part):.2f} ms" for part in (0.5, 0.9, 0.99, 0.999))
-    return f"{name:28} {shown}  max {ordered[-1] * 1e3:.2f} ms  ({len(ordered):,} messages)\n"
+    return f"{name:30} {shown}  max {ordered[-1] * 1e3:.2f} ms  ({len(ordered):,} {what})\n"
 
 
 async def connect(broker: BrokerProcess, count: int) -> list[Client]:
@@ -203,7 +244,17 @@ async def arrivals(broker: BrokerProcess, options: argparse.Namespace) -> None:
     readers = [Reader(clients[index], index, found) for index in range(options.readers)]
     for reader in readers:
         reader.pull()
-    await load.run(options.rate, options.seconds)
+    lag = OwnLag()
+    pids = {"broker": broker.pid, "this process": os.getpid()}
+    before = {name: (cpu_s(pid), waited_s(pid)) for name, pid in pids.items()}
+    # What is noted here forms no cycles, and a pause of this process is none of the broker's.
+    gc.freeze()
+    gc.disable()
+    await load.run(options.rate, options.seconds, lag)
+    shares = {
+        name: ((cpu_s(pid) - before[name][0]), (waited_s(pid) - before[name][1]))
+        for name, pid in pids.items()
+    }
     deadline = time.perf_counter() + 10
     while len(found) < len(load.sent) or len(load.confirmed) < len(load.sent):
         if time.perf_counter() > deadline:
@@ -215,6 +266,14 @@ async def arrivals(broker: BrokerProcess, options: argparse.Namespace) -> None:
     numbers = range(len(load.sent) // 10, len(load.sent))  # the first tenth warms up
     sys.stdout.write(line("confirmation to reader", [found[n] - load.confirmed[n] for n in numbers]))
     sys.stdout.write(line("send to reader", [found[n] - load.sent[n] for n in numbers]))
+    sys.stdout.write(line("this process reads its socket", lag.lags_s, "times"))
+    for name, (cpu, waited) in shares.items():
+        sys.stdout.write(
+            f"{name}: CPU {cpu / options.seconds:.0%} of a core, "
+            f"waited for one {waited / options.seconds:.1%} of the time\n"
+        )
+    gc.enable()
+    lag.close()
     for client in clients:
         await client.close()
 
