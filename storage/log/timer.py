@@ -31,7 +31,16 @@ from storage.log.core.delayed import (
     waiting_record,
 )
 from storage.log.core.scan import KeyLevels
-from storage.log.core.timer import MINUTE_MS, NO_ROWS, Lowest, Rows, entries_of_rows, pending_of, rows_of
+from storage.log.core.timer import (
+    MINUTE_MS,
+    NO_ROWS,
+    LaterMinutes,
+    Lowest,
+    Rows,
+    entries_of_rows,
+    pending_of,
+    rows_of,
+)
 from storage.log.failures import thread_failure, write_failure
 from storage.log.follower import Follower
 from storage.log.releases import Release, Releases
@@ -93,6 +102,7 @@ class Timer:
         self._releases = Releases(waiting, key_levels, append, post, follower.wake.set, clock)
         self._fresh: list[Rows] = []
         self._fresh_count = 0
+        self._fresh_minutes = LaterMinutes()
         self._pending = 0
         self._highest = -1
         self._opened = -1
@@ -300,6 +310,8 @@ class Timer:
         arrived: list[Entry] = []
         for entry in entries:
             minute = entry.due_ms // MINUTE_MS
+            if minute > self._opened:
+                self._fresh_minutes.add(minute)
             if not entry.size:
                 self._pending -= 1
                 if self._releases.left(entry.first):
@@ -363,12 +375,9 @@ class Timer:
         """The next bucket that is not open; None = there is none."""
         minutes = self._files.minutes
         at = int(np.searchsorted(minutes, self._opened, "right"))
-        found = [int(minutes[at])] if at < len(minutes) else []
-        for rows in self._fresh:
-            later = rows["due"][rows["due"] >= (self._opened + 1) * MINUTE_MS]
-            if len(later):
-                found.append(int(later.min()) // MINUTE_MS)
-        return min(found) if found else None
+        on_disk = int(minutes[at]) if at < len(minutes) else None
+        fresh = self._fresh_minutes.first_after(self._opened)
+        return fresh if on_disk is None or (fresh is not None and fresh < on_disk) else on_disk
 
     def _load(self, minute: int, after: tuple[int, int] | None) -> None:
         lowest = Lowest(LOAD_ROWS, after)
@@ -443,6 +452,7 @@ class Timer:
         self._gone.difference_update(gone)
         self._fresh = [later] if len(later) else []
         self._fresh_count = len(later)
+        self._fresh_minutes = LaterMinutes((later["due"] // MINUTE_MS).tolist())
         self._checkpointed_at = self._clock()
 
     def _state_at(self, limit: int, known: Rows, later: Rows) -> Saved:

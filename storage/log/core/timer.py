@@ -14,6 +14,7 @@ last log offset it has (rolling adds one). Source: storage.md, Other indexes.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import Final
 
 import numpy as np
@@ -94,6 +95,28 @@ def pending_of(rows: Rows) -> Rows:
     lasts = np.append(firsts[1:], len(rows)) - 1
     pending: Rows = rows[lasts[~is_released]]
     return pending
+
+
+class LaterMinutes:
+    """Minutes in which something is due; the first of them behind a point that only moves on."""
+
+    __slots__ = ("_heap", "_known")
+
+    def __init__(self, minutes: Iterable[int] = ()) -> None:
+        self._known = set(minutes)
+        self._heap = sorted(self._known)
+
+    def add(self, minute: int) -> None:
+        """Add a minute, known or not."""
+        if minute not in self._known:
+            self._known.add(minute)
+            heappush(self._heap, minute)
+
+    def first_after(self, minute: int) -> int | None:
+        """The first behind a minute, which and all before it are forgotten; None = there is none."""
+        while self._heap and self._heap[0] <= minute:
+            self._known.discard(heappop(self._heap))
+        return self._heap[0] if self._heap else None
 
 
 class Lowest:

@@ -26,6 +26,7 @@ from storage.log.core.timer import (
     ENTRY_SIZE,
     MINUTE_MS,
     DueRows,
+    LaterMinutes,
     Lowest,
     decode_rows,
     encode_rows,
@@ -292,3 +293,12 @@ def test_a_record_of_the_topic_that_says_no_due_time_makes_no_entry() -> None:
     assert entry_of(b"DUE\x01soon\x02", 1, 2, 3) is None
     raw, sizes = encode_batch(b"%TIMER", 0, [b"x"])
     assert entries_in(Batch(memoryview(bytearray(raw)), sizes, [Run("%TIMER", 0, 1)]), False) == []
+
+
+def test_minutes_come_in_order_once_each_and_those_passed_are_forgotten() -> None:
+    minutes = LaterMinutes([9, 3, 3])
+    for minute in (5, 3, 9, 1):
+        minutes.add(minute)
+    assert [minutes.first_after(at) for at in (-1, 0, 1, 3, 4, 5, 9, 10)] == [1, 1, 3, 5, 5, 9, None, None]
+    minutes.add(12)
+    assert minutes.first_after(10) == 12
