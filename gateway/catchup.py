@@ -7,6 +7,7 @@ reached, and closes it. A subscriber that does not read holds no reader and no m
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -18,7 +19,14 @@ from holdmq import telemetry
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.headers import ReadCloseRequest, ReadOpenRequest, ReadRequest, ReadResponse
+from holdmq.wire.headers import (
+    ReadCloseRequest,
+    ReadOpenRequest,
+    ReadPosition,
+    ReadRequest,
+    ReadResponse,
+)
+from holdmq.wire.session_headers import SessionRecordsRequest, SessionRecordsResponse
 
 if TYPE_CHECKING:
     from gateway.link import BrokerLink
@@ -28,6 +36,9 @@ CATCHUP_READERS_MAX: Final = 64
 """Catch-up readers per worker (mqtt.md, Sessions): with their credit, 4 MiB on the way at most."""
 CATCHUP_CREDIT_BYTES: Final = 64 << 10
 CALL_TIMEOUT_S: Final = 10.0
+AGAIN_MAX: Final = 1_000
+"""Records asked for at a time: as many as a broker gives."""
+AGAIN_S: Final = 0.5
 
 log = telemetry.get_logger()
 
@@ -57,6 +68,7 @@ class CatchUp:
 
     def __init__(self, worker: Worker, delivery: Delivery) -> None:
         self._worker = worker
+        self._loop = asyncio.get_running_loop()
         self._delivery = delivery
         self._queue: deque[Session] = deque()
         # Reader 0 is the live one.
@@ -73,7 +85,11 @@ class CatchUp:
         if outbound is None or outbound.lag is None or session.state == CLOSED:
             return
         lag = outbound.lag
-        if lag.is_queued or outbound.is_socket_full or not outbound.is_half_open or not lag.positions:
+        if lag.is_queued or lag.is_held or not lag.positions:
+            return
+        cursor = session.cursor
+        is_again = cursor is not None and cursor.again is not None
+        if not is_again and (outbound.is_socket_full or not outbound.is_half_open):
             return
         lag.is_queued = True
         self._queue.append(session)
@@ -93,17 +109,27 @@ class CatchUp:
 
     def _begin(self, session: Session) -> bool:
         assert session.outbound is not None
-        lag = session.outbound.lag
+        outbound = session.outbound
+        lag = outbound.lag
         assert lag is not None
+        cursor = session.cursor
         for broker, position in lag.positions.items():
             link = self._worker.links.get(broker)
             if link is None or link.connection is None or not link.reader.is_open:
+                continue
+            if cursor is not None and cursor.again is not None and broker in cursor.again:
+                self._send_again(session, link, link.connection, cursor.again[broker])
+                return True
+            if outbound.is_socket_full or not outbound.is_half_open:
                 continue
             turn = _Turn(session, link, link.connection, self._free.pop(), self._filters(lag))
             link.connection.request(
                 RequestCode.READ_OPEN,
                 ReadOpenRequest(
-                    turn.reader_id, link.reader.log_epoch, position, self._worker.terms_of(session)
+                    turn.reader_id,
+                    lag.epochs.get(broker, link.reader.log_epoch),
+                    position,
+                    self._worker.terms_of(session),
                 ),
                 functools.partial(self._opened, turn),
                 CALL_TIMEOUT_S,
@@ -115,11 +141,90 @@ class CatchUp:
     def _filters(self, lag: Lag) -> tuple[int, int]:
         return lag.filters_added, self._worker.subscriptions.terms_version
 
+    def _send_again(
+        self, session: Session, link: BrokerLink, connection: Connection, packet_ids: list[int]
+    ) -> None:
+        """What was in flight when the session's connection ended comes before all that is new."""
+        inflight = (session.outbound.inflight if session.outbound is not None else None) or {}
+        placed = sorted(
+            (planned.position, packet_id)
+            for packet_id in packet_ids
+            if (planned := inflight.get(packet_id)) is not None
+        )
+        part = placed[:AGAIN_MAX]
+        if not part:
+            self._sent_again(session, link.name, [])
+            return
+        lag = session.outbound.lag if session.outbound is not None else None
+        log_epoch = link.reader.log_epoch if lag is None else lag.epochs.get(link.name, link.reader.log_epoch)
+
+        def received(result: Reply | HoldMQError) -> None:
+            if session.state == CLOSED:
+                return
+            if isinstance(result, HoldMQError):
+                self._not_sent_again(session, link, connection, result)
+                return
+            answered = part[: max(1, result.header(SessionRecordsResponse).answered)]
+            ids = [packet_id for _, packet_id in answered]
+            self._delivery.resend(link, result.body, session, ids)
+            self._sent_again(session, link.name, [packet_id for _, packet_id in placed[len(answered) :]])
+            self._worker.settle()
+
+        positions = [position for position, _ in part]
+        connection.request(
+            RequestCode.SESSION_RECORDS,
+            SessionRecordsRequest(log_epoch, positions),
+            received,
+            CALL_TIMEOUT_S,
+        )
+
+    def _sent_again(self, session: Session, broker: str, left: list[int]) -> None:
+        cursor = session.cursor
+        if cursor is not None and cursor.again is not None:
+            if left:
+                cursor.again[broker] = left
+            else:
+                cursor.again.pop(broker, None)
+                cursor.again = cursor.again or None
+        if session.outbound is not None and session.outbound.lag is not None:
+            session.outbound.lag.is_queued = False
+        self.ready(session)
+
+    def _not_sent_again(
+        self, session: Session, link: BrokerLink, connection: Connection, error: HoldMQError
+    ) -> None:
+        log.warning("messages in flight cannot be sent again yet", broker=link.name, reason=str(error))
+        if session.outbound is not None and session.outbound.lag is not None:
+            session.outbound.lag.is_queued = False  # `reader_opened` queues it again
+        if not connection.is_closed:
+            self._loop.call_later(AGAIN_S, self.ready, session)
+
     def _opened(self, turn: _Turn, result: Reply | HoldMQError) -> None:
-        if isinstance(result, RemoteError) and result.code == Code.OFFSET_AHEAD:
-            # The log was cut below this position: the live feed is all there is.
+        outbound = turn.session.outbound
+        lag = outbound.lag if outbound is not None else None
+        broker = turn.link.name
+        if turn.reader_id < 0 or lag is None or broker not in lag.positions:
+            return
+        if isinstance(result, Reply):
+            opened = result.header(ReadPosition)
+            lag.epochs[broker] = opened.log_epoch
+            if opened.position > lag.positions[broker]:
+                # Retention has passed the session: it goes on at the log's beginning.
+                self._worker.counters.sessions_behind_total += 1
+                lag.positions[broker] = opened.position
+        elif isinstance(result, RemoteError) and result.code == Code.OFFSET_AHEAD:
+            # The log was cut below this position: what comes now is new, wherever it lies.
             self._worker.counters.offset_ahead_total += 1
-            self._caught_up(turn, turn.link.reader.position or 0)
+            position, log_epoch = result.ext_fields.get("position"), result.ext_fields.get("log_epoch")
+            if not isinstance(position, int) or not isinstance(log_epoch, int):
+                self._caught_up(turn, turn.link.reader.position or 0)
+                return
+            lag.positions[broker] = position
+            lag.epochs[broker] = log_epoch
+            for granted in outbound.subscriptions.values() if outbound is not None else ():
+                if granted.starts is not None:
+                    granted.starts.pop(broker, None)
+            self._end(turn)
 
     def _read(self, turn: _Turn) -> None:
         turn.connection.request(

@@ -25,6 +25,7 @@ BROKER: Final = 2
 TOPIC: Final = 4
 WRITING: Final = 8
 DRAINING: Final = 16
+OPENING_PAUSE: Final = 32
 
 
 class Shell(asyncio.Protocol):
@@ -62,7 +63,8 @@ class Shell(asyncio.Protocol):
         events = session.receive_data(data, worker.now())
         if events:
             self.handle(events)
-        if worker.context.dirty:
+        context = worker.context
+        if context.dirty or context.planning or context.doomed:
             worker.settle()
         if session.is_saturated and session.version != MQTT_5:
             self.pause(WINDOW)
@@ -175,7 +177,8 @@ class Shell(asyncio.Protocol):
         """Stop reading the socket."""
         if not self._paused_for and self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
-            self._worker.counters.sockets_paused_total += 1
+            if reason != OPENING_PAUSE:
+                self._worker.counters.sockets_paused_total += 1
         self._paused_for |= reason
         # What a client may send while it takes nothing is its own affair: only we can make it silent.
         self.session.is_held = bool(self._paused_for & ~WRITING)

@@ -45,6 +45,9 @@ MALFORMED_LOGGED_PER_S: Final = 20
 UNDELIVERABLE: Final = (HoldMQError, UnicodeError)
 """What a record raises that no MQTT packet can carry; brokers refuse such ones, older logs may have them."""
 
+DUP: Final = 8
+"""The flag of a PUBLISH that was sent before."""
+
 log = telemetry.get_logger()
 
 
@@ -80,7 +83,7 @@ class Outgoing:
             if expiry_s is not None:
                 # [MQTT-3.3.2-5], -6: from the moment that the log took it, on the broker's clock.
                 waited_s = max(0, broker_now_ms - record.store_ms) // 1000
-                self.expiry_left_s = expiry_s - waited_s
+                self.expiry_left_s = max(0, expiry_s - waited_s)
         if record.sys_flag & SYS_COMPRESSED:
             self.payload = decompress(record.body)
 
@@ -125,7 +128,7 @@ class Delivery:
         self.malformed_logged = 0
         """Lines about malformed records in this second; the worker begins the next."""
 
-    def records(self, link: BrokerLink, body: memoryview) -> list[Outgoing]:
+    def records(self, link: BrokerLink, body: memoryview, *, keeps_expired: bool = False) -> list[Outgoing]:
         """The records of a READ answer that MQTT may see and that have not expired, in log order."""
         data = bytes(body)
         now_ms = self._wall_ms() + link.clock_ahead_ms
@@ -148,7 +151,7 @@ class Delivery:
             except UNDELIVERABLE as error:
                 self._malformed(link, _position(data, pos), str(error))
                 continue
-            if outgoing.is_expired:
+            if outgoing.is_expired and not keeps_expired:
                 self._counters.messages_expired_total += 1
                 continue
             found.append(outgoing)
@@ -240,8 +243,8 @@ class Delivery:
             if lag.is_over:
                 outbound.lag = lag = None
                 self._counters.lagging_sessions -= 1
-        if not outbound.is_socket_full and session.push(head, tail):
-            self._counters.messages_out_qos1_total += 1
+        if not outbound.is_socket_full and session.push(head, tail, link.name, position, flags, identifiers):
+            self._sent(flags)
             return
         if lag is None:
             lag = outbound.lag = Lag()
@@ -279,10 +282,36 @@ class Delivery:
         if session.packet_max and size > session.packet_max:
             self._counters.messages_dropped_size_total += 1
             return True
-        if outbound.is_socket_full or not session.push(head, tail):
+        if outbound.is_socket_full or not session.push(head, tail, link.name, position, *chosen):
             return False
-        self._counters.messages_out_qos1_total += 1
+        self._sent(chosen[0])
         return True
+
+    def _sent(self, flags: int) -> None:
+        if flags & 4:
+            self._counters.messages_out_qos2_total += 1
+        else:
+            self._counters.messages_out_qos1_total += 1
+
+    def resend(self, link: BrokerLink, body: memoryview, session: Session, packet_ids: list[int]) -> None:
+        """Send what was in flight again [MQTT-4.4.0-1]; `body` has the records that are still there."""
+        outbound = session.outbound
+        if outbound is None or outbound.inflight is None or session.state == CLOSED:
+            return
+        found = {o.record.physical_offset: o for o in self.records(link, body, keeps_expired=True)}
+        for packet_id in packet_ids:
+            planned = outbound.inflight.get(packet_id)
+            if planned is None or planned.is_released:
+                continue
+            outgoing = found.get(planned.position)
+            if outgoing is None or (outgoing.is_expired and not planned.flags & 4):  # [MQTT-4.3.3-7]
+                del outbound.inflight[packet_id]
+                self._counters.messages_planned_lost_total += outgoing is None
+                continue
+            flags = planned.flags | DUP  # [MQTT-3.3.1-1]
+            head, tail, _ = outgoing.variant(session.version == MQTT_5, flags, planned.identifiers)
+            session.send_publish(head, packet_id, tail)
+            self._counters.messages_again_total += 1
 
     def _matching(self, mqtt_topic: bytes, session: Session) -> list[Granted]:
         outbound = session.outbound

@@ -39,6 +39,7 @@ class Limits:
         "keepalive_max_s",
         "packet_max_bytes",
         "receive_max",
+        "session_expiry_max_s",
         "topic_levels_max",
         "topic_max_bytes",
         "unauthenticated_s",
@@ -52,6 +53,7 @@ class Limits:
         self.keepalive_max_s = section.keepalive_max_s
         self.packet_max_bytes = section.packet_max_bytes
         self.receive_max = section.receive_max
+        self.session_expiry_max_s = section.session_expiry_max_s
         self.topic_levels_max = section.topic_levels_max
         self.topic_max_bytes = section.topic_max_bytes
         self.unauthenticated_s = section.unauthenticated_s

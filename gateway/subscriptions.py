@@ -14,15 +14,20 @@ from gateway.session.session import Session
 from holdmq.mqtt import FilterTrie, ReasonCode
 from holdmq.topics import filter_terms, topic_of_filter
 from holdmq.wire.headers import FilterTerm
+from holdmq.wire.session_headers import DROP_FILTER
 
 if TYPE_CHECKING:
     from gateway.link import BrokerLink
+    from gateway.sessions import Sessions
 
 
 class _Waiter:
-    """A SUBACK that waits until `left` brokers have the filters, or until `deadline`."""
+    """A SUBACK that waits until `left` brokers have the filters, or until `deadline`.
 
-    __slots__ = ("codes", "deadline", "is_done", "left", "packet_id", "session")
+    In any case it waits until the filters are `stored`, if the session outlives its connection.
+    """
+
+    __slots__ = ("codes", "deadline", "is_done", "is_due", "left", "packet_id", "session", "stored")
 
     def __init__(self, session: Session, packet_id: int, codes: list[int], deadline: float) -> None:
         self.session = session
@@ -31,6 +36,8 @@ class _Waiter:
         self.deadline = deadline
         self.left = 0
         self.is_done = False
+        self.is_due = False
+        self.stored = True
 
     def in_effect(self) -> None:
         """One more broker has the filters."""
@@ -39,10 +46,15 @@ class _Waiter:
             self.answer()
 
     def answer(self) -> None:
-        """Send the SUBACK, once."""
-        if not self.is_done:
+        """Send the SUBACK, once, when the filters are stored."""
+        self.is_due = True
+        if not self.is_done and self.stored:
             self.is_done = True
             self.session.subscribed(self.packet_id, self.codes)
+
+
+def _ignore(_is_written: bool) -> None:
+    """One of several rows that are written together: the last one is waited for."""
 
 
 class Subscriptions:
@@ -57,7 +69,11 @@ class Subscriptions:
         counters: Counters,
         key_levels: Callable[[str], int],
         now: Callable[[], float],
+        rows: Sessions,
+        doom: Callable[[Session], None],
     ) -> None:
+        self._rows = rows
+        self._doom = doom
         self.trie: FilterTrie[Session, Granted] = FilterTrie()
         self._links = links
         self._counters = counters
@@ -74,12 +90,14 @@ class Subscriptions:
         """Add the granted filters; the SUBACK follows when every broker has them, at most 2 s later."""
         outbound = session.outbound
         assert outbound is not None
+        stored: dict[str, bool] = {}
         for code, subscription in event.granted:
             if subscription is None or code >= ReasonCode.UNSPECIFIED_ERROR:
                 continue
             topic_filter = subscription.topic_filter
             granted = Granted(subscription, event.identifier)
             known = outbound.subscriptions.get(topic_filter)
+            stored[topic_filter] = known is None or stored.get(topic_filter, False)
             if known is not None:  # [MQTT-3.8.4-3]: replaced, its start is kept
                 granted.starts = known.starts
             else:
@@ -94,6 +112,8 @@ class Subscriptions:
         waiter = _Waiter(
             session, event.packet_id, [code for code, _ in event.granted], self._now() + SUBACK_WAIT_S
         )
+        if session.cursor is not None and stored:
+            self._store(session, stored, waiter)
         for link in self._links.values():
             if not link.is_gone and link.reader.when_in_effect(waiter.in_effect):
                 waiter.left += 1
@@ -106,14 +126,76 @@ class Subscriptions:
         """Take filters away and answer at once: nothing more is delivered for them [MQTT-3.10.4-2]."""
         outbound = session.outbound
         codes: list[int] = []
+        gone: list[str] = []
         for topic_filter in event.topic_filters:
             if outbound is None or outbound.subscriptions.pop(topic_filter, None) is None:
                 codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
                 continue
             self._drop(topic_filter, session)
+            gone.append(topic_filter)
             codes.append(ReasonCode.SUCCESS)
         self._counters.filters = len(self.trie)
-        session.unsubscribed(event.packet_id, codes)
+        if session.cursor is None or not gone:
+            session.unsubscribed(event.packet_id, codes)
+            return
+
+        def written(is_written: bool) -> None:
+            if is_written:
+                session.unsubscribed(event.packet_id, codes)
+            else:
+                self._doom(session)
+
+        for topic_filter in gone:
+            done = written if topic_filter is gone[-1] else _ignore
+            if not self._rows.drop_filter(session, DROP_FILTER, topic_filter, done):
+                self._doom(session)
+                return
+
+    def _store(self, session: Session, wanted: dict[str, bool], waiter: _Waiter) -> None:
+        """Have the rows of filters written (True: a new one), and then the SUBACK sent."""
+        outbound = session.outbound
+        assert outbound is not None
+        waiter.stored = False
+
+        def written(is_written: bool) -> None:
+            waiter.stored = True
+            if not is_written:
+                self._doom(session)
+            elif waiter.is_due:
+                waiter.answer()
+
+        *_, last = wanted
+        for topic_filter, is_new in wanted.items():
+            granted = outbound.subscriptions[topic_filter]
+            done = written if topic_filter == last else _ignore
+            if not self._rows.store_filter(session, topic_filter, granted, is_new, done):
+                self._doom(session)
+                return
+
+    def restore(self, session: Session, topic_filter: str, granted: Granted) -> None:
+        """A session that came back has this filter."""
+        outbound = session.outgoing()
+        if topic_filter not in outbound.subscriptions:
+            self._counters.subscriptions += 1
+        outbound.subscriptions[topic_filter] = granted
+        if self.trie.add(topic_filter, session, granted):
+            self._want(topic_filter)
+        self._counters.filters = len(self.trie)
+
+    def when_in_effect(self, on_effect: Callable[[], None]) -> None:
+        """Call `on_effect` once every broker that can be reached has all filters so far, perhaps at once."""
+        left = 1
+
+        def one_more() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                on_effect()
+
+        for link in self._links.values():
+            if link.connection is not None and link.reader.when_in_effect(one_more):
+                left += 1
+        one_more()
 
     def forget(self, session: Session) -> None:
         """The session ended: all its filters go."""
@@ -130,7 +212,7 @@ class Subscriptions:
         waiting = self._waiting
         while waiting and (waiting[0].is_done or waiting[0].deadline <= now):
             waiter = waiting.popleft()
-            if not waiter.is_done:
+            if not waiter.is_done and not waiter.is_due:
                 self._counters.suback_late_total += 1
                 waiter.answer()
 

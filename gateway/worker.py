@@ -9,11 +9,11 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.catchup import CatchUp
-from gateway.connection import DRAINING, Shell
+from gateway.connection import DRAINING, OPENING_PAUSE, Shell
 from gateway.core.counters import Counters
 from gateway.core.entries import TopicEntry, make_entry
 from gateway.core.producer import PENDING_MAX_BYTES
@@ -24,8 +24,9 @@ from gateway.layered import LayeredShell
 from gateway.limits import CONNECTIONS_OVER, LISTEN_BACKLOG, REROUTE_S, SEND_STALLED_S, Limits
 from gateway.link import BrokerLink
 from gateway.listeners import CertificateWatch, Listener
-from gateway.session.events import Closed
+from gateway.session.events import Closed, Event
 from gateway.session.session import CLOSED, Context, Session
+from gateway.sessions import Sessions
 from gateway.subscriptions import Subscriptions
 from gateway.topics import Topics
 from holdmq import telemetry
@@ -85,7 +86,10 @@ class Worker:
         )
         self.links: dict[str, BrokerLink] = {}
         self.topics = Topics(self.routes, self.links, self.counters, section.mqtt_topics_max)
-        self.subscriptions = Subscriptions(self.links, self.counters, self.topics.key_levels, self.now)
+        self.persistent = Sessions(self)
+        self.subscriptions = Subscriptions(
+            self.links, self.counters, self.topics.key_levels, self.now, self.persistent, self.doom
+        )
         self.delivery = Delivery(self.subscriptions.trie, self.counters, self.wall_ms)
         self.catchup = CatchUp(self, self.delivery)
         self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
@@ -120,6 +124,7 @@ class Worker:
         self.routes.on_routes.append(self._routes_changed)
         self.routes.on_up.append(self._link_up)
         self.routes.on_down.append(self._link_down)
+        self.routes.on_push.append(self.persistent.pushed)
         self.routes.start()
         tick = self._loop.call_later(TICK_S, self._tick, self.now() + TICK_S)
         try:
@@ -180,7 +185,7 @@ class Worker:
         for shell in list(self._shells):
             shell.close(ReasonCode.SERVER_SHUTTING_DOWN, "draining", "this gateway shuts down")
         for _ in range(max(0, int((deadline - self.now()) / DRAIN_STEP_S))):
-            if all(link.producer.is_idle for link in self.links.values()):
+            if self.persistent.is_idle and all(link.producer.is_idle for link in self.links.values()):
                 break
             await asyncio.sleep(DRAIN_STEP_S)
         unsent = sum(link.producer.pending_bytes for link in self.links.values())
@@ -202,6 +207,7 @@ class Worker:
             client = self.routes.link(name).client
             if link.connection is None and client.connection is not None and client.hello is not None:
                 link.up(client.connection, client.hello)
+                self.persistent.link_up(link)
         for name, link in self.links.items():
             link.is_routed = name in routed
         self.counters.brokers_known = len(routed)
@@ -215,17 +221,20 @@ class Worker:
     def _routes_changed(self, topics: frozenset[str]) -> None:
         self.topics.routes_changed(topics)
         self.subscriptions.routes_changed(topics)
+        self.persistent.routes_changed(topics)
 
     def _link_up(self, link: Link, connection: Connection, hello: HelloResponse) -> None:
         own = self.links.get(link.name)
         if own is not None:
             own.up(connection, hello)
+            self.persistent.link_up(own)
             log.info("broker connected", broker=link.name, worker=self.index)
 
     def _link_down(self, link: Link, reason: HoldMQError) -> None:
         own = self.links.get(link.name)
         if own is not None:
             own.down()
+            self.persistent.link_down(own)
             if not self._is_draining:
                 log.warning("broker lost", broker=link.name, worker=self.index, reason=str(reason))
 
@@ -277,23 +286,56 @@ class Worker:
                 shell.transport.abort()
         self._wheel.put(shell.session)
 
+    def sessions(self) -> Iterable[Session]:
+        """Sessions whose CONNECT was accepted."""
+        return self._sessions.values()
+
+    def session(self, client_id: str) -> Session | None:
+        """The session of a client id, once its CONNECT was accepted."""
+        return self._sessions.get(client_id)
+
     def connected(self, shell: Shell) -> None:
-        """CONNECT was accepted: the older connection of this client id ends [MQTT-3.1.4-3]."""
-        session = shell.session
+        """CONNECT may be accepted: its socket waits until the owner of the client id has said so."""
+        shell.pause(OPENING_PAUSE)
+        self.persistent.connecting(shell.session)
+
+    def admitted(self, session: Session, events: list[Event]) -> None:
+        """The owner has decided; an older connection of this client id ends [MQTT-3.1.4-3]."""
+        shell = session.shell
+        if not isinstance(shell, Shell):
+            return
+        if session.state == CLOSED:
+            shell.handle(events)
+            self.settle()
+            return
         older = self._sessions.get(session.client_id)
-        self._sessions[session.client_id] = session
-        self._wheel.put(session)
-        if older is not None and isinstance(older.shell, Shell):
+        if older is not None and older is not session:
             self.counters.takeovers_total += 1
-            older.shell.close(ReasonCode.SESSION_TAKEN_OVER, "taken_over", "this client id connected again")
-            self._sessions[session.client_id] = session
+            self.close_session(
+                older, ReasonCode.SESSION_TAKEN_OVER, "taken_over", "this client id connected again"
+            )
+        self._sessions[session.client_id] = session
         self.counters.sessions = len(self._sessions)
+        self._wheel.put(session)
+        shell.handle(events)
+        shell.resume(OPENING_PAUSE)
+        self.settle()
+
+    def doom(self, session: Session) -> None:
+        """Close a session whose owner did not take what it wants, when this turn settles."""
+        self.context.doomed.append(session)
+
+    def close_session(self, session: Session, reason_code: int, reason: str, sentence: str) -> None:
+        """Close a session from this side, if its connection is still there."""
+        if isinstance(session.shell, Shell):
+            session.shell.close(reason_code, reason, sentence)
 
     def session_closed(self, shell: Shell, event: Closed) -> None:
         """A session ended: its filters go, its will is published, its socket closes."""
         session = shell.session
         self._wheel.remove(session)
         self._stalled.pop(shell, None)
+        self.persistent.closed(session)
         self.subscriptions.forget(session)
         if session.outbound is not None and session.outbound.lag is not None:
             session.outbound.lag = None
@@ -380,7 +422,10 @@ class Worker:
         self._is_settling = True
         context = self.context
         try:
-            while context.dirty or context.doomed:
+            while context.dirty or context.doomed or context.planning:
+                if context.planning:
+                    planning, context.planning = context.planning, []
+                    self.persistent.plan(planning)
                 dirty = context.dirty
                 context.dirty = []
                 for session in dirty:
@@ -410,6 +455,7 @@ class Worker:
             if session.state != CLOSED:
                 self._wheel.put(session)
         self.subscriptions.expire(now)
+        self.persistent.tick(now)
         if now >= self._next_second:
             self._next_second = now + REPORT_S
             self._each_second(now)
@@ -430,6 +476,7 @@ class Worker:
                 shell.transport.abort()
                 del self._lingering[shell]
         self._close_stalled(now)
+        self.persistent.each_second(now)
         for name, link in self.links.items():
             stuck = link.producer.stuck(now - REROUTE_S)
             if stuck:

@@ -365,6 +365,13 @@ class GatewaySection(Section):
         le=100_000,
         description="Log topics that MQTT may create; other first levels share the topic mqtt-other.",
     )
+    session_expiry_max_s: int = Field(
+        30 * 86_400,
+        ge=0,
+        le=0xFFFFFFFE,
+        description="Longest time that a session outlives its connection, 0 = none does: rows of devices "
+        "that never come back must go.",
+    )
     session_span_max: int = Field(
         1000, ge=1, le=65535, description="Deliveries past the lowest unsettled one, then sending stops."
     )

@@ -17,6 +17,10 @@ HELP: Final = {
     "messages_repeated_total": "QoS 2 publishes received again before their release.",
     "messages_out_qos0_total": "Messages sent with QoS 0.",
     "messages_out_qos1_total": "Messages sent with QoS 1.",
+    "messages_out_qos2_total": "Messages sent with QoS 2.",
+    "messages_again_total": "Messages sent again to sessions that came back, with DUP.",
+    "messages_planned_lost_total": "Deliveries under way whose record was gone when their session came back.",
+    "sessions_behind_total": "Times that retention had passed the place of a session.",
     "messages_dropped_slow_total": "QoS 0 messages not sent because the subscriber's socket was full.",
     "messages_dropped_size_total": "Messages larger than the subscriber's maximum packet size.",
     "messages_expired_total": "Messages whose expiry interval ended before delivery.",
@@ -70,6 +74,10 @@ class Counters:
     messages_repeated_total: int
     messages_out_qos0_total: int
     messages_out_qos1_total: int
+    messages_out_qos2_total: int
+    messages_again_total: int
+    messages_planned_lost_total: int
+    sessions_behind_total: int
     messages_dropped_slow_total: int
     messages_dropped_size_total: int
     messages_expired_total: int

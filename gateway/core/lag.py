@@ -6,14 +6,18 @@ from __future__ import annotations
 class Lag:
     """`positions`: per broker, the first record that was not delivered; the session reads on from there.
     `floors`: per broker that is live again, the position up to which catching up delivered.
+    `epochs`: the log epoch in which a position was learnt, where it is not the live reader's.
+    `is_held`: the live feed does not have the session's filters yet, so catching up could not end.
     `filters_added` counts filters that came meanwhile: a reader opened before does not know them."""
 
-    __slots__ = ("filters_added", "floors", "is_queued", "positions")
+    __slots__ = ("epochs", "filters_added", "floors", "is_held", "is_queued", "positions")
 
     def __init__(self) -> None:
         self.positions: dict[str, int] = {}
         self.floors: dict[str, int] = {}
+        self.epochs: dict[str, int] = {}
         self.is_queued = False
+        self.is_held = False
         self.filters_added = 0
 
     def wants_live(self, broker: str, position: int) -> bool:

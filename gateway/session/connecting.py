@@ -53,12 +53,23 @@ def keep_alive_of(connect: Connect, limits: Limits) -> int:
     return connect.keep_alive
 
 
+def expiry_of(connect: Connect, limits: Limits) -> int:
+    """How long the session outlives its connection, seconds; 0 = it ends with it.
+
+    An MQTT 3 session without clean session has no end of its own: it gets the longest.
+    """
+    if connect.version != MQTT_5:
+        return 0 if connect.clean_start else limits.session_expiry_max_s
+    return min(connect.properties.session_expiry_interval or 0, limits.session_expiry_max_s)
+
+
 def connack_properties(connect: Connect, limits: Limits, assigned_id: str | None) -> Properties:
     """What CONNACK tells an MQTT 5 client; whatever is not offered is said."""
     keep_alive = keep_alive_of(connect, limits)
+    expiry_s = expiry_of(connect, limits)
+    asked_s = connect.properties.session_expiry_interval or 0
     return Properties(
-        # Sessions end with their connection: whoever asked for more is told.
-        session_expiry_interval=0 if connect.properties.session_expiry_interval else None,
+        session_expiry_interval=expiry_s if expiry_s != asked_s else None,  # 3.2.2.3.2
         receive_maximum=limits.receive_max if limits.receive_max < 65_535 else None,
         retain_available=0,
         maximum_packet_size=limits.packet_max_bytes,

@@ -7,7 +7,7 @@ from holdmq.mqtt import PublishRun, Subscription, Will
 
 
 class Connected:
-    """CONNECT was accepted: another connection of the same client id must now be closed."""
+    """CONNECT may be accepted: answer with `Session.admit` or `Session.refuse` when its owner has said so."""
 
     __slots__ = ()
 

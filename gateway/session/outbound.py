@@ -17,55 +17,98 @@ class Granted:
     subscription counts: what lies before it was published before it was made.
     """
 
-    __slots__ = ("identifier", "no_local", "qos", "retain_as_published", "starts")
+    __slots__ = ("identifier", "no_local", "qos", "retain_as_published", "retain_handling", "starts")
 
     def __init__(self, subscription: Subscription, identifier: int | None) -> None:
-        # QoS 2 is granted as 1 [MQTT-3.8.4-8].
-        self.qos = min(subscription.qos, 1)
+        self.qos = subscription.qos
         self.no_local = subscription.no_local
         self.retain_as_published = subscription.retain_as_published
+        self.retain_handling = subscription.retain_handling
         self.identifier = identifier
         self.starts: dict[str, int] | None = None
+
+
+class Planned:
+    """A delivery under way: the record at `position` of a broker, and the flags of its PUBLISH without DUP.
+
+    `is_released`: PUBREC came, and PUBCOMP is waited for.
+    """
+
+    __slots__ = ("broker", "flags", "identifiers", "is_released", "position")
+
+    def __init__(self, broker: str, position: int, flags: int, identifiers: tuple[int, ...]) -> None:
+        self.broker = broker
+        self.position = position
+        self.flags = flags
+        self.identifiers = identifiers
+        self.is_released = False
 
 
 class Outbound:
     """What a subscribed session needs.
 
-    `window` is how many QoS 1 messages may be unacknowledged: the client's receive maximum and
-    gateway.inflight_max, whichever is less [MQTT-3.3.4-9]. `lag` is set while the session is not
-    fed live.
+    `window` is how many QoS 1 and 2 messages may be unacknowledged: the client's receive maximum and
+    gateway.inflight_max, whichever is less [MQTT-3.3.4-9]. `inflight` has them by packet id, in the order of
+    sending; None stands for QoS 1 of a session that ends with its connection. `lag` is set while the session
+    is not fed live.
     """
 
     __slots__ = ("inflight", "is_socket_full", "lag", "next_id", "subscriptions", "window")
 
     def __init__(self, window: int) -> None:
         self.window = window
-        self.inflight: set[int] | None = None
+        self.inflight: dict[int, Planned | None] | None = None
         self.next_id = 1
         self.subscriptions: dict[str, Granted] = {}
         self.lag: Lag | None = None
         self.is_socket_full = False
 
-    def take_id(self) -> int:
+    def take_id(self, planned: Planned | None) -> int:
         """A packet id not in use, now in flight; 0 when the window is full."""
         inflight = self.inflight
         if inflight is None:
-            inflight = self.inflight = set()
+            inflight = self.inflight = {}
         if len(inflight) >= self.window:
             return 0
         packet_id = self.next_id
         while packet_id in inflight:
             packet_id = packet_id % 65_535 + 1
-        inflight.add(packet_id)
+        inflight[packet_id] = planned
         self.next_id = packet_id % 65_535 + 1
         return packet_id
 
     def settle(self, packet_ids: list[int]) -> None:
-        """The client acknowledged these; unknown ids change nothing."""
-        if self.inflight is not None:
-            self.inflight.difference_update(packet_ids)
-            if not self.inflight:
-                self.inflight = None  # an empty set is 216 bytes of every idle connection
+        """The client acknowledged these QoS 1 messages; unknown ids change nothing."""
+        inflight = self.inflight
+        if inflight is None:
+            return
+        for packet_id in packet_ids:
+            planned = inflight.get(packet_id)
+            if planned is None or not planned.flags & 4:
+                inflight.pop(packet_id, None)
+        self._shrink()
+
+    def receive(self, packet_id: int, *, is_refused: bool) -> Planned | None:
+        """PUBREC: the client has this QoS 2 message, or refused it; None = the id is unknown."""
+        planned = None if self.inflight is None else self.inflight.get(packet_id)
+        if planned is None or not planned.flags & 4:
+            return None
+        planned.is_released = True
+        if is_refused:  # [MQTT-4.3.3-4]: nothing follows, and the id is free
+            self.complete(packet_id)
+        return planned
+
+    def complete(self, packet_id: int) -> None:
+        """PUBCOMP: the id is free; an unknown one changes nothing."""
+        inflight = self.inflight
+        planned = None if inflight is None else inflight.get(packet_id)
+        if inflight is not None and planned is not None and planned.is_released:
+            del inflight[packet_id]
+            self._shrink()
+
+    def _shrink(self) -> None:
+        if not self.inflight:
+            self.inflight = None  # an empty dict is 64 bytes of every idle connection
 
     @property
     def is_half_open(self) -> bool:

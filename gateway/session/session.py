@@ -2,12 +2,13 @@
 
 ::
 
-    CONNECTING ──CONNECT accepted──► CONNECTED ──DISCONNECT, error, deadline, close()──► CLOSED
-        └────────refused, deadline, connection lost────────────────────────────────────────▲
+    CONNECTING ──CONNECT──► OPENING ──admit()──► CONNECTED ──DISCONNECT, error, deadline, close()──► CLOSED
+        └──────refused──────────┴──refuse(), connection lost─────────────────────────────────────────▲
 
-Sessions live as long as their connection. The shell feeds `receive_data`, handles the events in
-order, and writes `data_to_send()`; bytes also appear when receipts settle or messages are pushed,
-and the session then puts itself on `context.dirty`.
+OPENING: the owner of the client id is asked; what the client sends meanwhile waits. A session that outlives
+its connection has a `cursor`; its row is the shell's affair (gateway.sessions). The shell feeds
+`receive_data`, handles the events in order, and writes `data_to_send()`; bytes also appear when receipts
+settle or messages are pushed, and the session then puts itself on `context.dirty`.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.core.counters import Counters
+from gateway.core.cursor import Cursor
 from gateway.core.entries import TopicEntry
 from gateway.core.receipts import CLOSE, Receipt
 from gateway.core.wheel import NOWHERE
 from gateway.limits import TOPIC_ALIAS_MAX, Limits
-from gateway.session.connecting import check_connect, connack_properties, keep_alive_of
+from gateway.session.connecting import check_connect, connack_properties, expiry_of, keep_alive_of
 from gateway.session.events import CONNECTED, WINDOW_OPENED, Closed, Event, Subscribing, Unsubscribing
 from gateway.session.inbound import RECORDED, Inbound
-from gateway.session.outbound import Outbound
+from gateway.session.outbound import Outbound, Planned
 from holdmq.mqtt import (
     MQTT_5,
     PUBACK,
+    PUBCOMP,
     PUBREC,
     PUBREL,
     RETAIN,
@@ -63,6 +66,7 @@ from holdmq.mqtt.properties import NO_PROPERTIES
 CONNECTING: Final = 0
 CONNECTED_STATE: Final = 1
 CLOSED: Final = 2
+OPENING: Final = 3
 
 _CONNACK_ANSWERS_V3: Final = frozenset((0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x97))
 """Refusals that a 3.x client is told; for malformed packets 3.1.1 asks to close without an answer."""
@@ -72,10 +76,20 @@ class Context:
     """What all sessions of a worker share.
 
     `dirty` lists sessions that have bytes to send, `doomed` those that the worker must close because
-    their broker did not take what they sent.
+    their broker did not take what they sent, `planning` those whose row must be written before they send
+    more, `stale` those whose row lags behind.
     """
 
-    __slots__ = ("counters", "dirty", "doomed", "limits", "new_client_id", "topics")
+    __slots__ = (
+        "counters",
+        "dirty",
+        "doomed",
+        "limits",
+        "new_client_id",
+        "planning",
+        "stale",
+        "topics",
+    )
 
     def __init__(
         self,
@@ -90,24 +104,33 @@ class Context:
         self.new_client_id = new_client_id
         self.dirty: list[Session] = []
         self.doomed: list[Session] = []
+        self.planning: list[Session] = []
+        self.stale: list[Session] = []
 
 
 class Session:
     """The state machine of one connection. `born_host` is the peer's address as records carry it."""
 
     __slots__ = (
+        "_connack",
         "_decoder",
-        "_expiry",
+        "_early",
         "_out",
         "_window",
         "born_host",
         "client_id",
         "context",
+        "cursor",
+        "epoch",
+        "expiry_s",
         "heard_at",
         "inbound",
+        "is_assigned",
+        "is_clean",
         "is_held",
         "keep_alive_s",
         "outbound",
+        "owner",
         "packet_max",
         "refuse_with",
         "shell",
@@ -133,8 +156,15 @@ class Session:
         self.outbound: Outbound | None = None
         self.shell: object = None
         self.wheel_slot = NOWHERE
+        self.is_clean = True
+        self.is_assigned = False
+        self.expiry_s = 0
+        self.epoch = 0
+        self.owner: object = None
+        self.cursor: Cursor | None = None
+        self._connack: Properties | None = None
+        self._early: list[object] | None = None
         self._decoder = Decoder(context.topics, context.limits.packet_max_bytes)
-        self._expiry = 0
         self._out: list[bytes] | None = None
         self._window = 0
 
@@ -144,14 +174,23 @@ class Session:
         """Take bytes from the client; return what happened, in order. Nothing more after Closed."""
         if self.state == CLOSED:
             return []
+        if self.state == OPENING:
+            # It is not read now; what was on its way waits.
+            assert self._early is not None
+            self._early.append(data)
+            return []
         broken: MqttError | None = None
         try:
-            items = self._decoder.feed(data)
+            items: list[object] = self._decoder.feed(data)  # type: ignore[assignment]
         except MqttError as error:
-            items, broken = error.decoded, error  # type: ignore[assignment]
+            items, broken = error.decoded, error
+        return self._take(items, broken, now)
+
+    def _take(self, items: list[object], broken: MqttError | None, now: float) -> list[Event]:
+        """Do what decoded items say, in order, then fail for what could not be decoded behind them."""
         events: list[Event] = []
         try:
-            for item in items:
+            for at, item in enumerate(items):
                 if type(item) is PublishRun:
                     self._publishes(item, events)
                 elif type(item) is AckRun:
@@ -160,11 +199,38 @@ class Session:
                     self._packet(item, events)  # type: ignore[arg-type]
                 if self.state == CLOSED:
                     return events
+                if self.state == OPENING:
+                    self._early = [items[at + 1 :], broken]
+                    return events
             if broken is not None:
                 raise broken
             if self.state == CONNECTED_STATE:
                 self.heard_at = now  # until CONNECT the deadline counts from the beginning
         except MqttError as error:
+            self._fail(error, events)
+        return events
+
+    # Opening
+
+    def admit(self, is_present: bool, now: float) -> list[Event]:
+        """The session is open: CONNACK [MQTT-3.2.2-2] [MQTT-3.2.2-3], then what came behind CONNECT."""
+        assert self.state == OPENING
+        self.state = CONNECTED_STATE
+        self.heard_at = now
+        self.context.counters.connects_total += 1
+        self.send(encode(ConnAck(is_present, 0, self._connack or NO_PROPERTIES), self.version))
+        self._connack = None
+        early, self._early = self._early or [[], None], None
+        events = self._take(early[0], early[1], now)  # type: ignore[arg-type]
+        for data in early[2:]:
+            events += self.receive_data(data, now)  # type: ignore[arg-type]
+        return events
+
+    def refuse(self, error: MqttError) -> list[Event]:
+        """The session cannot be opened: CONNACK with the error's code, then Closed."""
+        events: list[Event] = []
+        if self.state == OPENING:
+            self._early = None
             self._fail(error, events)
         return events
 
@@ -259,6 +325,9 @@ class Session:
             self._connect(packet, events)
         elif isinstance(packet, Disconnect):
             self._disconnect(packet, events)
+        elif isinstance(packet, PubRec) and packet.reason_code:
+            self._received(packet.packet_id, packet.reason_code)
+            self._settled(events)
         elif isinstance(packet, PubAck | PubRec | PubRel | PubComp):
             self._acks(packet.packet_type, [packet.packet_id], events)
         else:
@@ -271,38 +340,38 @@ class Session:
             raise MqttError(self.refuse_with, "this gateway worker has as many connections as it may have")
         assigned = None if connect.client_id else self.context.new_client_id()
         self.client_id = connect.client_id or assigned or ""
+        self.is_assigned = assigned is not None
+        self.is_clean = connect.clean_start
         self.version = connect.version
         self.keep_alive_s = float(keep_alive_of(connect, limits))
         properties = connect.properties
         self._window = min(properties.receive_maximum or limits.inflight_max, limits.inflight_max)
-        self._expiry = properties.session_expiry_interval or 0
+        self.expiry_s = expiry_of(connect, limits)
         self.packet_max = properties.maximum_packet_size or 0
         self.will = connect.will
-        self.state = CONNECTED_STATE
-        answer = NO_PROPERTIES
+        self.state = OPENING
         if connect.version == MQTT_5:
-            answer = connack_properties(connect, limits, assigned)
+            self._connack = connack_properties(connect, limits, assigned)
             self._decoder.allow_topic_aliases(TOPIC_ALIAS_MAX)
-        self.context.counters.connects_total += 1
         events.append(CONNECTED)
-        self.send(encode(ConnAck(False, 0, answer), connect.version))
 
     def _disconnect(self, packet: Disconnect, events: list[Event]) -> None:
-        if packet.properties.session_expiry_interval and not self._expiry:  # [MQTT-3.14.2-2], 3.14.2.2.2
-            raise MqttError(ReasonCode.PROTOCOL_ERROR, "DISCONNECT raises the session expiry from 0")
+        asked_s = packet.properties.session_expiry_interval
+        if asked_s is not None:
+            if asked_s and not self.expiry_s:  # [MQTT-3.14.2-2], 3.14.2.2.2
+                raise MqttError(ReasonCode.PROTOCOL_ERROR, "DISCONNECT raises the session expiry from 0")
+            self.expiry_s = min(asked_s, self.context.limits.session_expiry_max_s)
         with_will = packet.reason_code != 0
         events += self._end("", "client disconnected", with_will=with_will)  # [MQTT-3.14.4-3]
 
     def _subscribe(self, packet: Subscribe, events: list[Event]) -> None:
         limits = self.context.limits
-        if self.outbound is None:
-            self.outbound = Outbound(self._window)
-        known = self.outbound.subscriptions
+        known = self.outgoing().subscriptions
         fresh: set[str] = set()
         granted: list[tuple[int, Subscription | None]] = []
         for wanted in packet.subscriptions:
             topic_filter = wanted.topic_filter
-            code = min(wanted.qos, 1)  # [MQTT-3.8.4-7], -8: the QoS granted may be lower
+            code = wanted.qos  # [MQTT-3.8.4-7]
             if topic_filter == "$share" or topic_filter.startswith("$share/"):
                 code = ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
             elif (
@@ -320,6 +389,12 @@ class Session:
             granted.append((code, wanted if code < 0x80 else None))
         identifiers = packet.properties.subscription_identifiers
         events.append(Subscribing(packet.packet_id, granted, identifiers[0] if identifiers else None))
+
+    def outgoing(self) -> Outbound:
+        """The sending half, made when it is first needed."""
+        if self.outbound is None:
+            self.outbound = Outbound(self._window)
+        return self.outbound
 
     def subscribed(self, packet_id: int, codes: list[int]) -> None:
         """The filters are in effect: SUBACK [MQTT-3.8.4-1] [MQTT-3.8.4-6]."""
@@ -427,19 +502,46 @@ class Session:
     # Acknowledgements in
 
     def _acks(self, packet_type: int, packet_ids: list[int], events: list[Event]) -> None:
+        if packet_type == PUBREL:
+            self._release(packet_ids)
+            return
+        outbound = self.outbound
         if packet_type == PUBACK:
-            outbound = self.outbound
             if outbound is not None:
                 outbound.settle(packet_ids)
-                if outbound.lag is not None and outbound.is_half_open:
-                    events.append(WINDOW_OPENED)
-        elif packet_type == PUBREL:
-            self._release(packet_ids)
         elif packet_type == PUBREC:
-            # Nothing is sent with QoS 2, so the id is unknown (4.3.3, 3.6.2.1).
             for packet_id in packet_ids:
-                code = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
-                self.send(encode(PubRel(packet_id, code), self.version))
+                self._received(packet_id, 0)
+        elif packet_type == PUBCOMP and outbound is not None:
+            for packet_id in packet_ids:
+                outbound.complete(packet_id)
+        self._settled(events)
+
+    def _settled(self, events: list[Event]) -> None:
+        """The client acknowledged something."""
+        cursor = self.cursor
+        if cursor is not None and not cursor.is_stale:
+            cursor.is_stale = True
+            self.context.stale.append(self)
+        outbound = self.outbound
+        if outbound is not None and outbound.lag is not None and outbound.is_half_open:
+            events.append(WINDOW_OPENED)
+
+    def _received(self, packet_id: int, reason_code: int) -> None:
+        """PUBREC: its PUBREL leaves when the row says so, or at once if there is no row."""
+        is_refused = reason_code >= 0x80
+        outbound = self.outbound
+        planned = None if outbound is None else outbound.receive(packet_id, is_refused=is_refused)
+        if is_refused:
+            return
+        if planned is None:
+            code = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+            self.send(encode(PubRel(packet_id, code), self.version))
+        elif self.cursor is None:
+            self.send(encode(PubRel(packet_id), self.version))
+        else:
+            self.cursor.release(packet_id)
+            self.context.planning.append(self)
 
     def _release(self, packet_ids: list[int]) -> None:
         inbound = self.inbound
@@ -463,16 +565,43 @@ class Session:
         else:
             self._out.append(data)
 
-    def push(self, head: bytes, tail: bytes) -> bool:
-        """Queue a QoS 1 message, its packet id between `head` and `tail`; False when the window is full."""
+    def push(
+        self, head: bytes, tail: bytes, broker: str, position: int, flags: int, identifiers: tuple[int, ...]
+    ) -> bool:
+        """Queue a QoS 1 or 2 message, its packet id between `head` and `tail`; False when the window is full.
+
+        A QoS 2 message of a session with a cursor waits until its plan is written.
+        """
         outbound = self.outbound
         assert outbound is not None
-        packet_id = outbound.take_id()
+        cursor = self.cursor
+        planned = None
+        if cursor is not None or flags & 4:
+            planned = Planned(broker, position, flags, identifiers)
+        packet_id = outbound.take_id(planned)
         if not packet_id:
             return False
+        if cursor is not None:
+            if not cursor.is_stale:
+                cursor.is_stale = True
+                self.context.stale.append(self)
+            if flags & 4:
+                cursor.hold(head, packet_id, tail)
+                self.context.planning.append(self)
+                return True
+        self.send_publish(head, packet_id, tail)
+        return True
+
+    def send_publish(self, head: bytes, packet_id: int, tail: bytes) -> None:
+        """Queue a PUBLISH."""
         out = self._out
         if out is None:
             out = self._out = []
             self.context.dirty.append(self)
         out += (head, packet_id.to_bytes(2, "big"), tail)
-        return True
+
+    def send_pubrel(self, packet_id: int) -> None:
+        """Queue a PUBREL, if its PUBCOMP has not come."""
+        outbound = self.outbound
+        if outbound is not None and outbound.inflight is not None and packet_id in outbound.inflight:
+            self.send(encode(PubRel(packet_id), self.version))

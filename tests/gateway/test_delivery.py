@@ -40,7 +40,7 @@ async def publish(client: Any, *packets: Publish) -> None:
 
 
 @pytest.mark.parametrize(
-    ("published", "granted", "got"), [(0, 1, 0), (1, 0, 0), (1, 1, 1), (2, 1, 1), (2, 2, 1)]
+    ("published", "granted", "got"), [(0, 1, 0), (1, 0, 0), (1, 1, 1), (2, 1, 1), (2, 2, 2)]
 )
 async def test_the_qos_is_the_smaller_of_publish_and_grant(
     start_worker: Start, published: int, granted: int, got: int

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.counters import Counters
+from gateway.core.cursor import Cursor
 from gateway.core.entries import make_entry
 from gateway.core.receipts import CLOSE, Receipt
 from gateway.limits import Limits
@@ -20,6 +22,7 @@ from holdmq.mqtt import (
     MQTT_5,
     PUBACK,
     PUBREC,
+    PUBREL,
     SERVER,
     AckRun,
     Auth,
@@ -27,6 +30,7 @@ from holdmq.mqtt import (
     Connect,
     Decoder,
     Disconnect,
+    MqttError,
     Packet,
     PingReq,
     PingResp,
@@ -85,9 +89,14 @@ class Bench:
         fields.setdefault("client_id", "device")
         events = self.feed(Connect(version=self.version, **fields))
         assert isinstance(events[0], Connected), events
+        self.session.admit(False, self.now)
         answer = self.sent()[0]
         assert isinstance(answer, ConnAck)
         return answer
+
+    def push(self, flags: int = 2, position: int = 0) -> bool:
+        head = bytes((0x30 | flags, 6, 0, 1)) + b"a"
+        return self.session.push(head, b"\0", "b1", position, flags, ())
 
     def settle(self, packet_ids: list[int], packet_type: int = PUBACK, outcome: int = 0) -> None:
         receipt = Receipt(self.session, packet_type)
@@ -120,12 +129,63 @@ def test_a_client_of_each_version_is_admitted_without_a_session_present(version:
 def test_connack_says_what_is_not_offered() -> None:
     answer = Bench().connect(properties=Properties(session_expiry_interval=600))
     said = answer.properties
-    assert said.session_expiry_interval == 0
+    assert said.session_expiry_interval is None
     assert said.retain_available == 0
     assert said.shared_subscription_available == 0
     assert said.maximum_qos is None
     assert said.receive_maximum == 1024
     assert said.topic_alias_maximum == 16
+
+
+def test_an_expiry_beyond_the_maximum_is_answered_with_the_servers() -> None:  # 3.2.2.3.2
+    bench = Bench(session_expiry_max_s=60)
+    assert bench.connect(properties=Properties(session_expiry_interval=600)).properties == replace(
+        Bench(session_expiry_max_s=60).connect().properties, session_expiry_interval=60
+    )
+    assert bench.session.expiry_s == 60
+    assert (
+        Bench().connect(properties=Properties(session_expiry_interval=60)).properties.session_expiry_interval
+        is None
+    )
+
+
+@pytest.mark.parametrize(("clean", "expiry_s"), [(True, 0), (False, 30 * 86_400)])
+def test_an_mqtt_3_session_lasts_as_long_as_any_unless_it_is_clean(clean: bool, expiry_s: int) -> None:
+    bench = Bench(MQTT_3_1_1)
+    bench.connect(clean_start=clean)
+    assert bench.session.expiry_s == expiry_s
+
+
+# Opening
+
+
+def test_what_comes_behind_connect_waits_until_the_session_is_open() -> None:
+    bench = Bench()
+    events = bench.feed(Connect(version=MQTT_5, client_id="c"), PingReq())
+    assert [type(event) for event in events] == [Connected]
+    assert bench.feed(Publish("a", b"x", 1, packet_id=1)) == []
+    assert bench.sent() == []
+    assert bench.session.next_deadline() is None
+    events = bench.session.admit(True, bench.now)
+    assert [type(event) for event in events] == [PublishRun]
+    connack, pong = bench.sent()
+    assert connack.session_present
+    assert isinstance(pong, PingResp)
+
+
+def test_a_session_that_cannot_be_opened_is_refused_with_the_reason() -> None:
+    bench = Bench()
+    bench.feed(Connect(version=MQTT_5, client_id="c"), PingReq())
+    events = bench.session.refuse(MqttError(ReasonCode.SERVER_UNAVAILABLE, "away"))
+    assert reasons(events) == ["server_unavailable"]
+    assert [packet.reason_code for packet in bench.sent()] == [0x88]
+    assert bench.session.refuse(MqttError(ReasonCode.SERVER_UNAVAILABLE, "away")) == []
+
+
+def test_a_connection_that_is_lost_before_it_was_opened_has_no_will() -> None:
+    bench = Bench()
+    bench.feed(Connect(version=MQTT_5, client_id="c", will=Will("w", b"gone")))
+    assert [event.will for event in bench.session.connection_lost() if isinstance(event, Closed)] == [None]
 
 
 def test_an_empty_client_id_gets_one_assigned() -> None:  # [MQTT-3.1.3-6], -7
@@ -445,17 +505,17 @@ def subscribe(*filters: tuple[str, int], **options: Any) -> Subscribe:
     return Subscribe(3, [Subscription(f, qos, **options) for f, qos in filters])
 
 
-def test_subscriptions_are_granted_at_most_qos_1_and_answered_when_in_effect() -> None:  # [MQTT-3.8.4-6], -7
+def test_subscriptions_are_granted_and_answered_when_in_effect() -> None:  # [MQTT-3.8.4-6], -7
     bench = Bench()
     bench.connect()
     event = bench.feed(subscribe(("a", 0), ("b/+", 1), ("c/#", 2)))[0]
     assert isinstance(event, Subscribing)
-    assert [code for code, _ in event.granted] == [0, 1, 1]
+    assert [code for code, _ in event.granted] == [0, 1, 2]
     assert bench.sent() == []
     bench.session.subscribed(event.packet_id, [code for code, _ in event.granted])
     answer = bench.sent()[0]
     assert isinstance(answer, SubAck)
-    assert (answer.packet_id, answer.reason_codes) == (3, [0, 1, 1])
+    assert (answer.packet_id, answer.reason_codes) == (3, [0, 1, 2])
 
 
 @pytest.mark.parametrize(("version", "code"), [(MQTT_5, 0x9E), (MQTT_3_1_1, 0x9E)])
@@ -493,14 +553,14 @@ def test_the_window_is_the_smaller_of_the_clients_receive_maximum_and_ours() -> 
     bench = Bench()
     bench.connect(properties=Properties(receive_maximum=2))
     bench.feed(subscribe(("a", 1)))
-    assert bench.session.push(b"\x32\x05\x00\x01a", b"")
-    assert bench.session.push(b"\x32\x05\x00\x01a", b"")
-    assert not bench.session.push(b"\x32\x05\x00\x01a", b"")
+    assert bench.push()
+    assert bench.push()
+    assert not bench.push()
     bench.feed(PubAck(1))
-    assert bench.session.push(b"\x32\x05\x00\x01a", b"")
+    assert bench.push()
     outbound = bench.session.outbound
     assert outbound is not None
-    assert outbound.inflight == {2, 3}
+    assert outbound.inflight == {2: None, 3: None}
 
 
 def test_acknowledgements_of_a_lagging_session_say_that_the_window_opened() -> None:
@@ -510,12 +570,63 @@ def test_acknowledgements_of_a_lagging_session_say_that_the_window_opened() -> N
     bench.connect()
     bench.feed(subscribe(("a", 1)))
     for _ in range(4):
-        bench.session.push(b"", b"")
+        bench.push()
     outbound = bench.session.outbound
     assert outbound is not None
     outbound.lag = Lag()
     assert bench.feed(PubAck(1)) == []
     assert [type(event) for event in bench.feed(PubAck(2))] == [WindowOpened]
+
+
+def test_qos_2_is_released_once_and_completed() -> None:  # 4.3.3
+    bench = Bench()
+    bench.connect(properties=Properties(receive_maximum=1))
+    bench.feed(subscribe(("a", 2)))
+    assert bench.push(4)
+    bench.sent()
+    bench.feed(PubAck(1))
+    assert not bench.push(4), "a PUBACK settles no QoS 2"
+    bench.feed(PubRec(1))
+    assert [(p.packet_type, p.packet_ids) for p in bench.sent()] == [(PUBREL, [1])]
+    assert not bench.push(4)
+    bench.feed(PubComp(1))
+    assert bench.push(4)
+
+
+def test_a_refused_qos_2_message_is_settled_without_a_pubrel() -> None:  # [MQTT-4.3.3-4]
+    bench = Bench()
+    bench.connect(properties=Properties(receive_maximum=1))
+    bench.feed(subscribe(("a", 2)))
+    bench.push(4)
+    bench.sent()
+    bench.feed(PubRec(1, ReasonCode.QUOTA_EXCEEDED))
+    assert bench.sent() == []
+    assert bench.push(4)
+
+
+def test_a_cursor_plans_qos_2_before_it_is_sent_and_notes_pubrec_before_pubrel() -> None:
+    bench = Bench()
+    bench.connect(properties=Properties(session_expiry_interval=60))
+    cursor = bench.session.cursor = Cursor(1)
+    bench.feed(subscribe(("a", 2)))
+    assert bench.push(2, 10)
+    assert bench.push(4, 20)
+    assert [p.qos for p in bench.sent()] == [1]
+    assert bench.context.planning == [bench.session]
+    assert bench.context.stale == [bench.session]
+    written = cursor.begin_write()
+    assert [packet_id for _, packet_id, _ in written.publishes] == [2]
+    cursor.failed(written)
+    bench.push(4, 30)
+    assert [packet_id for _, packet_id, _ in cursor.begin_write().publishes] == [2, 3]
+    bench.feed(PubRec(2))
+    assert bench.sent() == []
+    assert cursor.begin_write().released == [2]
+    bench.session.send_pubrel(2)
+    assert [(p.packet_type, p.packet_ids) for p in bench.sent()] == [(PUBREL, [2])]
+    bench.feed(PubComp(2))
+    bench.session.send_pubrel(2)
+    assert bench.sent() == []
 
 
 def test_pubrec_for_what_was_never_sent_is_answered_so() -> None:

@@ -1,0 +1,446 @@
+"""Persistent sessions of a worker: opened at their owner, restored, written down, taken over.
+
+Every CONNECT but those with an id that was made here is told to its owner (gateway.owner), so that one client
+id has one connection in the whole fleet. A session with an expiry has a cursor and rows: filters are stored
+before SUBACK, QoS 2 plans before PUBLISH, PUBRECs before PUBREL, the place in the log a few seconds late
+and at the end. Source: mqtt.md, Sessions are cursors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from gateway.core.cursor import Cursor, Written
+from gateway.core.lag import Lag
+from gateway.owner import Owner
+from gateway.session.events import Event
+from gateway.session.outbound import Granted, Planned
+from gateway.session.session import CLOSED, OPENING, Session
+from holdmq import telemetry
+from holdmq.errors import Code, HoldMQError, RemoteError, WireError
+from holdmq.mqtt import MqttError, ReasonCode, Subscription
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.session_headers import (
+    END,
+    PUT_FILTER,
+    SESSION_TOPIC,
+    Content,
+    SessionOpened,
+    SessionOpening,
+    SessionTakenRequest,
+    session_owner,
+)
+from holdmq.wire.session_state import (
+    FilterOptions,
+    Place,
+    PlannedRow,
+    SessionState,
+    decode_options,
+    decode_state,
+)
+
+if TYPE_CHECKING:
+    from gateway.link import BrokerLink
+    from gateway.worker import Worker
+    from holdmq.client.route import Link
+    from holdmq.rpc.connection import Request
+
+STATE_LATE_S: Final = 5.0
+"""How far a row may lag behind its session: what a crash sends again with QoS 1."""
+STATES_PER_TICK: Final = 500
+"""Rows encoded in one tick: some milliseconds of the loop."""
+FAR_BYTES: Final = 64 << 20
+"""How far the log may grow past the row of a session that gets nothing: what a crash makes it scan."""
+LOOK_S: Final = 60.0
+"""How often each session is looked at for that."""
+TAKEN_MAX: Final = 10_000
+"""Epochs remembered that were taken before their opening was answered."""
+LIVE_END: Final = -1
+"""As a start: where the broker's log ended when it was first read, which nobody knew then."""
+
+REFUSALS: Final[dict[Code, ReasonCode]] = {
+    Code.NOT_PERMITTED: ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
+    Code.LIMIT_EXCEEDED: ReasonCode.QUOTA_EXCEEDED,
+}
+
+log = telemetry.get_logger()
+
+
+class Sessions:
+    """Sessions of one worker, and their owners."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._owners: dict[str, Owner] = {}
+        self._brokers: list[str] = []
+        self._taken: dict[str, int] = {}
+        self._unregistered: dict[Session, None] = {}
+        self._stale: dict[Session, float] = {}
+        self._looking: Iterator[Session] = iter(())
+        self._look_at = 0.0
+
+    # Owners
+
+    def routes_changed(self, topics: Iterable[str]) -> None:
+        """Brokers that keep sessions came or went; absent ones stay."""
+        if SESSION_TOPIC in topics:
+            route = self._worker.routes.get(SESSION_TOPIC)
+            self._brokers = [] if route is None else sorted({q.broker for q in route.write_queues})
+
+    def owner_of(self, client_id: str) -> Owner | None:
+        """Who keeps the sessions of a client id; None = no broker does, or that one was never seen."""
+        if not self._brokers:
+            return None
+        link = self._worker.links.get(session_owner(client_id, self._brokers))
+        return None if link is None else self._owner(link)
+
+    def _owner(self, link: BrokerLink) -> Owner:
+        owner = self._owners.get(link.name)
+        if owner is None:
+            owner = self._owners[link.name] = Owner(self, link)
+            if link.connection is not None:
+                owner.up()
+        return owner
+
+    def link_up(self, link: BrokerLink) -> None:
+        """A broker is connected (again)."""
+        owner = self._owners.get(link.name)
+        if owner is not None:
+            owner.up()
+
+    def link_down(self, link: BrokerLink) -> None:
+        """A broker's connection is gone."""
+        owner = self._owners.get(link.name)
+        if owner is not None:
+            owner.down()
+
+    def claims(self, owner: Owner) -> list[SessionOpening]:
+        """The sessions that are open at an owner."""
+        return [
+            SessionOpening(session.client_id, False, session.expiry_s, "", session.epoch)
+            for session in self._worker.sessions()
+            if session.owner is owner and session.epoch
+        ]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be written."""
+        return all(owner.is_idle for owner in self._owners.values())
+
+    def settle(self) -> None:
+        """Have what became sendable written."""
+        self._worker.settle()
+
+    # Opening
+
+    def connecting(self, session: Session) -> bool:
+        """CONNECT may be accepted: ask the owner, if need be. Whether it is decided already."""
+        if session.is_assigned and not session.expiry_s:
+            self._worker.admitted(session, self._admit(session, is_present=False))
+            return True
+        owner = self.owner_of(session.client_id)
+        if owner is not None and owner.is_up:
+            owner.open(session)
+            return False
+        self._unreachable(session, owner)
+        return True
+
+    def _unreachable(self, session: Session, owner: Owner | None) -> None:
+        """Clean sessions are admitted, and registered later; others cannot be."""
+        is_clean = not session.expiry_s and (session.is_clean or owner is None)
+        if not is_clean:
+            self._refuse(session, ReasonCode.SERVER_UNAVAILABLE, "the broker that keeps this session is away")
+            return
+        session.owner = owner
+        if owner is not None:
+            self._unregistered[session] = None
+        self._worker.admitted(session, self._admit(session, is_present=False))
+
+    def _admit(self, session: Session, *, is_present: bool) -> list[Event]:
+        return session.admit(is_present, self._worker.now())
+
+    def _refuse(self, session: Session, code: ReasonCode, sentence: str) -> None:
+        self._worker.admitted(session, session.refuse(MqttError(code, sentence)))
+
+    def not_opened(self, session: Session, owner: Owner, error: HoldMQError) -> None:
+        """The owner refused a CONNECT, or did not answer."""
+        if session.state == CLOSED:
+            return
+        is_late = session.state != OPENING  # it was admitted while the owner was away
+        if not isinstance(error, RemoteError) or error.retriable:
+            if is_late:
+                self._unregistered[session] = None
+            else:
+                self._unreachable(session, owner)
+            return
+        if is_late:
+            self._worker.close_session(session, ReasonCode.NOT_AUTHORIZED, "session_refused", str(error))
+            return
+        code = REFUSALS.get(error.code, ReasonCode.SERVER_UNAVAILABLE)
+        self._refuse(session, code, error.remark)
+
+    def opened(self, session: Session, owner: Owner, answer: SessionOpened, content: Content) -> None:
+        """A session is open at its owner: restore what it has, and go on."""
+        session.epoch = answer.epoch
+        session.owner = owner
+        is_taken = self._taken.pop(session.client_id, 0) == answer.epoch
+        if session.state == CLOSED or is_taken:
+            self._end(session, owner, content.state if session.expiry_s else b"")
+            if is_taken:
+                self._close_taken(session)
+            return
+        if session.state != OPENING:
+            return  # it was admitted while the owner was away, and is registered now
+        if session.expiry_s:
+            session.cursor = Cursor(answer.uid)
+        try:
+            is_lagging = answer.is_present and self._restore(session, content)
+        except WireError as error:
+            log.error("a session cannot be restored", client=session.client_id, reason=str(error))
+            self._end(session, owner, content.state)
+            session.cursor = None
+            self._refuse(session, ReasonCode.UNSPECIFIED_ERROR, str(error))
+            return
+        self._worker.admitted(session, self._admit(session, is_present=answer.is_present))
+        if is_lagging and session.state != CLOSED:
+            self._resume(session)
+
+    # Restoring
+
+    def _restore(self, session: Session, content: Content) -> bool:
+        """Give a session its filters, its place and what is in flight; whether it has to catch up."""
+        state = decode_state(content.state)
+        filters = [(name, decode_options(options)) for name, options in content.filters]
+        if not filters and not state.planned:
+            return False
+        outbound = session.outgoing()
+        outbound.next_id = state.next_id
+        self._restore_planned(session, state)
+        lag = outbound.lag = Lag()
+        lag.is_held = True
+        self._worker.counters.lagging_sessions += 1
+        for broker, place in self._places(state, filters).items():
+            lag.positions[broker] = place.position
+            lag.epochs[broker] = place.log_epoch
+        for name, options in filters:
+            handling = options.retain_handling
+            wanted = Subscription(name, options.qos, options.no_local, options.retain_as_published, handling)
+            granted = Granted(wanted, options.identifier)
+            granted.starts = {
+                broker: start.position
+                for broker, start in options.starts.items()
+                # A start of another epoch than the place's may lie past what is left of the log.
+                if start.log_epoch == lag.epochs.get(broker)
+            }
+            self._worker.subscriptions.restore(session, name, granted)
+        return True
+
+    def _restore_planned(self, session: Session, state: SessionState) -> None:
+        cursor = session.cursor
+        if not state.planned:
+            return
+        again: dict[str, list[int]] = {}
+        inflight: dict[int, Planned | None] = {}
+        for row in state.planned:
+            planned = Planned(row.broker, row.position, row.flags, tuple(row.identifiers))
+            planned.is_released = row.is_released
+            inflight[row.packet_id] = planned
+            if not row.is_released:
+                again.setdefault(row.broker, []).append(row.packet_id)
+        session.outgoing().inflight = inflight
+        if cursor is None:
+            # A session that ends with this connection: what is in flight is sent again all the same.
+            cursor = session.cursor = Cursor(0)
+        cursor.again = again or None
+
+    def _places(self, state: SessionState, filters: list[tuple[str, FilterOptions]]) -> dict[str, Place]:
+        """Where to go on at each broker: where the row says, else where the first filter began, else at 0."""
+        places = dict(state.places)
+        starts: dict[str, list[Place]] = {}
+        for _, options in filters:
+            for broker, start in options.starts.items():
+                starts.setdefault(broker, []).append(start)
+        for broker in {*starts, *self._worker.links}:
+            if broker not in places:
+                places[broker] = min(starts.get(broker, [Place(0, 0)]), key=lambda place: place.position)
+        return {broker: place for broker, place in places.items() if place.position != LIVE_END}
+
+    def _resume(self, session: Session) -> None:
+        """Send what is in flight again, and catch up once every broker feeds the filters live, too."""
+        outbound = session.outbound
+        assert outbound is not None
+        for packet_id, planned in (outbound.inflight or {}).items():
+            if planned is not None and planned.is_released:
+                session.send_pubrel(packet_id)  # [MQTT-4.4.0-1]
+        self._worker.subscriptions.when_in_effect(partial(self._in_effect, session))
+
+    def _in_effect(self, session: Session) -> None:
+        lag = session.outbound.lag if session.outbound is not None else None
+        if lag is not None:
+            lag.is_held = False
+            self._worker.catchup.ready(session)
+
+    # Taking over, ending
+
+    def pushed(self, link: Link, request: Request) -> bool:
+        """A broker sent something by itself: SESSION_TAKEN is ours."""
+        if request.command.code != RequestCode.SESSION_TAKEN:
+            return False
+        taken = request.header(SessionTakenRequest)
+        session = self._worker.session(taken.client_id)
+        if session is None or session.epoch != taken.epoch:
+            if len(self._taken) >= TAKEN_MAX:
+                self._taken.clear()
+            self._taken[taken.client_id] = taken.epoch
+            return True
+        self._worker.counters.takeovers_total += 1
+        self.fenced(taken.client_id, taken.epoch)
+        self.settle()
+        return True
+
+    def fenced(self, client_id: str, epoch: int) -> None:
+        """The session was opened anew elsewhere, or dropped: its connection ends."""
+        session = self._worker.session(client_id)
+        if session is not None and session.epoch == epoch:
+            self._close_taken(session)
+
+    def _close_taken(self, session: Session) -> None:
+        self._worker.close_session(
+            session, ReasonCode.SESSION_TAKEN_OVER, "taken_over", "this client id connected again"
+        )
+
+    def closed(self, session: Session) -> None:
+        """A connection ends: its session stays, or goes, at the owner. Called while it has all it had."""
+        owner = session.owner
+        self._stale.pop(session, None)
+        self._unregistered.pop(session, None)
+        if not isinstance(owner, Owner):
+            return
+        owner.forget(session)
+        if session.epoch:
+            is_kept = session.cursor is not None and session.expiry_s
+            self._end(session, owner, self.state_of(session) if is_kept else b"")
+        session.owner = None
+
+    def _end(self, session: Session, owner: Owner, state: bytes) -> None:
+        owner.change(session, END, "", state)
+        session.owner = None
+
+    # Writing
+
+    def plan(self, sessions: list[Session]) -> None:
+        """These wait for their row before they may send more."""
+        for session in sessions:
+            owner = session.owner
+            if isinstance(owner, Owner) and session.state != CLOSED:
+                owner.want_state(session)
+
+    def store_filter(
+        self, session: Session, name: str, granted: Granted, is_new: bool, on_written: Callable[[bool], None]
+    ) -> bool:
+        """Have a subscription's row written; False: too much waits."""
+        owner = session.owner
+        assert isinstance(owner, Owner)
+        starts: dict[str, Place] = {}
+        if is_new or granted.starts:
+            for broker, link in self._worker.links.items():
+                known = None if granted.starts is None else granted.starts.get(broker)
+                position = link.reader.position if known is None else known
+                starts[broker] = Place(link.reader.log_epoch, LIVE_END if position is None else position)
+        options = FilterOptions(
+            granted.qos,
+            granted.no_local,
+            granted.retain_as_published,
+            granted.retain_handling,
+            granted.identifier,
+            starts,
+        )
+        return owner.change(session, PUT_FILTER, name, options.encode(), on_written)
+
+    def drop_filter(self, session: Session, kind: str, name: str, on_written: Callable[[bool], None]) -> bool:
+        """Have a subscription's row taken away; False: too much waits."""
+        owner = session.owner
+        assert isinstance(owner, Owner)
+        return owner.change(session, kind, name, b"", on_written)
+
+    def state_of(self, session: Session) -> bytes:
+        """A session's state as its row has it."""
+        outbound, cursor = session.outbound, session.cursor
+        assert cursor is not None
+        places: dict[str, Place] = {}
+        lag = outbound.lag if outbound is not None else None
+        for broker, link in self._worker.links.items():
+            reader = link.reader
+            position, log_epoch = reader.position, reader.log_epoch
+            if lag is not None and broker in lag.positions:
+                position, log_epoch = lag.positions[broker], lag.epochs.get(broker, log_epoch)
+            elif lag is not None and broker in lag.floors:
+                position = lag.floors[broker]
+            if position is not None:
+                places[broker] = Place(log_epoch, position)
+        for broker in lag.positions if lag is not None else ():
+            if broker not in places and lag is not None:
+                places[broker] = Place(lag.epochs.get(broker, 0), lag.positions[broker])
+        cursor.written_at = sum(place.position for place in places.values())
+        planned = [
+            PlannedRow(packet_id, p.broker, p.position, p.flags, list(p.identifiers), p.is_released)
+            for packet_id, p in ((outbound.inflight if outbound is not None else None) or {}).items()
+            if p is not None
+        ]
+        return SessionState(places, planned, outbound.next_id if outbound is not None else 1).encode()
+
+    def state_written(self, session: Session, written: Written) -> None:
+        """The row has a state: what waited for it leaves."""
+        if session.state == CLOSED:
+            return
+        for head, packet_id, tail in written.publishes:
+            session.send_publish(head, packet_id, tail)
+        for packet_id in written.released:
+            session.send_pubrel(packet_id)
+
+    # Clocks
+
+    def tick(self, now: float) -> None:
+        """Write rows that have lagged behind for long enough."""
+        context = self._worker.context
+        if context.stale:
+            for session in context.stale:
+                self._stale.setdefault(session, now + STATE_LATE_S)
+            context.stale = []
+        left = STATES_PER_TICK
+        while self._stale and left:
+            session, due = next(iter(self._stale.items()))
+            if due > now:
+                break
+            del self._stale[session]
+            left -= 1
+            if session.cursor is not None and session.cursor.is_stale:
+                self.plan([session])
+        for session in self._looked_at(now, left):
+            cursor = session.cursor
+            if cursor is not None and session.state != CLOSED:
+                ends = sum(link.reader.position or 0 for link in self._worker.links.values())
+                if ends - cursor.written_at > FAR_BYTES:
+                    self.plan([session])
+
+    def _looked_at(self, now: float, count: int) -> Iterator[Session]:
+        for _ in range(count):
+            session = next(self._looking, None)
+            if session is None:
+                if now >= self._look_at:
+                    self._look_at = now + LOOK_S
+                    self._looking = iter(list(self._worker.sessions()))
+                return
+            yield session
+
+    def each_second(self, now: float) -> None:
+        """Register who was admitted while its owner was away; close who has waited too long for one."""
+        for session in [s for s in self._unregistered if isinstance(s.owner, Owner) and s.owner.is_up]:
+            del self._unregistered[session]
+            assert isinstance(session.owner, Owner)
+            session.owner.open(session)
+        for name, owner in self._owners.items():
+            if not owner.is_up and self._worker.routes.is_resting(name, now):
+                owner.give_up()
