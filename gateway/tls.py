@@ -49,18 +49,12 @@ class Tls:
     def receive_data(self, data: bytes) -> bytes:
         """Take bytes from the socket; return what they say. Look at `data_to_send`, `error`, `is_ended`."""
         found: list[bytes] = []
-        view = memoryview(data)
-        for at in range(0, len(data), RECORD_BYTES):
-            if self.error is not None or self.is_ended:
-                break
-            self._incoming.write(view[at : at + RECORD_BYTES])
-            try:
-                self._step(found)
-            except ssl.SSLWantReadError:
-                pass
-            except ssl.SSLError as error:
-                self.error = error
-            self._take()
+        if len(data) <= RECORD_BYTES:
+            self._feed(data, found)
+        else:
+            view = memoryview(data)
+            for at in range(0, len(data), RECORD_BYTES):
+                self._feed(view[at : at + RECORD_BYTES], found)
         return found[0] if len(found) == 1 else b"".join(found)
 
     def encrypt(self, data: bytes) -> bytes:
@@ -92,14 +86,27 @@ class Tls:
         out, self._out = self._out, []
         return out[0] if len(out) == 1 else b"".join(out)
 
+    def _feed(self, data: bytes | memoryview, found: list[bytes]) -> None:
+        if self.error is not None or self.is_ended:
+            return
+        self._incoming.write(data)
+        try:
+            self._step(found)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self.error = error
+        self._take()
+
     def _step(self, found: list[bytes]) -> None:
-        handshake = self.ssl_object
+        tls, incoming = self.ssl_object, self._incoming
         if not self.is_open:
-            handshake.do_handshake()
+            tls.do_handshake()
             self.is_open = True
-            self.certificate = certificate_of(handshake.getpeercert())
-        while True:
-            part = handshake.read(RECORD_BYTES)
+            self.certificate = certificate_of(tls.getpeercert())
+        # A read that finds nothing raises, which costs as much as one that finds a message.
+        while incoming.pending or tls.pending():
+            part = tls.read(RECORD_BYTES)
             if not part:
                 self.is_ended = True
                 return

@@ -263,7 +263,7 @@ def places(config: Config, names: list[str]) -> dict[str, str]:
         host = reachable(section.bind)
         return f"[{host}]:{section.port}" if ":" in host else f"{host}:{section.port}"
 
-    where = {}
+    where: dict[str, str] = {}
     for listener in config.gateway.all_listeners():
         name = f"mqtt-{listener.name}" if where else "mqtt"
         place = listener.model_copy(update={"bind": reachable(listener.bind)}).where

@@ -71,6 +71,10 @@ def test_openssl_is_never_given_more_than_a_record_at_a_time(
             pending.append(self.inner.pending)
             return written
 
+        @property
+        def pending(self) -> int:
+            return self.inner.pending
+
     monkeypatch.setattr(server, "_incoming", Watched(server._incoming))
     assert len(server.receive_data(data)) == 1 << 20
     assert max(pending) < 3 * RECORD_BYTES
