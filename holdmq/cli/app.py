@@ -23,7 +23,7 @@ ENV_TRACEBACK: Final = "HOLDMQ_TRACEBACK"
 _SINGLE: Final = ("up", *services.MODULES, "pub", "sub", "top", "loadtest")
 """Commands by themselves, in the order of the help."""
 
-_GROUPS: Final = ("topic", "group", "message", "table", "dlq", "config", "log", "key", "cert")
+_GROUPS: Final = ("topic", "group", "message", "table", "dlq", "session", "config", "log", "key", "cert")
 """Commands that have commands, in the order of the help; each is a module here with an ``app``."""
 
 

@@ -1,0 +1,140 @@
+"""``holdmq session list | show | drop``: MQTT sessions, connected and not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.times import show_time
+from holdmq.config import Config
+
+if TYPE_CHECKING:
+    from holdmq.client.sessions import SessionAdmin, SessionDetails, SessionView
+    from holdmq.wire.session_headers import SessionRow
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="MQTT sessions: who is connected where, and what waits for whom.",
+    epilog="Example: holdmq session show meter-42",
+)
+
+ClientId = Annotated[str, typer.Argument(metavar="CLIENT_ID", help="The MQTT client id.")]
+
+
+@app.command("list", epilog="Example: holdmq session list --prefix meter- --offline")
+def list_(
+    prefix: Annotated[str, typer.Option("--prefix", help="Only client ids that begin so.")] = "",
+    offline: Annotated[bool, typer.Option("--offline", help="Only those that are not connected.")] = False,
+    count: Annotated[int, typer.Option("--count", min=1, help="Show at most so many.")] = 1000,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """List sessions by client id, at each broker that owns them."""
+
+    async def work(sessions: SessionAdmin) -> list[SessionView]:
+        found: list[SessionView] = []
+        async for view in sessions.list(prefix):
+            if not (offline and view.row.owner):
+                found.append(view)
+            if len(found) == count:
+                break
+        return found
+
+    views = _run(configuration(config, set_), work)
+    if as_json:
+        print_json([_shown(view.broker, view.row) for view in views])
+        return
+    table = Table("client id", "broker", "connected to", "disconnected", "expires after", "principal")
+    for broker, row in views:
+        table.add_row(row.client_id, broker, *_cells(row), row.principal)
+    Console().print(table)
+
+
+@app.command(epilog="Example: holdmq session show meter-42 --json")
+def show(client_id: ClientId, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+    """Show a session: its subscriptions, its place in each broker's log, what is under way."""
+    details = _run(configuration(config, set_), lambda sessions: sessions.show(client_id))
+    if details is None:
+        typer.echo(f"{client_id} has no session", err=True)
+        raise typer.Exit(1)
+    if as_json:
+        print_json(_detailed(details))
+        return
+    connected, ended, expires = _cells(details.row)
+    typer.echo(f"{client_id} at {details.broker}, made {show_time(details.row.created_ms)}")
+    typer.echo(f"connected to {connected}" if connected else f"disconnected {ended}, expires after {expires}")
+    for name, options in sorted(details.filters.items()):
+        typer.echo(f"  subscribes to {name} with QoS {options.qos}")
+    for broker, place in sorted(details.state.places.items()):
+        typer.echo(f"  is at {place.position} of {broker}'s log")
+    typer.echo(f"  {len(details.state.planned)} deliveries under way")
+
+
+@app.command(epilog="Example: holdmq session drop meter-42 --yes")
+def drop(
+    client_id: ClientId,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Disconnect a client, and forget its session with all that waits for it."""
+    if not yes and not typer.confirm(f"Disconnect {client_id} and forget its session for good?"):
+        raise typer.Exit(1)
+    was_present = _run(configuration(config, set_), lambda sessions: sessions.drop(client_id))
+    if as_json:
+        print_json({"dropped": client_id if was_present else None})
+    else:
+        typer.echo(f"{client_id} is gone" if was_present else f"{client_id} had no session")
+
+
+def _run(config: Config, work: Callable[[SessionAdmin], Awaitable[T]]) -> T:
+    from holdmq.client.sessions import SessionAdmin
+    from holdmq.rpc.security import Security
+
+    async def run() -> T:
+        name = f"holdmq-session-{os.getpid()}"
+        async with SessionAdmin(
+            config.registries(), client_id=name, security=Security.of(config)
+        ) as sessions:
+            return await work(sessions)
+
+    return asyncio.run(run())
+
+
+def _cells(row: SessionRow) -> tuple[str, str, str]:
+    ended = "" if row.owner or not row.ended_ms else show_time(row.ended_ms)
+    return row.owner, ended, f"{row.expiry_s} s"
+
+
+def _shown(broker: str, row: SessionRow) -> dict[str, Any]:
+    return {"broker": broker, **row._asdict()}
+
+
+def _detailed(details: SessionDetails) -> dict[str, Any]:
+    return {
+        **_shown(details.broker, details.row),
+        "filters": {
+            name: {
+                "qos": options.qos,
+                "no_local": options.no_local,
+                "retain_as_published": options.retain_as_published,
+                "retain_handling": options.retain_handling,
+                "identifier": options.identifier,
+            }
+            for name, options in sorted(details.filters.items())
+        },
+        "places": {broker: place._asdict() for broker, place in sorted(details.state.places.items())},
+        "planned": [row._asdict() for row in details.state.planned],
+    }

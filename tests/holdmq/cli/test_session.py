@@ -1,0 +1,91 @@
+"""``holdmq session`` against real processes with MQTT clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import Cli, process_runner, runner
+from mqtt_client import MqttClient
+from processes import Stack, end_all, wait_until
+
+from holdmq.mqtt import Disconnect
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    directory: Path = tmp_path_factory.mktemp("stack")
+    stack = Stack(directory)
+    try:
+        for name in ("registry", "broker", "gateway"):
+            stack.start(name, wait=False)
+        for name in ("registry", "broker", "gateway"):
+            stack.wait_ready(name)
+        yield stack
+    finally:
+        end_all([stack])
+
+
+@pytest.fixture(autouse=True)
+def _ended_clients() -> Iterator[None]:
+    yield
+    MqttClient.close_all()
+
+
+def test_sessions_are_listed_connected_or_not(stack: Stack) -> None:
+    cli = runner(stack)
+    MqttClient(stack.mqtt_port, "list-here")
+    MqttClient(stack.mqtt_port, "list-away").disconnect()
+    MqttClient(stack.mqtt_port, "list-clean", clean=True, expiry_s=0)
+    wait_until(lambda: len(listed(cli, "--offline")) == 1, "the end is known")
+    assert [(row["client_id"], bool(row["owner"]), row["is_stored"]) for row in listed(cli)] == [
+        ("list-away", False, True),
+        ("list-clean", True, False),
+        ("list-here", True, True),
+    ]
+    shown = process_runner(stack)("session", "list", "--prefix", "list-", "--count", "2")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "list-away" in shown.stdout
+    assert "list-here" not in shown.stdout
+
+
+def listed(cli: Cli, *arguments: str) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads(
+        cli("session", "list", "--prefix", "list-", "--json", *arguments).stdout
+    )
+    return found
+
+
+def test_a_session_is_shown_with_what_it_has(stack: Stack) -> None:
+    cli = runner(stack)
+    client = MqttClient(stack.mqtt_port, "shown")
+    client.subscribe("a/+", "b", qos=2)
+    client.publish("b", b"x", qos=1)
+    client.message()
+    client.close()
+
+    def planned() -> list[dict[str, object]]:
+        found: list[dict[str, object]] = json.loads(cli("session", "show", "shown", "--json").stdout)[
+            "planned"
+        ]
+        return found
+
+    wait_until(lambda: len(planned()) == 1, "the end is written")
+    assert planned()[0]["broker"] == "broker-0"
+    text = cli("session", "show", "shown").stdout
+    assert "subscribes to a/+ with QoS 2" in text
+    assert "1 deliveries under way" in text
+    missing = cli("session", "show", "nobody")
+    assert (missing.returncode, missing.stderr) == (1, "nobody has no session\n")
+
+
+def test_a_dropped_session_is_disconnected_and_gone(stack: Stack) -> None:
+    cli = runner(stack)
+    client = MqttClient(stack.mqtt_port, "dropped")
+    client.subscribe("a")
+    assert cli("session", "drop", "dropped", "--yes").stdout == "dropped is gone\n"
+    assert client.wait_for(Disconnect).reason_code == 0x8E
+    assert cli("session", "drop", "dropped", "--yes").stdout == "dropped had no session\n"
+    assert not MqttClient(stack.mqtt_port, "dropped").connack.session_present
