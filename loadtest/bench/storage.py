@@ -2,8 +2,12 @@
 
     python -m loadtest.bench.storage --records 400000 --batches 1,8,64,512
 
-Prints its parameters and a row per batch size. The appender keeps at most `--window` batches
-unconfirmed; encoding is done before the clock starts, as producers encode elsewhere.
+Prints its parameters and a row per batch size, medians of `--rounds`. The appender keeps at most `--window`
+batches unconfirmed. Measured is what the engine does with encoded records: a batch's objects, tag hashes,
+stamps, the writes, confirmation, and the index files as far as they come meanwhile. Producers encode
+elsewhere, and a broker has checked the records before: both are not in it. "loop" is the time, and the CPU,
+of the appending thread; "all" is the CPU of all threads. Sequential reads check every record and begin
+with a store that was opened again, whose files the operating system still has in memory.
 """
 
 from __future__ import annotations
@@ -17,14 +21,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from statistics import median
+from typing import NamedTuple
 
 from holdmq.config import StorageSection
 from holdmq.errors import StorageError
 from holdmq.record_batch import Ints, encode_batch
+from loadtest.interpreter import set_as_broker
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, Run
 
 TOPIC = "bench"
+
+
+class Appending(NamedTuple):
+    """Seconds in all, and spent in append and callbacks; CPU seconds of the appending thread and of all."""
+
+    elapsed_s: float
+    loop_s: float
+    loop_cpu_s: float
+    cpu_s: float
 
 
 class Bench:
@@ -44,9 +60,10 @@ class Bench:
             raise error
         self.done += 1
 
-    def append(self, made: list[tuple[bytearray, Ints]], queues: int, window: int) -> tuple[float, float]:
-        """Append prepared batches; seconds in all, and seconds spent in append and callbacks."""
+    def append(self, made: list[tuple[bytearray, Ints]], queues: int, window: int) -> Appending:
+        """Append prepared batches."""
         self.done = 0
+        cpu, loop_cpu = time.process_time(), time.thread_time()
         busy = 0.0
         clock = time.perf_counter
         begin = clock()
@@ -65,7 +82,8 @@ class Bench:
             started = clock()
             callback()
             busy += clock() - started
-        return clock() - begin, busy
+        elapsed = clock() - begin
+        return Appending(elapsed, busy, time.thread_time() - loop_cpu, time.process_time() - cpu)
 
     def read_queue(self) -> tuple[int, float]:
         """Read queue 0 from its start, cold; records and seconds."""
@@ -110,6 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench.storage", description=__doc__)
     parser.add_argument("--records", type=int, default=400_000, help="records per row, at most")
+    parser.add_argument("--rounds", type=int, default=3, help="of appending, and of reading")
     parser.add_argument("--batches", default="1,8,64,512", help="records per batch, one row each")
     parser.add_argument("--body-bytes", type=int, default=100)
     parser.add_argument("--queues", type=int, default=4)
@@ -122,46 +141,66 @@ def main(arguments: list[str] | None = None) -> int:
     out = sys.stdout.write
     shown = ", ".join(f"{k}={v}" for k, v in sorted(vars(options).items()))
     out(f"storage bench: {shown}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
-    out(f"{'batch':>6} {'records':>8} {'append/s':>10} {'loop µs/batch':>14} {'groups':>7} ")
-    out(f"{'queue read/s':>13} {'log read/s':>11}\n")
+    set_as_broker()
+    out(f"{'batch':>6} {'records':>8} {'append/s':>10} {'loop µs/batch':>14} {'loop CPU':>9} {'all CPU':>8} ")
+    out(f"{'groups':>7} {'queue read/s':>13} {'log read/s':>11}\n")
     for batch_records in map(int, options.batches.split(",")):
         directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
         bench = Bench(directory, options.flush, options.segment_mib)
         try:
-            # Small batches cost so much more each that the same number of records would take minutes.
-            records = min(options.records, batch_records * 20_000)
-            made = prepare(records, batch_records, options.body_bytes, options.queues)
-            elapsed, busy = bench.append(made, options.queues, options.window)
-            time.sleep(1.2)  # until the index files have everything
-            queue_count, queue_s = bench.read_queue()
-            log_count, log_s = bench.read_log()
-            groups = bench.store.numbers()["write_groups_total"]
-            rate, per_batch = len(made) * batch_records / elapsed, busy / len(made) * 1e6
-            out(f"{batch_records:>6} {len(made) * batch_records:>8} {rate:>10,.0f} {per_batch:>14.1f} ")
-            out(f"{groups:>7.0f} {queue_count / queue_s:>13,.0f} {log_count / log_s:>11,.0f}\n")
+            out(row(bench, batch_records, options))
         finally:
             bench.store.close()
             shutil.rmtree(directory)
-    sequential(options.read_records, options.body_bytes, options.segment_mib, options.data)
+    sequential(options)
     return 0
 
 
-def sequential(records: int, body_bytes: int, segment_mib: int, data: str | None) -> None:
+def row(bench: Bench, batch_records: int, options: argparse.Namespace) -> str:
+    """Append and read with one batch size: a row of the table."""
+    # Small batches cost so much more each that the same number of records would take minutes.
+    records = min(options.records, batch_records * 20_000)
+    made = prepare(records, batch_records, options.body_bytes, options.queues)
+    rounds: list[Appending] = []
+    for _ in range(options.rounds):
+        # The store keeps what it is given: each round has records of its own.
+        copies = [(bytearray(raw), sizes) for raw, sizes in made]
+        rounds.append(bench.append(copies, options.queues, options.window))
+        del copies
+        time.sleep(1.2)  # until the index files have everything
+    elapsed, loop, loop_cpu, cpu = (median(values) / len(made) for values in zip(*rounds, strict=True))
+    queue_count, queue_s = bench.read_queue()
+    log_count, log_s = bench.read_log()
+    groups = bench.store.numbers()["write_groups_total"] / options.rounds
+    return (
+        f"{batch_records:>6} {len(made) * batch_records:>8} {batch_records / elapsed:>10,.0f} "
+        f"{loop * 1e6:>14.1f} {loop_cpu * 1e6:>9.1f} {cpu * 1e6:>8.1f} "
+        f"{groups:>7.0f} {queue_count / queue_s:>13,.0f} {log_count / log_s:>11,.0f}\n"
+    )
+
+
+def sequential(options: argparse.Namespace) -> None:
     """Read one queue, and the log, from their start: a store that was opened again, nothing in its caches."""
-    directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=data)
+    directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
     try:
-        bench = Bench(directory, "async", segment_mib)
-        for _ in range(max(1, records // 204_800)):
-            bench.append(prepare(204_800, 512, body_bytes, 1), 1, 256)
+        bench = Bench(directory, "async", options.segment_mib)
+        for _ in range(max(1, options.read_records // 204_800)):
+            bench.append(prepare(204_800, 512, options.body_bytes, 1), 1, 256)
         bench.store.close()
-        rates = []
-        for reading in (Bench.read_queue, Bench.read_log):
-            bench = Bench(directory, "async", segment_mib)
-            count, seconds = reading(bench)
-            rates.append(count / seconds)
-            bench.store.close()
+        shown: list[str] = []
+        for name, reading in (("queue", Bench.read_queue), ("log", Bench.read_log)):
+            rates: list[float] = []
+            cpus: list[float] = []
+            for _ in range(options.rounds):
+                bench = Bench(directory, "async", options.segment_mib)
+                cpu = time.thread_time()
+                count, seconds = reading(bench)
+                cpus.append((time.thread_time() - cpu) / count)
+                rates.append(count / seconds)
+                bench.store.close()
+            shown.append(f"{name} {median(rates):,.0f}/s ({median(cpus) * 1e9:.0f} ns of CPU each)")
         sys.stdout.write(f"sequential read of {count} records, one queue in batches of 512: ")
-        sys.stdout.write(f"queue {rates[0]:,.0f}/s, log {rates[1]:,.0f}/s\n")
+        sys.stdout.write(", ".join(shown) + "\n")
     finally:
         shutil.rmtree(directory)
 

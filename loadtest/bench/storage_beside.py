@@ -28,6 +28,7 @@ from holdmq.disk import Disk, File, RealDisk, RealFile
 from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.record_batch import Ints
 from loadtest.bench.storage import TOPIC, Bench, prepare
+from loadtest.interpreter import set_as_broker
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, Run
 
@@ -184,6 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"storage beside bench: {shown_options}, batches of {HOT_RECORDS} records of topic {HOT}, "
     )
     sys.stdout.write(f"log of {TOPIC}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
+    set_as_broker()
     directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
     interval_s = options.interval_ms / 1e3
     try:

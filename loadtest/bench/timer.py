@@ -26,6 +26,7 @@ from collections.abc import Callable
 from holdmq.config import StorageSection
 from holdmq.errors import StorageError
 from holdmq.record import decode_record, encode_record
+from loadtest.interpreter import set_as_broker
 from storage.log.store import LogStore, now_ms, open_store
 from storage.store import Batch, Delayed
 
@@ -138,6 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = sys.stdout.write
     shown = ", ".join(f"{k}={v}" for k, v in sorted(vars(options).items()))
     out(f"timer bench: {shown}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
+    set_as_broker()
     directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
     body = os.urandom(options.body_bytes)
     bench = Bench(directory, options.flush)
