@@ -120,6 +120,7 @@ class Worker:
         certificates = CertificateWatch(self._listeners, self._tls_reload_interval_s, self.index)
         self._certificates = certificates
         watching = self._loop.create_task(certificates.run(), name="certificates")
+        watching.add_done_callback(_say_if_failed)
         self.routes.on_brokers.append(self._brokers_changed)
         self.routes.on_routes.append(self._routes_changed)
         self.routes.on_up.append(self._link_up)
@@ -191,6 +192,9 @@ class Worker:
         unsent = sum(link.producer.pending_bytes for link in self.links.values())
         if unsent:
             log.warning("drained with unconfirmed bytes left", worker=self.index, unsent_bytes=unsent)
+        for shell in list(self._shells):
+            if shell.transport is not None:
+                shell.transport.abort()  # its client neither reads nor answers, and the time is over
         self._send_report()
 
     # Brokers
@@ -532,6 +536,11 @@ class Worker:
         }
         with contextlib.suppress(BlockingIOError, ConnectionError):
             self._report.send(json.dumps(report).encode())
+
+
+def _say_if_failed(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.critical("nobody looks at certificates any more", exc_info=task.exception())
 
 
 async def serve(

@@ -84,6 +84,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         for name in ("registry", "broker", "gateway"):
             stack.start(name)
         yield Gateway(stack, authority, ports, path)
+        assert "Traceback" not in stack.log("gateway")
+        assert '"exception"' not in stack.log("gateway")
     finally:
         end_all([stack])
 
