@@ -217,7 +217,8 @@ class Owner:
 
     def _flush(self) -> None:
         self._flush_due = False
-        opens, self._opens = self._opens, []
+        opens = [session for session in self._opens if session.state != CLOSED]
+        self._opens = []
         for at in range(0, len(opens), OPENINGS_PER_REQUEST):
             self._send_opens(opens[at : at + OPENINGS_PER_REQUEST])
         if self._is_claimed and not self._is_writing and self._retry is None:

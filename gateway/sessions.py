@@ -77,6 +77,7 @@ class Sessions:
         self._brokers: list[str] = []
         self._taken: dict[str, int] = {}
         self._unregistered: dict[Session, None] = {}
+        self._opening: dict[str, Session] = {}
         self._stale: dict[Session, float] = {}
         self._looking: Iterator[Session] = iter(())
         self._look_at = 0.0
@@ -140,8 +141,14 @@ class Sessions:
         if session.is_assigned and not session.expiry_s:
             self._worker.admitted(session, self._admit(session, is_present=False))
             return True
+        older = self._opening.get(session.client_id)
+        if older is not None:
+            # The owner would wait for its end, and this gateway for the owner's answer.
+            self._worker.counters.takeovers_total += 1
+            self._close_taken(older)
         owner = self.owner_of(session.client_id)
         if owner is not None and owner.is_up:
+            self._opening[session.client_id] = session
             owner.open(session)
             return False
         self._unreachable(session, owner)
@@ -166,6 +173,7 @@ class Sessions:
 
     def not_opened(self, session: Session, owner: Owner, error: HoldMQError) -> None:
         """The owner refused a CONNECT, or did not answer."""
+        self._decided(session)
         if session.state == CLOSED:
             return
         is_late = session.state != OPENING  # it was admitted while the owner was away
@@ -183,6 +191,7 @@ class Sessions:
 
     def opened(self, session: Session, owner: Owner, answer: SessionOpened, content: Content) -> None:
         """A session is open at its owner: restore what it has, and go on."""
+        self._decided(session)
         session.epoch = answer.epoch
         session.owner = owner
         is_taken = self._taken.pop(session.client_id, 0) == answer.epoch
@@ -206,6 +215,10 @@ class Sessions:
         self._worker.admitted(session, self._admit(session, is_present=answer.is_present))
         if is_lagging and session.state != CLOSED:
             self._resume(session)
+
+    def _decided(self, session: Session) -> None:
+        if self._opening.get(session.client_id) is session:
+            del self._opening[session.client_id]
 
     # Restoring
 
@@ -314,6 +327,7 @@ class Sessions:
     def closed(self, session: Session) -> None:
         """A connection ends: its session stays, or goes, at the owner. Called while it has all it had."""
         owner = session.owner
+        self._decided(session)
         self._stale.pop(session, None)
         self._unregistered.pop(session, None)
         if not isinstance(owner, Owner):

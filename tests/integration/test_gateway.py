@@ -181,12 +181,12 @@ async def test_aiomqtt_gmqtt_and_amqtt_clients_talk_to_each_other(stack: Any) ->
 def test_bad_input_is_refused_with_a_sentence_and_a_metric_while_others_go_on(holdmq_stack: Any) -> None:
     stack = holdmq_stack(**{"gateway.unauthenticated_s": 1, "gateway.workers": 1})
     good = start_sub(stack.mqtt_port, "-t", "fine/#", "-q", "1", "-C", "1", "-W", "25")
-    connect = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01x"
+    connect = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01"
     cases = {
         "protocol_error": b"GET / HTTP/1.1\r\n\r\n",
         "unauthenticated": connect[:7],
-        "packet_too_large": connect + b"\x30\xff\xff\xff\x7f",
-        "malformed_packet": connect + b"\x30\x80\x86\x86\x8f\x01",
+        "packet_too_large": connect + b"x\x30\xff\xff\xff\x7f",
+        "malformed_packet": connect + b"y\x30\x80\x86\x86\x8f\x01",
     }
     sockets = []
     for data in cases.values():

@@ -319,3 +319,20 @@ def test_qos_2_is_delivered_exactly_once_whatever_is_killed(
 def test_a_refused_client_is_told_why(stack: Stack) -> None:
     with pytest.raises((MqttError, ConnectionError)):
         MqttClient(stack.mqtt_port, "x" * 2000).next()
+
+
+def test_connects_of_one_client_id_at_the_same_time_wait_for_nothing(holdmq_stack: StackMaker) -> None:
+    stack = holdmq_stack(**{"gateway.workers": 1})
+
+    def connect_often() -> None:
+        for _ in range(5):
+            with contextlib.suppress(ConnectionError):  # the next one came before its CONNACK
+                MqttClient(stack.mqtt_port, "same")
+
+    threads = [threading.Thread(target=connect_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    MqttClient(stack.mqtt_port, "same").ping()
+    assert stack.metric("broker", "holdmq_broker_session_takeover_timeouts_total") == 0

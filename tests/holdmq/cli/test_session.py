@@ -67,10 +67,8 @@ def test_a_session_is_shown_with_what_it_has(stack: Stack) -> None:
     client.close()
 
     def planned() -> list[dict[str, object]]:
-        found: list[dict[str, object]] = json.loads(cli("session", "show", "shown", "--json").stdout)[
-            "planned"
-        ]
-        return found
+        shown = json.loads(cli("session", "show", "shown", "--json").stdout)
+        return list(shown["planned"])
 
     wait_until(lambda: len(planned()) == 1, "the end is written")
     assert planned()[0]["broker"] == "broker-0"
