@@ -14,7 +14,6 @@ from zlib_ng.zlib_ng import crc32
 from broker.core.delays import waiting_records
 from broker.core.produced import (
     PRODUCED_QUEUE,
-    PRODUCED_TOPIC,
     Row,
     binding,
     crcs_of,
@@ -32,7 +31,7 @@ from holdmq.record_check import check_properties
 from holdmq.rpc.access_keys import Grants
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
-from holdmq.topics import is_system_topic
+from holdmq.topics import PRODUCED_TOPIC, is_system_topic
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, RunResult
@@ -333,17 +332,17 @@ class Produce(Part):
         body: _Body,
         later: dict[int, _Waiting],
     ) -> None:
-        if len(accepted) < len(runs) or any(a.stored for a in accepted):
+        if sum([a.count for a in accepted]) < len(body.sizes):
             body, later = _only(accepted, runs, body, later)
         if later:
             body = _with_waiting(accepted, body, later)
         properties = body.properties
         stored = []
         first = 0
-        must_note = bool(later)
+        must_note = False
         for a in accepted:
             topic, queue_id, count = a.run.topic, a.run.queue_id, a.count
-            must_note = must_note or a.sequenced.needs_binding
+            must_note = must_note or a.sequenced.needs_binding or a.index in later
             if a.index in later:
                 stored.append(Run(TIMER_TOPIC, TIMER_QUEUE, count))
                 first += count

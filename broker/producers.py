@@ -18,7 +18,6 @@ import structlog
 
 from broker.core.produced import (
     PRODUCED_QUEUE,
-    PRODUCED_TOPIC,
     Captured,
     Replay,
     capture,
@@ -28,8 +27,10 @@ from broker.core.sequences import Key, Sequences
 from broker.part import Part
 from broker.shared_journal import SyncedStore
 from holdmq.atomic_file import AtomicFile, Loaded
+from holdmq.disk import Disk
 from holdmq.errors import BehindError, CorruptRecordError, HoldMQError, RecordError, StorageError
 from holdmq.record import decode_record
+from holdmq.topics import PRODUCED_TOPIC
 
 TICK_S: Final = 1.0
 SNAPSHOT_INTERVAL_S: Final = 10.0
@@ -57,10 +58,11 @@ class _Snapshot(NamedTuple):
 class Producers(Part):
     """Loads the windows of `sequences` at a start, and takes snapshots of them while it runs."""
 
-    def __init__(self, store: SyncedStore, sequences: Sequences) -> None:
+    def __init__(self, store: SyncedStore, sequences: Sequences, disk: Disk | None = None) -> None:
         self.snapshots = self.snapshot_failures = self.recovered = 0
         self._store = store
         self._sequences = sequences
+        self._disk = disk
         self._file: AtomicFile | None = None
         self._version = 0
         self._loop = asyncio.get_running_loop()
@@ -88,7 +90,7 @@ class Producers(Part):
         What cannot be read is said and done without: its producers begin new epochs, and what they send
         again may be stored twice. Raises StorageError when the disk fails, or no snapshot is whole.
         """
-        self._file = AtomicFile(path)
+        self._file = AtomicFile(path, self._disk)
         replay = Replay(self._store.epoch_limit)
         position = self._load_snapshot(replay, self._file.load(accept_backup=True))
         end = self._store.confirmed_position

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,10 +35,12 @@ class Ingress:
     created, so that the shared one is used; `now` is the loop's clock.
     """
 
-    __slots__ = ("_locate", "_now", "_uses_other")
+    __slots__ = ("_locate", "_mark", "_now", "_uses_other")
 
     def __init__(self, locate: Locate, uses_other: Callable[[str], bool], now: Callable[[], float]) -> None:
         self._locate = locate
+        # Made here and not at import: each forked worker has its own.
+        self._mark = secrets.randbits(62) | 1
         self._uses_other = uses_other
         self._now = now
 
@@ -173,6 +176,7 @@ class Ingress:
                 record_properties(tag, session.client_id, properties),
                 session.born_host,
                 qos << SYS_QOS_SHIFT | (SYS_RETAIN if kind & RETAIN else 0),
+                prepared=self._mark,
             )
         except RecordError:
             return ReasonCode.QUOTA_EXCEEDED  # tag and properties are over 32 KiB (storage.md, The record)

@@ -102,6 +102,10 @@ BORN_MS_AT: Final = 40
 STORE_MS_AT: Final = 56
 BODY_LENGTH_AT: Final = 84
 
+COPY_MARK: Final = -1
+"""Field 14 of a copy that a broker makes. Elsewhere, and not in a transaction, it is a producer's mark: a
+number that all its records have, by which a broker finds them again after a crash (0 = none)."""
+
 VERIFY_NONE: Final = 0
 VERIFY_BODY: Final = 1
 VERIFY_ALL: Final = 3

@@ -37,6 +37,8 @@ OTHER_TOPIC: Final = "mqtt-other"
 OTHER_KEY_LEVELS: Final = 2
 """`key_levels` of OTHER_TOPIC: first level and device, as in other topics topic and device."""
 TEMPORARY_SUFFIX: Final = "#tmp"
+PRODUCED_TOPIC: Final = "%PRODUCED%"
+"""What brokers note of their producers: these records are no messages, and nobody is shown them."""
 
 _EMPTY_LEVEL: Final = "|"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]+\Z")

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from holdmq.record import SYS_ROLLED, Record, encode_record
+from holdmq.record import COPY_MARK, SYS_ROLLED, Record, encode_record
 from holdmq.record_origin import DLQ_PREFIX, RETRY_PREFIX, Origin, dlq_topic, origin_of, retry_topic, value_in
 from holdmq.wire.move_headers import DELAY_LEVELS_MS, TO_DEAD_LETTERS
 
@@ -203,4 +203,5 @@ def _encode(
         record.sys_flag & ~SYS_ROLLED,
         record.flag,
         attempts,
+        COPY_MARK,
     )

@@ -43,10 +43,10 @@ from broker.core.sequences import (
 from holdmq.errors import RecordError
 from holdmq.record import BODY_LENGTH_AT, IPV6_EXTRA, SYS_BORN_IPV6, SYS_FLAG_AT, decode_record, encode_record
 from holdmq.record_batch import Ints
+from holdmq.topics import PRODUCED_TOPIC
 from storage.log.core.delayed import TIMER_TOPIC
 from storage.store import Batch
 
-PRODUCED_TOPIC: Final = "%PRODUCED%"
 PRODUCED_QUEUE: Final = 0
 _TOPIC: Final = PRODUCED_TOPIC.encode()
 _BINDING: Final = 0
@@ -121,12 +121,16 @@ def _marks_of(records: memoryview, starts: Ints) -> npt.NDArray[np.int64]:
 
 
 class _Known:
-    """A window as far as it is known; records of its queue below offset `end` are counted."""
+    """A window as far as it is known; records of its queue below offset `end` are counted.
 
-    __slots__ = ("end", "recovered", "window")
+    `begins`: the next record's sequence, by a binding. Not before: a crash may have come between them.
+    """
+
+    __slots__ = ("begins", "end", "recovered", "window")
 
     def __init__(self, window: Window) -> None:
         self.window = window
+        self.begins = -1
         self.end = 0
         self.recovered = 0
 
@@ -138,6 +142,8 @@ class _Known:
             return
         offset, crcs = offset + gone, crcs[gone * CRC_BYTES :]
         window = self.window
+        window.next = max(window.next, self.begins)
+        self.begins = -1
         last = window.batches[-1] if window.batches else None
         if (
             last is not None
@@ -279,11 +285,10 @@ class Replay:
             known = self._at(row)
             if row.kind == _BINDING:
                 owned = (row.topic, row.queue_id, row.value)
-                if known is not None:
-                    known.window.next = max(known.window.next, row.first)
                 if known is None:
                     self._owners.pop(owned, None)
                 else:
+                    known.begins = row.first
                     self._own(owned, row.key, position)
             elif row.kind == _DELAYED and known is not None:
                 self._waiting.append(_Waiting(row, known, end if limit is None else min(end, limit)))
@@ -342,7 +347,8 @@ class Replay:
         for key, known in self._known.items():
             window = known.window
             mark = window.mark
-            window.is_bound = mark is not None and self._owners.get((key[1], key[2], mark)) == key
+            is_owner = mark is not None and self._owners.get((key[1], key[2], mark)) == key
+            window.is_bound = is_owner and known.begins <= window.next
             window.used_at = now
             sequences.restore(key, window)
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from holdmq.cli.options import Json, print_json
 from holdmq.process import EXIT_FAILED
+from holdmq.topics import PRODUCED_TOPIC
 
 if TYPE_CHECKING:
     from holdmq.record import Record
@@ -255,6 +256,8 @@ def _records(store: OfflineStore, start: int) -> Iterator[Record | Finding]:
 def _is_wanted(
     record: Record, topic: str | None, queue: int | None, tag: str | None, key: str | None
 ) -> bool:
+    if topic is None and record.topic == PRODUCED_TOPIC.encode():
+        return False  # no message: only who asks for it is shown it
     if topic is not None and record.topic != topic.encode():
         return False
     if queue is not None and record.queue_id != queue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,6 +28,9 @@ from holdmq.record_properties import UNIQUE
 
 TAGS_CACHED_MAX: Final = 16_384
 """Tags whose encoding is remembered (about 200 bytes each)."""
+
+MARK: Final = secrets.randbits(62) | 1
+"""Field 14 of this process' records: by it a broker knows them again after a crash."""
 
 _PRODUCER_DIGITS: Final = 16
 _CRC_AT: Final = 8
@@ -84,6 +88,7 @@ def encode(message: Message, queue_id: int, packing: Packing, due: str | None = 
         sys_flag,
         message.flag,
         message.reconsume_times,
+        MARK,
     )
 
 
@@ -131,7 +136,7 @@ def encode_bodies(
     """
     like = Message(topic, b"", tag, unique_id=unique_id(producer_id, 0))
     properties = message_properties(like)
-    template = RecordTemplate(topic.encode(), queue_id, properties).encode(b"", born_ms)
+    template = RecordTemplate(topic.encode(), queue_id, properties, prepared=MARK).encode(b"", born_ms)
     id_at = template.rindex(UNIQUE) + len(UNIQUE) + _PRODUCER_DIGITS + 1
     records, sizes = encode_each(template, id_at, first_count, bodies)
     return records, np.array(sizes, _U32).view(np.uint8)

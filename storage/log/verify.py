@@ -11,6 +11,7 @@ import numpy as np
 from holdmq.atomic_file import AtomicFile
 from holdmq.errors import StorageError
 from holdmq.record_batch import decode_columns
+from holdmq.topics import PRODUCED_TOPIC
 from storage.log.consume_queue import Key
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
 from storage.log.core.names import name_of, offsets_of
@@ -75,6 +76,8 @@ def sums_of(store: OfflineStore, report: Report) -> LogSums:
             sums.findings += 1
         else:
             sums.add(item)
+    for key in [key for key in sums.queues if key[0] == PRODUCED_TOPIC]:
+        del sums.queues[key]
     for key, (first, _) in store.checkpoint.queues.items():
         if key in sums.queues:
             sums.queues[key].first_offset = max(first, sums.queues[key].first_offset)
@@ -109,7 +112,7 @@ class Verification:
                 continue
             yield from self._sequence(item)
             yield from self._entries_of(item)
-            self.records += len(item.sizes)
+            self.records += sum(run.count for run in item.runs if run.topic != PRODUCED_TOPIC)
             self.end = item.end
         yield from store.reserve()
         yield from self._clean_end()
@@ -180,7 +183,7 @@ class Verification:
             if not count:
                 yield self._of_entry(key, offset, "the entry, and maybe more, is missing")
                 return
-            self.entries += count
+            self.entries += 0 if key[0] == PRODUCED_TOPIC else count
             same = found["position"] == wanted["position"][:count]
             same &= found["size"] == wanted["size"][:count]
             differing = found["hash"].astype(np.uint64) ^ wanted["hash"][:count].astype(np.uint64)

@@ -19,6 +19,7 @@ import numpy as np
 
 from holdmq.errors import Code, RecordError
 from holdmq.record import (
+    COPY_MARK,
     PROPERTIES_BYTES_MAX,
     RECORD_BYTES_LIMIT,
     SYS_ROLLED,
@@ -124,7 +125,7 @@ def _encode(message: Record, topic: bytes, queue_id: int, properties: bytes, sys
         sys_flag,
         message.flag,
         message.reconsume_times,
-        message.prepared,
+        COPY_MARK,
     )
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from holdmq.client.records import Packing, encode, encode_bodies, move, unique_id
+from holdmq.client.records import MARK, Packing, encode, encode_bodies, move, unique_id
 from holdmq.errors import RecordError
 from holdmq.message import Message
 from holdmq.record import SYS_COMPRESSED, VERIFY_BODY, Record, decode_record, encode_message
@@ -81,4 +81,9 @@ def test_a_body_that_no_reader_would_unpack_is_refused() -> None:
 def test_the_short_way_to_properties_gives_the_same(tag: str | None, own_id: str) -> None:
     message = Message("t", b"x", tag, unique_id=own_id, born_ms=5)
     for _ in range(2):
-        assert encode(message, 1, Packing()) == encode_message(message, 1, 5)
+        own, plain = (
+            decode_record(encode(message, 1, Packing())),
+            decode_record(encode_message(message, 1, 5)),
+        )
+        assert (own.properties, own.prepared, plain.prepared) == (plain.properties, MARK, 0)
+        assert own.to_message() == plain.to_message()
