@@ -184,7 +184,8 @@ class BrokerMachine(RuleBasedStateMachine):
         before = journal.snapshots
         for _ in range(100):
             journal.save_snapshot()
-            if journal.snapshots > before:
+            has_news = journal._snapshot is not None or journal._saving is not None
+            if journal.snapshots > before or not has_news:
                 return
             await asyncio.sleep(0.01)
 
