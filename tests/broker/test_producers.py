@@ -241,6 +241,19 @@ async def test_at_whatever_byte_a_crash_cuts_the_log_what_is_sent_again_is_in_it
         again.close()
 
 
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_a_loss_of_power_takes_what_is_sent_again_is_in_the_log_once(seed: int) -> None:
+    before = Broker(SimDisk())
+    for number, runs in enumerate(SCRIPT):
+        if number == SAVED_AFTER:
+            await before.save()
+        before.send(*runs)
+    before.close()
+    broker = Broker(before.disk.after_power_loss(seed))
+    assert check(broker, resend(broker, SCRIPT)) == []
+    broker.close()
+
+
 async def test_the_rest_of_a_torn_run_behind_others_is_stored_once_and_no_place_is_told() -> None:
     disk, places, _ = await played(False)
     at = next(p for p in places if decoded(disk, p).body == b"b3-1")

@@ -42,7 +42,8 @@ class Model:
         self.log: list[Batch] = []
         self.messages: list[tuple[int, int]] = []
         self.snapshot: tuple[int, object] = (0, {})
-        self.end = self.notes = 0
+        self.began: int | None = None
+        self.end = self.notes = self.known_end = 0
 
     def offer(self, producer: int, first: int, count: int, is_refused: bool = False) -> Code:
         key: Key = (producer, "t", 0)
@@ -84,11 +85,14 @@ class Model:
         self.end += len(raw)
 
     def capture(self) -> None:
-        self.snapshot = (self.end, snapshot_of(capture(self.sequences, self.sequences.keys())))
+        """A snapshot of now, whose position may be of before: its slices are captured one after the other."""
+        position = self.end if self.began is None else self.began
+        self.began, self.known_end = None, self.end
+        self.snapshot = (position, snapshot_of(capture(self.sequences, self.sequences.keys())))
 
     def crash(self, kept: int) -> None:
         """Lose the last batch but for so many of its records, and everything that is in memory."""
-        if self.log and self.log[-1].position >= self.snapshot[0]:
+        if self.log and self.log[-1].position >= self.known_end:
             last = self.log.pop()
             note = int(last.runs[0].topic == PRODUCED_TOPIC)
             base = len(self.messages) - (len(last.sizes) - note)
@@ -101,6 +105,7 @@ class Model:
             if records:
                 self.append(records, bool(note))
                 self.messages += names[: len(records) - note]
+        self.began = None
         position, windows = self.snapshot
         replay = Replay(lambda _: None)
         replay.load(windows, position)
@@ -115,7 +120,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("send"), st.sampled_from([1, 2, 3]), st.integers(1, 4)),
         st.tuples(st.just("refused"), st.sampled_from([1, 2, 3]), st.integers(1, 4)),
-        st.tuples(st.just("capture"), st.just(0), st.just(0)),
+        st.tuples(st.sampled_from(["begin", "capture"]), st.just(0), st.just(0)),
         st.tuples(st.just("crash"), st.just(0), st.integers(0, 5)),
     ),
     max_size=40,
@@ -143,6 +148,8 @@ def test_whatever_happens_each_sequence_is_in_the_log_once_in_order_and_repeats_
             assert model.offer(producer, first + count + 1, 1) == Code.OUT_OF_SEQUENCE
         elif what == "refused":
             model.offer(producer, first, count, is_refused=True)
+        elif what == "begin":
+            model.began = model.end
         elif what == "capture":
             model.capture()
         else:

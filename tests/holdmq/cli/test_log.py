@@ -19,7 +19,7 @@ from storage.store import Batch, Run
 Holdmq = Callable[..., Any]
 
 
-def write(directory: Path) -> int:
+def write(directory: Path, topic: str = "devices") -> int:
     """Three batches in two queues; the log's end."""
     posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
     settings = StorageSection(data_dir=str(directory), segment_size_bytes=1 << 20, flush_interval_ms=20)
@@ -30,8 +30,8 @@ def write(directory: Path) -> int:
         properties = [
             encode_properties([("TAGS", "42/temp"), ("KEYS", f"{queue_id}-{i}")]) for i in range(count)
         ]
-        raw, sizes = encode_batch(b"devices", queue_id, [body] * count, properties, 5)
-        batch = Batch(memoryview(bytearray(raw)), sizes, [Run("devices", queue_id, count)])
+        raw, sizes = encode_batch(topic.encode(), queue_id, [body] * count, properties, 5)
+        batch = Batch(memoryview(bytearray(raw)), sizes, [Run(topic, queue_id, count)])
         store.append(batch, lambda _, error: answers.append(error))
     while len(answers) < 3:
         posted.get(timeout=20)()
@@ -53,6 +53,17 @@ def test_stat_counts_exactly(holdmq: Holdmq, tmp_path: Path) -> None:
     table = holdmq("log", "stat", str(tmp_path)).stdout
     assert "devices" in table
     assert "closed cleanly" in table
+
+
+def test_what_brokers_note_of_producers_is_no_message(holdmq: Holdmq, tmp_path: Path) -> None:
+    write(tmp_path, "%PRODUCED%")
+    sums = json.loads(holdmq("log", "stat", str(tmp_path), "--json").stdout)
+    assert (sums["messages"], sums["queues"]) == (0, [])
+    verified = json.loads(holdmq("log", "verify", str(tmp_path), "--json").stdout)
+    assert (verified["ok"], verified["records"], verified["entries"]) == (True, 0, 0)
+    assert holdmq("log", "dump", str(tmp_path)).stdout == ""
+    asked = holdmq("log", "dump", str(tmp_path), "--topic", "%PRODUCED%", "--json").stdout
+    assert len(asked.splitlines()) == 6
 
 
 @pytest.mark.parametrize(
