@@ -37,7 +37,8 @@ async def test_a_batch_gets_dense_offsets_and_its_positions(broker: Stack) -> No
     ("runs", "status"),
     [
         ([ProduceRun("nowhere", 0, 1, 1, 1, 0)], Code.TOPIC_UNKNOWN),
-        ([ProduceRun("%SESSION", 0, 1, 1, 1, 0)], Code.TOPIC_UNKNOWN),
+        ([ProduceRun("%NOWHERE", 0, 1, 1, 1, 0)], Code.TOPIC_UNKNOWN),
+        ([ProduceRun("%SESSION", 0, 1, 1, 1, 0)], Code.TOPIC_INVALID),
         ([ProduceRun("t", 4, 1, 1, 1, 0)], Code.QUEUE_UNKNOWN),
     ],
 )
