@@ -26,7 +26,7 @@ from security import Authority
 
 from gateway import layered
 from gateway.peer import Peer
-from holdmq.mqtt import MQTT_5, Connect, Publish, Will, encode
+from holdmq.mqtt import MQTT_5, Connect, Disconnect, Publish, Will, encode
 from holdmq.record import decode_host, decode_record
 
 Start = Callable[..., Awaitable[Any]]
@@ -61,25 +61,35 @@ async def test_much_at_once_goes_both_ways_over_tls(
     assert await reader.readexactly(4 + 100_000) == CONNACK + PONG * 50_000
 
 
-async def test_a_handshake_may_come_byte_by_byte(
+async def test_a_handshake_may_come_byte_by_byte_and_the_end_is_said_in_tls(
     start_worker: Start, authority: Authority, server_tls: dict[str, Any]
 ) -> None:
     running = await start_worker({"kind": "tls", **server_tls})
     reader, writer = await connect(running)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = client_context(authority).wrap_bio(incoming, outgoing, server_hostname="localhost")
-    steps = [client.do_handshake, lambda: client.write(CONNECT), lambda: steps.append(client.read(4))]
-    for step in steps[:3]:
+    context = client_context(authority)
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    client = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+
+    async def done(step: Callable[[], Any]) -> Any:
         while True:
             try:
-                step()
-                break
+                return step()
             except ssl.SSLWantReadError:
                 for byte in outgoing.read():
                     writer.write(bytes([byte]))
                     await asyncio.sleep(0)
-                incoming.write(await asyncio.wait_for(reader.read(1 << 16), 10))
-    assert steps[3] == CONNACK
+                data = await asyncio.wait_for(reader.read(1 << 16), 10)
+                if data:
+                    incoming.write(data)
+                else:
+                    incoming.write_eof()
+
+    await done(client.do_handshake)
+    client.write(CONNECT)
+    assert await done(lambda: client.read(100)) == CONNACK
+    client.write(encode(Disconnect(), 4))
+    assert await done(lambda: client.read(100)) == b""  # without close_notify this would raise
 
 
 async def test_a_client_certificate_is_there_for_authentication(

@@ -24,6 +24,7 @@ from websockets.frames import CloseCode, Opcode
 from websockets.protocol import State
 
 from gateway import worker
+from gateway.session.session import CLOSED
 from holdmq.mqtt import MQTT_5, Connect, Disconnect, Publish, Will, encode
 
 Start = Callable[..., Awaitable[Any]]
@@ -147,8 +148,11 @@ async def test_half_a_request_ends_with_the_time_for_a_connect(start_worker: Sta
     assert (await quiet.next()).opcode is Opcode.CLOSE
 
 
-async def test_draining_says_goodbye_over_websocket(start_worker: Start) -> None:
-    running = await start_worker({"kind": "ws"})
+async def test_draining_says_goodbye_over_websocket_and_hears_the_answer(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LINGER_S", 60.0)
+    running = await start_worker({"kind": "ws"}, drain_s=15)
     client = await WebClient.open(running)
     client.send(encode(Connect(client_id="c", version=MQTT_5), MQTT_5))
     await client.message()
@@ -158,8 +162,26 @@ async def test_draining_says_goodbye_over_websocket(start_worker: Start) -> None
     assert client.protocol.close_rcvd is not None
     assert client.protocol.close_rcvd.code == CloseCode.GOING_AWAY
     client.flush()
-    await draining
+    await asyncio.wait_for(draining, 10)
     assert running.worker.counters.connections == 0
+
+
+async def test_clients_that_do_not_answer_keep_no_others_from_being_drained(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LINGER_S", 60.0)
+    monkeypatch.setattr(worker, "DRAIN_RATE_MIN", 20)  # one in each step
+    running = await start_worker({"kind": "ws"}, drain_s=3)
+    for n in range(4):
+        client = await WebClient.open(running)
+        client.send(encode(Connect(client_id=f"c{n}"), 4))
+        assert await client.message() == CONNACK
+    shells = list(running.worker._shells)
+    draining = asyncio.create_task(running.worker._drain())
+    await running.until(lambda: all(shell.session.state == CLOSED for shell in shells))
+    assert not draining.done()
+    await draining
+    await running.until(lambda: running.worker.counters.connections == 0)
 
 
 async def test_mutated_frames_disturb_nobody(start_worker: Start) -> None:
