@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import zlib
 from pathlib import Path
 
@@ -47,7 +48,7 @@ async def test_it_works_like_a_topic_and_is_in_no_file(
     assert result.status == Code.OK
     pulled, got = await broker.pull(PullQueue(name, 1, 0, result.base_offset))
     assert (got, pulled[0].next_offset) == ([b"1", b"2"], result.base_offset + 2)
-    assert not (tmp_path / "store" / "config" / "topic.json").exists()
+    assert name not in json.loads((tmp_path / "store" / "config" / "topic.json").read_text())["content"]
     assert broker.store.confirmed_position == 0
     assert name in await listed(broker)
 
