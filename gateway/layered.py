@@ -66,7 +66,9 @@ class LayeredShell(Shell):
         super().connection_made(transport)
         if self._proxy is not None:
             proxy = super().peer
-            if not self.listener.trusts(proxy.address):
+            if not proxy.address and self.transport is not None:
+                self.transport.abort()  # a health check, gone before it was looked at
+            elif not self.listener.trusts(proxy.address):
                 self._refuse("proxy_untrusted", f"{proxy.address} is not in proxy_networks of the listener")
 
     def data_received(self, data: bytes) -> None:

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -265,6 +266,17 @@ def test_a_proxy_tells_who_its_client_is(gateway: Gateway, header: bytes) -> Non
         ),
         "the log names the client and the proxy",
     )
+
+
+def test_health_checks_that_are_gone_at_once_are_no_refusals(gateway: Gateway) -> None:
+    accepted = 'holdmq_gateway_listener_accepted_total{listener="proxy"}'
+    before = gateway.stack.metric("gateway", accepted)
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", gateway.ports["proxy"]), 20) as check:
+            check.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: gateway.stack.metric("gateway", accepted) >= before + 20, "all are counted")
+    text = gateway.stack.http("gateway", "/metrics")[1]
+    assert 'reason="proxy_untrusted"' not in text
 
 
 def certificate_at(port: int) -> bytes:
