@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -77,13 +77,18 @@ class _Pending:
         self.request.reply(ProduceResponse(results, positions, RETRY_AFTER_MS if busy else 0))
 
 
-class _Body(NamedTuple):
+class _Body:
     """What a PRODUCE carries: checked records, their sizes and encoded properties, one for each."""
 
-    records: memoryview
-    sizes: npt.NDArray[np.int64]
-    properties: list[bytes]
-    has_keys: bool
+    __slots__ = ("has_keys", "properties", "records", "sizes")
+
+    def __init__(
+        self, records: memoryview, sizes: npt.NDArray[np.int64], properties: list[bytes], has_keys: bool
+    ) -> None:
+        self.records = records
+        self.sizes = sizes
+        self.properties = properties
+        self.has_keys = has_keys
 
 
 _Waiting = list[bytes] | RemoteError
@@ -452,7 +457,8 @@ def _with_waiting(accepted: list[_Accepted], body: _Body, later: dict[int, _Wait
             parts.append(body.records[begin : int(ends[last - 1])])
             sizes.append(body.sizes[first:last])
         first = last
-    return body._replace(records=memoryview(bytearray().join(parts)), sizes=np.concatenate(sizes))
+    records = memoryview(bytearray().join(parts))
+    return _Body(records, np.concatenate(sizes), body.properties, body.has_keys)
 
 
 def _denied(grants: Grants | None, run: ProduceRun) -> RemoteError | None:
@@ -464,7 +470,8 @@ def _denied(grants: Grants | None, run: ProduceRun) -> RemoteError | None:
 def _behind(record: bytes, body: _Body) -> _Body:
     """The body behind a record of our own."""
     sizes = np.concatenate([np.array([len(record)], np.int64), body.sizes])
-    return body._replace(records=memoryview(bytearray().join((record, body.records))), sizes=sizes)
+    records = memoryview(bytearray().join((record, body.records)))
+    return _Body(records, sizes, body.properties, body.has_keys)
 
 
 def _only(
