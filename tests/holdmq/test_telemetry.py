@@ -68,10 +68,10 @@ def test_what_is_below_the_level_is_not_written() -> None:
 def test_libraries_speak_through_the_same_stream_and_only_of_trouble() -> None:
     stream = io.StringIO()
     telemetry.setup("stats", LogSection(), stream)
-    logging.getLogger("py4j").info("chatter")
-    logging.getLogger("py4j").warning("lost %s", "it")
+    logging.getLogger("a_library").info("chatter")
+    logging.getLogger("a_library").warning("lost %s", "it")
     (line,) = lines(stream)
-    assert (line["event"], line["library"], line["service"]) == ("lost it", "py4j", "stats")
+    assert (line["event"], line["library"], line["service"]) == ("lost it", "a_library", "stats")
 
 
 def test_an_exception_is_logged_with_frames_but_without_the_values_of_variables() -> None:
