@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from itertools import chain
 from pathlib import Path
@@ -28,6 +29,8 @@ from holdmq.wire.headers import BrokerRegisterRequest
 from storage.log.store import open_store
 
 EXPIRE_INTERVAL_S = 60.0
+SESSIONS_OPEN_S = 5.0
+"""How long a start waits for the table of sessions."""
 
 
 async def main(config: Config, service: Service) -> None:
@@ -94,6 +97,9 @@ async def main(config: Config, service: Service) -> None:
         server.statistics_calls.start()
         server.alarms.start()
         server.sessions.start()
+        with contextlib.suppress(TimeoutError):  # a disk that is full now may not be later
+            # Who gets the first route gets that of sessions, too.
+            await asyncio.wait_for(server.sessions.opened.wait(), SESSIONS_OPEN_S)
         loop.add_signal_handler(signal.SIGHUP, security.reload_soon)
         await server.rpc.listen(settings.bind, settings.port)
         address = settings.advertise or f"{settings.bind}:{server.rpc.port}"

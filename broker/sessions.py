@@ -129,6 +129,8 @@ class SessionTable(Part):
         self._loop = asyncio.get_running_loop()
         self._told: dict[Opening[Connection], Callable[[Opening[Connection]], None]] = {}
         self._is_ready = False
+        self.opened = asyncio.Event()
+        """Set when the table is there."""
         self._is_closed = False
         self._is_settling = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -159,6 +161,7 @@ class SessionTable(Part):
             self._after("start", RETRY_S, self.start)
             return
         self._is_ready = True
+        self.opened.set()
         self._sweep(None)
 
     def _after(self, name: str, delay_s: float, work: Callable[..., None], *args: object) -> None:

@@ -1,32 +1,33 @@
-"""Catching up: sessions that left the live feed read the log from their own position.
+"""Catching up: sessions that left the live feed, or come back, read the log from their own positions.
 
-A bounded number of readers serves them in turns: a turn opens a reader at the session's position
-with the session's filters, delivers until the window or the socket is full or the live feed is
-reached, and closes it. A subscriber that does not read holds no reader and no message.
+A bounded number of readers serves them in turns: a turn opens a reader at the lowest position of some
+neighbouring sessions, with the filters of all of them, delivers to each from its own position until its
+window or socket is full, and closes the reader when all have left it or the live feed is reached. A
+subscriber that does not read holds no reader and no message.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.lag import Lag
-from gateway.delivery import Delivery
+from gateway.delivery import Delivery, Outgoing
+from gateway.redelivery import Redelivery, is_due
 from gateway.session.session import CLOSED, Session
 from holdmq import telemetry
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import (
+    FilterTerm,
     ReadCloseRequest,
     ReadOpenRequest,
     ReadPosition,
     ReadRequest,
     ReadResponse,
 )
-from holdmq.wire.session_headers import SessionRecordsRequest, SessionRecordsResponse
 
 if TYPE_CHECKING:
     from gateway.link import BrokerLink
@@ -35,42 +36,53 @@ if TYPE_CHECKING:
 CATCHUP_READERS_MAX: Final = 64
 """Catch-up readers per worker (mqtt.md, Sessions): with their credit, 4 MiB on the way at most."""
 CATCHUP_CREDIT_BYTES: Final = 64 << 10
+NEIGHBOUR_BYTES: Final = 16 << 20
+"""Sessions so near to each other share a reader: what one of them reads in vain is read once."""
+FAR_BYTES: Final = 16 << 20
+"""A session so far back makes its broker read much of the log."""
+FAR_READERS_MAX: Final = 4
+"""Readers for those: while they are busy others of them gather, and then share."""
+SESSIONS_PER_READER: Final = 1_000
+TERMS_PER_READER: Final = 20_000
+"""Filter terms that one reader is opened with: 1 MB of a request."""
+LOOKED_AT_MAX: Final = 10_000
+"""Waiting sessions that are looked at for neighbours: a millisecond or two."""
 CALL_TIMEOUT_S: Final = 10.0
-AGAIN_MAX: Final = 1_000
-"""Records asked for at a time: as many as a broker gives."""
-AGAIN_S: Final = 0.5
 
 log = telemetry.get_logger()
 
 
 class _Turn:
-    """One session being served from one broker; `filters` tells whether its reader knows all of them."""
+    """Sessions being served from one broker.
 
-    __slots__ = ("connection", "filters", "link", "reader_id", "session")
+    `sessions` have, each, how many of its filters the reader knows (`Lag.filters_added`); `terms_version` is
+    that of what those mean.
+    """
+
+    __slots__ = ("connection", "is_far", "link", "reader_id", "sessions", "terms_version")
 
     def __init__(
-        self,
-        session: Session,
-        link: BrokerLink,
-        connection: Connection,
-        reader_id: int,
-        filters: tuple[int, int],
+        self, link: BrokerLink, connection: Connection, reader_id: int, is_far: bool, terms_version: int
     ) -> None:
-        self.session = session
         self.link = link
         self.connection = connection
         self.reader_id = reader_id
-        self.filters = filters
+        self.is_far = is_far
+        self.terms_version = terms_version
+        self.sessions: dict[Session, int] = {}
 
 
 class CatchUp:
-    """Gives lagging sessions their turns."""
+    """Gives lagging sessions their turns. `shared` counts sessions that were served beside another."""
 
     def __init__(self, worker: Worker, delivery: Delivery) -> None:
+        self.turns = 0
+        self.shared = 0
         self._worker = worker
-        self._loop = asyncio.get_running_loop()
         self._delivery = delivery
+        self._redelivery = Redelivery(delivery, worker.settle, self._again)
         self._queue: deque[Session] = deque()
+        self._far = 0
         # Reader 0 is the live one.
         self._free = list(range(CATCHUP_READERS_MAX, 0, -1))
 
@@ -87,144 +99,130 @@ class CatchUp:
         lag = outbound.lag
         if lag.is_queued or lag.is_held or not lag.positions:
             return
-        cursor = session.cursor
-        is_again = cursor is not None and cursor.again is not None
-        if not is_again and (outbound.is_socket_full or not outbound.is_half_open):
+        if not (outbound.is_half_open and not outbound.is_socket_full) and not is_due(session):
             return
         lag.is_queued = True
         self._queue.append(session)
         self._pump()
 
+    def _again(self, session: Session) -> None:
+        """A turn of this session is over; it may want another one."""
+        outbound = session.outbound
+        if outbound is not None and outbound.lag is not None:
+            outbound.lag.is_queued = False
+        self.ready(session)
+
+    # Beginning
+
     def _pump(self) -> None:
         waiting = len(self._queue)
-        while self._free and waiting:
+        while self._free and waiting and self._queue:
             waiting -= 1
             session = self._queue.popleft()
-            outbound = session.outbound
-            if outbound is None or outbound.lag is None or session.state == CLOSED:
-                continue
-            if not self._begin(session):
-                # Its brokers are away: it is queued again when one comes back (`broker_is_back`).
-                outbound.lag.is_queued = False
+            lag = _lag_of(session)
+            if lag is not None:
+                self._begin(session, lag)
 
-    def _begin(self, session: Session) -> bool:
-        assert session.outbound is not None
-        outbound = session.outbound
-        lag = outbound.lag
-        assert lag is not None
-        cursor = session.cursor
+    def _begin(self, session: Session, lag: Lag) -> None:
+        """Serve a session from a broker of its, or put it back in line if only far readers would do.
+
+        Without a broker it waits for `reader_opened`, which makes it ready again.
+        """
+        is_waiting = False
         for broker, position in lag.positions.items():
             link = self._worker.links.get(broker)
             if link is None or link.connection is None or not link.reader.is_open:
                 continue
-            if cursor is not None and cursor.again is not None and broker in cursor.again:
-                self._send_again(session, link, link.connection, cursor.again[broker])
-                return True
-            if outbound.is_socket_full or not outbound.is_half_open:
+            if is_due(session, broker):
+                self._redelivery.begin(session, link, link.connection)
+                return
+            if not _takes(session):
                 continue
-            turn = _Turn(session, link, link.connection, self._free.pop(), self._filters(lag))
-            link.connection.request(
-                RequestCode.READ_OPEN,
-                ReadOpenRequest(
-                    turn.reader_id,
-                    lag.epochs.get(broker, link.reader.log_epoch),
-                    position,
-                    self._worker.terms_of(session),
-                ),
-                functools.partial(self._opened, turn),
-                CALL_TIMEOUT_S,
-            )
-            self._read(turn)
-            return True
-        return False
-
-    def _filters(self, lag: Lag) -> tuple[int, int]:
-        return lag.filters_added, self._worker.subscriptions.terms_version
-
-    def _send_again(
-        self, session: Session, link: BrokerLink, connection: Connection, packet_ids: list[int]
-    ) -> None:
-        """What was in flight when the session's connection ended comes before all that is new."""
-        inflight = (session.outbound.inflight if session.outbound is not None else None) or {}
-        placed = sorted(
-            (planned.position, packet_id)
-            for packet_id in packet_ids
-            if (planned := inflight.get(packet_id)) is not None
-        )
-        part = placed[:AGAIN_MAX]
-        if not part:
-            self._sent_again(session, link.name, [])
+            is_far = link.reader.live_from - position > FAR_BYTES
+            if is_far and self._far >= FAR_READERS_MAX:
+                is_waiting = True
+                continue
+            self._open(session, lag, link, link.connection, is_far)
             return
-        lag = session.outbound.lag if session.outbound is not None else None
-        log_epoch = link.reader.log_epoch if lag is None else lag.epochs.get(link.name, link.reader.log_epoch)
+        if is_waiting:
+            self._queue.append(session)
+        else:
+            lag.is_queued = False
 
-        def received(result: Reply | HoldMQError) -> None:
-            if session.state == CLOSED:
-                return
-            if isinstance(result, HoldMQError):
-                self._not_sent_again(session, link, connection, result)
-                return
-            answered = part[: max(1, result.header(SessionRecordsResponse).answered)]
-            ids = [packet_id for _, packet_id in answered]
-            self._delivery.resend(link, result.body, session, ids)
-            self._sent_again(session, link.name, [packet_id for _, packet_id in placed[len(answered) :]])
-            self._worker.settle()
-
-        positions = [position for position, _ in part]
+    def _open(
+        self, session: Session, lag: Lag, link: BrokerLink, connection: Connection, is_far: bool
+    ) -> None:
+        broker = link.name
+        version = self._worker.subscriptions.terms_version
+        turn = _Turn(link, connection, self._free.pop(), is_far, version)
+        self._far += is_far
+        self.turns += 1
+        log_epoch = lag.epochs.get(broker, link.reader.log_epoch)
+        turn.sessions[session] = lag.filters_added
+        terms = self._worker.terms_of(session)
+        position = self._join_neighbours(turn, lag.positions[broker], log_epoch, terms)
         connection.request(
-            RequestCode.SESSION_RECORDS,
-            SessionRecordsRequest(log_epoch, positions),
-            received,
+            RequestCode.READ_OPEN,
+            ReadOpenRequest(turn.reader_id, log_epoch, position, terms),
+            functools.partial(self._opened, turn),
             CALL_TIMEOUT_S,
         )
+        self._read(turn)
 
-    def _sent_again(self, session: Session, broker: str, left: list[int]) -> None:
-        cursor = session.cursor
-        if cursor is not None and cursor.again is not None:
-            if left:
-                cursor.again[broker] = left
-            else:
-                cursor.again.pop(broker, None)
-                cursor.again = cursor.again or None
-        if session.outbound is not None and session.outbound.lag is not None:
-            session.outbound.lag.is_queued = False
-        self.ready(session)
-
-    def _not_sent_again(
-        self, session: Session, link: BrokerLink, connection: Connection, error: HoldMQError
-    ) -> None:
-        log.warning("messages in flight cannot be sent again yet", broker=link.name, reason=str(error))
-        if session.outbound is not None and session.outbound.lag is not None:
-            session.outbound.lag.is_queued = False  # `reader_opened` queues it again
-        if not connection.is_closed:
-            self._loop.call_later(AGAIN_S, self.ready, session)
+    def _join_neighbours(self, turn: _Turn, position: int, log_epoch: int, terms: list[FilterTerm]) -> int:
+        """Take waiting sessions that are near into a turn, and their terms; the lowest position of all."""
+        if not self._queue:
+            return position
+        broker = turn.link.name
+        lowest = position
+        for other in [self._queue[at] for at in range(min(len(self._queue), LOOKED_AT_MAX))]:
+            lag = _lag_of(other)
+            own = None if lag is None else lag.positions.get(broker)
+            if lag is None or own is None or abs(own - position) > NEIGHBOUR_BYTES:
+                continue
+            if lag.epochs.get(broker, turn.link.reader.log_epoch) != log_epoch:
+                continue
+            if is_due(other) or not _takes(other):
+                continue
+            turn.sessions[other] = lag.filters_added
+            terms += self._worker.terms_of(other)
+            lowest = min(lowest, own)
+            if len(turn.sessions) >= SESSIONS_PER_READER or len(terms) >= TERMS_PER_READER:
+                break
+        if len(turn.sessions) > 1:
+            self.shared += len(turn.sessions)
+            self._queue = deque(waiting for waiting in self._queue if waiting not in turn.sessions)
+            terms[:] = set(terms)
+        return lowest
 
     def _opened(self, turn: _Turn, result: Reply | HoldMQError) -> None:
-        outbound = turn.session.outbound
-        lag = outbound.lag if outbound is not None else None
-        broker = turn.link.name
-        if turn.reader_id < 0 or lag is None or broker not in lag.positions:
+        if turn.reader_id < 0:
             return
+        broker = turn.link.name
+        lags = [(session, lag) for session in turn.sessions if (lag := _lag_of(session, broker)) is not None]
         if isinstance(result, Reply):
             opened = result.header(ReadPosition)
-            lag.epochs[broker] = opened.log_epoch
-            if opened.position > lag.positions[broker]:
-                # Retention has passed the session: it goes on at the log's beginning.
-                self._worker.counters.sessions_behind_total += 1
-                lag.positions[broker] = opened.position
+            for _, lag in lags:
+                lag.epochs[broker] = opened.log_epoch
+                if opened.position > lag.positions[broker]:
+                    # Retention has passed the session: it goes on at the log's beginning.
+                    self._worker.counters.sessions_behind_total += 1
+                    lag.positions[broker] = opened.position
         elif isinstance(result, RemoteError) and result.code == Code.OFFSET_AHEAD:
             # The log was cut below this position: what comes now is new, wherever it lies.
             self._worker.counters.offset_ahead_total += 1
             position, log_epoch = result.ext_fields.get("position"), result.ext_fields.get("log_epoch")
             if not isinstance(position, int) or not isinstance(log_epoch, int):
-                self._caught_up(turn, turn.link.reader.position or 0)
-                return
-            lag.positions[broker] = position
-            lag.epochs[broker] = log_epoch
-            for granted in outbound.subscriptions.values() if outbound is not None else ():
-                if granted.starts is not None:
-                    granted.starts.pop(broker, None)
+                position, log_epoch = turn.link.reader.position or 0, turn.link.reader.log_epoch
+            for session, lag in lags:
+                lag.positions[broker] = min(position, lag.positions[broker])
+                lag.epochs[broker] = log_epoch
+                for granted in session.outbound.subscriptions.values() if session.outbound else ():
+                    if granted.starts is not None:
+                        granted.starts.pop(broker, None)
             self._end(turn)
+
+    # Reading
 
     def _read(self, turn: _Turn) -> None:
         turn.connection.request(
@@ -237,73 +235,129 @@ class CatchUp:
     def _received(self, turn: _Turn, result: Reply | HoldMQError) -> None:
         if turn.reader_id < 0:
             return  # the turn ended by the answer to its opening
-        session = turn.session
-        outbound = session.outbound
-        lag = outbound.lag if outbound is not None else None
-        broker = turn.link.name
-        if session.state == CLOSED or outbound is None or lag is None or broker not in lag.positions:
+        link = turn.link
+        self._leave_out_changed(turn)
+        if not turn.sessions:
             self._end(turn)
             return
         if isinstance(result, HoldMQError):
             if turn.connection.is_closed:
-                lag.is_queued = False  # `broker_is_back` queues it again
-                self._end(turn, again=False)
+                for session in turn.sessions:
+                    lag = _lag_of(session)
+                    if lag is not None:
+                        lag.is_queued = False  # `reader_opened` makes it ready again
+                turn.sessions.clear()
             else:
-                log.warning("a catch-up read failed", broker=broker, reason=str(result))
-                self._end(turn)
-            return
-        if turn.filters != self._filters(lag):
-            # The answer may lack what a filter wants that the reader does not know, and the live feed
-            # leaves it to us: read it again with all filters.
+                log.warning("a catch-up read failed", broker=link.name, reason=str(result))
             self._end(turn)
             return
         answer = result.header(ReadResponse)
         self._worker.counters.catchup_records_total += answer.records
-        for outgoing in self._delivery.records(turn.link, result.body):
-            position = outgoing.record.physical_offset
-            if position < lag.positions[broker]:
+        for outgoing in self._delivery.records(link, result.body):
+            self._deliver(turn, outgoing)
+        is_live = answer.position >= link.reader.live_from
+        for session in list(turn.sessions):
+            lag = _lag_of(session, link.name)
+            if lag is not None:
+                lag.positions[link.name] = max(answer.position, lag.positions[link.name])
+                if is_live:
+                    self._caught_up(turn, session, lag.positions[link.name])
+        if turn.sessions and not is_live:
+            self._read(turn)
+        else:
+            self._end(turn)
+        self._worker.settle()
+
+    def _leave_out_changed(self, turn: _Turn) -> None:
+        """Sessions that ended leave the turn; those with filters that the reader does not know begin anew.
+
+        The answer may lack what such a filter wants, and the live feed leaves it to us.
+        """
+        is_old = turn.terms_version != self._worker.subscriptions.terms_version
+        for session, filters in list(turn.sessions.items()):
+            lag = _lag_of(session, turn.link.name)
+            if lag is None or is_old or lag.filters_added != filters:
+                del turn.sessions[session]
+                self._again(session)
+
+    def _deliver(self, turn: _Turn, outgoing: Outgoing) -> None:
+        """Give a record to those of the turn that want it; who cannot take it leaves."""
+        wanting = turn.sessions
+        if len(wanting) > 1:
+            matched = self._worker.subscriptions.trie.match(outgoing.mqtt_topic)
+            wanting = {session: 0 for session, _ in matched if session in turn.sessions}
+        broker, position = turn.link.name, outgoing.record.physical_offset
+        for session in list(wanting):
+            lag = _lag_of(session, broker)
+            if lag is None or position < lag.positions[broker]:
                 continue
             if not self._delivery.again(turn.link, outgoing, session):
                 lag.positions[broker] = position
                 lag.is_queued = False
-                self._end(turn, again=False)
-                self._worker.settle()
-                return
-        lag.positions[broker] = max(answer.position, lag.positions[broker])
-        if answer.position >= (turn.link.reader.position or 0):
-            self._caught_up(turn, answer.position)
-        else:
-            self._read(turn)
-        self._worker.settle()
+                del turn.sessions[session]
 
-    def _caught_up(self, turn: _Turn, position: int) -> None:
-        outbound = turn.session.outbound
-        if outbound is not None and outbound.lag is not None:
-            outbound.lag.caught_up(turn.link.name, position)
-            if (turn.link.reader.position or 0) >= position:
-                outbound.lag.floors.pop(turn.link.name, None)
-            if outbound.lag.is_over:
-                outbound.lag = None
-                self._worker.counters.lagging_sessions -= 1
-                for granted in outbound.subscriptions.values():
-                    granted.starts = None
-        self._end(turn)
+    # Ending
 
-    def _end(self, turn: _Turn, *, again: bool = True) -> None:
-        """Close the turn's reader; `again`: the session may have another broker to catch up with."""
+    def relax(self, session: Session) -> None:
+        """Forget what the live feed has passed by now: a session that gets nothing needs no Lag."""
+        lag = _lag_of(session)
+        if lag is None or lag.positions:
+            return
+        for broker, floor in list(lag.floors.items()):
+            link = self._worker.links.get(broker)
+            if link is not None and (link.reader.position or 0) >= floor:
+                del lag.floors[broker]
+        self._end_lag(session, lag)
+
+    def _end_lag(self, session: Session, lag: Lag) -> None:
+        outbound = session.outbound
+        if lag.is_over and outbound is not None:
+            outbound.lag = None
+            self._worker.counters.lagging_sessions -= 1
+            for granted in outbound.subscriptions.values():
+                granted.starts = None
+
+    def _caught_up(self, turn: _Turn, session: Session, position: int) -> None:
+        """From here on the live feed serves this session from this broker."""
+        del turn.sessions[session]
+        outbound = session.outbound
+        assert outbound is not None
+        lag = outbound.lag
+        assert lag is not None
+        lag.caught_up(turn.link.name, position)
+        if (turn.link.reader.position or 0) >= position:
+            lag.floors.pop(turn.link.name, None)
+        self._end_lag(session, lag)
+        self._again(session)
+
+    def _end(self, turn: _Turn) -> None:
+        """Close the turn's reader; sessions that are still in it want another turn."""
         if turn.reader_id < 0:
             return
         turn.connection.request(
             RequestCode.READ_CLOSE, ReadCloseRequest(turn.reader_id), _closed, CALL_TIMEOUT_S
         )
         self._free.append(turn.reader_id)
+        self._far -= turn.is_far
         turn.reader_id = -1
-        outbound = turn.session.outbound
-        if again and outbound is not None and outbound.lag is not None:
-            outbound.lag.is_queued = False
-            self.ready(turn.session)
-        else:
-            self._pump()
+        sessions, turn.sessions = turn.sessions, {}
+        for session in sessions:
+            self._again(session)
+        self._pump()
+
+
+def _lag_of(session: Session, broker: str | None = None) -> Lag | None:
+    """A session's lag, if it still lags (behind this broker)."""
+    outbound = session.outbound
+    if outbound is None or outbound.lag is None or session.state == CLOSED:
+        return None
+    return outbound.lag if broker is None or broker in outbound.lag.positions else None
+
+
+def _takes(session: Session) -> bool:
+    """Whether a session has room for a stretch of messages."""
+    outbound = session.outbound
+    return outbound is not None and outbound.is_half_open and not outbound.is_socket_full
 
 
 def _closed(_result: Reply | HoldMQError) -> None:

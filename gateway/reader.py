@@ -63,6 +63,7 @@ class LiveReader:
         "_unanswered",
         "_waiting",
         "_worker",
+        "in_effect_from",
         "log_epoch",
         "position",
     )
@@ -81,12 +82,21 @@ class LiveReader:
         self._generation = 0
         self._connection: Connection | None = None
         self.position: int | None = None
+        self.in_effect_from = 0
         self.log_epoch = 0
 
     @property
     def is_open(self) -> bool:
         """Whether the broker feeds this worker."""
         return self._is_open
+
+    @property
+    def live_from(self) -> int:
+        """From this log position on the feed has all that the terms so far let pass.
+
+        The broker scans further than it answers: what lies below was judged without terms that came since.
+        """
+        return max(self.position or 0, self.in_effect_from)
 
     # Filters
 
@@ -148,6 +158,8 @@ class LiveReader:
                 self._change_soon()  # it has opened again meanwhile
             self._failed(generation, "READ_FILTER", result)
             return
+        if generation == self._generation:
+            self.in_effect_from = max(self.in_effect_from, result.header(ReadPosition).position)
         for on_effect in waiting:
             on_effect()
         self._worker.settle()
@@ -203,6 +215,7 @@ class LiveReader:
         answer = result.header(ReadPosition)
         self._is_open = True
         self.log_epoch = answer.log_epoch
+        self.in_effect_from = answer.position
         if self.position is None or answer.position > self.position:
             self.position = answer.position
         for on_effect in waiting:

@@ -151,14 +151,15 @@ class Sessions:
             self._opening[session.client_id] = session
             owner.open(session)
             return False
-        self._unreachable(session, owner)
+        self._unreachable(session, owner, "not connected")
         return True
 
-    def _unreachable(self, session: Session, owner: Owner | None) -> None:
+    def _unreachable(self, session: Session, owner: Owner | None, why: str) -> None:
         """Clean sessions are admitted, and registered later; others cannot be."""
         is_clean = not session.expiry_s and (session.is_clean or owner is None)
         if not is_clean:
-            self._refuse(session, ReasonCode.SERVER_UNAVAILABLE, "the broker that keeps this session is away")
+            name = "that keeps this session" if owner is None else owner.name
+            self._refuse(session, ReasonCode.SERVER_UNAVAILABLE, f"broker {name} is away: {why}")
             return
         session.owner = owner
         if owner is not None:
@@ -181,7 +182,7 @@ class Sessions:
             if is_late:
                 self._unregistered[session] = None
             else:
-                self._unreachable(session, owner)
+                self._unreachable(session, owner, str(error))
             return
         if is_late:
             self._worker.close_session(session, ReasonCode.NOT_AUTHORIZED, "session_refused", str(error))
@@ -361,8 +362,11 @@ class Sessions:
         if is_new or granted.starts:
             for broker, link in self._worker.links.items():
                 known = None if granted.starts is None else granted.starts.get(broker)
-                position = link.reader.position if known is None else known
-                starts[broker] = Place(link.reader.log_epoch, LIVE_END if position is None else position)
+                reader = link.reader
+                position = known
+                if position is None:
+                    position = LIVE_END if reader.position is None else reader.live_from
+                starts[broker] = Place(reader.log_epoch, position)
         options = FilterOptions(
             granted.qos,
             granted.no_local,
@@ -434,6 +438,7 @@ class Sessions:
                 self.plan([session])
         for session in self._looked_at(now, left):
             cursor = session.cursor
+            self._worker.catchup.relax(session)
             if cursor is not None and session.state != CLOSED:
                 ends = sum(link.reader.position or 0 for link in self._worker.links.values())
                 if ends - cursor.written_at > FAR_BYTES:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.core.counters import Counters
 from gateway.limits import SUBACK_WAIT_S
 from gateway.session.events import Subscribing, Unsubscribing
 from gateway.session.outbound import Granted
-from gateway.session.session import Session
+from gateway.session.session import CLOSED, Session
 from holdmq.mqtt import FilterTrie, ReasonCode
 from holdmq.topics import filter_terms, topic_of_filter
 from holdmq.wire.headers import FilterTerm
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 class _Waiter:
     """A SUBACK that waits until `left` brokers have the filters, or until `deadline`.
 
-    In any case it waits until the filters are `stored`, if the session outlives its connection.
+    If the session outlives its connection, `store` is called then, and answers when it is done.
     """
 
-    __slots__ = ("codes", "deadline", "is_done", "is_due", "left", "packet_id", "session", "stored")
+    __slots__ = ("codes", "deadline", "is_done", "left", "packet_id", "session", "store")
 
     def __init__(self, session: Session, packet_id: int, codes: list[int], deadline: float) -> None:
         self.session = session
@@ -36,8 +37,7 @@ class _Waiter:
         self.deadline = deadline
         self.left = 0
         self.is_done = False
-        self.is_due = False
-        self.stored = True
+        self.store: Callable[[], None] | None = None
 
     def in_effect(self) -> None:
         """One more broker has the filters."""
@@ -46,11 +46,14 @@ class _Waiter:
             self.answer()
 
     def answer(self) -> None:
-        """Send the SUBACK, once, when the filters are stored."""
-        self.is_due = True
-        if not self.is_done and self.stored:
-            self.is_done = True
+        """Send the SUBACK, once; the filters are stored first."""
+        if self.is_done:
+            return
+        self.is_done = True
+        if self.store is None:
             self.session.subscribed(self.packet_id, self.codes)
+        else:
+            self.store()
 
 
 def _ignore(_is_written: bool) -> None:
@@ -104,7 +107,7 @@ class Subscriptions:
                 self._counters.subscriptions += 1
                 if outbound.lag is not None and outbound.lag.positions:
                     outbound.lag.filters_added += 1
-                    granted.starts = {name: link.reader.position or 0 for name, link in self._links.items()}
+                    granted.starts = {name: link.reader.live_from for name, link in self._links.items()}
             outbound.subscriptions[topic_filter] = granted
             if self.trie.add(topic_filter, session, granted):
                 self._want(topic_filter)
@@ -113,7 +116,7 @@ class Subscriptions:
             session, event.packet_id, [code for code, _ in event.granted], self._now() + SUBACK_WAIT_S
         )
         if session.cursor is not None and stored:
-            self._store(session, stored, waiter)
+            waiter.store = partial(self._store, session, stored, waiter)
         for link in self._links.values():
             if not link.is_gone and link.reader.when_in_effect(waiter.in_effect):
                 waiter.left += 1
@@ -152,23 +155,27 @@ class Subscriptions:
                 return
 
     def _store(self, session: Session, wanted: dict[str, bool], waiter: _Waiter) -> None:
-        """Have the rows of filters written (True: a new one), and then the SUBACK sent."""
+        """Have the rows of filters written (True: a new one), and then the SUBACK sent.
+
+        Only now is it known from where on they count.
+        """
         outbound = session.outbound
-        assert outbound is not None
-        waiter.stored = False
+        if outbound is None or session.state == CLOSED:
+            return
 
         def written(is_written: bool) -> None:
-            waiter.stored = True
-            if not is_written:
+            if is_written:
+                session.subscribed(waiter.packet_id, waiter.codes)
+            else:
                 self._doom(session)
-            elif waiter.is_due:
-                waiter.answer()
 
-        *_, last = wanted
-        for topic_filter, is_new in wanted.items():
-            granted = outbound.subscriptions[topic_filter]
-            done = written if topic_filter == last else _ignore
-            if not self._rows.store_filter(session, topic_filter, granted, is_new, done):
+        # What was unsubscribed meanwhile has no row.
+        left = [(name, is_new) for name, is_new in wanted.items() if name in outbound.subscriptions]
+        if not left:
+            written(True)
+        for at, (name, is_new) in enumerate(left, 1):
+            done = written if at == len(left) else _ignore
+            if not self._rows.store_filter(session, name, outbound.subscriptions[name], is_new, done):
                 self._doom(session)
                 return
 
@@ -212,7 +219,7 @@ class Subscriptions:
         waiting = self._waiting
         while waiting and (waiting[0].is_done or waiting[0].deadline <= now):
             waiter = waiting.popleft()
-            if not waiter.is_done and not waiter.is_due:
+            if not waiter.is_done:
                 self._counters.suback_late_total += 1
                 waiter.answer()
 

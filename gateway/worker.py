@@ -526,6 +526,8 @@ class Worker:
         counters.produce_epochs_total = sum(p.epochs for p in producers)
         counters.produce_pending_bytes = sum(p.pending_bytes for p in producers)
         counters.catchup_readers = self.catchup.readers
+        counters.catchup_turns_total = self.catchup.turns
+        counters.catchup_shared_total = self.catchup.shared
         counters.loop_lag_ms_max = int(self._lag_max_s * 1000)
         self._lag_max_s = 0.0
         report = {

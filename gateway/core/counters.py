@@ -42,6 +42,8 @@ HELP: Final = {
     "lagging_sessions": "Subscribers that left the live feed and catch up from the log.",
     "lag_total": "Times that a subscriber left the live feed.",
     "catchup_readers": "Catch-up readers open now.",
+    "catchup_turns_total": "Catch-up readers opened.",
+    "catchup_shared_total": "Sessions that were served by a catch-up reader together with others.",
     "catchup_records_total": "Records that catch-up readers were given.",
     "reads_total": "READ answers from brokers.",
     "records_read_total": "Records that live readers were given.",
@@ -99,6 +101,8 @@ class Counters:
     lagging_sessions: int
     lag_total: int
     catchup_readers: int
+    catchup_turns_total: int
+    catchup_shared_total: int
     catchup_records_total: int
     reads_total: int
     records_read_total: int
