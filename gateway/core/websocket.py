@@ -129,6 +129,10 @@ class WebSocket:
             self._request = request
             return b""
         self._request = b""
+        line = head.partition(b"\r\n")[0]
+        if not line.startswith(b"GET ") or not line.endswith(b" HTTP/1.1"):
+            self._refuse(400, f"{line[:100]!r} is no WebSocket request: GET … HTTP/1.1")
+            return b""
         protocol = self._protocol
         protocol.receive_data(head + end)
         events = protocol.events_received()
