@@ -1,0 +1,269 @@
+"""What a worker tells the owner of its sessions, and when; the owner refuses, is slow, goes away."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from session_table import SessionTable
+
+from gateway import owner as owner_module
+from holdmq.errors import BusyError, Code, RemoteError
+from holdmq.mqtt import (
+    MQTT_5,
+    Disconnect,
+    Properties,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    SubAck,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+    Unsubscribe,
+)
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.headers import TopicRow
+from holdmq.wire.session_headers import (
+    END,
+    PUT_FILTER,
+    PUT_STATE,
+    SESSION_TOPIC,
+    SessionRecordsRequest,
+    SessionRecordsResponse,
+)
+
+Start = Callable[..., Awaitable[Any]]
+HOUR = Properties(session_expiry_interval=3600)
+
+
+@pytest.fixture
+def table(memory_broker: Any) -> SessionTable:
+    """The broker keeps sessions."""
+    table = SessionTable()
+    memory_broker.topics[SESSION_TOPIC] = TopicRow(SESSION_TOPIC, 4, 4, 6, "table", 1, True)
+    memory_broker.server._routes.update(table.routes())
+    gone = memory_broker.server._on_closed
+
+    def closed(connection: Any) -> None:
+        gone(connection)
+        table.gone(connection)
+
+    memory_broker.server._on_closed = closed
+    return table
+
+
+async def persistent(running: Any, client_id: str = "c", **fields: Any) -> Any:
+    return await running.client(client_id, MQTT_5, clean_start=False, properties=HOUR, **fields)
+
+
+def cut(running: Any) -> None:
+    """Every connection to the broker is lost."""
+    for connection in list(running.broker.server.connections):
+        connection.close()
+
+
+def kinds(table: SessionTable) -> list[str]:
+    return [change.kind for write in table.writes for change in write]
+
+
+async def test_suback_waits_for_the_row(start_worker: Start, table: SessionTable) -> None:
+    running = await start_worker()
+    client = await persistent(running)
+    table.holds = True
+    client.send(Subscribe(1, [Subscription("a/+", 1), Subscription("b", 2)]))
+    await running.until(lambda: table.held)
+    assert table.filters("c") == ["a/+", "b"]
+    assert not client.got
+    table.release()
+    assert isinstance(await client.next(), SubAck)
+    table.holds = True
+    client.send(Unsubscribe(2, ["a/+"]))
+    await running.until(lambda: table.held)
+    assert table.filters("c") == ["b"]
+    table.release()
+    assert isinstance(await client.next(), UnsubAck)
+
+
+async def test_a_write_that_is_refused_for_now_is_sent_again_before_newer_ones(
+    start_worker: Start, table: SessionTable
+) -> None:
+    running = await start_worker()
+    client = await persistent(running)
+    table.refusals = [BusyError("later", 10), RemoteError(Code.STORE_FULL, "full")]
+    await client.subscribe("a")
+    client.send(Unsubscribe(2, ["a"]))
+    assert isinstance(await client.next(), UnsubAck)
+    assert table.filters("c") == []
+    assert table.refusals == []
+
+
+async def test_a_write_that_is_refused_for_good_ends_the_connection(
+    start_worker: Start, table: SessionTable
+) -> None:
+    running = await start_worker()
+    client = await persistent(running)
+    table.refusals = [RemoteError(Code.RECORD_TOO_LARGE, "no")]
+    client.send(Subscribe(1, [Subscription("a", 1)]))
+    assert (await client.next()).reason_code == 0x8E
+
+
+async def test_a_silent_owner_is_connected_again_and_told_again(
+    start_worker: Start, table: SessionTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_module, "WRITE_TIMEOUT_S", 0.05)
+    running = await start_worker()
+    client = await persistent(running)
+    table.holds = True
+    client.send(Subscribe(1, [Subscription("a", 1)]))
+    await running.until(lambda: table.held)
+    table.holds = False
+    assert isinstance(await client.next(), SubAck)
+    assert kinds(table).count(PUT_FILTER) == 2
+    assert table.core.open_session("c") is not None
+
+
+async def test_open_sessions_are_claimed_after_a_lost_connection(
+    start_worker: Start, table: SessionTable
+) -> None:
+    running = await start_worker()
+    client, clean = await persistent(running), await running.client("clean", MQTT_5)
+    cut(running)
+    await client.subscribe("a")
+    assert table.filters("c") == ["a"]
+    await running.until(lambda: table.core.open_session("clean") is not None)
+    clean.send(Publish("x", b"", 1, packet_id=1))
+    assert await clean.acked(1) == [1]
+
+
+async def test_an_end_that_the_owner_did_not_hear_is_told_when_it_is_back(
+    start_worker: Start, table: SessionTable
+) -> None:
+    running = await start_worker()
+    client = await persistent(running)
+    await client.subscribe("a")
+    table.open_refusals = [BusyError("starting", 10)]
+    cut(running)
+    await client.close()
+    await running.until(lambda: END in kinds(table) and not len(table.core))
+    assert table.state("c").places["b0"].log_epoch == 1
+
+
+async def test_who_is_taken_elsewhere_is_closed(start_worker: Start, table: SessionTable) -> None:
+    running = await start_worker()
+    client = await persistent(running)
+    table.core.drop("c", 0.0)
+    table.run()
+    assert (await client.next()).reason_code == 0x8E
+    await running.until(lambda: table.rows == {})
+
+
+async def test_a_plan_is_written_before_its_publish_and_a_pubrec_before_its_pubrel(
+    start_worker: Start, table: SessionTable
+) -> None:
+    running = await start_worker()
+    client, publisher = await persistent(running), await running.client("p")
+    await client.subscribe("a", qos=2)
+    table.holds = True
+    publisher.send(Publish("a", b"x", 2, packet_id=1))
+    await running.until(lambda: table.held)
+    planned = table.state("c").planned
+    assert [(row.packet_id, row.flags, row.is_released) for row in planned] == [(1, 4, False)]
+    assert table.state("c").places["b0"].position > planned[0].position
+    assert not client.got
+    table.release()
+    message = await client.next()
+    assert (message.payload, message.qos) == (b"x", 2)
+    table.holds = True
+    client.send(PubRec(1))
+    await running.until(lambda: table.held)
+    assert table.state("c").planned[0].is_released
+    table.release()
+    assert (await client.acked(1)) == [1]
+    client.send(PubComp(1))
+    client.send(Disconnect())
+    await running.until(lambda: END in kinds(table))
+    assert table.state("c").planned == []
+
+
+async def test_the_row_of_a_session_that_receives_is_written_after_a_while(
+    start_worker: Start, table: SessionTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.sessions.STATE_LATE_S", 0.05)
+    running = await start_worker()
+    client, publisher = await persistent(running), await running.client("p")
+    await client.subscribe("a", qos=1)
+    publisher.send(Publish("a", b"x", 1, packet_id=1))
+    assert (await client.next()).payload == b"x"
+    await running.until(lambda: len(table.state("c").planned) == 1)
+    client.send(PubAck(1))
+    await running.until(lambda: not table.state("c").planned)
+    assert kinds(table).count(PUT_STATE) >= 2
+    assert table.state("c").places["b0"].position == running.broker.end
+
+
+async def test_a_session_that_cannot_be_restored_is_refused_and_kept(
+    start_worker: Start, table: SessionTable
+) -> None:
+    running = await start_worker()
+    client = await persistent(running)
+    await client.subscribe("a")
+    await client.close()
+    await running.until(lambda: END in kinds(table))
+    table.rows["sc"] = b"\x93\x63"
+    again = await persistent(running, refused=True)
+    assert again.connack.reason_code == 0x80
+    assert table.rows["sc"] == b"\x93\x63"
+    assert table.filters("c") == ["a"]
+
+
+async def test_the_owner_decides_why_a_connect_is_refused(start_worker: Start, table: SessionTable) -> None:
+    running = await start_worker()
+    table.core.open_max = 0
+    assert (await persistent(running, refused=True)).connack.reason_code == 0x97
+    table.core.open_max = 10
+    table.open_refusals = [BusyError("starting", 10), BusyError("starting", 10)]
+    assert (await persistent(running, refused=True)).connack.reason_code == 0x88
+    clean = await running.client("clean", MQTT_5)
+    assert clean.connack.reason_code == 0
+    await running.until(lambda: table.core.open_session("clean") is not None)
+
+
+async def test_too_many_changes_that_wait_close_who_makes_more(
+    start_worker: Start, table: SessionTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_module, "PENDING_MAX_BYTES", 200)
+    running = await start_worker()
+    client = await persistent(running)
+    table.holds = True
+    client.send(*[Subscribe(n, [Subscription(f"a/{n}" + "x" * 100, 1)]) for n in range(1, 6)])
+    assert (await client.next()).reason_code == 0x89
+    table.release()
+
+
+async def test_messages_that_are_gone_are_given_up_when_their_session_comes_back(
+    start_worker: Start, table: SessionTable
+) -> None:
+    running = await start_worker()
+    client, publisher = await persistent(running), await running.client("p")
+    await client.subscribe("a")
+    publisher.send(Publish("a", b"x", 1, packet_id=1))
+    await client.next()
+    await client.close()
+    await running.until(lambda: END in kinds(table))
+    assert len(table.state("c").planned) == 1
+    asked: list[Any] = []
+
+    def records(request: Any) -> None:
+        asked.append(request.header(SessionRecordsRequest).positions)
+        request.reply(SessionRecordsResponse(1, 0))
+
+    running.broker.server._routes[RequestCode.SESSION_RECORDS] = records
+    again = await persistent(running)
+    assert again.connack.session_present
+    await running.until(lambda: running.worker.counters.messages_planned_lost_total == 1)
+    assert asked == [[0]]
+    publisher.send(Publish("a", b"y", 1, packet_id=2))
+    assert (await again.next()).payload == b"y"
