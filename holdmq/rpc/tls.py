@@ -1,8 +1,9 @@
 """TLS for the RPC: contexts that follow their files, and what to do about each failure.
 
 TLS 1.2 at least. Certificates and keys are read again when their files change, for new connections;
-those that are open stay as they are. Sessions are not resumed: connections live for days, and a
-resumed one would not be checked against the certificate authority of now.
+those that are open stay as they are. No tickets are given: connections live for days, and a session of
+TLS 1.3 that is resumed would not be checked against the certificate authority of now. OpenSSL remembers
+sessions of TLS 1.2 for two hours in the context where they began.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class ServerTls:
     def _build(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.options |= ssl.OP_NO_TICKET
+        context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
         context.num_tickets = 0
         _load_chain(context, self._keys.cert, self._cert, self._keys.key, self._key)
         self.expires_at = _end_of_certificate(context, self._cert)

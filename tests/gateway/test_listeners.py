@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import os
+import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from security import Authority
 
-from gateway import listeners
+from gateway import listeners, worker
 from gateway.listeners import CertificateWatch, Listener, listeners_of
+from gateway.tls import Tls
 from holdmq.config import GatewaySection
 from holdmq.config_listeners import ListenerSettings
 from holdmq.errors import ConfigError
@@ -109,6 +113,53 @@ async def test_what_changed_is_read_again_and_what_is_damaged_changes_nothing(
     authority.issue("gateway")
     watch.look(False)
     assert listener.tls.newest is not second
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_session_is_not_resumed_once_the_certificates_were_read_again(
+    authority: Authority, version: ssl.TLSVersion
+) -> None:
+    listener = Listener(settings_of(authority), 4096)
+    context = ssl.create_default_context(cafile=authority.ca)
+    context.minimum_version = context.maximum_version = version
+
+    def connect(session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool | None]:
+        assert listener.tls is not None
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = context.wrap_bio(incoming, outgoing, server_hostname="localhost", session=session)
+        server = Tls(listener.tls.newest)
+        while not server.is_open:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                client.do_handshake()
+            server.receive_data(outgoing.read())
+            incoming.write(server.data_to_send())
+        with contextlib.suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+        server.close()
+        return client.session, client.session_reused
+
+    session, _ = connect(None)
+    if version == ssl.TLSVersion.TLSv1_2:
+        assert connect(session)[1]
+    assert listener.tls is not None
+    listener.tls.reload()
+    assert not connect(session)[1]
+
+
+async def test_when_the_certificates_cannot_be_looked_at_any_more_it_is_said(
+    start_worker: Callable[..., Any], authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(worker.log, "critical", lambda event, **_: said.append(event))
+    told = settings_of(authority).model_dump(exclude_unset=True)
+    running = await start_worker(told)
+
+    def look(_is_asked: bool) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(running.worker._certificates, "look", look)
+    running.worker.reload()
+    await running.until(lambda: said == ["nobody looks at certificates any more"])
 
 
 async def test_the_files_are_looked_at_at_intervals_and_at_once_when_told(authority: Authority) -> None:
