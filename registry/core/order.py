@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdmq.errors import Code, RemoteError
-from holdmq.topics import topic_fault
+from holdmq.topics import is_system_topic, system_topic_fault, topic_fault
 from holdmq.wire.headers import OrderRow, RouteRow
 
 ORDER_ROWS_MAX: Final = 50_000
@@ -69,11 +69,14 @@ class OrderTable:
     def replace(self, topic: str, queues: Mapping[Any, Any]) -> frozenset[str]:
         """Set a topic's brokers, {} to forget it; return it if that changed anything.
 
-        Raises RemoteError (TOPIC_INVALID, LIMIT_EXCEEDED).
+        Raises RemoteError (TOPIC_INVALID, also for a system topic; LIMIT_EXCEEDED).
         """
         fault = topic_fault(topic)
         if fault is not None:
             raise RemoteError(Code.TOPIC_INVALID, fault)
+        return self._replace(topic, queues)
+
+    def _replace(self, topic: str, queues: Mapping[Any, Any]) -> frozenset[str]:
         for broker, count in queues.items():
             if not isinstance(broker, str) or not isinstance(count, int) or not 0 < count <= QUEUES_MAX:
                 raise RemoteError(
@@ -106,8 +109,11 @@ class OrderTable:
         for topic, queues in found.items():
             if not isinstance(queues, dict):
                 return f"topic {topic!r}: no brokers"
+            fault = (system_topic_fault if is_system_topic(topic) else topic_fault)(topic)
+            if fault is not None:
+                return f"topic {topic!r}: {fault}"
             try:
-                self.replace(topic, queues)
+                self._replace(topic, queues)
             except RemoteError as error:
                 return f"topic {topic!r}: {error.remark}"
         self.version = version

@@ -13,15 +13,16 @@ def rows(*topics: str, queues: int = 4, order: bool = True) -> dict[str, RouteRo
 
 def test_what_is_learnt_is_listed_and_survives_the_file() -> None:
     table = OrderTable()
-    assert table.learn("a", {}, rows("t", "u")) == {"t", "u"}
-    assert table.learn("a", rows("t", "u"), rows("t", "u")) == frozenset()
+    assert table.learn("a", {}, rows("t", "u", "%OWN")) == {"t", "u", "%OWN"}
+    assert table.learn("a", rows("t", "u", "%OWN"), rows("t", "u", "%OWN")) == frozenset()
     assert table.learn("b", {}, rows("t", queues=2)) == {"t"}
-    assert table.listed() == [OrderRow("t", {"a": 4, "b": 2}), OrderRow("u", {"a": 4})]
+    ours = OrderRow("%OWN", {"a": 4})
+    assert table.listed() == [ours, OrderRow("t", {"a": 4, "b": 2}), OrderRow("u", {"a": 4})]
     assert table.listed(["u", "none"]) == [OrderRow("u", {"a": 4})]
     again = OrderTable()
     assert again.load(table.content(), table.version) == ""
     assert again.listed() == table.listed()
-    assert (again.version, again.rows) == (table.version, 3)
+    assert (again.version, again.rows) == (table.version, 4)
 
 
 def test_after_a_restart_a_topic_stays_ordered_until_it_is_deleted_or_set() -> None:
