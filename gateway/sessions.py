@@ -53,8 +53,8 @@ STATES_PER_TICK: Final = 500
 """Rows encoded in one tick: some milliseconds of the loop."""
 FAR_BYTES: Final = 64 << 20
 """How far the log may grow past the row of a session that gets nothing: what a crash makes it scan."""
-LOOK_S: Final = 60.0
-"""How often each session is looked at for that."""
+LOOK_S: Final = 20.0
+"""How often each session is looked at for that: as often as an idle feed says how far it is."""
 TAKEN_MAX: Final = 10_000
 """Epochs remembered that were taken before their opening was answered."""
 LIVE_END: Final = -1
