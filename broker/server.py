@@ -145,7 +145,7 @@ class BrokerServer:
             on_writable=self._writable,
         )
         groups.hello_of = self.rpc.connections.get
-        shared.hello_of = self.sessions.hello_of = self.rpc.connections.get
+        shared.hello_of = self.sessions.queries.hello_of = self.rpc.connections.get
         groups.shared = groups.offsets.shared = SharedRows(shared.core, self.rpc.connections.get)
 
     def _role_of(self, connection: Connection) -> str:

@@ -21,7 +21,7 @@ from broker.core.session_rows import (
     meta_key,
     state_key,
 )
-from holdmq.errors import BusyError, HoldMQError, RecordError, StorageError
+from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError
 from holdmq.wire.session_headers import SESSION_QUEUES, SESSION_TOPIC
 from storage.lookups import KeyChange, TableStore
 from storage.store import Appended, Batch, MessageStore
@@ -33,6 +33,7 @@ IN_HAND_MAX_BYTES: Final = 64 << 20
 WRITTEN_PRUNED_AT: Final = 10_000
 """Clients whose last change may not be shown yet, before those that are shown are forgotten."""
 RETRY_AFTER_MS: Final = 50
+CLIENT_ID_BYTES_MAX: Final = 16 << 10
 
 Done = Callable[[StorageError | None], None]
 Session = Found | HoldMQError | None
@@ -213,3 +214,11 @@ def _read_filters(tables: TableStore, client_id: str) -> list[tuple[str, bytes]]
         if page.next_after is None:
             return filters
         after = page.next_after
+
+
+def check_client_id(client_id: str) -> None:
+    """Raise LIMIT_EXCEEDED for what cannot be a row's client id."""
+    if not client_id or "\0" in client_id or len(client_id.encode()) > CLIENT_ID_BYTES_MAX:
+        raise RemoteError(
+            Code.LIMIT_EXCEEDED, f"a client id has 1 to {CLIENT_ID_BYTES_MAX} bytes, none of them 0"
+        )

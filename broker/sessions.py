@@ -1,4 +1,4 @@
-"""SESSION_OPEN, SESSION_WRITE, SESSION_LIST, SESSION_SHOW, SESSION_DROP, SESSION_RECORDS.
+"""SESSION_OPEN, SESSION_WRITE, SESSION_DROP; what is only asked is in `broker.session_queries`.
 
 The shell around `broker.core.sessions`: this broker owns the sessions of the client ids that
 `session_owner` gives it. Rows live in the table `%SESSION`, so they survive what the log survives.
@@ -8,23 +8,20 @@ Source: mqtt.md, Sessions are cursors.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
-from broker.core.session_rows import META, Meta, decode_meta, meta_key
+from broker.core.session_rows import META, decode_meta, meta_key
 from broker.core.sessions import TAKEOVER_S, Opening, Sessions
-from broker.lookups import Lookups
 from broker.part import Part
-from broker.session_rows import Session, SessionRows
+from broker.session_queries import SessionQueries
+from broker.session_rows import CLIENT_ID_BYTES_MAX, Session, SessionRows, check_client_id
 from holdmq.errors import (
-    BehindError,
     BusyError,
     Code,
-    CorruptRecordError,
     HoldMQError,
     RecordError,
     RemoteError,
@@ -35,33 +32,23 @@ from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
-from holdmq.wire.headers import HelloRequest
 from holdmq.wire.session_headers import (
     CHANGES_MAX,
     KINDS,
     OPENINGS_MAX,
     SESSION_QUEUES,
     SESSION_TOPIC,
-    Content,
     SessionChange,
     SessionDropRequest,
     SessionDropResponse,
-    SessionListRequest,
-    SessionListResponse,
     SessionOpened,
     SessionOpening,
     SessionOpenRequest,
     SessionOpenResponse,
-    SessionRecordsRequest,
-    SessionRecordsResponse,
-    SessionRow,
-    SessionShowRequest,
-    SessionShowResponse,
     SessionTakenRequest,
     SessionWriteRequest,
     SessionWriteResponse,
 )
-from storage.lookups import Page
 from storage.store import MessageStore
 
 READ_MAX: Final = 256
@@ -74,19 +61,12 @@ RETRY_S: Final = 1.0
 ROWS_MAX: Final = 1_000
 CONTENTS_MAX_BYTES: Final = 1 << 20
 """Contents in one answer to SESSION_OPEN; what has no room is asked for by SESSION_SHOW."""
-CONTENT_MAX_BYTES: Final = 6 << 20
-"""What one session may have: it fits a frame. Gateways bound what their clients subscribe to."""
-RECORDS_MAX: Final = 1_000
-RECORDS_MAX_BYTES: Final = 4 << 20
-CLIENT_ID_BYTES_MAX: Final = 16 << 10
 FILTER_BYTES_MAX: Final = (32 << 10) - CLIENT_ID_BYTES_MAX - 2
 """Together they are a row's key, of at most 32 KiB."""
 VALUE_MAX_BYTES: Final = 512 << 10
 """A state or the options of a filter: as a row it fits the smallest record_max_bytes."""
 HELD_MAX: Final = 100_000
 """Openings in hand: as many as a storm of all gateways has under way."""
-
-HelloOf = Callable[[Connection], HelloRequest | None]
 
 log = structlog.get_logger("holdmq.broker")
 
@@ -117,10 +97,9 @@ class SessionTable(Part):
         sweep_interval_s: float = SWEEP_INTERVAL_S,
     ) -> None:
         now_ms = clock_ms()
-        self.hello_of: HelloOf = lambda _: None
         self.core: Sessions[Connection] = Sessions(now_ms << 20, now_ms, lambda: secrets.randbits(63))
         self.rows = SessionRows(store)
-        self.lookups = Lookups(store.reader_pool)
+        self.queries = SessionQueries(store, self.core, self.rows, clock_ms, self._check_ready)
         self.sweep_interval_s = sweep_interval_s
         self.swept = 0
         self._store = store
@@ -143,10 +122,8 @@ class SessionTable(Part):
         return {
             RequestCode.SESSION_OPEN: self.open,
             RequestCode.SESSION_WRITE: self.write,
-            RequestCode.SESSION_LIST: self.list_,
-            RequestCode.SESSION_SHOW: self.show,
             RequestCode.SESSION_DROP: self.drop,
-            RequestCode.SESSION_RECORDS: self.records,
+            **self.queries.routes(),
         }
 
     def start(self) -> None:
@@ -215,7 +192,7 @@ class SessionTable(Part):
         if not 0 < len(wanted) <= OPENINGS_MAX:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"1 to {OPENINGS_MAX} sessions in one SESSION_OPEN")
         for opening in wanted:
-            _check_client(opening.client_id)
+            check_client_id(opening.client_id)
             if not 0 <= opening.expiry_s <= 0xFFFFFFFF or not 0 <= opening.epoch < 1 << 63:
                 raise RemoteError(Code.LIMIT_EXCEEDED, "an expiry or epoch is out of range")
         if len(self._told) + len(wanted) > HELD_MAX:
@@ -291,7 +268,7 @@ class SessionTable(Part):
         self._settle()
 
     def _check_change(self, change: SessionChange) -> None:
-        _check_client(change.client_id)
+        check_client_id(change.client_id)
         if change.kind not in KINDS:
             raise WireError(f"a change of the kind {change.kind!r}", Code.MISSING_FIELD)
         if not 0 <= change.expiry_s <= 0xFFFFFFFF:
@@ -302,90 +279,11 @@ class SessionTable(Part):
                 Code.RECORD_TOO_LARGE, f"{size} bytes of a session, {len(change.name)} of a filter"
             )
 
-    def list_(self, request: Request) -> None:
-        """SESSION_LIST."""
-        self._check_ready()
-        header = request.header(SessionListRequest)
-        count = max(1, min(header.max_count, ROWS_MAX))
-        tables = self.rows.tables
-        after = meta_key(header.after) if header.after else None
-        self.lookups.run(
-            request,
-            lambda: tables.scan(SESSION_TOPIC, meta_key(header.prefix), after, count),
-            lambda page: self._answer_list(request, header, page, count),
-        )
-
-    def _answer_list(self, request: Request, header: SessionListRequest, page: Page, count: int) -> None:
-        """Stored sessions of a page, and those between them that are not written down."""
-        now_ms = self._clock_ms()
-        found: dict[str, SessionRow] = {}
-        last = page.next_after[1:] if page.next_after is not None else None
-        for row in page.rows:
-            client_id = row.key[1:]
-            meta = self.rows.owed.get(client_id) or decode_meta(row.value)
-            if self.core.is_known(client_id) or not self.core.is_over(meta, now_ms):
-                found[client_id] = self._row(client_id, meta)
-        others = (
-            client_id
-            for client_id in self.core.ids()
-            if client_id not in found
-            and client_id > header.after
-            and client_id.startswith(header.prefix)
-            and (last is None or client_id <= last)
-        )
-        for client_id in heapq.nsmallest(count, others):
-            known = self.core.open_session(client_id)
-            if known is not None:
-                found[client_id] = self._row(client_id, known[0])
-        shown = [found[client_id] for client_id in sorted(found)[:count]]
-        is_more = last is not None or len(found) > count
-        next_after = (shown[-1].client_id if shown else last) if is_more else None
-        request.reply(SessionListResponse(shown, next_after))
-
-    def _row(self, client_id: str, meta: Meta) -> SessionRow:
-        known = self.core.open_session(client_id)
-        if known is None:
-            ended_ms = meta.ended_ms or self.core.up_since_ms
-            return SessionRow(
-                client_id, meta.principal, meta.epoch, meta.expiry_s, meta.created_ms, ended_ms, "", True
-            )
-        meta, connection, is_stored = known
-        hello = None if connection is None else self.hello_of(connection)
-        owner = "" if hello is None else hello.client_id
-        return SessionRow(
-            client_id, meta.principal, meta.epoch, meta.expiry_s, meta.created_ms, 0, owner, is_stored
-        )
-
-    def show(self, request: Request) -> None:
-        """SESSION_SHOW."""
-        self._check_ready()
-        client_id = request.header(SessionShowRequest).client_id
-        _check_client(client_id)
-
-        def loaded(found: list[Session] | HoldMQError) -> None:
-            session = found if isinstance(found, HoldMQError) else found[0]
-            if isinstance(session, HoldMQError):
-                request.refuse(session)
-                return
-            known = self.core.open_session(client_id)
-            meta = known[0] if known is not None else session.meta if session is not None else None
-            if meta is None or (known is None and self.core.is_over(meta, self._clock_ms())):
-                request.reply(SessionShowResponse([]))
-                return
-            content = Content(b"", []) if session is None else Content(session.state, session.filters)
-            body = content.encode()
-            if len(body) > CONTENT_MAX_BYTES:
-                request.refuse(RemoteError(Code.LIMIT_EXCEEDED, f"the session has {len(body)} bytes"))
-                return
-            request.reply(SessionShowResponse([self._row(client_id, meta)]), [body], len(body))
-
-        self.rows.load([client_id], loaded)
-
     def drop(self, request: Request) -> None:
         """SESSION_DROP: answered when it is gone."""
         self._check_ready()
         client_id = request.header(SessionDropRequest).client_id
-        _check_client(client_id)
+        check_client_id(client_id)
 
         def told(opening: Opening[Connection]) -> None:
             if opening.answer is not None:
@@ -395,31 +293,6 @@ class SessionTable(Part):
 
         self._told[self.core.drop(client_id, self._loop.time())] = told
         self._settle()
-
-    def records(self, request: Request) -> None:
-        """SESSION_RECORDS."""
-        header = request.header(SessionRecordsRequest)
-        positions: list[Any] = header.positions[:RECORDS_MAX]
-        if not positions or not all(isinstance(position, int) and position >= 0 for position in positions):
-            raise WireError("positions are numbers from 0 on, at least one", Code.MISSING_FIELD)
-        limit = self._store.epoch_limit(header.log_epoch)
-        end = self._store.confirmed_position if limit is None else min(limit, self._store.confirmed_position)
-
-        def look_up() -> tuple[SessionRecordsResponse, list[memoryview]]:
-            parts: list[memoryview] = []
-            size = 0
-            for at, position in enumerate(positions):
-                record = _record_at(self._store, position) if position < end else None
-                if record is not None:
-                    parts.append(record)
-                    size += len(record)
-                if size >= RECORDS_MAX_BYTES:
-                    return SessionRecordsResponse(at + 1, len(parts)), parts
-            return SessionRecordsResponse(len(positions), len(parts)), parts
-
-        self.lookups.run(
-            request, look_up, lambda found: request.reply(found[0], found[1], sum(map(len, found[1])))
-        )
 
     def _check_ready(self) -> None:
         if not self._is_ready or self._is_closed:
@@ -589,21 +462,3 @@ class SessionTable(Part):
         self.core.stored, self._counted = self._counted, 0
         self.swept += 1
         self._after("sweep", self.sweep_interval_s, self._sweep, None)
-
-
-def _check_client(client_id: str) -> None:
-    if not client_id or "\0" in client_id or len(client_id.encode()) > CLIENT_ID_BYTES_MAX:
-        raise RemoteError(
-            Code.LIMIT_EXCEEDED, f"a client id has 1 to {CLIENT_ID_BYTES_MAX} bytes, none of them 0"
-        )
-
-
-def _record_at(store: MessageStore, position: int) -> memoryview | None:
-    """Blocking: the record at a log position; None = it is gone, damaged, or none begins there."""
-    try:
-        batches = store.read_log(position, 1)
-    except (BehindError, CorruptRecordError):
-        return None
-    if not batches or not len(batches[0].sizes):
-        return None
-    return batches[0].records[: int(batches[0].sizes[0])]
