@@ -47,6 +47,7 @@ _CRC_AT: Final = 12
 
 Slots = npt.NDArray[np.uint32]
 Keys = npt.NDArray[np.void]
+Numbers = npt.NDArray[np.int64]
 
 
 class Header(NamedTuple):
@@ -100,9 +101,7 @@ def keys_of(batch: Batch) -> Keys:
 def link(keys: Keys, first_number: int, first_ms: int, slots: Slots) -> npt.NDArray[np.void]:
     """The entries as they are written behind `first_number` - 1 others; `slots` stay as they are."""
     made = np.empty(len(keys), ENTRY)
-    at = keys["hash"].astype(np.int64) % len(slots)
-    order = np.argsort(at, kind="stable")
-    of_slot = at[order]
+    of_slot, order = _by_slot(keys["hash"], slots)
     before = slots[of_slot].astype(np.int64)
     # Of several entries of one slot each but the first has the one in front of it before it.
     follows = np.flatnonzero(of_slot[1:] == of_slot[:-1]) + 1
@@ -116,8 +115,14 @@ def link(keys: Keys, first_number: int, first_ms: int, slots: Slots) -> npt.NDAr
 
 def add_to_slots(slots: Slots, entries: npt.NDArray[np.void], first_number: int) -> None:
     """Make entries the newest of their slots' chains, in their order."""
-    at = entries["hash"].astype(np.int64) % len(slots)
+    of_slot, order = _by_slot(entries["hash"], slots)
     # Of several entries of one slot the last must win; which one does in an assignment is not promised.
-    _, newest = np.unique(at[::-1], return_index=True)
-    last = len(at) - 1 - newest
-    slots[at[last]] = first_number + last
+    is_last = np.append(of_slot[1:] != of_slot[:-1], True)[: len(of_slot)]
+    slots[of_slot[is_last]] = first_number + order[is_last]
+
+
+def _by_slot(hashes: npt.NDArray[np.uint32], slots: Slots) -> tuple[Numbers, Numbers]:
+    """Slots and numbers of entries, sorted by both: plain numbers are sorted in a fraction of an argsort."""
+    at = hashes.astype(np.int64) % len(slots)
+    both = np.sort(at << 32 | np.arange(len(at)))
+    return both >> 32, both & 0xFFFFFFFF
