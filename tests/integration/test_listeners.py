@@ -23,6 +23,28 @@ from processes import Stack, end_all, free_port, wait_until
 from security import Authority
 
 KINDS = ("default", "tls", "devices", "web", "secure-web", "local")
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-sync",
+]
+"""As root, without a GPU, and without asking anybody on the network for anything."""
+PAGE = """port => new Promise(resolve => {
+    const socket = new WebSocket(`ws://127.0.0.1:${port}/mqtt`, ['mqtt']);
+    socket.binaryType = 'arraybuffer';
+    socket.onerror = () => resolve('refused');
+    socket.onopen = () => socket.send(new Uint8Array(
+        [0x10, 13, 0, 4, 77, 81, 84, 84, 4, 2, 0, 60, 0, 1, 120]));
+    socket.onmessage = event => resolve({
+        protocol: socket.protocol,
+        extensions: socket.extensions,
+        received: Array.from(new Uint8Array(event.data)),
+    });
+})"""
+"""A page without an origin of its own, which sends CONNECT and waits for the answer."""
 
 
 class Gateway(NamedTuple):
@@ -56,7 +78,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     authority = Authority(tmp_path_factory.mktemp("certificates"))
     files = authority.issue("gateway")
     own = {"tls_cert": str(files.cert), "tls_key": str(files.key)}
-    ports = {name: free_port() for name in (*KINDS[1:5], "proxy")}
+    ports = {name: free_port() for name in (*KINDS[1:5], "pages", "proxy")}
     path = str(directory / "mqtt.sock")
     listeners: list[dict[str, Any]] = [
         {"name": "tls", "kind": "tls", **own},
@@ -69,6 +91,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         },
         {"name": "web", "kind": "ws"},
         {"name": "secure-web", "kind": "wss", **own},
+        {"name": "pages", "kind": "ws", "ws_origins": ["*"]},
         {"name": "proxy", "kind": "tcp", "proxy": True, "proxy_networks": ["127.0.0.0/8"]},
     ]
     for listener in listeners:
@@ -232,6 +255,18 @@ async def test_gmqtt_over_tls_and_amqtts_client_over_websocket_talk_to_each_othe
     assert bytes(message.data) == b"from gmqtt"
     await web.disconnect()
     await secure.disconnect()
+
+
+async def test_a_page_in_a_browser_connects_where_its_origin_may(gateway: Gateway) -> None:
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = await browser.new_page()
+        assert await page.evaluate(PAGE, gateway.ports["web"]) == "refused"
+        answer = await page.evaluate(PAGE, gateway.ports["pages"])
+        await browser.close()
+    assert answer == {"protocol": "mqtt", "extensions": "", "received": list(CONNACK)}
 
 
 def test_a_client_without_a_certificate_is_told_so_and_counted(gateway: Gateway) -> None:
