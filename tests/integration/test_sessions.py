@@ -8,11 +8,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 from mqtt_client import MqttClient
-from processes import Stack, wait_until
+from processes import Stack, end_all, wait_until
 
 from holdmq.mqtt import MQTT_3_1_1, Disconnect, MqttError, PubAck, PubComp, Publish, PubRec, PubRel
 
@@ -378,3 +379,77 @@ def test_sessions_that_come_back_together_share_what_is_read_for_them(holdmq_sta
         lambda: stack.metric("gateway", "holdmq_gateway_catchup_shared_total") > 60, "readers are shared"
     )
     assert stack.metric("gateway", "holdmq_gateway_lagging_sessions") == 0
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_paho_finds_its_session_again(stack: Stack, version: int) -> None:
+    import paho.mqtt.client as paho
+    from paho.mqtt.packettypes import PacketTypes
+    from paho.mqtt.properties import Properties as PahoProperties
+
+    got: list[bytes] = []
+    present: list[bool] = []
+    subscribed = threading.Event()
+
+    def client(name: str) -> paho.Client:
+        options = {} if version == 5 else {"clean_session": False}
+        protocol = paho.MQTTProtocolVersion(version)
+        made = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id=name, protocol=protocol, **options)
+        made.on_connect = lambda _c, _u, flags, _r, _p: present.append(flags.session_present)
+        made.on_message = lambda _c, _u, message: got.append(message.payload)
+        made.on_subscribe = lambda *_: subscribed.set()
+        return made
+
+    def connect(made: paho.Client) -> None:
+        known = len(present)
+        if version == 5:
+            properties = PahoProperties(PacketTypes.CONNECT)
+            properties.SessionExpiryInterval = 600
+            made.connect("127.0.0.1", stack.mqtt_port, clean_start=False, properties=properties)
+        else:
+            made.connect("127.0.0.1", stack.mqtt_port)
+        made.loop_start()
+        wait_until(lambda: len(present) > known, "CONNACK")
+
+    subscriber = client("paho")
+    connect(subscriber)
+    subscriber.subscribe("d/#", qos=2)
+    assert subscribed.wait(15)
+    subscriber.disconnect()
+    subscriber.loop_stop()
+    publisher = MqttClient(stack.mqtt_port, "pub", clean=True, expiry_s=0)
+    publisher.publish("d/1", *numbered(50), qos=2)
+    subscriber = client("paho")
+    connect(subscriber)
+    wait_until(lambda: len(got) >= 50, "all that was published meanwhile")
+    publisher.publish("d/1", b"live", qos=1)
+    wait_until(lambda: len(got) >= 51, "what comes now")
+    subscriber.disconnect()
+    subscriber.loop_stop()
+    assert got == [*numbered(50), b"live"]
+    assert present == [False, True]
+
+
+def test_a_session_goes_on_at_another_gateway(stack: Stack, tmp_path: Path) -> None:
+    directory = tmp_path / "other"
+    directory.mkdir()
+    other = Stack(directory, {"registry.port": stack.registry_port})
+    try:
+        other.start("gateway")
+        first = MqttClient(stack.mqtt_port, "roams")
+        first.subscribe("d/#", qos=2)
+        publisher = MqttClient(stack.mqtt_port, "pub", clean=True, expiry_s=0)
+        got: list[bytes] = []
+        for turn in range(4):
+            publisher.publish("d/1", *numbered(10, 10 * turn), qos=2)
+            got += bodies(first.take(10))
+            first.ping()
+            second = MqttClient((other if turn % 2 == 0 else stack).mqtt_port, "roams")
+            assert second.connack.session_present
+            assert first.wait_for(Disconnect).reason_code == 0x8E
+            first = second
+        assert got == numbered(40)
+        assert first.is_silent()
+    finally:
+        MqttClient.close_all()
+        end_all([other])
