@@ -217,9 +217,11 @@ def is_same(data: bytes, at: i64, other: i64, size: i64) -> bool:
 
 def _is_printable(data: bytes, at: i64, end: i64) -> bool:
     """Whether all bytes are ASCII from 0x20 on: eight at a time, the last of them perhaps twice."""
-    is_long = end - at >= 8
-    while is_long and at < end:
-        word: i64 = read_i64_be(data, at if end - at >= 8 else end - 8)
+    begin: i64 = at
+    while end - begin >= 8 and at < end:
+        if end - at < 8:
+            at = end - 8
+        word: i64 = read_i64_be(data, at)
         if word < 0 or word & _TOP_BITS or (word | (word & _BITS_5) << 1) & _BITS_6 != _BITS_6:
             return False
         at += 8
