@@ -40,7 +40,8 @@ up: .make/up $(if $(filter 1,$(COMPILE)),build/compiled)
 	@PYTHONPATH=$(if $(filter 1,$(COMPILE)),$(wildcard build/compiled)) \
 		exec $(VENV)/bin/python -m holdmq.cli up $(ARGS)
 
-check: .make/test
+# Compiling is a check as well: what mypyc refuses, or takes and gcc does not, would stop `make up`.
+check: .make/test $(if $(filter 1,$(COMPILE)),build/compiled)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
