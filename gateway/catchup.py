@@ -255,6 +255,8 @@ class CatchUp:
         self._worker.counters.catchup_records_total += answer.records
         for outgoing in self._delivery.records(link, result.body):
             self._deliver(turn, outgoing)
+            if not turn.sessions:
+                break
         is_live = answer.position >= link.reader.live_from
         for session in list(turn.sessions):
             lag = _lag_of(session, link.name)

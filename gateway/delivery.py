@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.counters import Counters
@@ -128,11 +128,15 @@ class Delivery:
         self.malformed_logged = 0
         """Lines about malformed records in this second; the worker begins the next."""
 
-    def records(self, link: BrokerLink, body: memoryview, *, keeps_expired: bool = False) -> list[Outgoing]:
-        """The records of a READ answer that MQTT may see and that have not expired, in log order."""
+    def records(
+        self, link: BrokerLink, body: memoryview, *, keeps_expired: bool = False
+    ) -> Iterator[Outgoing]:
+        """The records of a READ answer that MQTT may see and that have not expired, in log order.
+
+        Each is decoded when it is asked for: who is full after a few wants no more of them.
+        """
         data = bytes(body)
         now_ms = self._wall_ms() + link.clock_ahead_ms
-        found: list[Outgoing] = []
         end = 0
         while end < len(data):
             pos = end
@@ -154,8 +158,7 @@ class Delivery:
             if outgoing.is_expired and not keeps_expired:
                 self._counters.messages_expired_total += 1
                 continue
-            found.append(outgoing)
-        return found
+            yield outgoing
 
     def _malformed(self, link: BrokerLink, position: int, reason: str) -> None:
         """Count a record that cannot be delivered; everything behind it still is."""

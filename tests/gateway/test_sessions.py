@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -267,3 +268,29 @@ async def test_messages_that_are_gone_are_given_up_when_their_session_comes_back
     assert asked == [[0]]
     publisher.send(Publish("a", b"y", 1, packet_id=2))
     assert (await again.next()).payload == b"y"
+
+
+async def test_sessions_that_wait_for_a_reader_share_the_next_one(
+    start_worker: Start, table: SessionTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.catchup.CATCHUP_READERS_MAX", 1)
+    running = await start_worker()
+    names = [f"c{n}" for n in range(5)]
+    for name in names:
+        client = await persistent(running, name)
+        await client.subscribe(f"cmd/{name}", "all")
+        await client.close()
+    await running.until(lambda: kinds(table).count(END) == 5)
+    publisher = await running.client("p")
+    sent = [*[Publish(f"cmd/{name}", name.encode(), 1) for name in names], Publish("all", b"all", 1)]
+    publisher.send(*[replace(message, packet_id=n) for n, message in enumerate(sent, 1)])
+    assert len(await publisher.acked(6)) == 6
+    running.broker.hold_catchup = True
+    clients = [await persistent(running, name) for name in names]
+    await running.until(lambda: len(running.worker.catchup._queue) == 4)
+    running.broker.hold_catchup = False
+    for answer in running.broker.held_catchup:
+        answer()
+    for name, client in zip(names, clients, strict=True):
+        assert [(await client.next()).payload for _ in range(2)] == [name.encode(), b"all"]
+    assert (running.worker.catchup.turns, running.worker.catchup.shared) == (2, 4)
