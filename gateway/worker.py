@@ -24,8 +24,9 @@ from gateway.layered import LayeredShell
 from gateway.limits import CONNECTIONS_OVER, LISTEN_BACKLOG, REROUTE_S, SEND_STALLED_S, Limits
 from gateway.link import BrokerLink
 from gateway.listeners import CertificateWatch, Listener
+from gateway.session.context import Context
 from gateway.session.events import Closed, Event
-from gateway.session.session import CLOSED, Context, Session
+from gateway.session.session import CLOSED, Session
 from gateway.sessions import Sessions
 from gateway.subscriptions import Subscriptions
 from gateway.topics import Topics

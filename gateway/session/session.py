@@ -13,16 +13,15 @@ settle or messages are pushed, and the session then puts itself on `context.dirt
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
-from gateway.core.counters import Counters
 from gateway.core.cursor import Cursor
 from gateway.core.entries import TopicEntry
 from gateway.core.receipts import CLOSE, Receipt
 from gateway.core.wheel import NOWHERE
-from gateway.limits import TOPIC_ALIAS_MAX, Limits
+from gateway.limits import TOPIC_ALIAS_MAX
 from gateway.session.connecting import check_connect, connack_properties, expiry_of, keep_alive_of
+from gateway.session.context import Context
 from gateway.session.events import CONNECTED, WINDOW_OPENED, Closed, Event, Subscribing, Unsubscribing
 from gateway.session.inbound import RECORDED, Inbound
 from gateway.session.outbound import Outbound, Planned
@@ -52,7 +51,6 @@ from holdmq.mqtt import (
     SubAck,
     Subscribe,
     Subscription,
-    TopicTable,
     UnsubAck,
     Unsubscribe,
     Will,
@@ -70,42 +68,6 @@ OPENING: Final = 3
 
 _CONNACK_ANSWERS_V3: Final = frozenset((0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x97))
 """Refusals that a 3.x client is told; for malformed packets 3.1.1 asks to close without an answer."""
-
-
-class Context:
-    """What all sessions of a worker share.
-
-    `dirty` lists sessions that have bytes to send, `doomed` those that the worker must close because
-    their broker did not take what they sent, `planning` those whose row must be written before they send
-    more, `stale` those whose row lags behind.
-    """
-
-    __slots__ = (
-        "counters",
-        "dirty",
-        "doomed",
-        "limits",
-        "new_client_id",
-        "planning",
-        "stale",
-        "topics",
-    )
-
-    def __init__(
-        self,
-        topics: TopicTable[TopicEntry],
-        limits: Limits,
-        counters: Counters,
-        new_client_id: Callable[[], str],
-    ) -> None:
-        self.topics = topics
-        self.limits = limits
-        self.counters = counters
-        self.new_client_id = new_client_id
-        self.dirty: list[Session] = []
-        self.doomed: list[Session] = []
-        self.planning: list[Session] = []
-        self.stale: list[Session] = []
 
 
 class Session:

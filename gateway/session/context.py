@@ -1,0 +1,50 @@
+"""What the sessions of a worker share, and where they say what they need of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gateway.core.counters import Counters
+from gateway.core.entries import TopicEntry
+from gateway.limits import Limits
+from holdmq.mqtt import TopicTable
+
+if TYPE_CHECKING:
+    from gateway.session.session import Session
+
+
+class Context:
+    """What all sessions of a worker share.
+
+    `dirty` lists sessions that have bytes to send, `doomed` those that the worker must close because
+    their broker did not take what they sent, `planning` those whose row must be written before they send
+    more, `stale` those whose row lags behind.
+    """
+
+    __slots__ = (
+        "counters",
+        "dirty",
+        "doomed",
+        "limits",
+        "new_client_id",
+        "planning",
+        "stale",
+        "topics",
+    )
+
+    def __init__(
+        self,
+        topics: TopicTable[TopicEntry],
+        limits: Limits,
+        counters: Counters,
+        new_client_id: Callable[[], str],
+    ) -> None:
+        self.topics = topics
+        self.limits = limits
+        self.counters = counters
+        self.new_client_id = new_client_id
+        self.dirty: list[Session] = []
+        self.doomed: list[Session] = []
+        self.planning: list[Session] = []
+        self.stale: list[Session] = []
