@@ -46,8 +46,11 @@ class OrderTable:
         return sorted(self._topics)
 
     def listed(self, topics: list[str] | None = None) -> list[OrderRow]:
-        """The rows of these topics, or of all; others are left out."""
-        names = self.topics() if topics is None else sorted({str(t) for t in topics} & self._topics.keys())
+        """The rows of these topics, or of all but system topics; what is not ordered is left out."""
+        if topics is None:
+            names = [topic for topic in self.topics() if not is_system_topic(topic)]
+        else:
+            names = sorted({str(t) for t in topics} & self._topics.keys())
         return [OrderRow(name, dict(self._topics[name])) for name in names]
 
     def learn(
