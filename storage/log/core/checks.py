@@ -12,10 +12,8 @@ from librt.strings import BytesWriter, read_i64_be, write_i64_le
 from zlib_ng.zlib_ng import crc32
 
 from holdmq.record import (
-    BODY_LENGTH_AT,
     FIXED_SIZE,
     IPV6_EXTRA,
-    MAGIC,
     PHYSICAL_OFFSET_AT,
     QUEUE_ID_AT,
     QUEUE_OFFSET_AT,
@@ -23,18 +21,8 @@ from holdmq.record import (
     STORE_MS_AT,
     SYS_BORN_IPV6,
     SYS_FLAG_AT,
-    SYS_KNOWN,
-    SYS_QOS,
-    SYS_STORE_ID,
 )
-from holdmq.record_each import (
-    WRONG_BODY,
-    WRONG_END,
-    WRONG_FLAGS,
-    WRONG_MAGIC,
-    WRONG_PROPERTIES,
-    WRONG_TOPIC,
-)
+from holdmq.record_each import layout_fault
 from storage.log.core.stamps import check_of
 
 if TYPE_CHECKING:
@@ -45,7 +33,6 @@ WRONG_STAMP: Final = "its StampCheck does not match"
 WRONG_PLACE: Final = "its PhysicalOffset is not where it lies"
 
 _U32: Final = 0xFFFFFFFF
-_UNKNOWN_FLAGS: Final = _U32 & ~SYS_KNOWN
 _NO_STAMP: Final = bytes(16)
 
 
@@ -100,27 +87,10 @@ class Checker:
 
     def _problem(self, data: bytes, start: i64, end: i64, position: i64) -> str:
         """What is wrong with the record; empty = nothing."""
-        if read_i64_be(data, start) & _U32 != MAGIC:
-            return WRONG_MAGIC
-        tail: i64 = read_i64_be(data, end - 8)
-        if tail & _U32 != end - start:
-            return WRONG_END
-        flags: i64 = read_i64_be(data, start + SYS_FLAG_AT - 4) & _U32
-        if flags & _UNKNOWN_FLAGS or not flags & SYS_STORE_ID or flags & SYS_QOS == SYS_QOS:
-            return WRONG_FLAGS
-        extra: i64 = IPV6_EXTRA if flags & SYS_BORN_IPV6 else 0
-        body_at: i64 = start + BODY_LENGTH_AT + extra
-        if body_at + 15 > end:
-            return WRONG_BODY
-        topic_at: i64 = body_at + 4 + (read_i64_be(data, body_at - 4) & _U32)
-        if topic_at + 11 > end:
-            return WRONG_BODY
-        properties_at: i64 = topic_at + 1 + data[topic_at]
-        if properties_at + 10 > end:
-            return WRONG_TOPIC
-        length: i64 = (data[properties_at] << 8) + data[properties_at + 1]
-        if properties_at + 10 + length != end:
-            return WRONG_PROPERTIES
+        fault = layout_fault(data, start, end)
+        if fault:
+            return fault
+        extra: i64 = IPV6_EXTRA if data[start + SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0
         store_at: i64 = start + STORE_MS_AT + extra
         crc = crc32(data[store_at + 16 : end - 8], self._crc_of_head(data, start, store_at))
         if crc != (read_i64_be(data, start + 8) >> 32) & _U32:
@@ -128,7 +98,7 @@ class Checker:
         offset: i64 = read_i64_be(data, start + QUEUE_OFFSET_AT)
         physical: i64 = read_i64_be(data, start + PHYSICAL_OFFSET_AT)
         stored: i64 = check_of(offset, physical, read_i64_be(data, store_at), read_i64_be(data, store_at + 8))
-        if stored != (tail >> 32) & _U32:
+        if stored != (read_i64_be(data, end - 8) >> 32) & _U32:
             return WRONG_STAMP
         return "" if physical == position else WRONG_PLACE
 
