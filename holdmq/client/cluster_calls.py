@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from holdmq.client.calls import call_until
 from holdmq.client.route import RouteTable
@@ -90,6 +90,26 @@ class ClusterCalls:
 
         answers = await asyncio.gather(*(ask(broker, header) for broker, header in headers.items()))
         return dict(zip(headers, answers, strict=True))
+
+
+class AdminCalls(ClusterCalls):
+    """ClusterCalls of those who look after a cluster. `timeout_s` None = the class's `TIMEOUT_S`."""
+
+    KIND: ClassVar[str]
+    TIMEOUT_S: ClassVar[float]
+
+    def __init__(
+        self,
+        registries: Sequence[str] = (),
+        *,
+        client_id: str = "",
+        role: str = "console",
+        routes: RouteTable | None = None,
+        security: Security | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        wait_s = self.TIMEOUT_S if timeout_s is None else timeout_s
+        super().__init__(self.KIND, registries, client_id, role, routes, security, wait_s)
 
 
 def read_each(

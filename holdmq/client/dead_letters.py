@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from holdmq.client.cluster_calls import ClusterCalls
+from holdmq.client.cluster_calls import AdminCalls
 from holdmq.client.names import check_group
-from holdmq.client.route import RouteTable
 from holdmq.errors import Code, OffsetError, RecordError, RemoteError, UsageError
 from holdmq.message import Message, TopicQueue
 from holdmq.record import decode_record
@@ -29,7 +28,7 @@ from holdmq.wire.move_headers import (
 )
 
 if TYPE_CHECKING:
-    from holdmq.rpc.security import Security
+    pass
 
 TIMEOUT_S: Final = 30.0
 """Deadline of one request, retries included: a broker's restart fits in. Every request may be repeated."""
@@ -40,23 +39,15 @@ RESEND_MAX: Final = 1_000
 _STATUSES: Final = (Code.OFFSET_BEHIND, Code.CORRUPT)
 
 
-class DeadLetters(ClusterCalls):
+class DeadLetters(AdminCalls):
     """Asks brokers for dead letters: `async with DeadLetters(["host:9876"]) as letters`, on one event loop.
 
     `routes`: share this RouteTable, which the caller starts and closes. Every call raises TransportError when
     a broker does not answer within `timeout_s`, RemoteError when one refuses.
     """
 
-    def __init__(
-        self,
-        registries: Sequence[str] = (),
-        *,
-        client_id: str = "",
-        routes: RouteTable | None = None,
-        security: Security | None = None,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        super().__init__("dead-letters", registries, client_id, "console", routes, security, timeout_s)
+    KIND = "dead-letters"
+    TIMEOUT_S = TIMEOUT_S
 
     async def groups(self) -> dict[str, DeadLetterCount]:
         """Every group that has dead letters, by name, with their counts over all brokers."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from holdmq.client.cluster_calls import ClusterCalls, known
+from holdmq.client.cluster_calls import AdminCalls, known
 from holdmq.client.names import check_group
-from holdmq.client.route import RouteTable
 from holdmq.errors import Code, RemoteError, UsageError
 from holdmq.message import TopicQueue
 from holdmq.rpc.connection import Reply
@@ -40,7 +39,7 @@ from holdmq.wire.offset_headers import (
 )
 
 if TYPE_CHECKING:
-    from holdmq.rpc.security import Security
+    pass
 
 TIMEOUT_S: Final = 30.0
 """Deadline of one request, retries included: a broker's restart fits in. Every request may be repeated."""
@@ -99,7 +98,7 @@ class Moved(NamedTuple):
     after: int
 
 
-class GroupAdmin(ClusterCalls):
+class GroupAdmin(AdminCalls):
     """Asks brokers about groups: `async with GroupAdmin(["host:9876"]) as groups`, on one event loop.
 
     `routes`: share this RouteTable, which the caller starts and closes. Every call raises TransportError when
@@ -107,16 +106,8 @@ class GroupAdmin(ClusterCalls):
     group).
     """
 
-    def __init__(
-        self,
-        registries: Sequence[str] = (),
-        *,
-        client_id: str = "",
-        routes: RouteTable | None = None,
-        security: Security | None = None,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        super().__init__("groups", registries, client_id, "console", routes, security, timeout_s)
+    KIND = "groups"
+    TIMEOUT_S = TIMEOUT_S
 
     # Settings
 

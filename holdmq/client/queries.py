@@ -6,12 +6,12 @@ import asyncio
 import heapq
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from holdmq.client.cluster_calls import ClusterCalls
+from holdmq.client.cluster_calls import AdminCalls
 from holdmq.client.pull_consumer import PullConsumer
-from holdmq.client.route import RouteTable, TopicRoute
+from holdmq.client.route import TopicRoute
 from holdmq.errors import Code, HoldMQError, OffsetError, RemoteError, TransportError, UsageError, WireError
 from holdmq.message import Message, MessageId, TopicQueue
 from holdmq.record import decode_record
@@ -31,7 +31,7 @@ from holdmq.wire.query_headers import (
 )
 
 if TYPE_CHECKING:
-    from holdmq.rpc.security import Security
+    pass
 
 TIMEOUT_S: Final = 10.0
 """Deadline of one look-up, retries included: it may have to wait for a cold disk."""
@@ -66,24 +66,15 @@ class QueueAt(NamedTuple):
     log_epoch: int
 
 
-class Messages(ClusterCalls):
+class Messages(AdminCalls):
     """Looks messages up. Use it as `async with Messages(["host:9876"]) as messages`, on one event loop.
 
     `routes`: share this RouteTable, which the caller starts and closes. Every call raises TransportError
     when a broker that it needs does not answer for `timeout_s`, and RemoteError when one refuses.
     """
 
-    def __init__(
-        self,
-        registries: Sequence[str] = (),
-        *,
-        client_id: str = "",
-        role: str = "console",
-        routes: RouteTable | None = None,
-        security: Security | None = None,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        super().__init__("messages", registries, client_id, role, routes, security, timeout_s)
+    KIND = "messages"
+    TIMEOUT_S = TIMEOUT_S
 
     async def get(self, message_id: MessageId | str) -> Message:
         """The message that an id names, from the broker whose store it is in.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from holdmq.client.cluster_calls import ClusterCalls, known
-from holdmq.client.route import RouteTable
+from holdmq.client.cluster_calls import AdminCalls, known
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.session_headers import (
@@ -22,7 +21,7 @@ from holdmq.wire.session_headers import (
 from holdmq.wire.session_state import FilterOptions, SessionState, decode_options, decode_state
 
 if TYPE_CHECKING:
-    from holdmq.rpc.security import Security
+    pass
 
 TIMEOUT_S: Final = 10.0
 """Deadline of one request, retries included."""
@@ -44,23 +43,15 @@ class SessionDetails(NamedTuple):
     filters: dict[str, FilterOptions]
 
 
-class SessionAdmin(ClusterCalls):
+class SessionAdmin(AdminCalls):
     """Asks brokers for sessions: `async with SessionAdmin(["host:9876"]) as sessions`, on one event loop.
 
     `routes`: share this RouteTable, which the caller starts and closes. Every call raises TransportError when
     a broker does not answer within `timeout_s`, RemoteError when one refuses.
     """
 
-    def __init__(
-        self,
-        registries: Sequence[str] = (),
-        *,
-        client_id: str = "",
-        routes: RouteTable | None = None,
-        security: Security | None = None,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        super().__init__("sessions", registries, client_id, "console", routes, security, timeout_s)
+    KIND = "sessions"
+    TIMEOUT_S = TIMEOUT_S
 
     async def list(self, prefix: str = "") -> AsyncIterator[SessionView]:
         """Sessions whose client id begins with `prefix`, broker by broker, by client id."""
