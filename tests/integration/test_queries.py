@@ -107,7 +107,8 @@ async def test_a_key_s_messages_come_newest_first_over_all_brokers_and_pages(
     assert {m.store_ms for m in page.messages} == {middle}
 
 
-async def test_a_search_is_refused_for_what_it_cannot_be(messages: Messages) -> None:
+async def test_a_search_is_refused_for_what_it_cannot_be(cluster: Cluster, messages: Messages) -> None:
+    await send(cluster, Message("searched", b"x"))
     for wrong in ({}, {"key": "k", "unique_id": "u"}):
         with pytest.raises(UsageError, match="key or a unique_id"):
             await messages.find("ids", **wrong)
@@ -117,7 +118,7 @@ async def test_a_search_is_refused_for_what_it_cannot_be(messages: Messages) -> 
     with pytest.raises(RemoteError, match="there is no topic 'missing'"):
         await messages.find("missing", "k")
     with pytest.raises(TransportError):
-        await messages.find("ids", "k", cursor='{"nobody": 1}')
+        await messages.find("searched", "k", cursor='{"nobody": 1}')
 
 
 async def test_the_newest_come_first_over_all_queues_and_by_tag(cluster: Cluster, messages: Messages) -> None:
