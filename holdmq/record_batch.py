@@ -1,4 +1,4 @@
-"""Many records at once, by numpy: check, stamp, verify, hash and read columns of a batch.
+"""Many records at once, by numpy: check, stamp, hash and read columns of a batch.
 
 A batch is contiguous records (layout: `holdmq.record`), described by `starts` and `sizes`,
 int64 arrays of one element per record: offsets into the buffer and bytes. Fields lie at any
@@ -7,20 +7,18 @@ address, so every column is one fancy index over a view with a stride of one byt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from zlib_ng.zlib_ng import crc32
 
 from holdmq.record import (
     BODY_LENGTH_AT,
     BORN_MS_AT,
     FIXED_SIZE,
     IPV6_EXTRA,
-    MAGIC,
     NO_HOST,
     PHYSICAL_OFFSET_AT,
     QUEUE_OFFSET_AT,
@@ -30,9 +28,6 @@ from holdmq.record import (
     STORE_MS_AT,
     SYS_BORN_IPV6,
     SYS_FLAG_AT,
-    SYS_KNOWN,
-    SYS_QOS,
-    SYS_STORE_ID,
     Buffer,
     RecordTemplate,
     TagCache,
@@ -41,13 +36,6 @@ from holdmq.record import (
     tag_of,
 )
 from holdmq.record_each import (
-    WRONG_BODY,
-    WRONG_END,
-    WRONG_FLAGS,
-    WRONG_MAGIC,
-    WRONG_PROPERTIES,
-    WRONG_SIZE,
-    WRONG_TOPIC,
     BadEntry,
     ClaimedRun,
     check_each,
@@ -58,12 +46,8 @@ Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 _SIZE: Final = Struct(">I")
-_LENGTH: Final = Struct(">H")
-_HEAD: Final = Struct(">IIII")
-_NO_STAMP: Final = bytes(16)
 _OFFSETS: Final = Struct(">qq")
 _STORED: Final = Struct(">QQ")
-_U16: Final = np.dtype(">u2")
 _U32: Final = np.dtype(">u4")
 _U64: Final = np.dtype(">u8")
 _I64: Final = np.dtype(">i8")
@@ -71,7 +55,6 @@ _PAIR: Final = np.dtype("V16")
 _WORD: Final = np.dtype("V4")
 
 _HALF: Final = np.uint64(32)
-_TAGS: Final = int.from_bytes(b"TAGS", "big")
 
 FEW_STAMPS: Final = 24
 """Up to this many records a loop in Python is cheaper than numpy's fixed cost per call (measured)."""
@@ -230,75 +213,8 @@ def _stamp_one(
     _SIZE.pack_into(records, start + size - 8, stamp_check(offset, physical, store_ms, host))
 
 
-def verify_stamps(records: Buffer | Bytes, starts: Ints, sizes: Ints) -> int:
-    """The index of the first record whose StampCheck is wrong; -1 = all are right."""
-    raw = _bytes_of(records)
-    store_at = starts + STORE_MS_AT + _ipv6_extra(raw, starts)
-    total = np.full(len(starts), STAMP_ADDEND, np.uint64)
-    fields = (starts + QUEUE_OFFSET_AT, starts + PHYSICAL_OFFSET_AT, store_at, store_at + 8)
-    for at, factor in zip(fields, STAMP_FACTORS, strict=True):
-        total += _gather(raw, _U64, at).view(np.uint64) * np.uint64(factor)
-    return _first((total >> _HALF).view(np.int64) != _gather(raw, _U32, starts + sizes - 8))
-
-
 def _first(bad: npt.NDArray[np.bool_]) -> int:
     return int(bad.argmax()) if bad.any() else -1
-
-
-def verify_bodies(records: Buffer, starts: Ints, sizes: Ints) -> int:
-    """The index of the first record whose BodyCRC is wrong; -1 = all are right. Stamps count as zeros."""
-    first, end = int(starts[0]), int(starts[-1] + sizes[-1])
-    raw = _bytes_of(records)[first:end].copy()
-    starts = starts - first
-    nothing = np.zeros(1, _PAIR)
-    _scatter(raw, _PAIR, starts + QUEUE_OFFSET_AT, nothing)
-    _scatter(raw, _PAIR, starts + STORE_MS_AT + _ipv6_extra(raw, starts), nothing)
-    view = memoryview(raw)  # type: ignore[arg-type]
-    wanted = _gather(raw, _U32, starts + 8).tolist()
-    begins = (starts + 12).tolist()
-    ends = (starts + sizes - 8).tolist()
-    for index, (crc, begin, end) in enumerate(zip(wanted, begins, ends, strict=True)):
-        if crc32(view[begin:end]) != crc:
-            return index
-    return -1
-
-
-def check_layout(
-    records: Buffer | Bytes, starts: Ints, sizes: Ints, record_max_bytes: int = RECORD_BYTES_LIMIT
-) -> BadEntry | None:
-    """Whether every record is laid out as its sizes say; the first that is not, else None.
-
-    Checked: sizes agree with both TotalSize fields, magic, SysFlag, lengths. The caller made sure
-    that starts and sizes lie in the buffer.
-    """
-    if bad := _check_sizes(sizes, record_max_bytes):
-        return bad
-    raw = _bytes_of(records)
-    findings: list[tuple[npt.NDArray[np.bool_], str]] = []
-    ends = starts + sizes
-    findings.append((_gather(raw, _U32, starts) != sizes, WRONG_SIZE))
-    findings.append((_gather(raw, _U32, ends - 4) != sizes, WRONG_END))
-    findings.append((_gather(raw, _U32, starts + 4) != MAGIC, WRONG_MAGIC))
-    sys_flags = _gather(raw, _U32, starts + SYS_FLAG_AT)
-    unknown = (
-        (sys_flags & ~SYS_KNOWN != 0) | (sys_flags & SYS_STORE_ID == 0) | (sys_flags & SYS_QOS == SYS_QOS)
-    )
-    findings.append((unknown, WRONG_FLAGS))
-    body_at = starts + BODY_LENGTH_AT
-    if (sys_flags & SYS_BORN_IPV6).any():
-        body_at += np.where(sys_flags & SYS_BORN_IPV6, IPV6_EXTRA, 0)
-    # Positions are clamped into the buffer before they are used: a bad length must not index outside.
-    body_end = body_at + 4 + _gather(raw, _U32, np.minimum(body_at, ends - 4))
-    bad_body = body_end + 11 > ends
-    topic_at = np.where(bad_body, starts, body_end)
-    topic_end = topic_at + 1 + raw[topic_at]
-    bad_topic = topic_end + 10 > ends
-    properties_at = np.where(bad_topic, starts, topic_end)
-    bad_rest = properties_at + 2 + _gather(raw, _U16, properties_at) + 8 != ends
-    findings.append((bad_body, WRONG_BODY))
-    findings.append((bad_topic, WRONG_TOPIC))
-    findings.append((bad_rest, WRONG_PROPERTIES))
-    return _earliest(findings)
 
 
 def _check_sizes(sizes: Ints, record_max_bytes: int) -> BadEntry | None:
@@ -310,16 +226,6 @@ def _check_sizes(sizes: Ints, record_max_bytes: int) -> BadEntry | None:
     return None
 
 
-def _earliest(findings: Iterable[tuple[npt.NDArray[np.bool_], str]]) -> BadEntry | None:
-    found: BadEntry | None = None
-    for bad, reason in findings:
-        if bad.any():
-            index = int(bad.argmax())
-            if found is None or index < found.entry:
-                found = BadEntry(index, reason)
-    return found
-
-
 def check_entries(
     records: Buffer,
     sizes: Ints,
@@ -329,7 +235,7 @@ def check_entries(
 ) -> BadEntry | None:
     """Whether a PRODUCE's records may be stamped; the first that may not and why, else None.
 
-    Checked: counts of runs and sizes against the body, `check_layout`, topic and queue of each
+    Checked: counts of runs and sizes against the body, the record's layout, topic and queue of each
     record's run, a stamp of zeros, and BodyCRC (a wrong one would cut the log behind it at the
     next recovery). When all is well, `properties` (if given) gets each record's encoded ones.
     """

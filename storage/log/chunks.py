@@ -18,7 +18,7 @@ from holdmq.record_batch import starts_of
 from storage.log.activity import Activity
 from storage.log.core.chunks import Chunk, ChunkCache
 from storage.log.core.names import blank_size_at
-from storage.log.core.scan import checked_records, head_size
+from storage.log.core.scan import head_size, whole_records
 from storage.log.memory import memory_limit, memory_used
 from storage.log.open_files import OpenFiles
 from storage.log.segments import Segment, Segments
@@ -127,7 +127,7 @@ class Chunks:
             following = self.cache.following(position)
         wanted = min(size, stop - position, following - position if following > 0 else size)
         view = self.read(segment, position, wanted, min(ahead, stop - position - wanted))
-        checked = checked_records(view, position)
+        checked = whole_records(view, position)
         if not len(checked.sizes):
             blank = blank_size_at(view, 0)
             if blank and position + blank == segment.end:
@@ -135,7 +135,7 @@ class Chunks:
             needed = head_size(view)
             if not checked.reason and len(view) < needed <= min(stop - position, RECORD_BYTES_LIMIT):
                 view = self.read(segment, position, needed)
-                checked = checked_records(view, position)
+                checked = whole_records(view, position)
             if not len(checked.sizes):
                 return Damage(segment, position, stop, checked.reason or "it ends nowhere")
         starts = starts_of(checked.sizes)

@@ -10,15 +10,14 @@ import numpy as np
 from holdmq.disk import Disk
 from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.record import RECORD_BYTES_LIMIT
-from holdmq.record_batch import Hashes, Ints, check_layout, decode_offsets, verify_stamps
-from holdmq.record_crc import first_damaged
+from holdmq.record_batch import Hashes, Ints, decode_offsets
 from holdmq.tag_table import TagTable
 from storage.log.chunks import CHUNK_BYTES, Chunks, Damage
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.chunks import Chunk, ChunkCache
 from storage.log.core.entries import Entries, Range, ranges_of
 from storage.log.core.queues import Queue, outside
-from storage.log.core.scan import KeyLevels, batch_of, next_whole, part_of
+from storage.log.core.scan import KeyLevels, batch_of, next_whole, part_of, whole_at
 from storage.log.core.sidecar import RUN_ENTRIES
 from storage.log.open_files import OpenFiles
 from storage.log.segments import Segment, Segments
@@ -339,16 +338,10 @@ class ColdReader:
         view = self.chunks.read(segment, part.position, part.size)
         starts = positions - part.position
         good = len(starts) if len(view) == part.size else 0
-        bad = check_layout(view, starts, sizes) if good else None
-        if bad is not None:
-            good = bad.entry
-        for verify in (first_damaged, verify_stamps):
-            if good:
-                at = verify(view, starts[:good], sizes[:good])
-                good = at if at >= 0 else good
         if good:
-            in_queue, in_log = decode_offsets(view, starts[:good])
-            wrong = (in_log != positions[:good]) | (in_queue != offsets[:good])
+            good = whole_at(view, part.position, starts, sizes)
+        if good:
+            wrong = decode_offsets(view, starts[:good])[0] != offsets[:good]
             good = int(wrong.argmax()) if wrong.any() else good
         _add_parts(read, view, starts[:good], sizes[:good])
         return good

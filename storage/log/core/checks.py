@@ -85,6 +85,17 @@ class Checker:
             start += total
         self.size_bytes += start
 
+    def check_at(self, data: bytes, starts: list[int], sizes: list[int]) -> int:
+        """How many records at `starts`, all within `data`, come before the first that is not whole."""
+        good = 0
+        for begin, size in zip(starts, sizes, strict=True):
+            start: i64 = begin
+            total: i64 = size
+            if total < FIXED_SIZE or self._problem(data, start, start + total, self._position + start):
+                break
+            good += 1
+        return good
+
     def _problem(self, data: bytes, start: i64, end: i64, position: i64) -> str:
         """What is wrong with the record; empty = nothing."""
         fault = layout_fault(data, start, end)

@@ -9,18 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from holdmq.errors import RecordError
-from holdmq.record import FIXED_SIZE, MAGIC, QUEUE_ID_AT, RECORD_BYTES_LIMIT, VERIFY_ALL, decode_record
+from holdmq.record import MAGIC, QUEUE_ID_AT, VERIFY_ALL, decode_record
 from holdmq.record_batch import (
     Hashes,
     Ints,
-    check_layout,
     decode_columns,
-    decode_offsets,
-    split_records,
-    starts_of,
     tag_hashes,
-    verify_bodies,
-    verify_stamps,
 )
 from storage.log.core.checks import Checker
 from storage.store import Batch, Run
@@ -33,62 +27,27 @@ NextOffsets = dict[tuple[str, int], int]
 _MAGIC: Final = MAGIC.to_bytes(4, "big")
 CHECK_BYTES: Final = 32 << 10
 """What is checked in one go: some 50 us in which compiled code gives no other thread a turn."""
-_SEARCH_BYTES_MIN: Final = 64 << 10
-"""Below it a loop over the records is as fast (measured)."""
+CHECK_RECORDS: Final = 256
+"""As many records that lie apart."""
 
 
 class Whole(NamedTuple):
-    """The records at the start of a buffer that are whole: `sizes`, and what is wrong behind them.
+    """The records at the start of a buffer that are whole, and what is wrong with the one behind them.
 
     `reason` is empty when only the buffer ends there.
     """
-
-    sizes: Ints
-    reason: str
-
-
-def whole_records(view: memoryview, position: int) -> Whole:
-    """Check records from the buffer's start on: layout, BodyCRC, StampCheck, place in the log.
-
-    `position` is the log offset of the buffer's first byte. A record that the buffer's end cuts
-    is not judged.
-    """
-    sizes = split_by_magic(view)
-    reason = ""
-    if not len(sizes):
-        return Whole(sizes, _head_problem(view, 0))
-    starts = starts_of(sizes)
-    bad = check_layout(view, starts, sizes)
-    if bad is not None:
-        sizes, starts, reason = sizes[: bad.entry], starts[: bad.entry], bad.reason
-    if len(sizes):
-        at = verify_bodies(view, starts, sizes)
-        if at >= 0:
-            sizes, starts, reason = sizes[:at], starts[:at], "its BodyCRC does not match"
-    if len(sizes):
-        at = verify_stamps(view, starts, sizes)
-        if at >= 0:
-            sizes, starts, reason = sizes[:at], starts[:at], "its StampCheck does not match"
-    if len(sizes):
-        wrong = decode_offsets(view, starts)[1] != starts + position
-        if wrong.any():
-            at = int(wrong.argmax())
-            sizes, reason = sizes[:at], "its PhysicalOffset is not where it lies"
-    if not reason:
-        reason = _head_problem(view, int(sizes.sum()))
-    return Whole(sizes, reason)
-
-
-class Checked(NamedTuple):
-    """As `Whole`, with the records' queue offsets."""
 
     sizes: Ints
     queue_offsets: Ints
     reason: str
 
 
-def checked_records(view: memoryview, position: int) -> Checked:
-    """As `whole_records`, for cold reads: in parts, so that other threads have their turn between them."""
+def whole_records(view: memoryview, position: int) -> Whole:
+    """Check records from the buffer's start on: layout, BodyCRC, StampCheck, place in the log.
+
+    `position` is the log offset of the buffer's first byte. A record that the buffer's end cuts is not
+    judged. In parts, so that other threads have their turn between them.
+    """
     checker = Checker(position)
     at = 0
     size = CHECK_BYTES
@@ -103,49 +62,29 @@ def checked_records(view: memoryview, position: int) -> Checked:
             if size <= CHECK_BYTES or at + size > len(view):
                 break
         at = checker.size_bytes
-    return Checked(
+    return Whole(
         np.frombuffer(checker.sizes(), np.int64),
         np.frombuffer(checker.queue_offsets(), np.int64),
         checker.reason,
     )
 
 
-def split_by_magic(view: memoryview) -> Ints:
-    """As `split_records`; faster where nothing but records' heads looks like a record's head."""
-    raw = np.frombuffer(view, np.uint8)
-    if len(raw) < _SEARCH_BYTES_MIN:
-        return split_records(view)
-    # Two bytes of the magic for all places at once, then the rest for the few that are left.
-    heads = np.flatnonzero((raw[4:-3] == _MAGIC[0]) & (raw[5:-2] == _MAGIC[1]))
-    words: npt.NDArray[np.uint32] = np.ndarray((len(raw) - 3,), ">u4", raw, strides=(1,))
-    starts = heads[words[heads + 4] == MAGIC]
-    if not len(starts) or starts[0]:
-        return split_records(view)
-    sizes: Ints = words[starts].astype(np.int64)
-    ends = starts + sizes
-    # Only a chain from the first on counts: bodies may hold anything.
-    broken = np.flatnonzero((ends[:-1] != starts[1:]) | (sizes[:-1] < FIXED_SIZE))
-    if len(broken):
-        sound = int(broken[0])
-        rest = split_records(view[int(starts[sound]) :])
-        return np.concatenate([sizes[:sound], rest])
-    if ends[-1] > len(raw) or sizes[-1] < FIXED_SIZE:
-        return sizes[:-1]
-    return np.concatenate([sizes, split_records(view[int(ends[-1]) :])])
+def whole_at(view: memoryview, position: int, starts: Ints, sizes: Ints) -> int:
+    """How many records at these places, all within the buffer, come before the first that is not whole."""
+    checker = Checker(position)
+    data = bytes(view)
+    begins, totals = starts.tolist(), sizes.tolist()
+    for first in range(0, len(begins), CHECK_RECORDS):
+        some = slice(first, first + CHECK_RECORDS)
+        good = checker.check_at(data, begins[some], totals[some])
+        if first + good < min(some.stop, len(begins)):
+            return first + good
+    return len(begins)
 
 
 def head_size(view: memoryview) -> int:
     """The TotalSize that the record at the buffer's start claims; 0 = not even that is there."""
     return int.from_bytes(view[:4], "big") if len(view) >= 4 else 0
-
-
-def _head_problem(view: memoryview, pos: int) -> str:
-    """What is wrong with a record whose head lies at `pos`; empty when its end is only not in the buffer."""
-    left = len(view) - pos
-    if left < 4:
-        return ""
-    total = int.from_bytes(view[pos : pos + 4], "big")
-    return "" if FIXED_SIZE <= total <= RECORD_BYTES_LIMIT else f"its TotalSize is {total}"
 
 
 class Sequence(NamedTuple):

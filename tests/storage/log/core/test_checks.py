@@ -1,4 +1,4 @@
-"""Records from disk: the loop over them judges as the passes over all of them do."""
+"""Records from disk: the loop over them judges as decoding them one by one does."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdmq.record import encode_host, encode_record
-from holdmq.record_batch import decode_offsets, stamp, starts_of
-from storage.log.core.scan import CHECK_BYTES, checked_records, whole_records
+from holdmq.errors import RecordError
+from holdmq.record import (
+    FIXED_SIZE,
+    RECORD_BYTES_LIMIT,
+    VERIFY_ALL,
+    decode_record,
+    encode_host,
+    encode_record,
+)
+from holdmq.record_batch import stamp, starts_of
+from storage.log.core.scan import CHECK_BYTES, whole_at, whole_records
 
 POSITION = (1 << 40) + 12
 HOSTS = [bytes(8), encode_host("10.0.0.1", 1883), encode_host("2001:db8::1", 1883)]
@@ -40,47 +48,78 @@ def log_of(bodies: list[int], position: int = POSITION) -> bytearray:
     return raw
 
 
+def one_by_one(raw: bytearray | memoryview) -> list[tuple[int, int]]:
+    """Size and queue offset of the records at the start that are whole and at their place."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    while at < len(raw):
+        try:
+            record = decode_record(raw, at, VERIFY_ALL)
+        except RecordError:
+            break
+        if record.physical_offset != POSITION + at:
+            break
+        found.append((record.total_size, record.queue_offset))
+        at += record.total_size
+    return found
+
+
 def assert_alike(raw: bytearray) -> None:
     whole = whole_records(memoryview(raw), POSITION)
-    checked = checked_records(memoryview(raw), POSITION)
-    assert checked.sizes.tolist() == whole.sizes.tolist()
-    expected = decode_offsets(raw, starts_of(whole.sizes))[0].tolist() if len(whole.sizes) else []
-    assert checked.queue_offsets.tolist() == expected
-    assert bool(checked.reason) == bool(whole.reason)
+    expected = one_by_one(raw)
+    assert list(zip(whole.sizes.tolist(), whole.queue_offsets.tolist(), strict=True)) == expected
+    at = sum(size for size, _ in expected)
+    size = int.from_bytes(raw[at : at + 4], "big")
+    is_cut = len(raw) - at < 8 or (FIXED_SIZE <= size <= RECORD_BYTES_LIMIT and at + size > len(raw))
+    assert bool(whole.reason) != is_cut
 
 
 def test_every_flipped_byte_ends_what_is_whole_where_the_passes_end_it() -> None:
     raw = log_of([30, 0, 17, 30])
-    assert len(checked_records(memoryview(raw), POSITION).sizes) == 4
+    assert len(whole_records(memoryview(raw), POSITION).sizes) == 4
     for at in range(len(raw)):
         raw[at] ^= 0x41
         assert_alike(raw)
-        checked = checked_records(memoryview(raw), POSITION)
-        assert len(checked.sizes) < 4
+        whole = whole_records(memoryview(raw), POSITION)
+        assert len(whole.sizes) < 4
         raw[at] ^= 0x41
 
 
 def test_every_cut_leaves_the_records_before_it() -> None:
     raw = log_of([5, 40, 0])
     for end in range(len(raw) + 1):
-        whole = whole_records(memoryview(raw)[:end], POSITION)
-        assert checked_records(memoryview(raw)[:end], POSITION).sizes.tolist() == whole.sizes.tolist()
+        part = memoryview(raw)[:end]
+        assert whole_records(part, POSITION).sizes.tolist() == [size for size, _ in one_by_one(part)]
 
 
 @given(st.lists(st.one_of(st.integers(0, 200), st.integers(0, 3 * CHECK_BYTES)), min_size=1, max_size=20))
-def test_records_of_any_size_are_checked_through_the_bounds_of_parts(bodies: list[int]) -> None:
+def test_records_of_any_size_are_whole_through_the_bounds_of_parts(bodies: list[int]) -> None:
     assert_alike(log_of(bodies))
-    checked = checked_records(memoryview(log_of(bodies)), POSITION)
-    assert (len(checked.sizes), checked.reason) == (len(bodies), "")
+    whole = whole_records(memoryview(log_of(bodies)), POSITION)
+    assert (len(whole.sizes), whole.reason) == (len(bodies), "")
 
 
 def test_records_at_another_place_are_not_whole() -> None:
-    checked = checked_records(memoryview(log_of([1, 2])), POSITION + 1)
-    assert (len(checked.sizes), checked.reason) == (0, "its PhysicalOffset is not where it lies")
+    whole = whole_records(memoryview(log_of([1, 2])), POSITION + 1)
+    assert (len(whole.sizes), whole.reason) == (0, "its PhysicalOffset is not where it lies")
 
 
 def test_zeros_and_other_bytes_are_no_records() -> None:
-    assert len(checked_records(memoryview(bytes(500)), 0).sizes) == 0
-    assert checked_records(memoryview(bytes(500)), 0).reason == "its TotalSize is 0"
-    assert checked_records(memoryview(b""), 0).reason == ""
-    assert checked_records(memoryview(b"\0\0\0\x80"), 0).reason == ""
+    assert len(whole_records(memoryview(bytes(500)), 0).sizes) == 0
+    assert whole_records(memoryview(bytes(500)), 0).reason == "its TotalSize is 0"
+    assert whole_records(memoryview(b""), 0).reason == ""
+    assert whole_records(memoryview(b"\0\0\0\x80"), 0).reason == ""
+
+
+@given(st.lists(st.integers(0, 60), min_size=3, max_size=8), st.data())
+def test_records_that_lie_apart_are_checked_each_at_its_place(bodies: list[int], data: st.DataObject) -> None:
+    raw = log_of(bodies)
+    sizes = np.array([size for size, _ in one_by_one(raw)], np.int64)
+    wanted = np.array(sorted(data.draw(st.sets(st.integers(0, len(bodies) - 1), min_size=1))))
+    starts = starts_of(sizes)
+    assert whole_at(memoryview(raw), POSITION, starts[wanted], sizes[wanted]) == len(wanted)
+    damaged = data.draw(st.integers(0, len(bodies) - 1))
+    raw[int(starts[damaged]) + data.draw(st.integers(0, int(sizes[damaged]) - 1))] ^= 0x21
+    expected = int(np.searchsorted(wanted, damaged)) if damaged in wanted else len(wanted)
+    assert whole_at(memoryview(raw), POSITION, starts[wanted], sizes[wanted]) == expected
+    assert whole_at(memoryview(raw), POSITION, starts[wanted[:1]], np.array([98])) == 0
