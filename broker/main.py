@@ -14,12 +14,13 @@ from broker.metrics import Numbers
 from broker.producers import Producers
 from broker.progress import Progress
 from broker.registration import Registration
-from broker.runtime import CHECK_INTERVAL_S, FullCollections, collect, prepare
+from broker.runtime import CHECK_INTERVAL_S, FullCollections, collect
 from broker.server import BrokerServer
 from broker.shared import SharedMode
 from broker.topics import Topics
 from holdmq.config import Config
 from holdmq.errors import StorageError, StoreFormatError
+from holdmq.interpreter import prepare_interpreter
 from holdmq.process import Service
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.metrics import SecurityCollector
@@ -70,7 +71,7 @@ async def main(config: Config, service: Service) -> None:
         await loop.run_in_executor(None, store.close)
         raise
     store.retention.needs = lambda: chain(groups.offset_file.needs(), shared.needs())
-    prepare()
+    prepare_interpreter()
     server = BrokerServer(
         settings.name,
         config.cluster.name,

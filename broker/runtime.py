@@ -1,4 +1,4 @@
-"""How the interpreter is set for a broker: when it looks for garbage, and how long a thread may keep it.
+"""When a broker looks for garbage among all its objects; `holdmq.interpreter` has what else is set.
 
 What a broker makes for each message (batches, chunks, runs) lives as long as the tail cache has it, forms no
 cycles and is freed by counts. A full collection looks at all of it: 60 ms after eight seconds at 10,000
@@ -9,7 +9,6 @@ looked at as ever, which takes a millisecond or two, and all objects in a quiet 
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from typing import Final
 
@@ -22,24 +21,8 @@ CLOSED_MAX: Final = 1_000
 CHECK_INTERVAL_S: Final = 10.0
 QUIET_BATCHES: Final = 10
 """Batches since the last check, one a second, at which the broker is quiet: a stall delays hardly anyone."""
-SWITCH_INTERVAL_S: Final = 0.0001
-"""How long the event loop waits for a thread that computes, at each of its callbacks. With Python's 5 ms it
-stood still for as long as the flusher counted: 10 to 20 ms, twice a second; with 0.5 ms answers beside a cold
-read took twice their time at p99, with 0.1 ms 1.7 times, and nothing got slower."""
-
-_YOUNG: Final = 700
-_MIDDLE: Final = 10
-_NEVER: Final = 1_000_000_000
 
 log = structlog.get_logger("holdmq.broker")
-
-
-def prepare() -> None:
-    """Set the interpreter, once, when what lives as long as the process has been made."""
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
 
 
 class FullCollections:

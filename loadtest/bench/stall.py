@@ -26,8 +26,8 @@ import uvloop
 from holdmq.config import StorageSection
 from holdmq.disk import File, RealDisk, RealFile
 from holdmq.errors import StorageError
+from holdmq.interpreter import prepare_interpreter
 from holdmq.record_batch import encode_batch
-from loadtest.interpreter import set_as_broker
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, Run
 
@@ -200,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     shown = ", ".join(f"{key}={value}" for key, value in sorted(vars(options).items()))
     sys.stdout.write(f"stall bench: {shown}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
-    set_as_broker()
+    prepare_interpreter()
     uvloop.run(run(options))
     return 0
 

@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 from holdmq.config import StorageSection
 from holdmq.errors import StorageError
+from holdmq.interpreter import prepare_interpreter
 from holdmq.record_batch import Ints, encode_batch
-from loadtest.interpreter import set_as_broker
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, Run
 
@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = sys.stdout.write
     shown = ", ".join(f"{k}={v}" for k, v in sorted(vars(options).items()))
     out(f"storage bench: {shown}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
-    set_as_broker()
+    prepare_interpreter()
     out(f"{'batch':>6} {'records':>8} {'append/s':>10} {'loop µs/batch':>14} {'loop CPU':>9} {'all CPU':>8} ")
     out(f"{'groups':>7} {'queue read/s':>13} {'log read/s':>11}\n")
     for batch_records in map(int, options.batches.split(",")):

@@ -26,9 +26,9 @@ import numpy as np
 from holdmq.config import StorageSection
 from holdmq.disk import Disk, File, RealDisk, RealFile
 from holdmq.errors import CorruptRecordError, StorageError
+from holdmq.interpreter import prepare_interpreter
 from holdmq.record_batch import Ints
 from loadtest.bench.storage import TOPIC, Bench, prepare
-from loadtest.interpreter import set_as_broker
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, Run
 
@@ -185,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"storage beside bench: {shown_options}, batches of {HOT_RECORDS} records of topic {HOT}, "
     )
     sys.stdout.write(f"log of {TOPIC}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
-    set_as_broker()
+    prepare_interpreter()
     directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
     interval_s = options.interval_ms / 1e3
     try:

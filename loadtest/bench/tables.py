@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from holdmq.config import StorageSection
 from holdmq.errors import StorageError
-from loadtest.interpreter import set_as_broker
+from holdmq.interpreter import prepare_interpreter
 from storage.log.store import LogStore, open_store
 from storage.log.tables import Tables
 from storage.store import Batch
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = sys.stdout.write
     shown = ", ".join(f"{k}={v}" for k, v in sorted(vars(options).items()))
     out(f"tables bench: {shown}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
-    set_as_broker()
+    prepare_interpreter()
     directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
     bench = Bench(directory)
     try:

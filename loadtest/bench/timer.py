@@ -27,9 +27,9 @@ import numpy as np
 
 from holdmq.config import StorageSection
 from holdmq.errors import StorageError
+from holdmq.interpreter import prepare_interpreter
 from holdmq.record import decode_record, encode_record
 from holdmq.record_batch import Ints
-from loadtest.interpreter import set_as_broker
 from storage.log.store import LogStore, now_ms, open_store
 from storage.store import Batch, Delayed
 
@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     out = sys.stdout.write
     shown = ", ".join(f"{k}={v}" for k, v in sorted(vars(options).items()))
     out(f"timer bench: {shown}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
-    set_as_broker()
+    prepare_interpreter()
     directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
     body = os.urandom(options.body_bytes)
     bench = Bench(directory, options.flush)

@@ -11,11 +11,10 @@ from broker.runtime import (
     CLOSED_MAX,
     FULL_INTERVAL_S,
     QUIET_BATCHES,
-    SWITCH_INTERVAL_S,
     FullCollections,
     collect,
-    prepare,
 )
+from holdmq.interpreter import SWITCH_INTERVAL_S, prepare_interpreter
 
 BUSY = 10 * QUIET_BATCHES
 
@@ -28,7 +27,7 @@ class Node:
 @pytest.fixture
 def prepared() -> Iterator[None]:
     thresholds, interval_s = gc.get_threshold(), sys.getswitchinterval()
-    prepare()
+    prepare_interpreter()
     yield
     gc.unfreeze()
     gc.set_threshold(*thresholds)

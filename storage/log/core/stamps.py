@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from librt.strings import BytesWriter, read_i64_be, write_i64_be, write_i64_le
+from librt.strings import BytesWriter, write_i64_be, write_i64_le
 
 from holdmq.record import (
-    BODY_LENGTH_AT,
     IPV6_EXTRA,
     PHYSICAL_OFFSET_AT,
     QUEUE_OFFSET_AT,
@@ -21,6 +20,7 @@ from holdmq.record import (
     SYS_FLAG_AT,
     TagCache,
 )
+from holdmq.record_each import properties_at
 from holdmq.record_properties import escaped_tag_of
 from holdmq.record_tags import PROPERTIES_CACHE_MAX, has_keys
 
@@ -126,10 +126,7 @@ class TagHashes:
         keyed = False
         for size in sizes:
             end: i64 = start + size
-            extra: i64 = IPV6_EXTRA if data[start + SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0
-            body_at: i64 = start + BODY_LENGTH_AT + extra
-            topic_at: i64 = body_at + 4 + (read_i64_be(data, body_at - 4) & _U32)
-            properties = data[topic_at + 3 + data[topic_at] : end - 8]
+            properties = data[properties_at(data, start) : end - 8]
             # Properties with a key come once: after the first ones of a batch none is looked for.
             found = None if keyed else known.get(properties)
             if found is None:
