@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -472,7 +473,8 @@ class Consumer:
             self._pulls.pull_soon()
 
     def _take(self) -> Job | None:
-        return self._hand_out.take(asyncio.get_running_loop().time())
+        # Not the loop's time, which uvloop keeps for a turn: the process may have stood still meanwhile.
+        return self._hand_out.take(time.monotonic())
 
     def _wake(self, jobs: int) -> None:
         self._workers.wake(jobs)

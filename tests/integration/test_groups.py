@@ -25,6 +25,7 @@ from holdmq.wire.move_headers import SendBackRequest
 from holdmq.wire.topic_headers import TopicGrowRequest
 
 StackMaker = Callable[..., Any]
+STOPS = 3
 
 
 @pytest.fixture
@@ -193,7 +194,7 @@ async def test_a_member_that_stood_still_too_long_hands_out_nothing_that_it_had(
                 await asyncio.to_thread(member.wait_started)
             async with traffic(producer, "t", 4) as sent:
                 await until(lambda: all(m.deliveries() for m in members), "both are at work")
-                for _ in range(3):
+                for _ in range(STOPS):
                     members[0].process.send_signal(signal.SIGSTOP)
                     stopped_at = time.monotonic()
                     await until(
@@ -210,8 +211,10 @@ async def test_a_member_that_stood_still_too_long_hands_out_nothing_that_it_had(
         for member in members:
             member.end()
     overlaps = all_of(members).shared_queues()
-    # What it had in its handlers when it was stopped took as long as it stood still; nothing began later.
-    assert [pair for pair in overlaps if max(d.ended - d.began for d in pair) < 0.3] == []
+    # What it had in its handlers when it was stopped took as long as it stood still; nothing began later but
+    # the one message that it may have taken when it was stopped, on the way to its handler.
+    short = [pair for pair in overlaps if max(d.ended - d.began for d in pair) < 0.3]
+    assert len({d for pair in short for d in pair if d.member == "m0"}) <= STOPS
 
 
 async def test_an_ordered_queue_waits_for_its_failed_message_and_the_others_do_not(
