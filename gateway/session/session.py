@@ -16,22 +16,19 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.core.cursor import Cursor
-from gateway.core.entries import TopicEntry
-from gateway.core.receipts import CLOSE, Receipt
+from gateway.core.receipts import Receipt
 from gateway.core.wheel import NOWHERE
 from gateway.limits import TOPIC_ALIAS_MAX
+from gateway.session.acknowledging import after_acks, take_acks, take_pubrec
 from gateway.session.connecting import check_connect, connack_properties, expiry_of, keep_alive_of
 from gateway.session.context import Context
-from gateway.session.events import CONNECTED, WINDOW_OPENED, Closed, Event, Subscribing, Unsubscribing
-from gateway.session.inbound import RECORDED, Inbound
+from gateway.session.events import CONNECTED, Closed, Event, Unsubscribing
+from gateway.session.inbound import Inbound
 from gateway.session.outbound import Outbound, Planned
+from gateway.session.receiving import answer_settled, take_publishes
+from gateway.session.subscribing import granting
 from holdmq.mqtt import (
     MQTT_5,
-    PUBACK,
-    PUBCOMP,
-    PUBREC,
-    PUBREL,
-    RETAIN,
     AckRun,
     ConnAck,
     Connect,
@@ -50,14 +47,10 @@ from holdmq.mqtt import (
     ReasonCode,
     SubAck,
     Subscribe,
-    Subscription,
     UnsubAck,
     Unsubscribe,
     Will,
     encode,
-    encode_acks,
-    encode_pubcomps,
-    encode_pubrecs,
 )
 from holdmq.mqtt.properties import NO_PROPERTIES
 
@@ -154,9 +147,9 @@ class Session:
         try:
             for at, item in enumerate(items):
                 if type(item) is PublishRun:
-                    self._publishes(item, events)
+                    take_publishes(self, item, events)
                 elif type(item) is AckRun:
-                    self._acks(item.packet_type, item.packet_ids, events)
+                    take_acks(self, item.packet_type, item.packet_ids, events)
                 else:
                     self._packet(item, events)  # type: ignore[arg-type]
                 if self.state == CLOSED:
@@ -280,7 +273,7 @@ class Session:
         if isinstance(packet, PingReq):
             self.send(encode(PingResp(), self.version))  # [MQTT-3.12.4-1]
         elif isinstance(packet, Subscribe):
-            self._subscribe(packet, events)
+            events.append(granting(self, packet))
         elif isinstance(packet, Unsubscribe):
             events.append(Unsubscribing(packet.packet_id, packet.topic_filters))
         elif isinstance(packet, Connect):
@@ -288,10 +281,10 @@ class Session:
         elif isinstance(packet, Disconnect):
             self._disconnect(packet, events)
         elif isinstance(packet, PubRec) and packet.reason_code:
-            self._received(packet.packet_id, packet.reason_code)
-            self._settled(events)
+            take_pubrec(self, packet.packet_id, packet.reason_code)
+            after_acks(self, events)
         elif isinstance(packet, PubAck | PubRec | PubRel | PubComp):
-            self._acks(packet.packet_type, [packet.packet_id], events)
+            take_acks(self, packet.packet_type, [packet.packet_id], events)
         else:
             raise MqttError(ReasonCode.PROTOCOL_ERROR, "AUTH without an authentication method in CONNECT")
 
@@ -326,32 +319,6 @@ class Session:
         with_will = packet.reason_code != 0
         events += self._end("", "client disconnected", with_will=with_will)  # [MQTT-3.14.4-3]
 
-    def _subscribe(self, packet: Subscribe, events: list[Event]) -> None:
-        limits = self.context.limits
-        known = self.outgoing().subscriptions
-        fresh: set[str] = set()
-        granted: list[tuple[int, Subscription | None]] = []
-        for wanted in packet.subscriptions:
-            topic_filter = wanted.topic_filter
-            code = wanted.qos  # [MQTT-3.8.4-7]
-            if topic_filter == "$share" or topic_filter.startswith("$share/"):
-                code = ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-            elif (
-                len(topic_filter.encode()) > limits.topic_max_bytes
-                or topic_filter.count("/") >= limits.topic_levels_max
-            ):
-                code = ReasonCode.TOPIC_FILTER_INVALID
-            elif topic_filter not in known and topic_filter not in fresh:
-                if len(known) + len(fresh) >= limits.filters_max:
-                    code = ReasonCode.QUOTA_EXCEEDED
-                else:
-                    fresh.add(topic_filter)
-            if code >= 0x80:
-                self.context.counters.refused[f"subscribe_{ReasonCode(code).name.lower()}"] += 1
-            granted.append((code, wanted if code < 0x80 else None))
-        identifiers = packet.properties.subscription_identifiers
-        events.append(Subscribing(packet.packet_id, granted, identifiers[0] if identifiers else None))
-
     def outgoing(self) -> Outbound:
         """The sending half, made when it is first needed."""
         if self.outbound is None:
@@ -370,56 +337,6 @@ class Session:
 
     # Publishes in
 
-    def _publishes(self, run: PublishRun[TopicEntry], events: list[Event]) -> None:
-        counters = self.context.counters
-        flags = [message[1] for message in run.messages]
-        ordinary = flags.count(2)
-        if ordinary == len(flags):
-            counters.messages_in_qos1_total += ordinary
-            owed = ordinary
-        else:
-            if self.version == MQTT_5 and any(flag & RETAIN for flag in flags):  # [MQTT-3.2.2-14]
-                raise MqttError(ReasonCode.RETAIN_NOT_SUPPORTED, "this server keeps no retained messages")
-            owed = self._count(run, flags)
-        if owed:
-            inbound = self.inbound
-            if inbound is None:
-                inbound = self.inbound = Inbound()
-            inbound.count += owed
-            inbound.unsettled += owed
-            if inbound.count > self.context.limits.receive_max and self.version == MQTT_5:
-                raise MqttError(  # 3.3.4, [MQTT-4.9.0-1]
-                    ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
-                    f"{inbound.count} publishes are unacknowledged, past the receive maximum",
-                )
-        elif self.inbound is None:
-            self.inbound = Inbound()
-        if run.messages:
-            events.append(run)
-
-    def _count(self, run: PublishRun[TopicEntry], flags: list[int]) -> int:
-        """Count publishes of mixed QoS and take repeats of unreleased QoS 2 out of the run."""
-        counters = self.context.counters
-        qos0 = sum(not flag & 6 for flag in flags)
-        counters.messages_in_qos0_total += qos0
-        qos2 = [message for message in run.messages if message[1] & 6 == 4]
-        counters.messages_in_qos1_total += len(flags) - qos0 - len(qos2)
-        if not qos2:
-            return len(flags) - qos0
-        inbound = self.inbound
-        if inbound is None:
-            inbound = self.inbound = Inbound()
-        repeats = [message for message in qos2 if inbound.is_repeat(message[2])]
-        if repeats:
-            counters.messages_repeated_total += len(repeats)
-            run.messages = [message for message in run.messages if message not in repeats]
-            unreleased = inbound.unreleased or {}
-            # [MQTT-4.3.3-9], -10: answered again without a second append; one that the log does not
-            # have yet is answered when it has.
-            self.send(encode_pubrecs([m[2] for m in repeats if unreleased.get(m[2]) == RECORDED]))
-        counters.messages_in_qos2_total += len(qos2) - len(repeats)
-        return len(flags) - qos0 - len(repeats)
-
     @property
     def is_saturated(self) -> bool:
         """Whether so much waits for the brokers that the socket should not be read (MQTT 3).
@@ -435,85 +352,8 @@ class Session:
 
     def receipt_settled(self, receipt: Receipt) -> None:
         """Answer what is settled at the head of the chain (gateway.core.receipts)."""
-        inbound = self.inbound
-        if inbound is None or inbound.is_doomed or self.state == CLOSED:
-            return
-        if inbound.head is not receipt:
-            return
-        for settled in inbound.take_settled():
-            outcome = settled.outcome or 0
-            if outcome & CLOSE:
-                inbound.is_doomed = True
-                self.context.doomed.append(self)  # nothing later may be answered
-                return
-            inbound.unsettled -= len(settled.packet_ids)
-            if settled.packet_type == PUBREC:
-                inbound.recorded(settled)
-                if outcome:
-                    inbound.count -= len(settled.packet_ids)
-            else:
-                inbound.count -= len(settled.packet_ids)
-            if outcome and self.version == MQTT_5:
-                kind = PubAck if settled.packet_type == PUBACK else PubRec
-                for packet_id in settled.packet_ids:
-                    self.send(encode(kind(packet_id, outcome), MQTT_5))
-            else:
-                # 3.x has no way to refuse: acknowledged, dropped and counted (mqtt.md, Security).
-                self.send(encode_acks(settled.packet_type, settled.packet_ids))
-
-    # Acknowledgements in
-
-    def _acks(self, packet_type: int, packet_ids: list[int], events: list[Event]) -> None:
-        if packet_type == PUBREL:
-            self._release(packet_ids)
-            return
-        outbound = self.outbound
-        if packet_type == PUBACK:
-            if outbound is not None:
-                outbound.settle(packet_ids)
-        elif packet_type == PUBREC:
-            for packet_id in packet_ids:
-                self._received(packet_id, 0)
-        elif packet_type == PUBCOMP and outbound is not None:
-            for packet_id in packet_ids:
-                outbound.complete(packet_id)
-        self._settled(events)
-
-    def _settled(self, events: list[Event]) -> None:
-        """The client acknowledged something."""
-        cursor = self.cursor
-        if cursor is not None and not cursor.is_stale:
-            cursor.is_stale = True
-            self.context.stale.append(self)
-        outbound = self.outbound
-        if outbound is not None and outbound.lag is not None and outbound.is_half_open:
-            events.append(WINDOW_OPENED)
-
-    def _received(self, packet_id: int, reason_code: int) -> None:
-        """PUBREC: its PUBREL leaves when the row says so, or at once if there is no row."""
-        is_refused = reason_code >= 0x80
-        outbound = self.outbound
-        planned = None if outbound is None else outbound.receive(packet_id, is_refused=is_refused)
-        if is_refused:
-            return
-        if planned is None:
-            code = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
-            self.send(encode(PubRel(packet_id, code), self.version))
-        elif self.cursor is None:
-            self.send(encode(PubRel(packet_id), self.version))
-        else:
-            self.cursor.release(packet_id)
-            self.context.planning.append(self)
-
-    def _release(self, packet_ids: list[int]) -> None:
-        inbound = self.inbound
-        known = [i for i in packet_ids if inbound is not None and inbound.release(i)]
-        if len(known) == len(packet_ids):
-            self.send(encode_pubcomps(packet_ids))  # [MQTT-4.3.3-11]
-            return
-        for packet_id in packet_ids:
-            code = 0 if packet_id in known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
-            self.send(encode(PubComp(packet_id, code), self.version))
+        if self.state != CLOSED:
+            answer_settled(self, receipt)
 
     # Out
 

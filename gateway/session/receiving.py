@@ -1,0 +1,121 @@
+"""Publishes of the client: taken, counted, answered in order, released (3.3 to 3.7, 4.3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.core.entries import TopicEntry
+from gateway.core.receipts import CLOSE, Receipt
+from gateway.session.events import Event
+from gateway.session.inbound import RECORDED, Inbound
+from holdmq.mqtt import (
+    MQTT_5,
+    PUBACK,
+    PUBREC,
+    RETAIN,
+    MqttError,
+    PubAck,
+    PubComp,
+    PublishRun,
+    PubRec,
+    ReasonCode,
+    encode,
+    encode_acks,
+    encode_pubcomps,
+    encode_pubrecs,
+)
+
+if TYPE_CHECKING:
+    from gateway.session.session import Session
+
+
+def take_publishes(session: Session, run: PublishRun[TopicEntry], events: list[Event]) -> None:
+    """Check a run of PUBLISH, count what is owed for it, and hand on what is new of it."""
+    counters = session.context.counters
+    flags = [message[1] for message in run.messages]
+    ordinary = flags.count(2)
+    if ordinary == len(flags):
+        counters.messages_in_qos1_total += ordinary
+        owed = ordinary
+    else:
+        if session.version == MQTT_5 and any(flag & RETAIN for flag in flags):  # [MQTT-3.2.2-14]
+            raise MqttError(ReasonCode.RETAIN_NOT_SUPPORTED, "this server keeps no retained messages")
+        owed = _count(session, run, flags)
+    if owed:
+        inbound = session.inbound
+        if inbound is None:
+            inbound = session.inbound = Inbound()
+        inbound.count += owed
+        inbound.unsettled += owed
+        if inbound.count > session.context.limits.receive_max and session.version == MQTT_5:
+            raise MqttError(  # 3.3.4, [MQTT-4.9.0-1]
+                ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
+                f"{inbound.count} publishes are unacknowledged, past the receive maximum",
+            )
+    elif session.inbound is None:
+        session.inbound = Inbound()
+    if run.messages:
+        events.append(run)
+
+
+def _count(session: Session, run: PublishRun[TopicEntry], flags: list[int]) -> int:
+    """Count publishes of mixed QoS and take repeats of unreleased QoS 2 out of the run."""
+    counters = session.context.counters
+    qos0 = sum(not flag & 6 for flag in flags)
+    counters.messages_in_qos0_total += qos0
+    qos2 = [message for message in run.messages if message[1] & 6 == 4]
+    counters.messages_in_qos1_total += len(flags) - qos0 - len(qos2)
+    if not qos2:
+        return len(flags) - qos0
+    inbound = session.inbound
+    if inbound is None:
+        inbound = session.inbound = Inbound()
+    repeats = [message for message in qos2 if inbound.is_repeat(message[2])]
+    if repeats:
+        counters.messages_repeated_total += len(repeats)
+        run.messages = [message for message in run.messages if message not in repeats]
+        unreleased = inbound.unreleased or {}
+        # [MQTT-4.3.3-9], -10: answered again without a second append; one that the log does not
+        # have yet is answered when it has.
+        session.send(encode_pubrecs([m[2] for m in repeats if unreleased.get(m[2]) == RECORDED]))
+    counters.messages_in_qos2_total += len(qos2) - len(repeats)
+    return len(flags) - qos0 - len(repeats)
+
+
+def answer_settled(session: Session, receipt: Receipt) -> None:
+    """Answer what is settled at the head of the chain (gateway.core.receipts)."""
+    inbound = session.inbound
+    if inbound is None or inbound.is_doomed or inbound.head is not receipt:
+        return
+    for settled in inbound.take_settled():
+        outcome = settled.outcome or 0
+        if outcome & CLOSE:
+            inbound.is_doomed = True
+            session.context.doomed.append(session)  # nothing later may be answered
+            return
+        inbound.unsettled -= len(settled.packet_ids)
+        if settled.packet_type == PUBREC:
+            inbound.recorded(settled)
+            if outcome:
+                inbound.count -= len(settled.packet_ids)
+        else:
+            inbound.count -= len(settled.packet_ids)
+        if outcome and session.version == MQTT_5:
+            kind = PubAck if settled.packet_type == PUBACK else PubRec
+            for packet_id in settled.packet_ids:
+                session.send(encode(kind(packet_id, outcome), MQTT_5))
+        else:
+            # 3.x has no way to refuse: acknowledged, dropped and counted (mqtt.md, Security).
+            session.send(encode_acks(settled.packet_type, settled.packet_ids))
+
+
+def release(session: Session, packet_ids: list[int]) -> None:
+    """PUBREL: forget the packet ids, answer PUBCOMP."""
+    inbound = session.inbound
+    known = [i for i in packet_ids if inbound is not None and inbound.release(i)]
+    if len(known) == len(packet_ids):
+        session.send(encode_pubcomps(packet_ids))  # [MQTT-4.3.3-11]
+        return
+    for packet_id in packet_ids:
+        code = 0 if packet_id in known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+        session.send(encode(PubComp(packet_id, code), session.version))

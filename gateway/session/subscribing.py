@@ -1,0 +1,39 @@
+"""SUBSCRIBE decided: each filter is granted, or refused with a reason code (3.8, 3.9)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.session.events import Subscribing
+from holdmq.mqtt import ReasonCode, Subscribe, Subscription
+
+if TYPE_CHECKING:
+    from gateway.session.session import Session
+
+
+def granting(session: Session, packet: Subscribe) -> Subscribing:
+    """What `packet` asks for, with the reason code that SUBACK will have for each filter."""
+    limits = session.context.limits
+    known = session.outgoing().subscriptions
+    fresh: set[str] = set()
+    granted: list[tuple[int, Subscription | None]] = []
+    for wanted in packet.subscriptions:
+        topic_filter = wanted.topic_filter
+        code = wanted.qos  # [MQTT-3.8.4-7]
+        if topic_filter == "$share" or topic_filter.startswith("$share/"):
+            code = ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+        elif (
+            len(topic_filter.encode()) > limits.topic_max_bytes
+            or topic_filter.count("/") >= limits.topic_levels_max
+        ):
+            code = ReasonCode.TOPIC_FILTER_INVALID
+        elif topic_filter not in known and topic_filter not in fresh:
+            if len(known) + len(fresh) >= limits.filters_max:
+                code = ReasonCode.QUOTA_EXCEEDED
+            else:
+                fresh.add(topic_filter)
+        if code >= 0x80:
+            session.context.counters.refused[f"subscribe_{ReasonCode(code).name.lower()}"] += 1
+        granted.append((code, wanted if code < 0x80 else None))
+    identifiers = packet.properties.subscription_identifiers
+    return Subscribing(packet.packet_id, granted, identifiers[0] if identifiers else None)
