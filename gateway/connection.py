@@ -82,7 +82,7 @@ class Shell(asyncio.Protocol):
     def pause_writing(self) -> None:
         # Who does not take what is sent is not read either: acknowledgements would pile up.
         self.pause(WRITING)
-        self._worker.stalled(self)
+        self._worker.stragglers.stall(self, self._worker.now())
         if self.session.outbound is not None:
             self.session.outbound.is_socket_full = True
 
@@ -96,7 +96,7 @@ class Shell(asyncio.Protocol):
         return transport.get_write_buffer_size() + int.from_bytes(kernel, sys.byteorder)
 
     def resume_writing(self) -> None:
-        self._worker.unstalled(self)
+        self._worker.stragglers.unstall(self)
         self.resume(WRITING)
         if self.session.outbound is not None:
             self.session.outbound.is_socket_full = False

@@ -7,9 +7,11 @@ import functools
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.producer import Batch, Producer, new_producer_id
+from gateway.limits import REROUTE_S
 from gateway.reader import LiveReader
 from holdmq import telemetry
 from holdmq.errors import BusyError, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
+from holdmq.mqtt import ReasonCode
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 PRODUCE_TIMEOUT_S: Final = 30.0
 """A broker that takes longer is taken for gone: the connection is closed, and the batch sent again."""
+STUCK_LOGGED_MAX: Final = 8
+"""Queues named in one line: a broker that hangs has thousands."""
 
 log = telemetry.get_logger()
 
@@ -164,6 +168,24 @@ class BrokerLink:
     def hold(self, shell: Shell) -> None:
         """Do not read this socket until the broker takes more."""
         self.held[shell] = None
+
+    def each_second(self, now: float, *, is_resting: bool) -> None:
+        """Give up the queues that take nothing; while the broker rests, the sockets that wait for it."""
+        stuck = self.producer.stuck(now - REROUTE_S)
+        if stuck:
+            log.warning(
+                "a broker takes nothing for these queues; their connections are closed",
+                broker=self.name,
+                queues=[f"{target.topic}/{target.queue_id}" for target in stuck[:STUCK_LOGGED_MAX]],
+                count=len(stuck),
+            )
+            self.producer.abandon(stuck, now)
+            self.flush()
+            self.release()
+        if self.connection is None and is_resting:
+            for shell in list(self.held):
+                shell.close(ReasonCode.SERVER_BUSY, "broker_unavailable", f"broker {self.name} is away")
+            self.held.clear()
 
     def release(self) -> None:
         """Read the held sockets again, if the broker has room."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import secrets
 import signal
 import socket
@@ -13,21 +11,24 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.catchup import CatchUp
-from gateway.connection import DRAINING, OPENING_PAUSE, Shell
+from gateway.connection import OPENING_PAUSE, Shell
 from gateway.core.counters import Counters
 from gateway.core.entries import TopicEntry, make_entry
 from gateway.core.producer import PENDING_MAX_BYTES
 from gateway.core.wheel import TICK_S, Wheel
 from gateway.delivery import Delivery
+from gateway.draining import drain
 from gateway.ingress import Ingress
 from gateway.layered import LayeredShell
-from gateway.limits import CONNECTIONS_OVER, LISTEN_BACKLOG, REROUTE_S, SEND_STALLED_S, Limits
+from gateway.limits import CONNECTIONS_OVER, LISTEN_BACKLOG, Limits
 from gateway.link import BrokerLink
 from gateway.listeners import CertificateWatch, Listener
+from gateway.reporting import Reporting
 from gateway.session.context import Context
 from gateway.session.events import Closed, Event
 from gateway.session.session import CLOSED, Session
 from gateway.sessions import Sessions
+from gateway.stragglers import Stragglers
 from gateway.subscriptions import Subscriptions
 from gateway.topics import Topics
 from holdmq import telemetry
@@ -42,20 +43,12 @@ from holdmq.wire.headers import FilterTerm, HelloResponse
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HEARTBEAT_S: Final = 5.0
 REPORT_S: Final = 1.0
 """How often the parent gets this worker's numbers."""
-LINGER_S: Final = 5.0
-"""How long a closed connection may take to read its last bytes."""
-DRAIN_RATE_MIN: Final = 1000
-"""Connections closed per second while draining, at least: fewer than what a peer takes in a storm."""
-DRAIN_STEP_S: Final = 0.05
 START_ROUTES_S: Final = 5.0
 """How long a starting worker waits for its brokers before it accepts clients without them."""
 REFUSALS_LOGGED_PER_S: Final = 20
 """Refused connections that are logged each second: a scan must not fill a disk."""
-STUCK_LOGGED_MAX: Final = 8
-"""Queues named in one line: a broker that hangs has thousands."""
 
 log = telemetry.get_logger()
 
@@ -95,30 +88,26 @@ class Worker:
         self.catchup = CatchUp(self, self.delivery)
         self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
         self.resume_below_bytes = PENDING_MAX_BYTES // 2
-        self._drain_s = section.drain_s
+        self.drain_s = section.drain_s
         self._tls_reload_interval_s = section.tls_reload_interval_s
-        self._listeners: list[Listener] = []
+        self.listeners: list[Listener] = []
         self._certificates: CertificateWatch | None = None
         self._wheel: Wheel[Session] = Wheel(self.now())
-        self._shells: set[Shell] = set()
+        self.shells: set[Shell] = set()
         self._sessions: dict[str, Session] = {}
-        self._lingering: dict[Shell, float] = {}
-        self._stalled: dict[Shell, tuple[int, float]] = {}
-        """Connections that do not take what is sent: how much that was when looked at, and since when."""
-        self._report = report
-        self._is_draining = False
+        self.reporting = Reporting(self, report)
+        self.stragglers = Stragglers(self.counters)
+        self.is_draining = False
         self._is_settling = False
         self._next_second = 0.0
-        self._next_heartbeat = 0.0
-        self._lag_max_s = 0.0
         self._logged = 0
 
     # Life
 
     async def run(self, places: Sequence[tuple[Listener, socket.socket]], stopping: asyncio.Event) -> None:
         """Serve the listeners, each on its socket, until `stopping`, then drain."""
-        self._listeners = [listener for listener, _ in places]
-        certificates = CertificateWatch(self._listeners, self._tls_reload_interval_s, self.index)
+        self.listeners = [listener for listener, _ in places]
+        certificates = CertificateWatch(self.listeners, self._tls_reload_interval_s, self.index)
         self._certificates = certificates
         watching = self._loop.create_task(certificates.run(), name="certificates")
         watching.add_done_callback(_say_if_failed)
@@ -136,11 +125,11 @@ class Worker:
             await stopping.wait()
             for server in servers:
                 server.close()
-            await self._drain()
+            await drain(self)
         finally:
             tick.cancel()
             watching.cancel()
-            self._is_draining = True
+            self.is_draining = True
             await self.topics.close()
             await self.routes.close()
 
@@ -162,41 +151,6 @@ class Worker:
             if self.is_ready:
                 return
             await asyncio.sleep(0.02)
-
-    async def _drain(self) -> None:
-        """Disconnect the clients at a steady rate, after their acknowledgements, and flush."""
-        self.counters.draining = 1
-        self._is_draining = True
-        deadline = self.now() + self._drain_s
-        for shell in list(self._shells):
-            shell.pause(DRAINING)
-        rate = max(DRAIN_RATE_MIN, int(len(self._shells) / max(0.1, self._drain_s / 2)))
-        while self._shells and self.now() < deadline:
-            closing = 0
-            for shell in list(self._shells):
-                if shell.session.state == CLOSED:
-                    continue  # its client has yet to answer
-                inbound = shell.session.inbound
-                if inbound is not None and inbound.head is not None and self.now() < deadline - 1:
-                    continue  # its last publishes are still on their way into the log
-                shell.close(ReasonCode.SERVER_SHUTTING_DOWN, "draining", "this gateway shuts down")
-                closing += 1
-                if closing >= rate * DRAIN_STEP_S:
-                    break
-            await asyncio.sleep(DRAIN_STEP_S)
-        for shell in list(self._shells):
-            shell.close(ReasonCode.SERVER_SHUTTING_DOWN, "draining", "this gateway shuts down")
-        for _ in range(max(0, int((deadline - self.now()) / DRAIN_STEP_S))):
-            if self.persistent.is_idle and all(link.producer.is_idle for link in self.links.values()):
-                break
-            await asyncio.sleep(DRAIN_STEP_S)
-        unsent = sum(link.producer.pending_bytes for link in self.links.values())
-        if unsent:
-            log.warning("drained with unconfirmed bytes left", worker=self.index, unsent_bytes=unsent)
-        for shell in list(self._shells):
-            if shell.transport is not None:
-                shell.transport.abort()  # its client neither reads nor answers, and the time is over
-        self._send_report()
 
     # Brokers
 
@@ -240,7 +194,7 @@ class Worker:
         if own is not None:
             own.down()
             self.persistent.link_down(own)
-            if not self._is_draining:
+            if not self.is_draining:
                 log.warning("broker lost", broker=link.name, worker=self.index, reason=str(reason))
 
     def route_is_stale(self) -> None:
@@ -276,13 +230,13 @@ class Worker:
 
     def opened(self, shell: Shell) -> None:
         """A connection was accepted."""
-        self._shells.add(shell)
+        self.shells.add(shell)
         shell.listener.connections += 1
         shell.listener.accepted_total += 1
         counters = self.counters
-        counters.connections = len(self._shells)
+        counters.connections = len(self.shells)
         over = counters.connections - counters.connections_max
-        if over > 0 or self._is_draining:
+        if over > 0 or self.is_draining:
             # The reason is told when CONNECT comes; far beyond the bound even that costs too much.
             shell.session.refuse_with = ReasonCode.SERVER_BUSY
             if over > CONNECTIONS_OVER and shell.transport is not None:
@@ -339,7 +293,7 @@ class Worker:
         """A session ended: its filters go, its will is published, its socket closes."""
         session = shell.session
         self._wheel.remove(session)
-        self._stalled.pop(shell, None)
+        self.stragglers.unstall(shell)
         self.persistent.closed(session)
         self.subscriptions.forget(session)
         if session.outbound is not None and session.outbound.lag is not None:
@@ -367,45 +321,20 @@ class Worker:
             # Nothing more is read: what the peer still sends must not keep the socket busy.
             shell.end(event.reason)
             if transport.get_write_buffer_size() or not transport.is_closing():
-                self._lingering[shell] = self.now() + LINGER_S
+                self.stragglers.linger(shell, self.now())
 
     def lost(self, shell: Shell) -> None:
         """The socket is gone."""
-        self._shells.discard(shell)
+        self.shells.discard(shell)
         shell.listener.connections -= 1
-        self._lingering.pop(shell, None)
-        self._stalled.pop(shell, None)
+        self.stragglers.forget(shell)
         for link in self.links.values():
             link.held.pop(shell, None)
         self._wheel.remove(shell.session)
         if shell.waiting is None:
             # Without the cycle a closed connection is freed at once, not at the next full collection.
             shell.session.shell = None
-        self.counters.connections = len(self._shells)
-
-    def stalled(self, shell: Shell) -> None:
-        """This connection's client has stopped taking what is sent."""
-        self._stalled[shell] = shell.unsent_bytes(), self.now()
-
-    def unstalled(self, shell: Shell) -> None:
-        """It took enough."""
-        self._stalled.pop(shell, None)
-
-    def _close_stalled(self, now: float) -> None:
-        """Close who has taken nothing for SEND_STALLED_S; who takes something is alive, however slow."""
-        for shell, (before, since) in list(self._stalled.items()):
-            unsent = shell.unsent_bytes()
-            if unsent < before:
-                shell.session.heard_at = since = now  # it takes, though we do not read what it may send
-            elif now - since > SEND_STALLED_S:
-                del self._stalled[shell]
-                shell.close(
-                    ReasonCode.QUOTA_EXCEEDED,
-                    "send_stalled",
-                    f"nothing of {unsent} bytes was taken for {now - since:.0f} s",
-                )
-                continue
-            self._stalled[shell] = unsent, since
+        self.counters.connections = len(self.shells)
 
     def _publish_will(self, session: Session, will: Will) -> None:
         def again() -> None:
@@ -453,7 +382,7 @@ class Worker:
 
     def _tick(self, due: float) -> None:
         now = self.now()
-        self._lag_max_s = max(self._lag_max_s, now - due)
+        self.reporting.tick(now, now - due)
         for session in self._wheel.advance(now):
             if isinstance(session.shell, Shell):
                 session.shell.handle(session.handle_deadline(now))
@@ -464,81 +393,17 @@ class Worker:
         if now >= self._next_second:
             self._next_second = now + REPORT_S
             self._each_second(now)
-        if now >= self._next_heartbeat:
-            self._next_heartbeat = now + HEARTBEAT_S
-            self._send_heartbeats()
         self.settle()
         self._loop.call_later(TICK_S, self._tick, now + TICK_S)
 
     def _each_second(self, now: float) -> None:
         self._logged = 0
         self.delivery.malformed_logged = 0
-        for shell, deadline in list(self._lingering.items()):
-            if deadline <= now and shell.transport is not None:
-                if shell.transport.get_write_buffer_size():
-                    self.counters.refused["does_not_read"] += 1
-                    shell.listener.refused["does_not_read"] += 1
-                shell.transport.abort()
-                del self._lingering[shell]
-        self._close_stalled(now)
+        self.stragglers.each_second(now)
         self.persistent.each_second(now)
-        for name, link in self.links.items():
-            stuck = link.producer.stuck(now - REROUTE_S)
-            if stuck:
-                log.warning(
-                    "a broker takes nothing for these queues; their connections are closed",
-                    broker=name,
-                    queues=[f"{target.topic}/{target.queue_id}" for target in stuck[:STUCK_LOGGED_MAX]],
-                    count=len(stuck),
-                )
-                link.producer.abandon(stuck, now)
-                link.flush()
-                link.release()
-            if link.connection is None and self.routes.is_resting(name, now):
-                for shell in list(link.held):
-                    shell.close(ReasonCode.SERVER_BUSY, "broker_unavailable", f"broker {name} is away")
-                link.held.clear()
-        self._send_report()
-
-    def _send_heartbeats(self) -> None:
-        counters = self.counters
-        state: dict[str, object] = {
-            "connections": counters.connections,
-            "messages_in": counters.messages_in_qos0_total
-            + counters.messages_in_qos1_total
-            + counters.messages_in_qos2_total,
-            "messages_out": counters.messages_out_qos0_total + counters.messages_out_qos1_total,
-            "worker": self.index,
-        }
         for link in self.links.values():
-            link.heartbeat(state)
-
-    def _send_report(self) -> None:
-        """Give the parent the numbers; one that does not read in time gets the next ones."""
-        if self._report is None:
-            return
-        counters = self.counters
-        producers = [link.producer for link in self.links.values()]
-        counters.brokers_up = sum(p.is_connected for p in producers)
-        counters.produce_batches_total = sum(p.batches for p in producers)
-        counters.produce_records_total = sum(p.records for p in producers)
-        counters.produce_refused_records_total = sum(p.refused_records for p in producers)
-        counters.produce_resent_batches_total = sum(p.resent_batches for p in producers)
-        counters.produce_epochs_total = sum(p.epochs for p in producers)
-        counters.produce_pending_bytes = sum(p.pending_bytes for p in producers)
-        counters.catchup_readers = self.catchup.readers
-        counters.catchup_turns_total = self.catchup.turns
-        counters.catchup_shared_total = self.catchup.shared
-        counters.loop_lag_ms_max = int(self._lag_max_s * 1000)
-        self._lag_max_s = 0.0
-        report = {
-            "ready": self.is_ready,
-            "numbers": counters.snapshot(),
-            "refused": counters.refused,
-            "listeners": {listener.name: listener.numbers() for listener in self._listeners},
-        }
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            self._report.send(json.dumps(report).encode())
+            link.each_second(now, is_resting=self.routes.is_resting(link.name, now))
+        self.reporting.send_report()
 
 
 def _say_if_failed(task: asyncio.Task[None]) -> None:

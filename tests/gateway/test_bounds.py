@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway import ingress, topics, worker
+from gateway import ingress, stragglers, topics, worker
 from gateway.connection import BROKER
 from gateway.core.producer import PENDING_MAX_BYTES
 from gateway.limits import SEND_STALLED_S
@@ -114,7 +114,7 @@ async def test_past_the_pending_bytes_sockets_are_not_read_until_the_broker_answ
 async def test_a_closed_connection_that_does_not_read_is_reset(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "LINGER_S", 0.0)
+    monkeypatch.setattr(stragglers, "LINGER_S", 0.0)
     running = await start_worker()
     _, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.transport.pause_reading()
@@ -138,7 +138,7 @@ async def deaf(running: Any, **fields: Any) -> tuple[asyncio.StreamReader, async
     session = running.worker._sessions["deaf"]
     session.send(b"\xd0\x00" * (8 << 20))
     running.worker.settle()
-    assert running.worker._stalled
+    assert running.worker.stragglers.stalled
     return reader, writer, session
 
 
@@ -148,17 +148,17 @@ async def test_a_client_that_takes_nothing_is_closed_and_one_that_takes_somethin
     running = await start_worker()
     reader, writer, session = await deaf(running)
     now = running.worker.now()
-    running.worker._close_stalled(now + SEND_STALLED_S - 1)
+    running.worker.stragglers.each_second(now + SEND_STALLED_S - 1)
     unsent = session.shell.unsent_bytes()
     while session.shell.unsent_bytes() >= unsent:
         writer.transport.resume_reading()
         await reader.read(1 << 16)
     writer.transport.pause_reading()
-    assert running.worker._stalled
-    running.worker._close_stalled(now + SEND_STALLED_S)
-    running.worker._close_stalled(now + 2 * SEND_STALLED_S - 1)
+    assert running.worker.stragglers.stalled
+    running.worker.stragglers.each_second(now + SEND_STALLED_S)
+    running.worker.stragglers.each_second(now + 2 * SEND_STALLED_S - 1)
     assert running.worker.counters.refused["send_stalled"] == 0
-    running.worker._close_stalled(now + 2 * SEND_STALLED_S + 1)
+    running.worker.stragglers.each_second(now + 2 * SEND_STALLED_S + 1)
     assert running.worker.counters.refused["send_stalled"] == 1
     assert running.worker.counters.sessions == 0
     writer.close()

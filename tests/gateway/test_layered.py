@@ -25,6 +25,7 @@ from listener_clients import (
 from security import Authority
 
 from gateway import layered
+from gateway.draining import drain
 from gateway.peer import Peer
 from holdmq.mqtt import MQTT_5, Connect, Disconnect, Publish, Will, encode
 from holdmq.record import decode_host, decode_record
@@ -166,7 +167,7 @@ async def test_plain_bytes_at_a_tls_listener_are_refused(
     writer.write(data)
     await rest_of(reader)
     await running.until(refused(running, "tls_handshake"))
-    assert running.worker._listeners[0].handshakes == 0
+    assert running.worker.listeners[0].handshakes == 0
 
 
 async def test_tls_1_1_is_refused(
@@ -205,7 +206,7 @@ async def test_half_a_handshake_ends_with_the_time_for_a_connect(
     writer.write(b"\x16\x03\x01\x02\x00\x01")
     assert await rest_of(reader) == b""
     await running.until(refused(running, "unauthenticated"))
-    await running.until(lambda: running.worker._listeners[0].handshakes == 0)
+    await running.until(lambda: running.worker.listeners[0].handshakes == 0)
 
 
 async def test_handshakes_at_a_time_are_bounded(
@@ -215,13 +216,13 @@ async def test_handshakes_at_a_time_are_bounded(
     running = await start_worker({"kind": "tls", **server_tls})
     _, first = await connect(running)
     first.write(b"\x16")
-    await running.until(lambda: running.worker._listeners[0].handshakes == 1)
+    await running.until(lambda: running.worker.listeners[0].handshakes == 1)
     reader, second = await connect(running)
     second.write(b"\x16")
     assert await rest_of(reader) == b""
     await running.until(refused(running, "tls_handshakes_max"))
     first.close()
-    await running.until(lambda: running.worker._listeners[0].handshakes == 0)
+    await running.until(lambda: running.worker.listeners[0].handshakes == 0)
 
 
 async def test_new_certificates_are_for_new_connections_and_open_ones_go_on(
@@ -233,7 +234,7 @@ async def test_new_certificates_are_for_new_connections_and_open_ones_go_on(
     writer.write(CONNECT)
     assert await reader.readexactly(4) == CONNACK
     authority.issue("gateway")
-    (listener,) = running.worker._listeners
+    (listener,) = running.worker.listeners
     signature = listener.tls_signature
     running.worker.reload()
     await running.until(lambda: listener.tls_signature != signature)
@@ -250,7 +251,7 @@ async def test_draining_says_goodbye_in_tls(
     reader, writer = await connect(running, ssl=client_context(authority), server_hostname="localhost")
     writer.write(encode(Connect(client_id="c", version=MQTT_5), MQTT_5))
     await reader.read(100)
-    await running.worker._drain()
+    await drain(running.worker)
     said = await rest_of(reader)
     assert said[:1] == b"\xe0"
     assert said[2] == 0x8B
@@ -266,7 +267,7 @@ async def test_a_client_of_a_unix_socket_is_known_by_its_user(start_worker: Star
     running.clients.append(type("Open", (), {"writer": writer}))
     writer.write(CONNECT + encode(Publish("a/b", b"x", 1, packet_id=7), 4))
     assert await reader.readexactly(8) == CONNACK + b"\x40\x02\x00\x07"
-    (shell,) = running.worker._shells
+    (shell,) = running.worker.shells
     assert shell.peer == Peer("default", "", 0, uid=os.getuid())
     assert shell.peer.log_fields()["peer"] == f"unix, user {os.getuid()}"
     assert shell.unsent_bytes() == 0

@@ -121,7 +121,7 @@ async def test_a_proxys_health_check_is_no_refusal(start_worker: Start) -> None:
     running = await start_worker({"kind": "tcp", "proxy": True, "proxy_networks": LOCAL})
     _, writer = await connect(running)
     writer.write(PROXY_V2[:12] + b"\x20\x00\x00\x00")
-    await running.until(lambda: running.worker._listeners[0].accepted_total == 1)
+    await running.until(lambda: running.worker.listeners[0].accepted_total == 1)
     writer.close()
     await running.until(lambda: running.worker.counters.connections == 0)
     assert not running.worker.counters.refused

@@ -23,7 +23,8 @@ from security import Authority
 from websockets.frames import CloseCode, Opcode
 from websockets.protocol import State
 
-from gateway import worker
+from gateway import draining, stragglers, worker
+from gateway.draining import drain
 from gateway.session.session import CLOSED
 from holdmq.mqtt import MQTT_5, Connect, Disconnect, Publish, Will, encode
 
@@ -58,7 +59,7 @@ async def test_a_session_over_websocket_is_a_session(
         await client.next()
     await running.until(lambda: running.worker.counters.connections == 0)
     assert not running.worker.counters.refused
-    assert not running.worker._listeners[0].refused
+    assert not running.worker.listeners[0].refused
 
 
 async def test_a_client_that_goes_without_disconnect_has_its_will_published(start_worker: Start) -> None:
@@ -83,7 +84,7 @@ async def test_after_disconnect_there_is_a_close_of_both_sides_and_no_will(start
     assert client.protocol.close_rcvd.code == CloseCode.NORMAL_CLOSURE
     client.flush()
     await running.until(lambda: running.worker.counters.connections == 0)
-    assert not running.worker._lingering
+    assert not running.worker.stragglers.lingering
     assert running.broker.bodies == []
 
 
@@ -117,7 +118,7 @@ async def test_a_text_frame_ends_the_connection_with_its_code_and_sends_the_will
 async def test_a_client_that_does_not_answer_our_close_is_cut_off(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "LINGER_S", 0.0)
+    monkeypatch.setattr(stragglers, "LINGER_S", 0.0)
     running = await start_worker({"kind": "ws"})
     client = await WebClient.open(running)
     client.send(CONNECT + b"\xc1\x00")
@@ -151,36 +152,36 @@ async def test_half_a_request_ends_with_the_time_for_a_connect(start_worker: Sta
 async def test_draining_says_goodbye_over_websocket_and_hears_the_answer(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "LINGER_S", 60.0)
+    monkeypatch.setattr(stragglers, "LINGER_S", 60.0)
     running = await start_worker({"kind": "ws"}, drain_s=15)
     client = await WebClient.open(running)
     client.send(encode(Connect(client_id="c", version=MQTT_5), MQTT_5))
     await client.message()
-    draining = asyncio.create_task(running.worker._drain())
+    ending = asyncio.create_task(drain(running.worker))
     assert (await client.message())[0] == 0xE0
     assert (await client.next()).opcode is Opcode.CLOSE
     assert client.protocol.close_rcvd is not None
     assert client.protocol.close_rcvd.code == CloseCode.GOING_AWAY
     client.flush()
-    await asyncio.wait_for(draining, 10)
+    await asyncio.wait_for(ending, 10)
     assert running.worker.counters.connections == 0
 
 
 async def test_clients_that_do_not_answer_keep_no_others_from_being_drained(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "LINGER_S", 60.0)
-    monkeypatch.setattr(worker, "DRAIN_RATE_MIN", 20)  # one in each step
+    monkeypatch.setattr(stragglers, "LINGER_S", 60.0)
+    monkeypatch.setattr(draining, "DRAIN_RATE_MIN", 20)  # one in each step
     running = await start_worker({"kind": "ws"}, drain_s=3)
     for n in range(4):
         client = await WebClient.open(running)
         client.send(encode(Connect(client_id=f"c{n}"), 4))
         assert await client.message() == CONNACK
-    shells = list(running.worker._shells)
-    draining = asyncio.create_task(running.worker._drain())
+    shells = list(running.worker.shells)
+    ending = asyncio.create_task(drain(running.worker))
     await running.until(lambda: all(shell.session.state == CLOSED for shell in shells))
-    assert not draining.done()
-    await draining
+    assert not ending.done()
+    await ending
     await running.until(lambda: running.worker.counters.connections == 0)
 
 
@@ -209,7 +210,7 @@ async def test_mutated_frames_disturb_nobody(start_worker: Start) -> None:
     for client in running.clients[1:]:
         client.writer.close()
     await running.until(lambda: running.worker.counters.connections == 1)
-    assert running.worker._listeners[0].connections == 1
+    assert running.worker.listeners[0].connections == 1
 
 
 async def test_connections_beyond_the_bound_are_counted_by_listener(

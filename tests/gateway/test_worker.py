@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.draining import drain
 from holdmq.errors import Code, RemoteError
 from holdmq.mqtt import (
     MQTT_3_1_1,
@@ -257,13 +258,13 @@ async def test_draining_acknowledges_what_is_on_its_way_and_says_goodbye(start_w
     client = await running.client("c1", MQTT_5)
     client.send(Publish("a/b", b"x", 1, packet_id=1))
     await running.until(lambda: running.broker.held)
-    drain = asyncio.get_running_loop().create_task(running.worker._drain())
+    ending = asyncio.get_running_loop().create_task(drain(running.worker))
     await asyncio.sleep(0.1)
     running.broker.release()
     assert await client.acked(1) == [1]
     farewell = await client.next()
     assert farewell.reason_code == 0x8B
-    await drain
+    await ending
 
 
 async def test_beyond_connections_max_a_client_is_told_so(start_worker: Start) -> None:
@@ -289,7 +290,7 @@ async def test_an_older_connection_of_the_same_client_loses_its_subscriptions_an
 async def test_brokers_hear_what_a_worker_does(start_worker: Start) -> None:
     running = await start_worker()
     await running.client("c1")
-    running.worker._send_heartbeats()
+    running.worker.reporting.send_heartbeats()
     await running.until(lambda: any(state["connections"] == 1 for state in running.broker.heartbeats))
 
 

@@ -1,0 +1,72 @@
+"""What a worker says of itself: its numbers to the parent, its state to the brokers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gateway.worker import Worker
+
+HEARTBEAT_S: Final = 5.0
+
+
+class Reporting:
+    """Sends reports through `report`, the parent's socket (None = to nobody), and heartbeats."""
+
+    def __init__(self, worker: Worker, report: socket.socket | None) -> None:
+        self._worker = worker
+        self._report = report
+        self._next_heartbeat = 0.0
+        self._lag_max_s = 0.0
+
+    def tick(self, now: float, late_s: float) -> None:
+        """A tick of the worker's clock, `late_s` after its time."""
+        self._lag_max_s = max(self._lag_max_s, late_s)
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT_S
+            self.send_heartbeats()
+
+    def send_heartbeats(self) -> None:
+        """Tell the brokers what this worker does."""
+        counters = self._worker.counters
+        state: dict[str, object] = {
+            "connections": counters.connections,
+            "messages_in": counters.messages_in_qos0_total
+            + counters.messages_in_qos1_total
+            + counters.messages_in_qos2_total,
+            "messages_out": counters.messages_out_qos0_total + counters.messages_out_qos1_total,
+            "worker": self._worker.index,
+        }
+        for link in self._worker.links.values():
+            link.heartbeat(state)
+
+    def send_report(self) -> None:
+        """Give the parent the numbers; one that does not read in time gets the next ones."""
+        if self._report is None:
+            return
+        worker = self._worker
+        counters = worker.counters
+        producers = [link.producer for link in worker.links.values()]
+        counters.brokers_up = sum(p.is_connected for p in producers)
+        counters.produce_batches_total = sum(p.batches for p in producers)
+        counters.produce_records_total = sum(p.records for p in producers)
+        counters.produce_refused_records_total = sum(p.refused_records for p in producers)
+        counters.produce_resent_batches_total = sum(p.resent_batches for p in producers)
+        counters.produce_epochs_total = sum(p.epochs for p in producers)
+        counters.produce_pending_bytes = sum(p.pending_bytes for p in producers)
+        counters.catchup_readers = worker.catchup.readers
+        counters.catchup_turns_total = worker.catchup.turns
+        counters.catchup_shared_total = worker.catchup.shared
+        counters.loop_lag_ms_max = int(self._lag_max_s * 1000)
+        self._lag_max_s = 0.0
+        report = {
+            "ready": worker.is_ready,
+            "numbers": counters.snapshot(),
+            "refused": counters.refused,
+            "listeners": {listener.name: listener.numbers() for listener in worker.listeners},
+        }
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            self._report.send(json.dumps(report).encode())
