@@ -13,13 +13,13 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from holdmq.errors import StorageError
+from holdmq.memory import memory_limit, memory_used
 from holdmq.record import RECORD_BYTES_LIMIT
 from holdmq.record_batch import starts_of
 from storage.log.activity import Activity
 from storage.log.core.chunks import Chunk, ChunkCache
 from storage.log.core.names import blank_size_at
 from storage.log.core.scan import head_size, whole_records
-from storage.log.memory import memory_limit, memory_used
 from storage.log.open_files import OpenFiles
 from storage.log.segments import Segment, Segments
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from holdmq.errors import CorruptRecordError
+from holdmq.memory import memory_limit, memory_used
 from storage.log.core.chunks import ADD_BELOW
-from storage.log.memory import memory_limit, memory_used
 from storage.store import ReadStatus
 
 MakeDriver = Callable[..., Any]
