@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from gateway.core.delayed import DELAYED_ROOM_BYTES
 from gateway.core.entries import TopicEntry, record_properties
 from gateway.core.plans import Plan
 from gateway.core.producer import BATCH_MAX_BYTES, Producer, Target
@@ -17,7 +18,7 @@ from gateway.session.inbound import Inbound
 from gateway.session.session import Session
 from holdmq.errors import RecordError
 from holdmq.mqtt import PUBACK, PUBLISH, PUBREC, RETAIN, PublishRun, ReasonCode, Will, encode_block
-from holdmq.record import SYS_QOS_SHIFT, SYS_RETAIN, RecordTemplate
+from holdmq.record import PROPERTIES_BYTES_MAX, SYS_QOS_SHIFT, SYS_RETAIN, RecordTemplate
 from holdmq.topics import OTHER_TOPIC
 
 _ANSWERS: Final = (0, PUBACK, PUBREC)
@@ -58,6 +59,7 @@ class Ingress:
         last_kind = -1
         size = 0
         record_max = 0
+        is_delayed = False
         producer: Producer | None = None
         packet_ids: list[int] = []
         append: Callable[[bytes], None] | None = None
@@ -82,6 +84,9 @@ class Ingress:
                 target = plan.target
                 producer = target.producer
                 record_max = producer.record_max_bytes or BATCH_MAX_BYTES
+                is_delayed = plan.is_delayed
+                if is_delayed:
+                    record_max -= DELAYED_ROOM_BYTES
                 packet_type = plan.packet_type
                 append = None
                 last_entry = None if properties else entry
@@ -95,7 +100,7 @@ class Ingress:
             if append is None:
                 # Only now: a run or a receipt without a message would never be settled.
                 assert producer is not None
-                batch_run = producer.open_run(target, self._now())
+                batch_run = producer.open_run(target, self._now(), is_delayed)
                 append = batch_run.records.append
                 if packet_type:
                     receipt = Receipt(session, packet_type)
@@ -151,6 +156,10 @@ class Ingress:
     ) -> Plan | Refusal | MissingTopic:
         if entry.refusal:
             return entry.refusal
+        delay_s = entry.delay_s
+        if delay_s is not None and kind & RETAIN:
+            # When it is due nobody would be there to keep it as the topic's retained message.
+            return ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
         topic, tag = entry.own
         if topic != OTHER_TOPIC and topic not in inbound.targets and self._uses_other(topic):
             topic, tag = entry.other
@@ -170,17 +179,20 @@ class Ingress:
             target = inbound.targets[topic] = located
         qos = kind >> 1
         try:
+            encoded = record_properties(tag, session.client_id, properties, delay_s)
+            if delay_s is not None and len(encoded) > PROPERTIES_BYTES_MAX - DELAYED_ROOM_BYTES:
+                return ReasonCode.QUOTA_EXCEEDED  # the broker would refuse all that travels with it
             template = RecordTemplate(
                 topic.encode(),
                 target.queue_id,
-                record_properties(tag, session.client_id, properties),
+                encoded,
                 session.born_host,
                 qos << SYS_QOS_SHIFT | (SYS_RETAIN if kind & RETAIN else 0),
                 prepared=self._mark,
             )
         except RecordError:
             return ReasonCode.QUOTA_EXCEEDED  # tag and properties are over 32 KiB (storage.md, The record)
-        plan = Plan(template.encode, target, _ANSWERS[qos] if answered else 0)
+        plan = Plan(template.encode, target, _ANSWERS[qos] if answered else 0, delay_s is not None)
         if not properties:
             if len(inbound.plans) >= PLANS_MAX:
                 inbound.plans.clear()

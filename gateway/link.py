@@ -114,7 +114,8 @@ class BrokerLink:
             return
         while (batch := producer.next_batch(now)) is not None:
             sizes, records, crc = batch.encode()
-            header = ProduceRequest(crc, batch.produce_runs(producer.producer_id, producer.epoch))
+            runs = batch.produce_runs(producer.producer_id, producer.epoch)
+            header = ProduceRequest(crc, runs, delayed=batch.delayed())
             connection.request(
                 RequestCode.PRODUCE,
                 header,

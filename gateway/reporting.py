@@ -53,6 +53,7 @@ class Reporting:
         counters.brokers_up = sum(p.is_connected for p in producers)
         counters.produce_batches_total = sum(p.batches for p in producers)
         counters.produce_records_total = sum(p.records for p in producers)
+        counters.messages_delayed_total = sum(p.delayed_records for p in producers)
         counters.produce_refused_records_total = sum(p.refused_records for p in producers)
         counters.produce_resent_batches_total = sum(p.resent_batches for p in producers)
         counters.produce_epochs_total = sum(p.epochs for p in producers)

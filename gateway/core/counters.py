@@ -14,6 +14,7 @@ HELP: Final = {
     "messages_in_qos0_total": "Publishes received with QoS 0.",
     "messages_in_qos1_total": "Publishes received with QoS 1.",
     "messages_in_qos2_total": "Publishes received with QoS 2, repeats not counted.",
+    "messages_delayed_total": "Publishes to $delayed that brokers confirmed, and release at their time.",
     "messages_repeated_total": "QoS 2 publishes received again before their release.",
     "messages_out_qos0_total": "Messages sent with QoS 0.",
     "messages_out_qos1_total": "Messages sent with QoS 1.",
@@ -73,6 +74,7 @@ class Counters:
     messages_in_qos0_total: int
     messages_in_qos1_total: int
     messages_in_qos2_total: int
+    messages_delayed_total: int
     messages_repeated_total: int
     messages_out_qos0_total: int
     messages_out_qos1_total: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.core.delayed import DELAYED_PREFIX, split_delayed
 from holdmq.mqtt import ReasonCode
 from holdmq.record import encode_properties
 from holdmq.topics import TopicTag, other_topic, split_mqtt_topic
@@ -11,15 +12,16 @@ class TopicEntry:
     """An MQTT topic on its way in.
 
     `refusal` is 0, or the reason code with which every publish to it is refused. `own` is the
-    (topic, tag) of its first level; `tag_of` gives the encoded TAGS property once it is known
-    whether that topic exists or the shared one is used.
+    (topic, tag) of its first level; `other` is used instead when that topic may not be created.
+    `delay_s`: its messages appear so many seconds after the broker has taken them; None = at once.
     """
 
-    __slots__ = ("mqtt_topic", "own", "refusal")
+    __slots__ = ("delay_s", "mqtt_topic", "own", "refusal")
 
-    def __init__(self, mqtt_topic: str, refusal: int = 0) -> None:
+    def __init__(self, mqtt_topic: str, refusal: int = 0, delay_s: int | None = None) -> None:
         self.mqtt_topic = mqtt_topic
         self.refusal = refusal
+        self.delay_s = delay_s
         self.own = split_mqtt_topic(mqtt_topic)
 
     @property
@@ -31,17 +33,25 @@ class TopicEntry:
 def make_entry(raw: bytes, topic_max_bytes: int, topic_levels_max: int) -> TopicEntry:
     """The entry of a valid topic name.
 
-    Names that begin with `$` cannot be published by clients (4.7.2 leaves them to the server);
-    longer and deeper ones than the limits are refused with 0x90.
+    Names that begin with `$` cannot be published by clients (4.7.2 leaves them to the server), but for
+    `$delayed/<seconds>/<topic>`: its entry is that of the topic, with a delay. Longer and deeper ones
+    than the limits are refused with 0x90.
     """
+    delay_s: int | None = None
+    if raw.startswith(DELAYED_PREFIX):
+        delayed = split_delayed(raw)
+        if delayed is not None:
+            delay_s, raw = delayed
     refused = raw[:1] == b"$" or len(raw) > topic_max_bytes or raw.count(b"/") >= topic_levels_max
-    return TopicEntry(raw.decode(), ReasonCode.TOPIC_NAME_INVALID if refused else 0)
+    return TopicEntry(raw.decode(), ReasonCode.TOPIC_NAME_INVALID if refused else 0, delay_s)
 
 
-def record_properties(tag: str | None, client_id: str, block: bytes) -> bytes:
-    """The record's properties of a publish: tag first, client id, then the MQTT 5 block as sent.
+def record_properties(tag: str | None, client_id: str, block: bytes, delay_s: int | None = None) -> bytes:
+    """The record's properties of a publish: tag first, client id, its delay, then the MQTT 5 block as sent.
 
     Raises RecordError (LIMIT_EXCEEDED) when they are too large.
     """
     pairs = [("CLIENT_ID", client_id)] if tag is None else [("TAGS", tag), ("CLIENT_ID", client_id)]
+    if delay_s is not None:
+        pairs.append(("DUE", f"+{delay_s * 1000}"))  # by the broker's clock (holdmq.wire.move_headers)
     return encode_properties(pairs, block or None)

@@ -8,11 +8,21 @@ from gateway.core.producer import Target
 
 
 class Plan:
-    """`encode(body, born_ms)` makes the record; `packet_type` is its answer's, 0 for none."""
+    """`encode(body, born_ms)` makes the record; `packet_type` is its answer's, 0 for none.
 
-    __slots__ = ("encode", "packet_type", "target")
+    `is_delayed`: the log keeps the record until its time.
+    """
 
-    def __init__(self, encode: Callable[[bytes, int], bytes], target: Target, packet_type: int) -> None:
+    __slots__ = ("encode", "is_delayed", "packet_type", "target")
+
+    def __init__(
+        self,
+        encode: Callable[[bytes, int], bytes],
+        target: Target,
+        packet_type: int,
+        is_delayed: bool = False,
+    ) -> None:
         self.encode = encode
         self.target = target
         self.packet_type = packet_type
+        self.is_delayed = is_delayed

@@ -70,12 +70,15 @@ def new_producer_id() -> int:
 class Target:
     """One queue at one broker, as a place to send to; `run` is its part of the open batch.
 
-    `runs` are those not settled, oldest first; `progress_at` is when one was settled last, or began to wait.
-    `is_retired`: routes do not show the queue to producers any more. Who sent here goes elsewhere once `runs`
-    is empty, so that nothing overtakes; `on_idle` is called then, once.
+    `delayed_run` is the part whose records the broker keeps until they are due: one more, so that messages
+    of both kinds that take turns make no run each. `runs` are those not settled, oldest first; `progress_at`
+    is when one was settled last, or began to wait. `is_retired`: routes do not show the queue to producers
+    any more. Who sent here goes elsewhere once `runs` is empty, so that nothing overtakes; `on_idle` is
+    called then, once.
     """
 
     __slots__ = (
+        "delayed_run",
         "is_retired",
         "next_sequence",
         "on_idle",
@@ -94,6 +97,7 @@ class Target:
         self.next_sequence = 0
         self.progress_at = 0.0
         self.run: Run | None = None
+        self.delayed_run: Run | None = None
         self.runs: deque[Run] = deque()
         self.is_retired = False
         self.on_idle: Callable[[], None] | None = None
@@ -103,13 +107,22 @@ class Run:
     """Consecutive records of one queue, and who is owed for them.
 
     `may_be_stored`: it was sent, and the connection was lost before the answer. `is_settled`: nobody is
-    owed for it any more, whatever becomes of it.
+    owed for it any more, whatever becomes of it. `is_delayed`: its records wait until they are due.
     """
 
-    __slots__ = ("first_sequence", "is_settled", "may_be_stored", "receipts", "records", "target")
+    __slots__ = (
+        "first_sequence",
+        "is_delayed",
+        "is_settled",
+        "may_be_stored",
+        "receipts",
+        "records",
+        "target",
+    )
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, is_delayed: bool = False) -> None:
         self.target = target
+        self.is_delayed = is_delayed
         self.records: list[bytes] = []
         self.receipts: list[Receipt] = []
         self.first_sequence = 0
@@ -155,13 +168,18 @@ class Batch:
             for run in self.runs
         ]
 
+    def delayed(self) -> list[int]:
+        """The indices of the rows whose records wait until they are due."""
+        return [index for index, run in enumerate(self.runs) if run.is_delayed]
+
 
 class Producer:
     """Batches towards one broker.
 
     The shell calls `next_batch` until None at the end of a turn, sends each, and tells what became
     of it: `answered`, `refused` (whole), or `disconnected` for all in flight. Counters are plain
-    attributes: `batches`, `records`, `refused_records`, `resent_batches`, `abandoned_records`, `epochs`.
+    attributes: `batches`, `records`, `refused_records`, `resent_batches`, `abandoned_records`, `epochs`,
+    `delayed_records`.
     `shell` is the owner's own; `record_max_bytes` is what the broker accepts (it refuses a whole batch
     for one record that is larger), 0 = not known yet. `new_id` gives the next producer id when this one
     is used up or fenced.
@@ -180,6 +198,7 @@ class Producer:
         "_waiting",
         "abandoned_records",
         "batches",
+        "delayed_records",
         "epoch",
         "epochs",
         "in_flight",
@@ -208,7 +227,7 @@ class Producer:
         self.retry_at = 0.0
         self.must_reroute = False
         self.batches = self.records = self.resent_batches = 0
-        self.refused_records = self.abandoned_records = self.epochs = 0
+        self.refused_records = self.abandoned_records = self.epochs = self.delayed_records = 0
         self._new_id = new_id
         self._open = Batch()
         self._open_bytes = 0
@@ -242,14 +261,18 @@ class Producer:
         """Every queue that was ever sent to."""
         return list(self._targets.values())
 
-    def open_run(self, target: Target, now: float) -> Run:
+    def open_run(self, target: Target, now: float, is_delayed: bool = False) -> Run:
         """The target's run in the open batch, begun if there is none. The caller appends at least one record
         (and receipts), and then calls `added`."""
-        run = target.run
+        run = target.delayed_run if is_delayed else target.run
         if run is None:
             if not target.runs:
                 target.progress_at = now
-            run = target.run = Run(target)
+            run = Run(target, is_delayed)
+            if is_delayed:
+                target.delayed_run = run
+            else:
+                target.run = run
             target.runs.append(run)
             self._open.runs.append(run)
         return run
@@ -310,6 +333,8 @@ class Producer:
         target = run.target
         if result.status == 0:
             self.records += len(run.records)
+            if run.is_delayed:
+                self.delayed_records += len(run.records)
             self._settle(run, 0, now)
             return False
         code = _code(result.status)
@@ -389,7 +414,7 @@ class Producer:
         batch = self._open
         batch.size_bytes = self._open_bytes
         for run in batch.runs:
-            run.target.run = None
+            run.target.run = run.target.delayed_run = None
             _number(run)
         self._serial += 1
         batch.serial = self._serial

@@ -91,6 +91,7 @@ class MemoryBroker:
         self.log: list[bytes] = []
         self.starts: list[int] = [0]
         self.produced: list[list[ProduceRun]] = []
+        self.delayed: list[list[int]] = []
         self.verdicts: list[list[int] | Exception] = []
         self.held: list[Callable[[], None]] = []
         self.hold = False
@@ -201,6 +202,7 @@ class MemoryBroker:
         header = request.header(ProduceRequest)
         runs = rows(ProduceRun, header.runs)
         self.produced.append(runs)
+        self.delayed.append(header.delayed)
         chosen = self.verdicts.pop(0) if self.verdicts else [0] * len(runs)
         if isinstance(chosen, Exception):
             assert isinstance(chosen, RemoteError)

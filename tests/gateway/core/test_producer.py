@@ -481,3 +481,39 @@ def test_a_retired_target_tells_once_that_all_that_was_sent_to_it_is_answered() 
     add(producer, 3)
     answer(producer, send(producer))
     assert told == [0]
+
+
+def test_messages_of_both_kinds_that_take_turns_make_one_run_each() -> None:
+    producer = connected()
+    target = producer.target("t", 0)
+    for at in range(6):
+        is_delayed = at % 2 == 1
+        producer.open_run(target, 0.0, is_delayed).records.append(b"%d" % at)
+        producer.added(1)
+    batch = producer.next_batch(0.0)
+    assert batch is not None
+    assert [(run.is_delayed, run.records) for run in batch.runs] == [
+        (False, [b"0", b"2", b"4"]),
+        (True, [b"1", b"3", b"5"]),
+    ]
+    assert batch.delayed() == [1]
+    assert [row.first_sequence for row in batch.produce_runs(1, 1)] == [0, 3]
+    producer.open_run(target, 0.0, True).records.append(b"6")
+    producer.added(1)
+    answer(producer, batch)
+    assert (producer.records, producer.delayed_records) == (6, 3)
+    later = producer.next_batch(0.0)
+    assert later is not None
+    assert (later.delayed(), later.runs[0].first_sequence) == ([0], 6)
+
+
+def test_what_was_unanswered_is_delayed_when_it_is_sent_again() -> None:
+    producer = connected()
+    producer.open_run(producer.target("t", 0), 0.0, True).records.append(b"x")
+    producer.added(1)
+    assert producer.next_batch(0.0) is not None
+    producer.disconnected()
+    producer.connected()
+    again = producer.next_batch(0.0)
+    assert again is not None
+    assert (again.delayed(), again.runs[0].first_sequence) == ([0], 0)
