@@ -97,3 +97,9 @@ class RequestCode(IntEnum):
     SESSION_SHOW = 134
     SESSION_DROP = 135
     SESSION_RECORDS = 136
+
+    SHARE_JOIN = 140
+    SHARE_LEAVE = 141
+    SHARE_SETTLE = 142
+    SHARE_READ = 143
+    SHARE_LIST = 144

@@ -148,6 +148,12 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.SESSION_DROP: _ADMIN,
     # It names records by their place, whatever topic they are of.
     RequestCode.SESSION_RECORDS: _SERVICE,
+    # Members are MQTT sessions: only gateways speak for them.
+    RequestCode.SHARE_JOIN: _SERVICE,
+    RequestCode.SHARE_LEAVE: _SERVICE,
+    RequestCode.SHARE_SETTLE: _SERVICE,
+    RequestCode.SHARE_READ: _SERVICE,
+    RequestCode.SHARE_LIST: _SERVICE,
 }
 
 

@@ -194,6 +194,7 @@ def test_request_codes_are_never_renumbered() -> None:
         "TABLE_CHANGED": 125, "TABLE_UNWATCH": 126, "SESSION_OPEN": 130, "SESSION_WRITE": 131,
         "SESSION_TAKEN": 132, "SESSION_LIST": 133, "SESSION_SHOW": 134, "SESSION_DROP": 135,
         "SESSION_RECORDS": 136,
+        "SHARE_JOIN": 140, "SHARE_LEAVE": 141, "SHARE_SETTLE": 142, "SHARE_READ": 143, "SHARE_LIST": 144,
     }  # fmt: skip
 
 
