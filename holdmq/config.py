@@ -31,6 +31,7 @@ from pydantic import (
 
 from holdmq.config_alarms import AlarmsSection
 from holdmq.config_listeners import DEFAULT_LISTENER, ListenerSettings, conflict_of
+from holdmq.config_protection import ProtectionSettings
 from holdmq.config_section import Section, is_loopback
 from holdmq.config_security import SecuritySection
 from holdmq.errors import ConfigError
@@ -278,7 +279,7 @@ class StorageSection(Section):
         return value
 
 
-class GatewaySection(Section):
+class GatewaySection(ProtectionSettings):
     """The MQTT front end."""
 
     bind: str = Field(
