@@ -35,6 +35,7 @@ from holdmq.topics import OTHER_TOPIC, level_of_topic, tag_fault
 
 if TYPE_CHECKING:
     from gateway.link import BrokerLink
+    from gateway.session.aliases import Aliases
 
 LEVELS_CACHED_MAX: Final = 10_000
 """Log topics whose MQTT level is remembered: a broker's topics_max."""
@@ -72,7 +73,7 @@ class Outgoing:
         self.qos = (record.sys_flag & SYS_QOS) >> SYS_QOS_SHIFT
         self.retain = bool(record.sys_flag & SYS_RETAIN)
         self.payload = record.body
-        self.variants: dict[tuple[bool, int, tuple[int, ...]], tuple[bytes, bytes, int]] = {}
+        self.variants: dict[tuple[bool, int, tuple[int, ...], int], tuple[bytes, bytes, int]] = {}
         self.publisher: str | None = None
         self.expiry_left_s: int | None = None
         raw = record.properties
@@ -97,14 +98,22 @@ class Outgoing:
             self.publisher = decode_properties(self.record.properties).first("CLIENT_ID") or ""
         return self.publisher == client_id
 
-    def variant(self, is_v5: bool, flags: int, identifiers: tuple[int, ...]) -> tuple[bytes, bytes, int]:
-        """Head, tail and packet size for receivers that differ in their packet id only."""
-        key = (is_v5, flags, identifiers)
+    def variant(
+        self, is_v5: bool, flags: int, identifiers: tuple[int, ...], alias: int = 0
+    ) -> tuple[bytes, bytes, int]:
+        """Head, tail and packet size for receivers that differ in their packet id only.
+
+        `alias` as `Aliases.choose` says.
+        """
+        key = (is_v5, flags, identifiers, alias)
         found = self.variants.get(key)
         if found is None:
             block = delivery_properties(self.block, self.expiry_left_s, identifiers) if is_v5 else b""
+            if alias:
+                block += b"\x23" + abs(alias).to_bytes(2, "big")
+            topic = self.mqtt_topic if alias >= 0 else b""
             version = MQTT_5 if is_v5 else 4
-            head, tail = encode_publish(version, self.mqtt_topic, self.payload, flags, block)
+            head, tail = encode_publish(version, topic, self.payload, flags, block)
             found = self.variants[key] = head, tail, len(head) + len(tail) + 2
         return found
 
@@ -224,7 +233,12 @@ class Delivery:
         if chosen is None:
             return
         flags, identifiers = chosen
-        head, tail, size = outgoing.variant(session.version == MQTT_5, flags, identifiers)
+        aliases = outbound.aliases
+        alias = 0
+        if aliases is None:
+            head, tail, size = outgoing.variant(session.version == MQTT_5, flags, identifiers)
+        else:
+            head, tail, size, alias = aliased(outgoing, session, aliases, flags, identifiers)
         if session.packet_max and size > session.packet_max:  # [MQTT-3.1.2-25]
             self._counters.messages_dropped_size_total += 1
             return
@@ -234,6 +248,8 @@ class Delivery:
             else:
                 session.send(head)
                 self._counters.messages_out_qos0_total += 1
+                if aliases is not None:
+                    aliases.sent(outgoing.mqtt_topic, alias)
             return
         position = outgoing.record.physical_offset
         lag = outbound.lag
@@ -248,6 +264,8 @@ class Delivery:
                 self._counters.lagging_sessions -= 1
         if not outbound.is_socket_full and session.push(head, tail, link.name, position, flags, identifiers):
             self._sent(flags)
+            if aliases is not None:
+                aliases.sent(outgoing.mqtt_topic, alias)
             return
         if lag is None:
             lag = outbound.lag = Lag()
@@ -281,13 +299,20 @@ class Delivery:
         chosen = self._choose(outgoing, session, several)
         if chosen is None or not chosen[0] & 6:
             return True
-        head, tail, size = outgoing.variant(session.version == MQTT_5, *chosen)
+        aliases = outbound.aliases
+        alias = 0
+        if aliases is None:
+            head, tail, size = outgoing.variant(session.version == MQTT_5, *chosen)
+        else:
+            head, tail, size, alias = aliased(outgoing, session, aliases, *chosen)
         if session.packet_max and size > session.packet_max:
             self._counters.messages_dropped_size_total += 1
             return True
         if outbound.is_socket_full or not session.push(head, tail, link.name, position, *chosen):
             return False
         self._sent(chosen[0])
+        if aliases is not None:
+            aliases.sent(outgoing.mqtt_topic, alias)
         return True
 
     def _sent(self, flags: int) -> None:
@@ -340,6 +365,20 @@ class Delivery:
             if granted.identifier is not None:  # [MQTT-3.3.4-3], -4
                 identifiers += (granted.identifier,)
         return None if qos < 0 else (qos << 1 | retain, identifiers)
+
+
+def aliased(
+    outgoing: Outgoing, session: Session, aliases: Aliases, flags: int, identifiers: tuple[int, ...]
+) -> tuple[bytes, bytes, int, int]:
+    """Head, tail, packet size and alias of a PUBLISH to a client that takes topic aliases."""
+    # A QoS 2 message of a persistent session leaves when its plan is written: others may overtake it.
+    may_set = session.cursor is None or not flags & 4
+    alias = aliases.choose(outgoing.mqtt_topic, may_set)
+    head, tail, size = outgoing.variant(True, flags, identifiers, alias)
+    if alias > 0 and session.packet_max and size > session.packet_max:
+        alias = 0
+        head, tail, size = outgoing.variant(True, flags, identifiers)
+    return head, tail, size, alias
 
 
 def _position(data: bytes, pos: int) -> int:

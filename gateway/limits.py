@@ -8,6 +8,8 @@ from holdmq.config import GatewaySection
 
 TOPIC_ALIAS_MAX: Final = 16
 """Topic aliases that one client may set: a device has few topics, and each costs a dictionary entry."""
+TOPIC_ALIASES_OUT_MAX: Final = 32
+"""Topic aliases set for one client that takes them: each is a dictionary entry, and most get few topics."""
 PLANS_MAX: Final = 8
 """Record templates kept per connection: topics that a device repeats; one more costs 3 µs, not memory."""
 REROUTE_S: Final = 10.0
@@ -39,6 +41,7 @@ class Limits:
         "keepalive_max_s",
         "packet_max_bytes",
         "receive_max",
+        "response_prefix",
         "session_expiry_max_s",
         "topic_levels_max",
         "topic_max_bytes",
@@ -53,6 +56,7 @@ class Limits:
         self.keepalive_max_s = section.keepalive_max_s
         self.packet_max_bytes = section.packet_max_bytes
         self.receive_max = section.receive_max
+        self.response_prefix = section.response_prefix
         self.session_expiry_max_s = section.session_expiry_max_s
         self.topic_levels_max = section.topic_levels_max
         self.topic_max_bytes = section.topic_max_bytes

@@ -325,10 +325,18 @@ class GatewaySection(ProtectionSettings):
         description="Time from accept to a complete CONNECT: slow links need seconds, scanners wait.",
     )
     keepalive_max_s: int = Field(
-        3600,
+        60,
         ge=1,
         le=65535,
-        description="Longest keep alive granted; a dead device is known after 1.5 times this.",
+        description="Longest keep alive granted to MQTT 5 clients (Server Keep Alive), which is what most ask "
+        "for by themselves: a dead device is known after 1.5 times this.",
+    )
+    response_prefix: str = Field(
+        "",
+        max_length=128,
+        pattern=r"^([^+#$\x00][^+#\x00]*)?$",
+        description="MQTT 5 clients that ask for Response Information are told this and their client id, "
+        "with a slash between, as a topic for answers; empty = not told.",
     )
     receive_max: int = Field(
         1024,

@@ -63,7 +63,17 @@ def expiry_of(connect: Connect, limits: Limits) -> int:
     return min(connect.properties.session_expiry_interval or 0, limits.session_expiry_max_s)
 
 
-def connack_properties(connect: Connect, limits: Limits, assigned_id: str | None) -> Properties:
+def response_information(connect: Connect, client_id: str, limits: Limits) -> str | None:
+    """Where the client may have answers sent to, if it asks for it and there is a place [MQTT-3.1.2-28]."""
+    if not connect.properties.request_response_information or not limits.response_prefix:
+        return None
+    # What is told is to be used as a topic name.
+    return None if "+" in client_id or "#" in client_id else f"{limits.response_prefix}/{client_id}"
+
+
+def connack_properties(
+    connect: Connect, limits: Limits, client_id: str, assigned_id: str | None
+) -> Properties:
     """What CONNACK tells an MQTT 5 client; whatever is not offered is said."""
     keep_alive = keep_alive_of(connect, limits)
     expiry_s = expiry_of(connect, limits)
@@ -76,5 +86,6 @@ def connack_properties(connect: Connect, limits: Limits, assigned_id: str | None
         assigned_client_identifier=assigned_id,  # [MQTT-3.1.3-7]
         topic_alias_maximum=TOPIC_ALIAS_MAX,
         shared_subscription_available=0,
+        response_information=response_information(connect, client_id, limits),
         server_keep_alive=keep_alive if keep_alive != connect.keep_alive else None,  # [MQTT-3.2.2-21]
     )

@@ -8,6 +8,7 @@ from holdmq.mqtt import Subscription
 
 if TYPE_CHECKING:
     from gateway.core.lag import Lag
+    from gateway.session.aliases import Aliases
 
 
 class Granted:
@@ -50,10 +51,10 @@ class Outbound:
     `window` is how many QoS 1 and 2 messages may be unacknowledged: the client's receive maximum and
     gateway.inflight_max, whichever is less [MQTT-3.3.4-9]. `inflight` has them by packet id, in the order of
     sending; None stands for QoS 1 of a session that ends with its connection. `lag` is set while the session
-    is not fed live.
+    is not fed live, `aliases` for a client that takes topic aliases.
     """
 
-    __slots__ = ("inflight", "is_socket_full", "lag", "next_id", "subscriptions", "window")
+    __slots__ = ("aliases", "inflight", "is_socket_full", "lag", "next_id", "subscriptions", "window")
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -61,6 +62,7 @@ class Outbound:
         self.next_id = 1
         self.subscriptions: dict[str, Granted] = {}
         self.lag: Lag | None = None
+        self.aliases: Aliases | None = None
         self.is_socket_full = False
 
     def take_id(self, planned: Planned | None) -> int:

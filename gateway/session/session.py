@@ -20,13 +20,14 @@ from gateway.core.receipts import Receipt
 from gateway.core.wheel import NOWHERE
 from gateway.limits import TOPIC_ALIAS_MAX
 from gateway.session.acknowledging import after_acks, take_acks, take_pubrec
+from gateway.session.aliases import Aliases
 from gateway.session.connecting import check_connect, connack_properties, expiry_of, keep_alive_of
 from gateway.session.context import Context
 from gateway.session.events import CONNECTED, Closed, Event, Unsubscribing
 from gateway.session.inbound import Inbound
 from gateway.session.outbound import Outbound, Planned
 from gateway.session.receiving import answer_settled, take_publishes
-from gateway.session.subscribing import granting
+from gateway.session.subscribing import check_answer_fits, granting
 from holdmq.mqtt import (
     MQTT_5,
     AckRun,
@@ -58,6 +59,9 @@ CONNECTING: Final = 0
 CONNECTED_STATE: Final = 1
 CLOSED: Final = 2
 OPENING: Final = 3
+
+REASON_CHARACTERS_MAX: Final = 256
+"""Of a reason string: what a person reads in a log."""
 
 _CONNACK_ANSWERS_V3: Final = frozenset((0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x97))
 """Refusals that a 3.x client is told; for malformed packets 3.1.1 asks to close without an answer."""
@@ -173,12 +177,22 @@ class Session:
         self.state = CONNECTED_STATE
         self.heard_at = now
         self.context.counters.connects_total += 1
-        self.send(encode(ConnAck(is_present, 0, self._connack or NO_PROPERTIES), self.version))
+        answer = encode(ConnAck(is_present, 0, self._connack or NO_PROPERTIES), self.version)
         self._connack = None
         early, self._early = self._early or [[], None], None
+        if self.packet_max and len(answer) > self.packet_max:  # [MQTT-3.1.2-24]
+            return self._too_small(len(answer))
+        self.send(answer)
         events = self._take(early[0], early[1], now)  # type: ignore[arg-type]
         for data in early[2:]:
             events += self.receive_data(data, now)  # type: ignore[arg-type]
+        return events
+
+    def _too_small(self, size_bytes: int) -> list[Event]:
+        self.state = OPENING
+        events: list[Event] = []
+        sentence = f"CONNACK has {size_bytes} bytes, the client takes {self.packet_max}"
+        self._fail(MqttError(ReasonCode.PACKET_TOO_LARGE, sentence), events)
         return events
 
     def refuse(self, error: MqttError) -> list[Event]:
@@ -230,8 +244,7 @@ class Session:
         if self.state == CLOSED:
             return []
         if self.state == CONNECTED_STATE and self.version == MQTT_5:
-            properties = self._explained(sentence)
-            self.send(encode(Disconnect(reason_code, properties), MQTT_5))
+            self._say(Disconnect(reason_code), sentence)
         return self._end(reason, sentence, with_will=with_will)
 
     def connection_lost(self) -> list[Event]:
@@ -255,17 +268,25 @@ class Session:
         version = self._decoder.version
         if version == MQTT_5:  # [MQTT-3.1.4-2]
             self.version = version
-            self.send(encode(ConnAck(False, code, self._explained(str(error))), version))
+            self._say(ConnAck(False, code), str(error))
         elif version and code in _CONNACK_ANSWERS_V3:
             self.send(encode(ConnAck(False, code), version))
         events += self._end(reason, str(error))
 
-    def _explained(self, sentence: str) -> Properties:
-        # [MQTT-3.1.2-29] allows a reason string here in any case; one that is too long is left out
-        # [MQTT-3.2.2-19] [MQTT-3.14.2-3].
-        if self.packet_max and len(sentence) + 32 > self.packet_max:
-            return NO_PROPERTIES
-        return Properties(reason_string=sentence[:256])
+    def _say(self, packet: ConnAck | Disconnect, sentence: str) -> None:
+        """Send an MQTT 5 client its last packet, with the reason as far as there is room.
+
+        [MQTT-3.1.2-29] allows a reason string here in any case; one that is too long for the client is left
+        out [MQTT-3.2.2-19] [MQTT-3.14.2-3], and so is all for which it has no room [MQTT-3.1.2-24].
+        """
+        packet.properties = Properties(reason_string=sentence[:REASON_CHARACTERS_MAX])
+        data = encode(packet, MQTT_5)
+        room = self.packet_max or len(data)
+        if len(data) > room:
+            packet.properties = NO_PROPERTIES
+            data = encode(packet, MQTT_5)
+        if len(data) <= room:
+            self.send(data)
 
     # Packets
 
@@ -275,6 +296,7 @@ class Session:
         elif isinstance(packet, Subscribe):
             events.append(granting(self, packet))
         elif isinstance(packet, Unsubscribe):
+            check_answer_fits(self, len(packet.topic_filters))
             events.append(Unsubscribing(packet.packet_id, packet.topic_filters))
         elif isinstance(packet, Connect):
             self._connect(packet, events)
@@ -303,10 +325,12 @@ class Session:
         self._window = min(properties.receive_maximum or limits.inflight_max, limits.inflight_max)
         self.expiry_s = expiry_of(connect, limits)
         self.packet_max = properties.maximum_packet_size or 0
+        if properties.topic_alias_maximum:
+            self.outgoing().aliases = Aliases(properties.topic_alias_maximum)
         self.will = connect.will
         self.state = OPENING
         if connect.version == MQTT_5:
-            self._connack = connack_properties(connect, limits, assigned)
+            self._connack = connack_properties(connect, limits, self.client_id, assigned)
             self._decoder.allow_topic_aliases(TOPIC_ALIAS_MAX)
         events.append(CONNECTED)
 

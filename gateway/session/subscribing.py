@@ -5,14 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.session.events import Subscribing
-from holdmq.mqtt import ReasonCode, Subscribe, Subscription
+from holdmq.mqtt import MqttError, ReasonCode, Subscribe, Subscription
 
 if TYPE_CHECKING:
     from gateway.session.session import Session
 
 
+def check_answer_fits(session: Session, count: int) -> None:
+    """Raise MqttError 0x95 when the client has no room for a SUBACK or UNSUBACK with so many reason codes."""
+    size = 2 + 2 + 1 + count + (count + 3 > 0x7F) + (count + 3 > 0x3FFF)
+    if session.packet_max and size > session.packet_max:  # [MQTT-3.1.2-24]
+        raise MqttError(
+            ReasonCode.PACKET_TOO_LARGE,
+            f"the answer for {count} filters has {size} bytes, the client takes {session.packet_max}",
+        )
+
+
 def granting(session: Session, packet: Subscribe) -> Subscribing:
     """What `packet` asks for, with the reason code that SUBACK will have for each filter."""
+    check_answer_fits(session, len(packet.subscriptions))
     limits = session.context.limits
     known = session.outgoing().subscriptions
     fresh: set[str] = set()
