@@ -33,6 +33,7 @@ LISTEN_BACKLOG: Final = 4096
 class Limits:
     """What sessions check, as plain attributes."""
 
+        "authenticates",
     __slots__ = (
         "allow_anonymous",
         "client_id_max_bytes",
@@ -48,7 +49,8 @@ class Limits:
         "unauthenticated_s",
     )
 
-    def __init__(self, section: GatewaySection, allow_anonymous: bool) -> None:
+    def __init__(self, section: GatewaySection, allow_anonymous: bool, authenticates: bool = False) -> None:
+        self.authenticates = authenticates
         self.allow_anonymous = allow_anonymous
         self.client_id_max_bytes = section.client_id_max_bytes
         self.filters_max = section.filters_per_client_max

@@ -11,7 +11,7 @@ def run(config: Config) -> int:
     """Run the gateway until SIGTERM or SIGINT and return the exit code."""
 
     def serve() -> None:
-        config.gateway.anonymous_allowed()  # refuses a listener that everybody reaches and nobody chose
+        config.access.anonymous_allowed(config.gateway)  # refuses a listener that everybody reaches and nobody chose
         Supervisor(config).run()
 
     return guard("gateway", config, serve)

@@ -29,6 +29,7 @@ from pydantic import (
     field_validator,
 )
 
+from holdmq.config_access import AccessSection
 from holdmq.config_alarms import AlarmsSection
 from holdmq.config_listeners import DEFAULT_LISTENER, ListenerSettings, conflict_of
 from holdmq.config_protection import ProtectionSettings
@@ -569,6 +570,7 @@ class Config(BaseModel):
         return self
 
     def source_of(self, key: str) -> str:
+    access: AccessSection = AccessSection()
         """Return where the value of ``section.key`` comes from: a file, a variable, --set, or "default"."""
         return self._sources.get(key, "default")
 

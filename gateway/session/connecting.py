@@ -8,11 +8,7 @@ from holdmq.mqtt import MQTT_5, Connect, MqttError, Properties, ReasonCode
 
 def check_connect(connect: Connect, limits: Limits) -> None:
     """Raise MqttError with the CONNACK's reason code when this client cannot be admitted."""
-    if connect.properties.authentication_method is not None:  # [MQTT-4.12.0-1]
-        raise MqttError(
-            ReasonCode.BAD_AUTHENTICATION_METHOD, "enhanced authentication is not offered by this server"
-        )
-    if not limits.allow_anonymous:
+    if not limits.allow_anonymous and not limits.authenticates:
         # No authentication is configured, so no credentials can be right.
         code = (
             ReasonCode.BAD_USER_NAME_OR_PASSWORD if connect.version == MQTT_5 else ReasonCode.NOT_AUTHORIZED

@@ -11,6 +11,7 @@ from gateway.limits import Limits
 from holdmq.mqtt import TopicTable
 
 if TYPE_CHECKING:
+    from gateway.session.authenticating import Begin
     from gateway.session.session import Session
 
 
@@ -19,14 +20,17 @@ class Context:
 
     `dirty` lists sessions that have bytes to send, `doomed` those that the worker must close because
     their broker did not take what they sent, `planning` those whose row must be written before they send
-    more, `stale` those whose row lags behind.
+    more, `stale` those whose row lags behind. `methods` are those of enhanced authentication; with
+    `keeps_connect` a session keeps its CONNECT until its client was authenticated.
     """
 
     __slots__ = (
         "counters",
         "dirty",
         "doomed",
+        "keeps_connect",
         "limits",
+        "methods",
         "new_client_id",
         "planning",
         "stale",
@@ -44,6 +48,8 @@ class Context:
         self.limits = limits
         self.counters = counters
         self.new_client_id = new_client_id
+        self.methods: dict[str, Begin] = {}
+        self.keeps_connect = False
         self.dirty: list[Session] = []
         self.doomed: list[Session] = []
         self.planning: list[Session] = []

@@ -5,6 +5,8 @@
     CONNECTING ──CONNECT──► OPENING ──admit()──► CONNECTED ──DISCONNECT, error, deadline, close()──► CLOSED
         └──────refused──────────┴──refuse(), connection lost─────────────────────────────────────────▲
 
+    CONNECTING ──CONNECT with a method──► AUTHENTICATING ──AUTH …──► OPENING
+
 OPENING: the owner of the client id is asked; what the client sends meanwhile waits. A session that outlives
 its connection has a `cursor`; its row is the shell's affair (gateway.sessions). The shell feeds
 `receive_data`, handles the events in order, and writes `data_to_send()`; bytes also appear when receipts
@@ -16,11 +18,13 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.core.cursor import Cursor
+from gateway.core.permit import Permit
 from gateway.core.receipts import Receipt
 from gateway.core.wheel import NOWHERE
 from gateway.limits import TOPIC_ALIAS_MAX
 from gateway.session.acknowledging import after_acks, take_acks, take_pubrec
 from gateway.session.aliases import Aliases
+from gateway.session.authenticating import begin, take_auth, take_while_authenticating, with_authentication
 from gateway.session.connecting import check_connect, connack_properties, expiry_of, keep_alive_of
 from gateway.session.context import Context
 from gateway.session.events import CONNECTED, Closed, Event, Unsubscribing
@@ -60,6 +64,7 @@ CONNECTED_STATE: Final = 1
 CLOSED: Final = 2
 OPENING: Final = 3
 
+AUTHENTICATING: Final = 4
 REASON_CHARACTERS_MAX: Final = 256
 """Of a reason string: what a person reads in a log."""
 
@@ -81,6 +86,7 @@ class Session:
         "context",
         "cursor",
         "epoch",
+        "credentials",
         "expiry_s",
         "heard_at",
         "inbound",
@@ -93,6 +99,8 @@ class Session:
         "packet_max",
         "refuse_with",
         "shell",
+        "permit",
+        "principal",
         "state",
         "version",
         "wheel_slot",
@@ -113,6 +121,12 @@ class Session:
         self.packet_max = 0
         self.inbound: Inbound | None = None
         self.outbound: Outbound | None = None
+        self.principal = ""
+        """Whose connection this is: a user who was authenticated, "" = anonymous."""
+        self.permit: Permit | None = None
+        """What the client may do; None = everything, nobody is asked."""
+        self.credentials: object = None
+        """CONNECT until it was looked at (`Context.keeps_connect`), or the connection's `Enhanced`."""
         self.shell: object = None
         self.wheel_slot = NOWHERE
         self.is_clean = True
@@ -131,13 +145,14 @@ class Session:
 
     def receive_data(self, data: bytes, now: float) -> list[Event]:
         """Take bytes from the client; return what happened, in order. Nothing more after Closed."""
-        if self.state == CLOSED:
-            return []
-        if self.state == OPENING:
-            # It is not read now; what was on its way waits.
-            assert self._early is not None
-            self._early.append(data)
-            return []
+        if self.state > CONNECTED_STATE:
+            if self.state == CLOSED:
+                return []
+            if self.state == OPENING:
+                # It is not read now; what was on its way waits.
+                assert self._early is not None
+                self._early.append(data)
+                return []
         broken: MqttError | None = None
         try:
             items: list[object] = self._decoder.feed(data)  # type: ignore[assignment]
@@ -146,6 +161,8 @@ class Session:
         return self._take(items, broken, now)
 
     def _take(self, items: list[object], broken: MqttError | None, now: float) -> list[Event]:
+        if self.state == AUTHENTICATING:
+            return self._take_auths(items, broken)
         """Do what decoded items say, in order, then fail for what could not be decoded behind them."""
         events: list[Event] = []
         try:
@@ -164,6 +181,8 @@ class Session:
             if broken is not None:
                 raise broken
             if self.state == CONNECTED_STATE:
+                if self.state == AUTHENTICATING:
+                    return events + self._take_auths(items[at + 1 :], broken)
                 self.heard_at = now  # until CONNECT the deadline counts from the beginning
         except MqttError as error:
             self._fail(error, events)
@@ -172,8 +191,25 @@ class Session:
     # Opening
 
     def admit(self, is_present: bool, now: float) -> list[Event]:
+    def _take_auths(self, items: list[object], broken: MqttError | None) -> list[Event]:
+        events: list[Event] = []
+        try:
+            rest = take_while_authenticating(self, items, events)
+            if self.state == OPENING:
+                self._early = [rest, broken]
+            elif broken is not None and self.state != CLOSED:
+                raise broken
+        except MqttError as error:
+            self._fail(error, events)
+        return events
+
         """The session is open: CONNACK [MQTT-3.2.2-2] [MQTT-3.2.2-3], then what came behind CONNECT."""
         assert self.state == OPENING
+    def identified(self, told: Properties) -> None:
+        """Enhanced authentication is over: CONNACK will say `told` beside the rest."""
+        self._connack = with_authentication(self._connack, told)
+        self.state = OPENING
+
         self.state = CONNECTED_STATE
         self.heard_at = now
         self.context.counters.connects_total += 1
@@ -215,7 +251,7 @@ class Session:
 
     def next_deadline(self) -> float | None:
         """When `handle_deadline` is due; None = never."""
-        if self.state == CONNECTING:
+        if self.state == CONNECTING or self.state == AUTHENTICATING:
             return self.heard_at + self.context.limits.unauthenticated_s
         if self.state == CONNECTED_STATE and self.keep_alive_s:
             return self.heard_at + 1.5 * self.keep_alive_s  # [MQTT-3.1.2-22] (3.1.1: -24)
@@ -229,7 +265,7 @@ class Session:
         if self.is_held:
             self.heard_at = now  # what the client sent waits in its socket, unread on our account
             return []
-        if self.state == CONNECTING:
+        if self.state != CONNECTED_STATE:
             return self._end(
                 "unauthenticated", f"no complete CONNECT within {self.context.limits.unauthenticated_s:g} s"
             )
@@ -308,7 +344,7 @@ class Session:
         elif isinstance(packet, PubAck | PubRec | PubRel | PubComp):
             take_acks(self, packet.packet_type, [packet.packet_id], events)
         else:
-            raise MqttError(ReasonCode.PROTOCOL_ERROR, "AUTH without an authentication method in CONNECT")
+            take_auth(self, packet)
 
     def _connect(self, connect: Connect, events: list[Event]) -> None:
         limits = self.context.limits
@@ -328,7 +364,6 @@ class Session:
         if properties.topic_alias_maximum:
             self.outgoing().aliases = Aliases(properties.topic_alias_maximum)
         self.will = connect.will
-        self.state = OPENING
         if connect.version == MQTT_5:
             self._connack = connack_properties(connect, limits, self.client_id, assigned)
             self._decoder.allow_topic_aliases(TOPIC_ALIAS_MAX)
@@ -338,6 +373,13 @@ class Session:
         asked_s = packet.properties.session_expiry_interval
         if asked_s is not None:
             if asked_s and not self.expiry_s:  # [MQTT-3.14.2-2], 3.14.2.2.2
+        if properties.authentication_method is not None:
+            self.state = AUTHENTICATING
+            begin(self, connect)
+            return
+        if self.context.keeps_connect:
+            self.credentials = connect
+        self.state = OPENING
                 raise MqttError(ReasonCode.PROTOCOL_ERROR, "DISCONNECT raises the session expiry from 0")
             self.expiry_s = min(asked_s, self.context.limits.session_expiry_max_s)
         with_will = packet.reason_code != 0

@@ -39,7 +39,7 @@ def keys(as_json: Json = False) -> None:
 def check(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
     """Read the configuration, and say whether the services would accept it."""
     loaded = configuration(config, set_)
-    loaded.gateway.anonymous_allowed()
+    loaded.access.anonymous_allowed(loaded.gateway)
     loaded.console.check_exposure()
     loaded.alarms.check()
     for section in ("registry", "broker"):

@@ -110,7 +110,7 @@ def addresses(config: Config, names: Iterable[str]) -> dict[str, tuple[str, int]
 
 def refuse_conflicts(config: Config, names: list[str]) -> None:
     """Raise ConfigError when the services cannot run together on one machine with this configuration."""
-    config.gateway.anonymous_allowed()
+    config.access.anonymous_allowed(config.gateway)
     for section in ("registry", "broker"):
         config.rpc_anonymous_allowed(section)
     config.alarms.check()
