@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import sys
 import termios
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
-from gateway.limits import SOCKET_HIGH_BYTES
 from gateway.listeners import Listener
 from gateway.peer import Peer, peer_of
 from gateway.session.events import Closed, Connected, Event, Subscribing, Unsubscribing
 from gateway.session.session import CLOSED, Session
+from gateway.sockets import ClientSocket
 from holdmq.mqtt import MQTT_5, PublishRun, ReasonCode
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ DRAINING: Final = 16
 OPENING_PAUSE: Final = 32
 
 
-class Shell(asyncio.Protocol):
+class Shell:
     """One connection. `waiting` holds the events behind a publish whose topic is being created."""
 
     __slots__ = ("_paused_for", "_worker", "listener", "session", "transport", "waiting")
@@ -37,7 +36,7 @@ class Shell(asyncio.Protocol):
         self._worker = worker
         self.listener = listener
         self._paused_for = 0
-        self.transport: asyncio.Transport | None = None
+        self.transport: ClientSocket | None = None
         self.session: Session = None  # type: ignore[assignment]  # made with the connection
         self.waiting: list[Event] | None = None
 
@@ -48,11 +47,10 @@ class Shell(asyncio.Protocol):
 
     # asyncio.Protocol
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: ClientSocket) -> None:
         worker = self._worker
-        self.transport = cast("asyncio.Transport", transport)
-        self.transport.set_write_buffer_limits(high=SOCKET_HIGH_BYTES)
-        self.session = Session(worker.context, worker.now(), self.peer.born_host())
+        self.transport = transport
+        self.session = Session(worker.context, worker.now(), transport.host)
         self.session.shell = self
         worker.opened(self)
 
@@ -92,7 +90,7 @@ class Shell(asyncio.Protocol):
         if transport is None:
             return 0
         kernel = bytearray(4)
-        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kernel)
+        fcntl.ioctl(transport.fileno(), termios.TIOCOUTQ, kernel)
         return transport.get_write_buffer_size() + int.from_bytes(kernel, sys.byteorder)
 
     def resume_writing(self) -> None:

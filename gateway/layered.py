@@ -10,7 +10,6 @@ The session begins with the connection, so that its deadline for a complete CONN
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from gateway.core.websocket import GOING_AWAY, NORMAL, POLICY_VIOLATION, WebSock
 from gateway.listeners import HANDSHAKES_MAX, Listener
 from gateway.peer import Peer, certificate_named, peer_of, shown
 from gateway.session.session import CLOSED
+from gateway.sockets import ClientSocket
 from gateway.tls import Tls, explain_failure
 from holdmq.mqtt import ReasonCode
 
@@ -62,7 +62,7 @@ class LayeredShell(Shell):
 
     # asyncio.Protocol
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: ClientSocket) -> None:
         super().connection_made(transport)
         if self._proxy is not None:
             proxy = super().peer

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from holdmq.errors import RecordError
 from holdmq.record import NO_HOST, encode_host
@@ -26,6 +25,13 @@ _SHORT_NAMES: Final = {
     "userId": "UID",
 }
 """RFC 4514, 3."""
+
+
+class Transport(Protocol):
+    """What knows the peer of a socket."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """`peername`, or `socket`."""
 
 
 class Certificate(NamedTuple):
@@ -69,7 +75,7 @@ class Peer(NamedTuple):
         return born_host(self.address, self.port)
 
 
-def peer_of(listener: str, transport: asyncio.BaseTransport | None) -> Peer:
+def peer_of(listener: str, transport: Transport | None) -> Peer:
     """The peer of a socket, as the kernel knows it; without an address when the socket is gone."""
     name = None if transport is None else transport.get_extra_info("peername")
     if isinstance(name, tuple) and len(name) >= 2:
@@ -114,7 +120,7 @@ def _escaped(value: str) -> str:
     return f"\\{text}" if text[:1] in ("#", " ") else text
 
 
-def _uid_of(transport: asyncio.BaseTransport) -> int | None:
+def _uid_of(transport: Transport) -> int | None:
     handle = transport.get_extra_info("socket")
     if handle is None or handle.fileno() < 0 or handle.family != socket.AF_UNIX:
         return None

@@ -20,7 +20,7 @@ from gateway.delivery import Delivery
 from gateway.draining import drain
 from gateway.ingress import Ingress
 from gateway.layered import LayeredShell
-from gateway.limits import CONNECTIONS_OVER, LISTEN_BACKLOG, Limits
+from gateway.limits import CONNECTIONS_OVER, Limits
 from gateway.link import BrokerLink
 from gateway.listeners import CertificateWatch, Listener
 from gateway.reporting import Reporting
@@ -28,6 +28,7 @@ from gateway.session.context import Context
 from gateway.session.events import Closed, Event
 from gateway.session.session import CLOSED, Session
 from gateway.sessions import Sessions
+from gateway.sockets import Acceptor, Sockets
 from gateway.stragglers import Stragglers
 from gateway.subscriptions import Subscriptions
 from gateway.topics import Topics
@@ -93,6 +94,7 @@ class Worker:
         self.listeners: list[Listener] = []
         self._certificates: CertificateWatch | None = None
         self._wheel: Wheel[Session] = Wheel(self.now())
+        self.sockets = Sockets(self._loop)
         self.shells: set[Shell] = set()
         self._sessions: dict[str, Session] = {}
         self.reporting = Reporting(self, report)
@@ -120,25 +122,23 @@ class Worker:
         tick = self._loop.call_later(TICK_S, self._tick, self.now() + TICK_S)
         try:
             await self._wait_for_brokers(stopping)
-            servers = [await self._listen(listener, listening) for listener, listening in places]
+            acceptors = [self._listen(listener, listening) for listener, listening in places]
             log.info("gateway worker serves", worker=self.index, brokers=sorted(self.links))
             await stopping.wait()
-            for server in servers:
-                server.close()
+            for acceptor in acceptors:
+                acceptor.close()
             await drain(self)
         finally:
             tick.cancel()
             watching.cancel()
             self.is_draining = True
+            self.sockets.close()
             await self.topics.close()
             await self.routes.close()
 
-    async def _listen(self, listener: Listener, listening: socket.socket) -> asyncio.AbstractServer:
+    def _listen(self, listener: Listener, listening: socket.socket) -> Acceptor:
         make = Shell if listener.is_plain else LayeredShell
-        listen = self._loop.create_server
-        if listening.family == socket.AF_UNIX:
-            listen = self._loop.create_unix_server  # type: ignore[assignment]
-        return await listen(lambda: make(self, listener), sock=listening, backlog=LISTEN_BACKLOG)
+        return self.sockets.listen(listening, lambda: make(self, listener))
 
     def reload(self) -> None:
         """Look at the certificates now (SIGHUP)."""

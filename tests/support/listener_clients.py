@@ -56,7 +56,7 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
 
 def the_shell(running: Any) -> LayeredShell:
     """The only connection of a worker."""
-    (shell,) = running.worker._shells
+    (shell,) = running.worker.shells
     assert isinstance(shell, LayeredShell)
     return shell
 
@@ -66,7 +66,7 @@ def refused(running: Any, reason: str) -> Callable[[], bool]:
     counters = running.worker.counters
 
     def holds() -> bool:
-        (listener,) = running.worker._listeners
+        (listener,) = running.worker.listeners
         return bool(counters.refused[reason] == 1 and listener.refused == {reason: 1})
 
     return holds
