@@ -33,9 +33,9 @@ LISTEN_BACKLOG: Final = 4096
 class Limits:
     """What sessions check, as plain attributes."""
 
-        "authenticates",
     __slots__ = (
         "allow_anonymous",
+        "authenticates",
         "client_id_max_bytes",
         "filters_max",
         "inflight_max",
@@ -50,8 +50,8 @@ class Limits:
     )
 
     def __init__(self, section: GatewaySection, allow_anonymous: bool, authenticates: bool = False) -> None:
-        self.authenticates = authenticates
         self.allow_anonymous = allow_anonymous
+        self.authenticates = authenticates
         self.client_id_max_bytes = section.client_id_max_bytes
         self.filters_max = section.filters_per_client_max
         self.inflight_max = section.inflight_max

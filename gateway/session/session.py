@@ -63,8 +63,8 @@ CONNECTING: Final = 0
 CONNECTED_STATE: Final = 1
 CLOSED: Final = 2
 OPENING: Final = 3
-
 AUTHENTICATING: Final = 4
+
 REASON_CHARACTERS_MAX: Final = 256
 """Of a reason string: what a person reads in a log."""
 
@@ -84,9 +84,9 @@ class Session:
         "born_host",
         "client_id",
         "context",
+        "credentials",
         "cursor",
         "epoch",
-        "credentials",
         "expiry_s",
         "heard_at",
         "inbound",
@@ -97,10 +97,10 @@ class Session:
         "outbound",
         "owner",
         "packet_max",
-        "refuse_with",
-        "shell",
         "permit",
         "principal",
+        "refuse_with",
+        "shell",
         "state",
         "version",
         "wheel_slot",
@@ -118,15 +118,15 @@ class Session:
         self.is_held = False
         self.refuse_with = 0
         self.will: Will | None = None
-        self.packet_max = 0
-        self.inbound: Inbound | None = None
-        self.outbound: Outbound | None = None
         self.principal = ""
         """Whose connection this is: a user who was authenticated, "" = anonymous."""
         self.permit: Permit | None = None
         """What the client may do; None = everything, nobody is asked."""
         self.credentials: object = None
         """CONNECT until it was looked at (`Context.keeps_connect`), or the connection's `Enhanced`."""
+        self.packet_max = 0
+        self.inbound: Inbound | None = None
+        self.outbound: Outbound | None = None
         self.shell: object = None
         self.wheel_slot = NOWHERE
         self.is_clean = True
@@ -158,11 +158,11 @@ class Session:
             items: list[object] = self._decoder.feed(data)  # type: ignore[assignment]
         except MqttError as error:
             items, broken = error.decoded, error
+        if self.state == AUTHENTICATING:
+            return self._take_auths(items, broken)
         return self._take(items, broken, now)
 
     def _take(self, items: list[object], broken: MqttError | None, now: float) -> list[Event]:
-        if self.state == AUTHENTICATING:
-            return self._take_auths(items, broken)
         """Do what decoded items say, in order, then fail for what could not be decoded behind them."""
         events: list[Event] = []
         try:
@@ -178,19 +178,16 @@ class Session:
                 if self.state == OPENING:
                     self._early = [items[at + 1 :], broken]
                     return events
+                if self.state == AUTHENTICATING:
+                    return events + self._take_auths(items[at + 1 :], broken)
             if broken is not None:
                 raise broken
             if self.state == CONNECTED_STATE:
-                if self.state == AUTHENTICATING:
-                    return events + self._take_auths(items[at + 1 :], broken)
                 self.heard_at = now  # until CONNECT the deadline counts from the beginning
         except MqttError as error:
             self._fail(error, events)
         return events
 
-    # Opening
-
-    def admit(self, is_present: bool, now: float) -> list[Event]:
     def _take_auths(self, items: list[object], broken: MqttError | None) -> list[Event]:
         events: list[Event] = []
         try:
@@ -203,13 +200,16 @@ class Session:
             self._fail(error, events)
         return events
 
-        """The session is open: CONNACK [MQTT-3.2.2-2] [MQTT-3.2.2-3], then what came behind CONNECT."""
-        assert self.state == OPENING
+    # Opening
+
     def identified(self, told: Properties) -> None:
         """Enhanced authentication is over: CONNACK will say `told` beside the rest."""
         self._connack = with_authentication(self._connack, told)
         self.state = OPENING
 
+    def admit(self, is_present: bool, now: float) -> list[Event]:
+        """The session is open: CONNACK [MQTT-3.2.2-2] [MQTT-3.2.2-3], then what came behind CONNECT."""
+        assert self.state == OPENING
         self.state = CONNECTED_STATE
         self.heard_at = now
         self.context.counters.connects_total += 1
@@ -367,12 +367,6 @@ class Session:
         if connect.version == MQTT_5:
             self._connack = connack_properties(connect, limits, self.client_id, assigned)
             self._decoder.allow_topic_aliases(TOPIC_ALIAS_MAX)
-        events.append(CONNECTED)
-
-    def _disconnect(self, packet: Disconnect, events: list[Event]) -> None:
-        asked_s = packet.properties.session_expiry_interval
-        if asked_s is not None:
-            if asked_s and not self.expiry_s:  # [MQTT-3.14.2-2], 3.14.2.2.2
         if properties.authentication_method is not None:
             self.state = AUTHENTICATING
             begin(self, connect)
@@ -380,6 +374,12 @@ class Session:
         if self.context.keeps_connect:
             self.credentials = connect
         self.state = OPENING
+        events.append(CONNECTED)
+
+    def _disconnect(self, packet: Disconnect, events: list[Event]) -> None:
+        asked_s = packet.properties.session_expiry_interval
+        if asked_s is not None:
+            if asked_s and not self.expiry_s:  # [MQTT-3.14.2-2], 3.14.2.2.2
                 raise MqttError(ReasonCode.PROTOCOL_ERROR, "DISCONNECT raises the session expiry from 0")
             self.expiry_s = min(asked_s, self.context.limits.session_expiry_max_s)
         with_will = packet.reason_code != 0
