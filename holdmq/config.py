@@ -555,6 +555,7 @@ class Config(BaseModel):
     broker: BrokerSection = BrokerSection()
     storage: StorageSection = StorageSection()
     gateway: GatewaySection = GatewaySection()
+    access: AccessSection = AccessSection()
     stats: StatsSection = StatsSection()
     console: ConsoleSection = ConsoleSection()
     security: SecuritySection = SecuritySection()
@@ -570,7 +571,6 @@ class Config(BaseModel):
         return self
 
     def source_of(self, key: str) -> str:
-    access: AccessSection = AccessSection()
         """Return where the value of ``section.key`` comes from: a file, a variable, --set, or "default"."""
         return self._sources.get(key, "default")
 
