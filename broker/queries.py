@@ -1,4 +1,4 @@
-"""MESSAGE_GET, MESSAGE_FIND, MESSAGE_BACKWARDS, OFFSET_AT: messages looked up on the reader pool.
+"""MESSAGE_GET, MESSAGE_FIND, MESSAGE_BACKWARDS, OFFSET_AT, READ_AT: messages looked up on the reader pool.
 
 Who looks up sees what who pulls could see: confirmed messages of topics that exist and may be read, from
 the first offset on. Messages of system topics are not shown; requests of their own are for these.
@@ -21,7 +21,7 @@ from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
 from holdmq.topics import is_system_topic
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.headers import Empty
+from holdmq.wire.headers import Empty, ReadAtRequest, ReadPosition
 from holdmq.wire.query_headers import (
     MessageBackwardsRequest,
     MessageBackwardsResponse,
@@ -55,6 +55,7 @@ class Queries(Part):
             RequestCode.MESSAGE_FIND: self.find,
             RequestCode.MESSAGE_BACKWARDS: self.backwards,
             RequestCode.OFFSET_AT: self.offset_at,
+            RequestCode.READ_AT: self.read_at,
         }
 
     def numbers(self) -> Mapping[str, int | float]:
@@ -146,6 +147,19 @@ class Queries(Part):
                 for queue_id in range(topic.read_queues)
             ]
             return OffsetAtResponse(offsets, store.epoch)
+
+        self.lookups.run(request, look_up, request.reply)
+
+    def read_at(self, request: Request) -> None:
+        """READ_AT."""
+        store_ms = request.header(ReadAtRequest).store_ms
+        store = self._store
+        if store_ms <= 0:
+            request.reply(ReadPosition(store.first_position, store.epoch))
+            return
+
+        def look_up() -> ReadPosition:
+            return ReadPosition(store.index.position_at(store_ms), store.epoch)
 
         self.lookups.run(request, look_up, request.reply)
 

@@ -200,3 +200,9 @@ class MessageIndex(Protocol):
 
     def message(self, message_id: MessageId) -> Located:
         """The message that an id names; what else the id is, if it names none."""
+    def position_at(self, store_ms: int) -> int:
+        """The log position of the first record stored at `store_ms` or later; the confirmed end if none is.
+
+        Where the whole log is read from, whatever the topic. Raises StorageError.
+        """
+

@@ -23,6 +23,7 @@ class RequestCode(IntEnum):
     READ_FILTER = 31
     READ = 32
     READ_CLOSE = 33
+    READ_AT = 34
 
     TOPIC_CREATE = 40
     TOPIC_LIST = 41

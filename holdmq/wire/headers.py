@@ -263,6 +263,16 @@ class ReadCloseRequest(Header):
 # Topics
 
 
+@dataclass(frozen=True, slots=True)
+class ReadAtRequest(Header):
+    """Where a reader begins that is to get what was stored at `store_ms` (the broker's clock) or later.
+
+    Answered with a ReadPosition: the log's end if nothing was, its beginning for 0.
+    """
+
+    store_ms: int
+
+
 class TopicRow(NamedTuple):
     """One topic's settings (topic.json).
 

@@ -79,6 +79,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.READ_FILTER: _SERVICE,
     RequestCode.READ: _SERVICE,
     RequestCode.READ_CLOSE: _SERVICE,
+    RequestCode.READ_AT: _SERVICE,
     RequestCode.TOPIC_CREATE: Needs(Role.ADMIN, Action.USE, "topic", client_if="by_use"),
     RequestCode.TOPIC_LIST: _SERVICE,
     RequestCode.QUEUE_BOUNDS: _consumes("topics"),

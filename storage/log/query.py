@@ -15,6 +15,7 @@ from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.keys import hash_of, keys_in
 from storage.log.core.queues import Queue
 from storage.log.key_index import KeyIndex
+from storage.log.log_times import LogTimes
 from storage.log.segments import Segments
 from storage.log.times import Times
 from storage.lookups import LATEST_MS, LOG_END, Located, Matches, Place
@@ -60,6 +61,7 @@ class Index:
         self._disk = disk
         self._backwards = BackwardReader(disk, segments)
         self._times = Times(disk, segments, files)
+        self._log_times = LogTimes(disk, segments)
 
     @property
     def indexed_position(self) -> int:
@@ -115,6 +117,15 @@ class Index:
         except OSError as error:
             raise _failure(error) from error
         return queue.confirmed
+
+    def position_at(self, store_ms: int) -> int:
+        """The log position of the first record stored at `store_ms` or later; the confirmed end if none."""
+        try:
+            return self._log_times.first_at(store_ms, self._confirmed())
+        except FileNotFoundError:
+            return self._segments.first_position  # retention has just removed what was looked at
+        except OSError as error:
+            raise _failure(error) from error
 
     def before(self, position: int, max_count: int = 64, max_bytes: int = BYTES_MAX) -> list[Record]:
         """Records before a log offset (a record's start, or the confirmed end), newest first.

@@ -1,4 +1,4 @@
-"""MESSAGE_GET, MESSAGE_FIND, MESSAGE_BACKWARDS, OFFSET_AT: over RPC, against the real store."""
+"""MESSAGE_GET, MESSAGE_FIND, MESSAGE_BACKWARDS, OFFSET_AT, READ_AT: over RPC, against the real store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdmq.record import encode_properties, encode_record
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
-from holdmq.wire.headers import ProduceRun, RunResult, TopicCreateRequest
+from holdmq.wire.headers import ProduceRun, ReadAtRequest, ReadPosition, RunResult, TopicCreateRequest
 from holdmq.wire.query_headers import (
     MessageBackwardsRequest,
     MessageBackwardsResponse,
@@ -250,3 +250,18 @@ async def test_answers_are_bounded_and_so_are_look_ups(b: Stack, monkeypatch: py
     with pytest.raises(BusyError):
         await b.client.call(RequestCode.OFFSET_AT, OffsetAtRequest("t", 0))
     assert b.server.numbers()["message_lookups_refused_total"] == 1
+
+
+async def test_a_moment_has_its_place_in_the_whole_log(b: Stack) -> None:
+    async def place(store_ms: int) -> int:
+        reply = await b.client.call(RequestCode.READ_AT, ReadAtRequest(store_ms))
+        answer = reply.header(ReadPosition)
+        assert answer.log_epoch == b.store.epoch
+        return answer.position
+
+    assert await place(1) == b.store.confirmed_position
+    first = MessageId.parse((await send(b, b"one", b"two"))[0]).physical_offset
+    now_ms = b.store.tail(first)[-1].store_ms  # type: ignore[index]
+    assert await place(now_ms + 60_000) == b.store.confirmed_position
+    assert await place(0) == b.store.first_position
+    assert await place(1) == b.store.first_position

@@ -179,7 +179,7 @@ def test_golden_ext_fields() -> None:
 def test_request_codes_are_never_renumbered() -> None:
     assert {code.name: int(code) for code in RequestCode} == {
         "HELLO": 1, "HEARTBEAT": 2, "PRODUCE": 10, "PULL": 20, "FILTER_SET": 21, "READ_OPEN": 30,
-        "READ_FILTER": 31, "READ": 32, "READ_CLOSE": 33, "TOPIC_CREATE": 40, "TOPIC_LIST": 41,
+        "READ_FILTER": 31, "READ": 32, "READ_CLOSE": 33, "READ_AT": 34, "TOPIC_CREATE": 40, "TOPIC_LIST": 41,
         "QUEUE_BOUNDS": 42, "TOPIC_UPDATE": 43, "TOPIC_GROW": 44, "QUEUES_REMOVE": 45, "TOPIC_DELETE":
         46, "TOPIC_PAUSE": 47, "BROKER_STATUS": 50, "CONNECTION_LIST": 51, "STATISTICS": 52, "BACKLOG":
         53, "ALARM_LIST": 54, "BROKER_REGISTER": 60, "BROKER_UNREGISTER": 61, "ROUTE_GET": 62,
