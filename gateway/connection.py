@@ -25,6 +25,8 @@ TOPIC: Final = 4
 WRITING: Final = 8
 DRAINING: Final = 16
 OPENING_PAUSE: Final = 32
+RATE: Final = 128
+OVERLOAD: Final = 256
 
 
 class Shell:
@@ -45,6 +47,11 @@ class Shell:
         """Who is at the other end; without an address when the socket is gone."""
         return peer_of(self.listener.name, self.transport)
 
+    @property
+    def is_identified(self) -> bool:
+        """Whether the client's address is known: at once, unless a proxy has to tell it."""
+        return True
+
     # asyncio.Protocol
 
     def connection_made(self, transport: ClientSocket) -> None:
@@ -59,6 +66,8 @@ class Shell:
         worker.counters.bytes_in_total += len(data)
         session = self.session
         events = session.receive_data(data, worker.now())
+        if worker.meter is not None and not worker.meter.received(self, len(data), events):
+            return
         if events:
             self.handle(events)
         context = worker.context
@@ -68,6 +77,7 @@ class Shell:
             self.pause(WINDOW)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._worker.connection_log.losing(self)
         events = self.session.connection_lost()
         self.transport = None
         if self.waiting is None:
@@ -170,6 +180,22 @@ class Shell:
         """Enough was acknowledged to an MQTT 3 client for its socket to be read again."""
         if self._paused_for & WINDOW and not self.session.is_saturated:
             self.resume(WINDOW)
+
+    def pause_for_rate(self) -> None:
+        """Do not read until the client's rate is kept."""
+        self.pause(RATE)
+
+    def rate_is_kept(self) -> None:
+        """It is."""
+        self.resume(RATE)
+
+    def pause_for_overload(self) -> None:
+        """Do not read: others are to be served."""
+        self.pause(OVERLOAD)
+
+    def overload_is_over(self) -> None:
+        """They are."""
+        self.resume(OVERLOAD)
 
     def pause(self, reason: int) -> None:
         """Stop reading the socket."""

@@ -56,6 +56,11 @@ class LayeredShell(Shell):
         return peer._replace(certificate=certificate or certificate_named(header.common_name))
 
     @property
+    def is_identified(self) -> bool:
+        """Whether the client's address is known: behind a proxy once its header came."""
+        return self._proxy is None
+
+    @property
     def ssl_object(self) -> ssl.SSLObject | None:
         """What OpenSSL knows of the connection; None without TLS."""
         return None if self._tls is None else self._tls.ssl_object
@@ -104,6 +109,7 @@ class LayeredShell(Shell):
         self._proxy = None
         self._header, rest = found
         self.session.born_host = self.peer.born_host()
+        self._worker.gate.identified(self)
         return rest
 
     def _decrypted(self, data: bytes) -> bytes:

@@ -24,8 +24,6 @@ SOCKET_HIGH_BYTES: Final = 64 << 10
 """Unsent bytes at which a subscriber counts as slow: a round trip's worth of a fast link."""
 SEND_STALLED_S: Final = 30.0
 """How long a client may take nothing of what is sent, not one byte: the dead seconds of a cell change."""
-CONNECTIONS_OVER: Final = 1000
-"""Connections beyond connections_max that still get a CONNACK with the reason; more are just closed."""
 LISTEN_BACKLOG: Final = 4096
 """Connections that the kernel holds for a worker: a reconnect storm's first second."""
 
@@ -43,6 +41,7 @@ class Limits:
         "packet_max_bytes",
         "receive_max",
         "response_prefix",
+        "server_reference",
         "session_expiry_max_s",
         "topic_levels_max",
         "topic_max_bytes",
@@ -59,6 +58,7 @@ class Limits:
         self.packet_max_bytes = section.packet_max_bytes
         self.receive_max = section.receive_max
         self.response_prefix = section.response_prefix
+        self.server_reference = section.server_reference or None
         self.session_expiry_max_s = section.session_expiry_max_s
         self.topic_levels_max = section.topic_levels_max
         self.topic_max_bytes = section.topic_max_bytes

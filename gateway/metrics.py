@@ -11,7 +11,9 @@ from prometheus_client.registry import Collector
 
 from gateway.core.counters import GAUGES, HELP
 
-_MAXIMA = frozenset(("loop_lag_ms_max", "brokers_known", "brokers_up", "draining"))
+_MAXIMA = frozenset(
+    ("loop_lag_ms_max", "brokers_known", "brokers_up", "draining", "overload_level", "bans", "traces")
+)
 """What is the same thing seen by each worker: the largest is told, not the sum."""
 
 
@@ -92,6 +94,12 @@ class Reports:
         for index, report in sorted(self._live.copy().items()):
             by_worker.add_metric([str(index)], report["numbers"].get("connections", 0))
         yield by_worker
+        memory = GaugeMetricFamily(
+            "holdmq_gateway_worker_memory_bytes", "Resident memory, by worker.", labels=["worker"]
+        )
+        for index, report in sorted(self._live.copy().items()):
+            memory.add_metric([str(index)], report["numbers"].get("memory_bytes", 0))
+        yield memory
         yield GaugeMetricFamily("holdmq_gateway_workers", "Worker processes that report.", value=len(reports))
         yield CounterMetricFamily(
             "holdmq_gateway_worker_restarts", "Workers that ended by themselves.", value=self.restarts

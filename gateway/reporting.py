@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from gateway.core.flapping import Ban
     from gateway.worker import Worker
 
 HEARTBEAT_S: Final = 5.0
@@ -37,7 +37,9 @@ class Reporting:
             "messages_in": counters.messages_in_qos0_total
             + counters.messages_in_qos1_total
             + counters.messages_in_qos2_total,
-            "messages_out": counters.messages_out_qos0_total + counters.messages_out_qos1_total,
+            "messages_out": counters.messages_out_qos0_total
+            + counters.messages_out_qos1_total
+            + counters.messages_out_qos2_total,
             "worker": self._worker.index,
         }
         for link in self._worker.links.values():
@@ -69,5 +71,24 @@ class Reporting:
             "refused": counters.refused,
             "listeners": {listener.name: listener.numbers() for listener in worker.listeners},
         }
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            self._report.send(json.dumps(report).encode())
+        self.tell(report)
+
+    def banned(self, ban: Ban) -> None:
+        """Tell the parent, and through it the other workers."""
+        left_s = ban.until - self._worker.now()
+        self.tell(
+            {
+                "ban": {"principal": ban.key[0], "address": ban.key[1].hex(), "connects": ban.connects},
+                "left_s": left_s,
+            }
+        )
+
+    def tell(self, message: dict[str, object]) -> bool:
+        """Send the parent a message; False when it has no room for it now."""
+        if self._report is None:
+            return False
+        try:
+            self._report.send(json.dumps(message).encode())
+        except (BlockingIOError, ConnectionError):
+            return False
+        return True

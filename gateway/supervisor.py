@@ -158,7 +158,7 @@ class Supervisor:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
                 await serve(config, index, places, report, stopping)
 
-            run_until_stopped(worker)
+            run_until_stopped(worker, config.gateway.drain_s + 2 * KILL_AFTER_S)
         except BaseException:
             # The child must never return into the parent's code.
             log.critical("a gateway worker failed", worker=index, exc_info=True)

@@ -162,10 +162,12 @@ def guard(name: str, config: Config, run: Callable[[], None]) -> int:
     return EXIT_OK
 
 
-def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+def run_until_stopped(
+    main: Callable[[asyncio.Event], Coroutine[Any, Any, None]], limit_s: float = STOP_LIMIT_S
+) -> None:
     """Run ``main(stopping)`` on a fresh uvloop; SIGTERM and SIGINT set `stopping`.
 
-    A main that has not returned ``STOP_LIMIT_S`` after the signal, or a second SIGINT, ends the process
+    A main that has not returned `limit_s` after the signal, or a second SIGINT, ends the process
     at once with exit code 1. Raises what ``main`` raises.
     """
 
@@ -182,7 +184,7 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
             if not stopping.is_set():
                 stopping.set()
                 log.info("draining", signal=number.name)
-                loop.call_later(STOP_LIMIT_S, give_up, f"not drained after {STOP_LIMIT_S:.0f} s")
+                loop.call_later(limit_s, give_up, f"not drained after {limit_s:.0f} s")
             elif number == signal.SIGINT:
                 give_up("interrupted a second time")
 

@@ -10,6 +10,11 @@ HELP: Final = {
     "connections_max": "connections_max of all workers.",
     "sessions": "Clients connected (CONNECT accepted) now.",
     "connects_total": "CONNECT packets accepted.",
+    "disconnects_total": "Connections of accepted clients that ended, whoever ended them.",
+    "connections_not_logged_total": "Lines about connections that were left out of the log.",
+    "addresses": "Addresses with connections now; 0 without connections_per_address_max.",
+    "bans": "Clients that are banned now, as they connected too often.",
+    "bans_total": "Clients banned.",
     "takeovers_total": "Connections closed because their client id connected again.",
     "messages_in_qos0_total": "Publishes received with QoS 0.",
     "messages_in_qos1_total": "Publishes received with QoS 1.",
@@ -39,6 +44,14 @@ HELP: Final = {
     "produce_epochs_total": "Times that a producer numbered anew after a give-up.",
     "produce_pending_bytes": "Bytes handed to brokers and not confirmed.",
     "sockets_paused_total": "Times that a socket was not read because of its broker or its window.",
+    "rate_paused_total": "Times that a socket was not read because its client was over its publish rate.",
+    "overload_level": "1: a worker refuses new connections; 2: it also does not read who sends most.",
+    "overload_total": "Times that a worker became overloaded.",
+    "overload_refused_total": "Connections refused by overloaded workers.",
+    "overload_paused": "Clients that are not read now because their worker is overloaded.",
+    "memory_bytes": "Resident memory of the workers, pages that they share counted in each.",
+    "topics_diverted_total": "Topics that a client might not create so soon: they went to mqtt-other.",
+    "traces": "Traces of clients that run now.",
     "topics_waiting": "Connections that wait for a topic to be created.",
     "lagging_sessions": "Subscribers that left the live feed and catch up from the log.",
     "lag_total": "Times that a subscriber left the live feed.",
@@ -70,6 +83,11 @@ class Counters:
     connections_max: int
     sessions: int
     connects_total: int
+    disconnects_total: int
+    connections_not_logged_total: int
+    addresses: int
+    bans: int
+    bans_total: int
     takeovers_total: int
     messages_in_qos0_total: int
     messages_in_qos1_total: int
@@ -99,6 +117,14 @@ class Counters:
     produce_epochs_total: int
     produce_pending_bytes: int
     sockets_paused_total: int
+    rate_paused_total: int
+    overload_level: int
+    overload_total: int
+    overload_refused_total: int
+    overload_paused: int
+    memory_bytes: int
+    topics_diverted_total: int
+    traces: int
     topics_waiting: int
     lagging_sessions: int
     lag_total: int

@@ -245,6 +245,11 @@ class Producer:
         return self.pending_bytes > PENDING_MAX_BYTES
 
     @property
+    def is_put_off(self) -> bool:
+        """Whether the broker refused what it was sent last, and it is sent again later."""
+        return self._backoff_s > BACKOFF_MIN_S
+
+    @property
     def is_idle(self) -> bool:
         """Whether everything that was added is settled."""
         return not (self._open_bytes or self._waiting or self.in_flight or self._refused)

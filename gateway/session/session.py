@@ -59,6 +59,7 @@ from holdmq.mqtt import (
 )
 from holdmq.mqtt.properties import NO_PROPERTIES
 
+USE_ANOTHER_SERVER: Final = int(ReasonCode.USE_ANOTHER_SERVER)
 CONNECTING: Final = 0
 CONNECTED_STATE: Final = 1
 CLOSED: Final = 2
@@ -68,7 +69,7 @@ AUTHENTICATING: Final = 4
 REASON_CHARACTERS_MAX: Final = 256
 """Of a reason string: what a person reads in a log."""
 
-_CONNACK_ANSWERS_V3: Final = frozenset((0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x97))
+_CONNACK_ANSWERS_V3: Final = frozenset((0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8A, 0x97, 0x9C, 0x9F))
 """Refusals that a 3.x client is told; for malformed packets 3.1.1 asks to close without an answer."""
 
 
@@ -81,6 +82,7 @@ class Session:
         "_early",
         "_out",
         "_window",
+        "began_at",
         "born_host",
         "client_id",
         "context",
@@ -113,10 +115,11 @@ class Session:
         self.version = 0
         self.client_id = ""
         self.born_host = born_host
+        self.began_at = 0.0
         self.heard_at = now
         self.keep_alive_s = 0.0
         self.is_held = False
-        self.refuse_with = 0
+        self.refuse_with: MqttError | None = None
         self.will: Will | None = None
         self.principal = ""
         """Whose connection this is: a user who was authenticated, "" = anonymous."""
@@ -211,7 +214,7 @@ class Session:
         """The session is open: CONNACK [MQTT-3.2.2-2] [MQTT-3.2.2-3], then what came behind CONNECT."""
         assert self.state == OPENING
         self.state = CONNECTED_STATE
-        self.heard_at = now
+        self.heard_at = self.began_at = now
         self.context.counters.connects_total += 1
         answer = encode(ConnAck(is_present, 0, self._connack or NO_PROPERTIES), self.version)
         self._connack = None
@@ -315,7 +318,10 @@ class Session:
         [MQTT-3.1.2-29] allows a reason string here in any case; one that is too long for the client is left
         out [MQTT-3.2.2-19] [MQTT-3.14.2-3], and so is all for which it has no room [MQTT-3.1.2-24].
         """
-        packet.properties = Properties(reason_string=sentence[:REASON_CHARACTERS_MAX])
+        elsewhere = self.context.limits.server_reference if packet.reason_code == USE_ANOTHER_SERVER else None
+        packet.properties = Properties(
+            reason_string=sentence[:REASON_CHARACTERS_MAX], server_reference=elsewhere
+        )
         data = encode(packet, MQTT_5)
         room = self.packet_max or len(data)
         if len(data) > room:
@@ -349,8 +355,8 @@ class Session:
     def _connect(self, connect: Connect, events: list[Event]) -> None:
         limits = self.context.limits
         check_connect(connect, limits)
-        if self.refuse_with:
-            raise MqttError(self.refuse_with, "this gateway worker has as many connections as it may have")
+        if self.refuse_with is not None:
+            raise self.refuse_with
         assigned = None if connect.client_id else self.context.new_client_id()
         self.client_id = connect.client_id or assigned or ""
         self.is_assigned = assigned is not None

@@ -319,7 +319,9 @@ class Client:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         client = cls(reader, writer, version)
         refused = fields.pop("refused", False)
-        client.send(Connect(client_id=client_id, version=version, **fields))
+        writer.write(fields.pop("before", b""))
+        behind = fields.pop("behind", ())
+        client.send(Connect(client_id=client_id, version=version, **fields), *behind)
         client.connack = await client.next()
         assert isinstance(client.connack, ConnAck)
         assert bool(client.connack.reason_code) is refused

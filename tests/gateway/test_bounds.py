@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway import ingress, stragglers, topics, worker
+from gateway import gate, ingress, stragglers, topics
 from gateway.connection import BROKER
 from gateway.core.producer import PENDING_MAX_BYTES
 from gateway.limits import SEND_STALLED_S
@@ -68,7 +68,7 @@ async def test_a_topic_limit_of_the_broker_sends_messages_to_the_shared_topic(st
 async def test_far_beyond_connections_max_connections_are_just_closed(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "CONNECTIONS_OVER", 0)
+    monkeypatch.setattr(gate, "CONNECTIONS_OVER", 0)
     running = await start_worker(connections_max=1)
     await running.client("c")
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)

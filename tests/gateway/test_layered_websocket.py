@@ -23,7 +23,7 @@ from security import Authority
 from websockets.frames import CloseCode, Opcode
 from websockets.protocol import State
 
-from gateway import draining, stragglers, worker
+from gateway import draining, gate, stragglers
 from gateway.draining import drain
 from gateway.session.session import CLOSED
 from holdmq.mqtt import MQTT_5, Connect, Disconnect, Publish, Will, encode
@@ -216,7 +216,7 @@ async def test_mutated_frames_disturb_nobody(start_worker: Start) -> None:
 async def test_connections_beyond_the_bound_are_counted_by_listener(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "CONNECTIONS_OVER", 0)
+    monkeypatch.setattr(gate, "CONNECTIONS_OVER", 0)
     running = await start_worker({"kind": "ws"}, connections_max=1)
     await WebClient.open(running)
     reader, _ = await connect(running)

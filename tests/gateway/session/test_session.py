@@ -135,7 +135,7 @@ def test_a_retained_will_is_refused_as_retained_messages_are_not_offered() -> No
 
 def test_beyond_the_connections_a_client_is_told_that_the_server_is_busy() -> None:
     bench = Bench()
-    bench.session.refuse_with = ReasonCode.SERVER_BUSY
+    bench.session.refuse_with = MqttError(ReasonCode.SERVER_BUSY, "full")
     bench.feed(Connect(client_id="c", version=MQTT_5))
     assert bench.sent()[0].reason_code == 0x89
 
