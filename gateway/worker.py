@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import signal
 import socket
@@ -12,17 +13,21 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.catchup import CatchUp
 from gateway.connection import OPENING_PAUSE, Shell
+from gateway.connection_log import ConnectionLog
 from gateway.core.counters import Counters
 from gateway.core.entries import TopicEntry, make_entry
 from gateway.core.producer import PENDING_MAX_BYTES
 from gateway.core.wheel import TICK_S, Wheel
 from gateway.delivery import Delivery
 from gateway.draining import drain
+from gateway.gate import Gate
 from gateway.ingress import Ingress
 from gateway.layered import LayeredShell
-from gateway.limits import CONNECTIONS_OVER, Limits
+from gateway.limits import Limits
 from gateway.link import BrokerLink
 from gateway.listeners import CertificateWatch, Listener
+from gateway.metering import Meter
+from gateway.overload import OverloadWatch
 from gateway.reporting import Reporting
 from gateway.session.context import Context
 from gateway.session.events import Closed, Event
@@ -48,8 +53,6 @@ REPORT_S: Final = 1.0
 """How often the parent gets this worker's numbers."""
 START_ROUTES_S: Final = 5.0
 """How long a starting worker waits for its brokers before it accepts clients without them."""
-REFUSALS_LOGGED_PER_S: Final = 20
-"""Refused connections that are logged each second: a scan must not fill a disk."""
 
 log = telemetry.get_logger()
 
@@ -62,6 +65,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self.now: Callable[[], float] = self._loop.time
         self.index = index
+        self.section = section
         self.counters = Counters()
         self.counters.connections_max = section.connections_max
         limits = Limits(section, section.anonymous_allowed())
@@ -89,7 +93,6 @@ class Worker:
         self.catchup = CatchUp(self, self.delivery)
         self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
         self.resume_below_bytes = PENDING_MAX_BYTES // 2
-        self.drain_s = section.drain_s
         self._tls_reload_interval_s = section.tls_reload_interval_s
         self.listeners: list[Listener] = []
         self._certificates: CertificateWatch | None = None
@@ -102,7 +105,11 @@ class Worker:
         self.is_draining = False
         self._is_settling = False
         self._next_second = 0.0
-        self._logged = 0
+        self.gate = Gate(self, section)
+        self.overload = OverloadWatch(self, section, section.worker_count(os.cpu_count() or 1))
+        self.connection_log = ConnectionLog(section.log_connections, index, self.counters)
+        rates = section.publish_rate_max, section.publish_bytes_rate_max
+        self.meter = Meter(self, *rates) if any(rates) else None
 
     # Life
 
@@ -233,16 +240,8 @@ class Worker:
         self.shells.add(shell)
         shell.listener.connections += 1
         shell.listener.accepted_total += 1
-        counters = self.counters
-        counters.connections = len(self.shells)
-        over = counters.connections - counters.connections_max
-        if over > 0 or self.is_draining:
-            # The reason is told when CONNECT comes; far beyond the bound even that costs too much.
-            shell.session.refuse_with = ReasonCode.SERVER_BUSY
-            if over > CONNECTIONS_OVER and shell.transport is not None:
-                counters.refused["connections_max"] += 1
-                shell.listener.refused["connections_max"] += 1
-                shell.transport.abort()
+        self.counters.connections = len(self.shells)
+        self.gate.opened(shell)
         self._wheel.put(shell.session)
 
     def sessions(self) -> Iterable[Session]:
@@ -255,6 +254,8 @@ class Worker:
 
     def connected(self, shell: Shell) -> None:
         """CONNECT may be accepted: its socket waits until the owner of the client id has said so."""
+        if not self.gate.admits(shell.session, shell.session.client_id):
+            return
         shell.pause(OPENING_PAUSE)
         self.persistent.connecting(shell.session)
 
@@ -276,7 +277,9 @@ class Worker:
         self._sessions[session.client_id] = session
         self.counters.sessions = len(self._sessions)
         self._wheel.put(session)
-        shell.handle(events)
+        self.connection_log.connected(shell)
+        if self.meter is None or self.meter.received(shell, 0, events):
+            shell.handle(events)
         shell.resume(OPENING_PAUSE)
         self.settle()
 
@@ -306,15 +309,8 @@ class Worker:
             self._publish_will(session, event.will)
         if event.reason:
             shell.listener.refused[event.reason] += 1
-        if event.reason and self._logged < REFUSALS_LOGGED_PER_S and event.reason != "draining":
-            self._logged += 1
-            log.info(
-                "connection closed by the gateway",
-                reason=event.reason,
-                why=event.sentence,
-                client=session.client_id,
-                **shell.peer.log_fields(),
-            )
+        self.connection_log.ended(shell, event, self.now())
+        self.counters.disconnects_total += session.began_at > 0
         transport = shell.transport
         if transport is not None:
             shell.write()
@@ -328,6 +324,10 @@ class Worker:
         self.shells.discard(shell)
         shell.listener.connections -= 1
         self.stragglers.forget(shell)
+        self.gate.closed(shell)
+        self.overload.forget(shell)
+        if self.meter is not None:
+            self.meter.forget(shell)
         for link in self.links.values():
             link.held.pop(shell, None)
         self._wheel.remove(shell.session)
@@ -378,11 +378,23 @@ class Worker:
         finally:
             self._is_settling = False
 
+    def listen_for_noise(self, is_wanted: bool) -> None:
+        """Measure what each client sends, or not any more."""
+        if is_wanted and self.meter is None:
+            self.meter = Meter(self, 0, 0)
+        if self.meter is not None:
+            self.meter.noise = {} if is_wanted else None
+            if not is_wanted and not self.meter.has_rates:
+                self.meter = None
+
     # Clocks
 
     def _tick(self, due: float) -> None:
         now = self.now()
         self.reporting.tick(now, now - due)
+        self.overload.tick(now - due)
+        if self.meter is not None:
+            self.meter.tick(now)
         for session in self._wheel.advance(now):
             if isinstance(session.shell, Shell):
                 session.shell.handle(session.handle_deadline(now))
@@ -397,7 +409,9 @@ class Worker:
         self._loop.call_later(TICK_S, self._tick, now + TICK_S)
 
     def _each_second(self, now: float) -> None:
-        self._logged = 0
+        self.connection_log.each_second()
+        self.gate.each_second(now)
+        self.overload.each_second(now)
         self.delivery.malformed_logged = 0
         self.stragglers.each_second(now)
         self.persistent.each_second(now)
