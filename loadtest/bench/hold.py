@@ -1,11 +1,13 @@
 """What parked pulls cost a broker, and how soon an arrival reaches one.
 
-    python -m loadtest.bench.hold --pulls 10000 --queues 1000 --rate 10000
+    python -m loadtest.bench.hold --pulls 10000 --queues 1000 --rate 10000 --readers 1 10
 
 A broker process holds `--pulls` PULLs on `--queues` queues for `--idle-s` seconds: its memory before and
-after, and its CPU meanwhile. Then `--readers` pulls are held and answered while messages come at `--rate`
-a second: the time from the send to the reader (which contains the way to the log), and from the
-producer's confirmation to the reader (below zero: the reader had it first).
+after, and its CPU meanwhile. Then messages come at `--rate` a second, round `--busy-queues` queues, to
+readers that hold a pull each for their part of the queues, for each number of `--readers` in turn: the time
+from the send to the reader (which contains the way to the log), and from the producer's confirmation to the
+reader (below zero: the reader had it first). One reader gets the messages of a tick in one answer; with as
+many readers as queues each message has an answer and a pull of its own.
 
 Producer and readers are one event loop, in this process. What it adds is measured beside them: how late it
 reads a socket of its own that is ready. So is how long both processes had work and no core: on a machine
@@ -114,20 +116,19 @@ async def park(clients: list[Client], pulls: int, queues: int) -> None:
 
 
 class Reader:
-    """Reads one queue by held pulls, and notes when each message came."""
+    """Reads queues by held pulls, from their ends on, and notes when each message came."""
 
-    def __init__(self, client: Client, queue_id: int, arrivals: dict[int, float]) -> None:
+    def __init__(self, client: Client, offsets: dict[int, int], arrivals: dict[int, float]) -> None:
         self._client = client
-        self._queue_id = queue_id
+        self._offsets = offsets
         self._arrivals = arrivals
-        self._offset = 0
         self.is_done = False
 
     def pull(self) -> None:
         """Ask for what follows."""
-        queue = PullQueue(TOPIC, self._queue_id, 0, self._offset)
+        queues = [PullQueue(TOPIC, queue_id, 0, offset) for queue_id, offset in self._offsets.items()]
         self._client.request(
-            RequestCode.PULL, PullRequest([queue], 1 << 20, HOLD_MS), self._answered, HOLD_MS / 1e3 + 5
+            RequestCode.PULL, PullRequest(queues, 1 << 20, HOLD_MS), self._answered, HOLD_MS / 1e3 + 5
         )
 
     def _answered(self, reply: Reply | HoldMQError) -> None:
@@ -136,8 +137,8 @@ class Reader:
             return
         if isinstance(reply, HoldMQError):
             raise reply
-        (pulled,) = rows(PulledQueue, reply.header(PullResponse).queues)
-        self._offset = pulled.next_offset
+        for pulled in rows(PulledQueue, reply.header(PullResponse).queues):
+            self._offsets[pulled.queue_id] = pulled.next_offset
         at = 0
         while at < len(reply.body):
             record = decode_record(reply.body, at)
@@ -149,8 +150,9 @@ class Reader:
 class Load:
     """Sends messages at a steady rate, a batch each tick, round the queues."""
 
-    def __init__(self, client: Client, queues: int, body_bytes: int) -> None:
+    def __init__(self, client: Client, producer_id: int, queues: int, body_bytes: int) -> None:
         self._client = client
+        self._producer_id = producer_id
         self._templates = [RecordTemplate(TOPIC.encode(), q, b"", NO_HOST, 0) for q in range(queues)]
         self._sequences = [0] * queues
         self._padding = bytes(body_bytes - 8)
@@ -176,7 +178,8 @@ class Load:
         for queue_id in range(queues):
             own = [n for n in numbers if n % queues == queue_id]
             if own:
-                runs.append(ProduceRun(TOPIC, queue_id, len(own), 1, 1, self._sequences[queue_id]))
+                first_sequence = self._sequences[queue_id]
+                runs.append(ProduceRun(TOPIC, queue_id, len(own), self._producer_id, 1, first_sequence))
                 self._sequences[queue_id] += len(own)
                 encode = self._templates[queue_id].encode
                 records += [encode(struct.pack(">Q", n) + self._padding, 0) for n in own]
@@ -234,14 +237,27 @@ async def idle(broker: BrokerProcess, options: argparse.Namespace) -> None:
         await client.close()
 
 
-async def arrivals(broker: BrokerProcess, options: argparse.Namespace) -> None:
-    """The second part: from send and confirmation to the reader."""
-    clients = await connect(broker, options.readers + 1)
+async def ends_of(client: Client, queues: int) -> list[int]:
+    """Where the next message of each queue will be."""
+    ends: list[int] = []
+    while len(ends) < queues:  # an answer has as many as its bytes allow
+        asked = PullRequest([PullQueue(TOPIC, queue_id, 0, 0) for queue_id in range(len(ends), queues)], 1)
+        answer = (await client.call(RequestCode.PULL, asked, 5)).header(PullResponse)
+        ends += [pulled.end_offset for pulled in rows(PulledQueue, answer.queues)]
+    return ends
+
+
+async def arrivals(broker: BrokerProcess, options: argparse.Namespace, count: int) -> None:
+    """The second part: from send and confirmation to so many readers."""
+    clients = await connect(broker, count + 1)
     found: dict[int, float] = {}
-    load = Load(clients[-1], options.readers, options.body_bytes)
-    for client in clients:
-        await client.call(RequestCode.HEARTBEAT, HeartbeatRequest())
-    readers = [Reader(clients[index], index, found) for index in range(options.readers)]
+    queues = options.busy_queues
+    load = Load(clients[-1], count, queues, options.body_bytes)
+    ends = await ends_of(clients[-1], queues)
+    readers = [
+        Reader(clients[index], {q: ends[q] for q in range(index, queues, count)}, found)
+        for index in range(count)
+    ]
     for reader in readers:
         reader.pull()
     lag = OwnLag()
@@ -262,7 +278,9 @@ async def arrivals(broker: BrokerProcess, options: argparse.Namespace) -> None:
         await asyncio.sleep(0.01)
     for reader in readers:
         reader.is_done = True
-    sys.stdout.write(f"{len(load.sent) / options.seconds:,.0f} msg/s to {options.readers} held readers\n")
+    sys.stdout.write(
+        f"{len(load.sent) / options.seconds:,.0f} msg/s of {queues} queues to {count} held readers\n"
+    )
     numbers = range(len(load.sent) // 10, len(load.sent))  # the first tenth warms up
     sys.stdout.write(line("confirmation to reader", [found[n] - load.confirmed[n] for n in numbers]))
     sys.stdout.write(line("send to reader", [found[n] - load.sent[n] for n in numbers]))
@@ -284,7 +302,8 @@ async def run(options: argparse.Namespace) -> None:
         holdmq_broker(Path(directory)) as broker,
     ):
         await idle(broker, options)
-        await arrivals(broker, options)
+        for count in options.readers:
+            await arrivals(broker, options, count)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -297,12 +316,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pulls", type=int, default=10_000)
     parser.add_argument("--queues", type=int, default=1_000)
     parser.add_argument("--idle-s", type=float, default=10.0)
-    parser.add_argument("--readers", type=int, default=10)
+    parser.add_argument("--busy-queues", type=int, default=10, help="that messages come to")
+    parser.add_argument("--readers", type=int, nargs="+", default=[1, 10], help="at most one per busy queue")
     parser.add_argument("--rate", type=int, default=10_000, help="messages per second")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--body-bytes", type=int, default=100)
     parser.add_argument("--data", default=None, help="directory to work in (default: a temporary one)")
     options = parser.parse_args(arguments)
+    if not 1 <= min(options.readers) <= max(options.readers) <= options.busy_queues <= options.queues:
+        parser.error("1 <= readers <= busy queues <= queues")
     shown = ", ".join(f"{key}={value}" for key, value in sorted(vars(options).items()))
     sys.stdout.write(f"hold bench: {shown}, hold_ms={HOLD_MS}\n")
     try:
