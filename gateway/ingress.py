@@ -28,17 +28,19 @@ MissingTopic = str
 Locate = Callable[[str, str], "Target | Refusal | None"]
 """(log topic, client id) → the queue of this client, a reason code, or None when the topic is not known."""
 
+UsesOther = Callable[[str, str], bool]
+
 
 class Ingress:
     """Turns publishes into records of the brokers' open batches.
 
-    `locate` finds a queue; `uses_other(topic)` says that a topic does not exist and may not be
-    created, so that the shared one is used; `now` is the loop's clock.
+    `locate` finds a queue; `uses_other(topic, client_id)` says that a topic does not exist and may not
+    be created, so that the shared one is used; `now` is the loop's clock.
     """
 
     __slots__ = ("_locate", "_mark", "_now", "_uses_other")
 
-    def __init__(self, locate: Locate, uses_other: Callable[[str], bool], now: Callable[[], float]) -> None:
+    def __init__(self, locate: Locate, uses_other: UsesOther, now: Callable[[], float]) -> None:
         self._locate = locate
         # Made here and not at import: each forked worker has its own.
         self._mark = secrets.randbits(62) | 1
@@ -161,8 +163,9 @@ class Ingress:
             # When it is due nobody would be there to keep it as the topic's retained message.
             return ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
         topic, tag = entry.own
-        if topic != OTHER_TOPIC and topic not in inbound.targets and self._uses_other(topic):
-            topic, tag = entry.other
+        if topic != OTHER_TOPIC and topic not in inbound.targets:
+            if self._uses_other(topic, session.client_id):
+                topic, tag = entry.other
         target = inbound.targets.get(topic)
         if target is not None and target.is_retired:
             if target.runs:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.core.counters import Counters
 from gateway.core.producer import Target
+from gateway.core.rates import Allowances
 from gateway.limits import TOPIC_WAIT_S, TOPIC_WAITERS_MAX
 from holdmq import telemetry
 from holdmq.client.route import RouteTable
@@ -36,11 +37,13 @@ class Topics:
         links: Mapping[str, BrokerLink],
         counters: Counters,
         mqtt_topics_max: int,
+        creates_per_minute_max: int,
     ) -> None:
         self._routes = routes
         self._links = links
         self._counters = counters
         self._mqtt_topics_max = mqtt_topics_max
+        self._allowances = Allowances(creates_per_minute_max)
         self._loop = asyncio.get_running_loop()
         self._known = 0
         self._waiting: dict[str, list[tuple[Callable[[], None], Callable[[], None]]]] = {}
@@ -74,11 +77,21 @@ class Topics:
         route = self._routes.get(topic)
         return 1 if route is None else route.key_levels
 
-    def uses_other(self, topic: str) -> bool:
-        """Whether messages of this topic go to the shared one: it does not exist and may not be created."""
+    def uses_other(self, topic: str, client_id: str) -> bool:
+        """Whether a client's messages of this topic go to the shared one: it does not exist and may not be
+        created, or not so soon by this client."""
         if self._routes.get(topic) is not None:
             return False
-        return self._known >= self._mqtt_topics_max or self._full.get(topic, 0.0) > self._loop.time()
+        now = self._loop.time()
+        if self._known >= self._mqtt_topics_max or self._full.get(topic, 0.0) > now:
+            return True
+        refused = self._refused.get(topic)
+        if topic in self._waiting or (refused is not None and refused[1] > now):
+            return False
+        if self._allowances.try_take(client_id, now):
+            return False
+        self._counters.topics_diverted_total += 1
+        return True
 
     def locate(self, topic: str, client_id: str) -> Target | int | None:
         """The queue of a client: the first in rank whose broker is not resting.

@@ -84,7 +84,13 @@ class Worker:
             security=Security.of(config),
         )
         self.links: dict[str, BrokerLink] = {}
-        self.topics = Topics(self.routes, self.links, self.counters, section.mqtt_topics_max)
+        self.topics = Topics(
+            self.routes,
+            self.links,
+            self.counters,
+            section.mqtt_topics_max,
+            section.topic_creates_per_minute_max,
+        )
         self.persistent = Sessions(self)
         self.subscriptions = Subscriptions(
             self.links, self.counters, self.topics.key_levels, self.now, self.persistent, self.doom

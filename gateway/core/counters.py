@@ -50,7 +50,7 @@ HELP: Final = {
     "overload_refused_total": "Connections refused by overloaded workers.",
     "overload_paused": "Clients that are not read now because their worker is overloaded.",
     "memory_bytes": "Resident memory of the workers, pages that they share counted in each.",
-    "topics_diverted_total": "Topics that a client might not create so soon: they went to mqtt-other.",
+    "topics_diverted_total": "Times that a client might not create a topic so soon: it went to mqtt-other.",
     "traces": "Traces of clients that run now.",
     "topics_waiting": "Connections that wait for a topic to be created.",
     "lagging_sessions": "Subscribers that left the live feed and catch up from the log.",

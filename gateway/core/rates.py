@@ -7,15 +7,18 @@ from typing import Final
 BURST_S: Final = 1.0
 """How much may come at once, in seconds of the rate: what a device saved up behind a slow link."""
 
+ALLOWANCES_MAX: Final = 10_000
+"""Names that an Allowances remembers, some 200 bytes each."""
+
 
 class Bucket:
-    """Fills with `rate` per second up to a second's worth, at least 1."""
+    """Fills with `rate` per second up to `burst_s` seconds' worth, at least 1."""
 
     __slots__ = ("_at", "_burst", "_level", "rate")
 
-    def __init__(self, rate: float, now: float) -> None:
+    def __init__(self, rate: float, now: float, burst_s: float = BURST_S) -> None:
         self.rate = rate
-        self._burst = max(1.0, rate * BURST_S)
+        self._burst = max(1.0, rate * burst_s)
         self._level = self._burst
         self._at = now
 
@@ -31,14 +34,36 @@ class Bucket:
         self._level -= 1
         return True
 
-    def is_full(self, now: float) -> bool:
-        """Whether nothing was taken for so long that this bucket is like a new one."""
-        return self._filled(now) >= self._burst
-
     def _filled(self, now: float) -> float:
         self._level = min(self._burst, self._level + max(0.0, now - self._at) * self.rate)
         self._at = now
         return self._level
+
+
+class Allowances:
+    """A Bucket of `per_minute` for each name, which may be used up at once.
+
+    A name that was not seen has all of it. At most ALLOWANCES_MAX are remembered: past it who was seen first is
+    new again.
+    """
+
+    __slots__ = ("_buckets", "_per_minute")
+
+    def __init__(self, per_minute: float) -> None:
+        self._per_minute = per_minute
+        self._buckets: dict[str, Bucket] = {}
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def try_take(self, name: str, now: float) -> bool:
+        """Take 1 for this name if it is there."""
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            if len(self._buckets) >= ALLOWANCES_MAX:
+                del self._buckets[next(iter(self._buckets))]
+            bucket = self._buckets[name] = Bucket(self._per_minute / 60, now, 60.0)
+        return bucket.try_take(now)
 
 
 class Pace:

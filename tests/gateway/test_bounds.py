@@ -65,6 +65,22 @@ async def test_a_topic_limit_of_the_broker_sends_messages_to_the_shared_topic(st
     assert list(running.broker.topics) == ["mqtt-other"]
 
 
+async def test_a_client_that_makes_up_topics_gets_so_many_and_loses_no_message(start_worker: Start) -> None:
+    running = await start_worker(topic_creates_per_minute_max=2)
+    reader = await running.client("r")
+    await reader.subscribe("#")
+    client, other = await running.client("c"), await running.client("d")
+    client.send(*(Publish(f"t{n}/x", b"%d" % n, 1, packet_id=n) for n in range(1, 5)))
+    assert await client.acked(4) == [1, 2, 3, 4]
+    assert set(running.broker.topics) == {"t1", "t2", "mqtt-other"}
+    assert running.worker.counters.topics_diverted_total >= 2
+    other.send(Publish("t9/x", b"9", 1, packet_id=9))
+    assert await other.acked(1) == [9]
+    assert "t9" in running.broker.topics
+    got = [await reader.next() for _ in range(5)]
+    assert sorted(message.topic for message in got) == ["t1/x", "t2/x", "t3/x", "t4/x", "t9/x"]
+
+
 async def test_far_beyond_connections_max_connections_are_just_closed(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
