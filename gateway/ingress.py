@@ -163,9 +163,9 @@ class Ingress:
             # When it is due nobody would be there to keep it as the topic's retained message.
             return ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
         topic, tag = entry.own
-        if topic != OTHER_TOPIC and topic not in inbound.targets:
-            if self._uses_other(topic, session.client_id):
-                topic, tag = entry.other
+        is_first = topic != OTHER_TOPIC and topic not in inbound.targets
+        if is_first and self._uses_other(topic, session.client_id):
+            topic, tag = entry.other
         target = inbound.targets.get(topic)
         if target is not None and target.is_retired:
             if target.runs:

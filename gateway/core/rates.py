@@ -43,8 +43,8 @@ class Bucket:
 class Allowances:
     """A Bucket of `per_minute` for each name, which may be used up at once.
 
-    A name that was not seen has all of it. At most ALLOWANCES_MAX are remembered: past it who was seen first is
-    new again.
+    A name that was not seen has all of it. At most ALLOWANCES_MAX are remembered: past it who was seen first
+    is new again.
     """
 
     __slots__ = ("_buckets", "_per_minute")
