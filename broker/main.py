@@ -30,8 +30,8 @@ from holdmq.wire.headers import BrokerRegisterRequest
 from storage.log.store import open_store
 
 EXPIRE_INTERVAL_S = 60.0
-SESSIONS_OPEN_S = 5.0
-"""How long a start waits for the table of sessions."""
+TABLES_OPEN_S = 5.0
+"""How long a start waits for the tables of sessions and of retained messages."""
 
 
 async def main(config: Config, service: Service) -> None:
@@ -81,6 +81,7 @@ async def main(config: Config, service: Service) -> None:
         groups,
         shared,
         alarms=config.alarms,
+        settings=settings,
     )
     producers = Producers(store, server.produce.sequences)
     server.parts.append(producers)
@@ -98,9 +99,12 @@ async def main(config: Config, service: Service) -> None:
         server.statistics_calls.start()
         server.alarms.start()
         server.sessions.start()
+        server.retained.start()
         with contextlib.suppress(TimeoutError):  # a disk that is full now may not be later
-            # Who gets the first route gets that of sessions, too.
-            await asyncio.wait_for(server.sessions.opened.wait(), SESSIONS_OPEN_S)
+            # Who gets the first route gets those of sessions and retained messages, too.
+            async with asyncio.timeout(TABLES_OPEN_S):
+                await server.sessions.opened.wait()
+                await server.retained.opened.wait()
         loop.add_signal_handler(signal.SIGHUP, security.reload_soon)
         await server.rpc.listen(settings.bind, settings.port)
         address = settings.advertise or f"{settings.bind}:{server.rpc.port}"

@@ -19,6 +19,7 @@ from broker.produce import Produce
 from broker.pull import Pull
 from broker.queries import Queries
 from broker.reads import Reads
+from broker.retained import Retained
 from broker.sessions import SessionTable
 from broker.shared import SharedMode
 from broker.shared_state import SharedRows
@@ -27,6 +28,7 @@ from broker.statistics_calls import StatisticsCalls
 from broker.subscribers import SHOWN_MAX, subscriptions
 from broker.tables import Tables
 from broker.topics import Topics
+from holdmq.config import BrokerSection
 from holdmq.config_alarms import AlarmsSection
 from holdmq.record_origin import retry_topic
 from holdmq.rpc.connection import Connection, Request
@@ -75,6 +77,7 @@ class BrokerServer:
         shared: SharedMode,
         clock_ms: Callable[[], int] = now_ms,
         alarms: AlarmsSection | None = None,
+        settings: BrokerSection | None = None,
     ) -> None:
         self.name = name
         self.cluster = cluster
@@ -92,6 +95,8 @@ class BrokerServer:
         self.parts += [self.tables, Queries(store, topics.table)]
         self.sessions = SessionTable(store, topics, clock_ms)
         self.parts.append(self.sessions)
+        self.retained = Retained(store, topics, settings or BrokerSection(), record_max_bytes, clock_ms)
+        self.parts.append(self.retained)
         self.groups = groups
         self.parts += [groups, groups.offsets]
         self.pull.gate = groups

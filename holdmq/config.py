@@ -139,6 +139,21 @@ class BrokerSection(Section):
         description="Offsets past the oldest unfinished message of a queue that a shared group is given: "
         "behind one that is long in flight nothing new is handed out then. A bit of memory each.",
     )
+    retained_max: int = Field(
+        1_000_000,
+        ge=0,
+        description="Retained MQTT messages of this broker: past it topics that have none get none (0x97).",
+    )
+    retained_max_bytes: int = Field(
+        1 * _GIB,
+        ge=0,
+        description="Their topics and values together: what the table's database and its snapshots take.",
+    )
+    retained_message_max_bytes: int = Field(
+        1 * _MIB,
+        ge=1024,
+        description="Largest retained message, properties included: each is sent to everybody who subscribes.",
+    )
     queue_lease_s: float = Field(
         20,
         ge=0.1,

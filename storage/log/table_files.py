@@ -6,14 +6,14 @@
     tables/snapshot.<20 digits>.mdb     a copy, named by the log position that it is applied up to
     tables/snapshot.json                which copy counts, and up to where nothing changed since
 
-Rows and the applied position change in one transaction, and LMDB syncs data before it can refer to
-it: after any crash the database is the state at some applied position. Only LMDB touches the
-database's bytes; what is done to whole files goes through the disk. Source: storage.md, Tables.
+Rows, the size of each table and the applied position change in one transaction, and LMDB syncs data
+before it can refer to it: after any crash the database is the state at some applied position. Only LMDB
+touches the database's bytes; what is done to whole files goes through the disk. Source: storage.md, Tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from struct import Struct
@@ -27,9 +27,16 @@ from holdmq.atomic_file import AtomicFile
 from holdmq.disk import Disk
 from holdmq.errors import StorageError, StoreFormatError, StoreFullError, StoreReadOnlyError
 from storage.log.core.names import name_of
-from storage.log.core.tables import decode_row, encode_row, row_key, scan_prefix
+from storage.log.core.tables import (
+    PLAIN_KEY_MAX,
+    decode_row,
+    encode_row,
+    row_key,
+    scan_prefix,
+    split_row,
+)
 from storage.log.failures import FULL_HINT, READ_ONLY_HINT
-from storage.lookups import Change, Row
+from storage.lookups import END_OF_WALK, STOP, TAKE, Change, Judge, Row, TableSize, WalkedRow
 
 MAP_BYTES: Final = 64 << 20
 """The database's first size limit; it is doubled whenever it is reached, and disk is used as needed."""
@@ -40,6 +47,9 @@ READERS_MAX: Final = 512
 _META: Final = b"\0applied"
 """No topic begins with a zero byte, so no row can have this key."""
 _APPLIED: Final = Struct(">QQ")
+_SIZES: Final = b"\0sizes"
+"""Before each table's name: its rows and bytes. Alone: the sizes of all tables are there."""
+_SIZE: Final = Struct(">QQ")
 
 log = structlog.get_logger("holdmq.storage")
 
@@ -83,6 +93,9 @@ class TableFiles:
         self._gate = Condition()
         self._readers = 0
         self._is_growing = False
+        self._sizes: dict[str, TableSize] = {}
+        self._has_sizes = False
+        """Whether the database says them; else the next transaction does."""
 
     # Opening
 
@@ -118,6 +131,8 @@ class TableFiles:
             env.reader_check()  # a killed process leaves its slots
             with env.begin() as txn:
                 raw = txn.get(_META)
+                self._has_sizes = txn.get(_SIZES) is not None
+                self._sizes = _read_sizes(txn) if self._has_sizes else _count_sizes(txn)
         except lmdb.Error:
             env.close()
             raise
@@ -236,11 +251,44 @@ class TableFiles:
                 raise failure_of(error, "scan", self._current) from error
         return rows, False
 
-    def rows(self) -> int:
-        """How many rows all tables have."""
+    def walk(self, topic: str, begin: bytes, after: bytes | None, judge: Judge) -> Generator[WalkedRow]:
+        """The rows that `judge` takes, from the key `begin` on, or behind `after`, in the order of the keys.
+
+        Keys of more than 367 bytes lie in no order among those that begin as they do: there it goes on one
+        by one, whatever the judge says.
+        """
+        base = scan_prefix(topic, b"")
+        start = scan_prefix(topic, begin)
+        if after is not None:
+            start = max(start, row_key(topic, after) + b"\0")
         with self._reading() as env:
-            entries: int = env.stat()["entries"]
-        return max(0, entries - 1)
+            try:
+                with env.begin(buffers=True) as txn, txn.cursor() as cursor:
+                    going_on = cursor.set_range(start)
+                    while going_on:
+                        place = bytes(cursor.key())
+                        if not place.startswith(base):
+                            return
+                        row = split_row(topic, place, cursor.value())
+                        judged = judge(row.key)
+                        if judged is STOP:
+                            return
+                        if judged is TAKE:
+                            yield row
+                        elif len(row.key) <= PLAIN_KEY_MAX:
+                            if judged is END_OF_WALK:
+                                return
+                            target = scan_prefix(topic, judged)
+                            if target > place:
+                                going_on = cursor.set_range(target)
+                                continue
+                        going_on = cursor.next()
+            except lmdb.Error as error:
+                raise failure_of(error, "walk", self._current) from error
+
+    def size_of(self, topic: str) -> TableSize:
+        """What a table has."""
+        return self._sizes.get(topic, TableSize(0, 0))
 
     # Writes
 
@@ -258,13 +306,29 @@ class TableFiles:
                 return
 
     def _apply(self, changes: Sequence[Change], applied: Applied) -> None:
-        with self._reading() as env, env.begin(write=True) as txn:
+        sizes = dict(self._sizes)
+        changed = set() if self._has_sizes else set(sizes)
+        with self._reading() as env, env.begin(write=True, buffers=True) as txn:
             for topic, key, value, version in changes:
-                if value is None:
-                    txn.delete(row_key(topic, key))
-                else:
-                    txn.put(row_key(topic, key), encode_row(key, value, version))
+                place = row_key(topic, key)
+                before = txn.get(place)
+                rows, size = sizes.get(topic, (0, 0))
+                if before is not None:
+                    rows, size = rows - 1, size - len(place) - len(before)
+                if value is not None:
+                    row = encode_row(key, value, version)
+                    rows, size = rows + 1, size + len(place) + len(row)
+                    txn.put(place, row)
+                elif before is not None:
+                    txn.delete(place)
+                sizes[topic] = TableSize(rows, size)
+                changed.add(topic)
+            for topic in changed:
+                txn.put(_SIZES + topic.encode(), _SIZE.pack(*sizes[topic]))
+            if not self._has_sizes:
+                txn.put(_SIZES, b"")
             txn.put(_META, _APPLIED.pack(*applied))
+        self._sizes, self._has_sizes = sizes, True
 
     def _grow(self) -> None:
         with self._alone():
@@ -345,3 +409,28 @@ class TableFiles:
             with self._gate:
                 self._is_growing = False
                 self._gate.notify_all()
+
+
+def _read_sizes(txn: lmdb.Transaction) -> dict[str, TableSize]:
+    """The size of each table, as the database says."""
+    found: dict[str, TableSize] = {}
+    with txn.cursor() as cursor:
+        going_on = cursor.set_range(_SIZES)
+        while going_on and (place := bytes(cursor.key())).startswith(_SIZES):
+            topic = place[len(_SIZES) :].decode()
+            if topic:
+                found[topic] = TableSize(*_SIZE.unpack(cursor.value()))
+            going_on = cursor.next()
+    return found
+
+
+def _count_sizes(txn: lmdb.Transaction) -> dict[str, TableSize]:
+    """The size of each table of a database that does not say them."""
+    found: dict[str, TableSize] = {}
+    with txn.cursor() as cursor:
+        for place, value in cursor:
+            name, zero, _ = bytes(place).partition(b"\0")
+            if name and zero:
+                rows, size = found.get(name.decode(), (0, 0))
+                found[name.decode()] = TableSize(rows + 1, size + len(place) + len(value))
+    return found

@@ -7,7 +7,7 @@ given up for the last snapshot, and the log is followed from there. Source: stor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import groupby
@@ -24,7 +24,17 @@ from storage.log.core.tables import changes_in, table_record
 from storage.log.failures import thread_failure, write_failure
 from storage.log.follower import Followed, Follower
 from storage.log.table_files import Applied, TableFiles
-from storage.lookups import Change, Changed, KeyChange, Page, Reached, Row
+from storage.lookups import (
+    Change,
+    Changed,
+    Judge,
+    KeyChange,
+    Page,
+    Reached,
+    Row,
+    TableSize,
+    WalkedRow,
+)
 from storage.store import Appended, Batch, Run
 
 APPLY_BYTES: Final = 32 << 20
@@ -225,6 +235,17 @@ class Tables:
             topic, prefix.encode(), None if after is None else after.encode(), max_count, max_bytes
         )
         return Page(rows, rows[-1].key if is_more else None)
+
+    def walk(self, topic: str, begin: bytes, after: bytes | None, judge: Judge) -> Generator[WalkedRow]:
+        """The rows that `judge` takes, from the key `begin` on, or behind `after`; as of one moment.
+
+        Close it soon: it holds a transaction open. Raises StorageError.
+        """
+        return self._files.walk(topic, begin, after, judge)
+
+    def size_of(self, topic: str) -> TableSize:
+        """What a table has, as of `applied_position`; never waits."""
+        return self._files.size_of(topic)
 
     def numbers(self) -> dict[str, float]:
         """Counters (names in _total) and gauges."""

@@ -148,17 +148,26 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
     shared = SharedMode(store, table, directory / "store" / "config" / "shared.json")
     await asyncio.to_thread(shared.load)
     server = BrokerServer(
-        "broker-0", "test", store, topics, section.record_max_bytes, groups, shared, clock_ms
+        "broker-0",
+        "test",
+        store,
+        topics,
+        section.record_max_bytes,
+        groups,
+        shared,
+        clock_ms,
+        settings=BrokerSection(**overrides),  # type: ignore[arg-type]
     )
     letters = directory / "store" / "config" / "deadLetters.json"
     await asyncio.to_thread(server.dead_letters.load, letters)
-    producers = Producers(store, server.produce.sequences)
+    producers = Producers(store, server.produce.sequences, server.produce.received)
     await asyncio.to_thread(producers.load, directory / "store" / "config" / "producers.json")
     producers.start()
     server.moves.start()
     shared.start()
     topics.start(store, Progress(store, groups, shared))
     server.sessions.start()
+    server.retained.start()
     await server.rpc.listen("127.0.0.1", 0)
     client = Client(f"127.0.0.1:{server.rpc.port}", "client", "test")
     return Stack(server, store, client, producers)

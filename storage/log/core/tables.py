@@ -24,7 +24,7 @@ from holdmq.errors import Code, RecordError
 from holdmq.record import encode_properties, encode_record
 from holdmq.record_batch import decode_columns
 from holdmq.record_properties import unescape_tag
-from storage.lookups import Change, Row
+from storage.lookups import Change, Row, WalkedRow
 from storage.store import Batch
 
 KEY_BYTES_MAX: Final = 32 << 10
@@ -60,6 +60,14 @@ def decode_row(topic: str, row_key_: bytes, raw: bytes) -> Row:
     end = _HEAD.size + length
     key = raw[_HEAD.size : end] if length else row_key_[len(topic) + 1 :]
     return Row(key.decode(), raw[end:], version)
+
+
+def split_row(topic: str, row_key_: bytes, raw: memoryview) -> WalkedRow:
+    """The row of a database's key and value, its value as a view of it."""
+    version, length = _HEAD.unpack_from(raw)
+    end = _HEAD.size + length
+    key = bytes(raw[_HEAD.size : end]) if length else row_key_[len(topic) + 1 :]
+    return WalkedRow(key, raw[end:], version)
 
 
 def table_record(

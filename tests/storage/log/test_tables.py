@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import random
@@ -23,8 +24,9 @@ from holdmq.config import StorageSection
 from holdmq.errors import RecordError, StorageError
 from holdmq.record import encode_record
 from storage.log import table_files, tables
+from storage.log.core.tables import encode_row, row_key
 from storage.log.store import LogStore, open_store
-from storage.lookups import Change, KeyChange
+from storage.lookups import END_OF_WALK, STOP, TAKE, Change, Judged, KeyChange, TableSize
 from storage.store import Delayed
 
 T = "%T"
@@ -258,7 +260,8 @@ def test_a_snapshot_is_what_a_lost_table_starts_from(t: Tabled) -> None:
     t.store.close()
     (t.directory / "tables" / "current.mdb").unlink()
     with lmdb.open(str(snapshot), subdir=False, readonly=True, lock=False) as env, env.begin() as txn:
-        assert txn.stat()["entries"] == 21
+        # With its position, and the size of its one table.
+        assert txn.stat()["entries"] == 20 + 3
     t.open()
     t.applied()
     numbers = t.store.numbers()
@@ -435,3 +438,101 @@ def test_tables_are_exact_across_kills(make: Callable[..., Tabled], tmp_path: Pa
     t.open()
     t.applied()
     assert t.content() == shown
+
+
+def walked(
+    t: Tabled, judge: Callable[[bytes], Judged], begin: bytes = b"", after: bytes | None = None
+) -> list[tuple[str, bytes]]:
+    with contextlib.closing(t.tables.walk(T, begin, after, judge)) as walk:
+        return [(row.key.decode(), bytes(row.value)) for row in walk]
+
+
+def test_a_walk_gives_what_is_taken_in_the_order_of_the_keys(t: Tabled) -> None:
+    t.put([(f"{n}", b"%d" % n) for n in range(9)])
+    t.put([("0", b"other table")], "%T2")
+    assert [key for key, _ in walked(t, lambda _: TAKE)] == list("012345678")
+    assert walked(t, lambda key: TAKE if key in b"357" else b"") == [("3", b"3"), ("5", b"5"), ("7", b"7")]
+    assert [key for key, _ in walked(t, lambda _: TAKE, b"4")] == list("45678")
+    assert [key for key, _ in walked(t, lambda _: TAKE, b"4", b"6")] == list("78")
+    assert [key for key, _ in walked(t, lambda key: END_OF_WALK if key == b"2" else TAKE)] == list("01")
+
+
+def test_a_walk_seeks_where_it_is_told_to_and_never_back(t: Tabled) -> None:
+    t.put([(f"{n:03}", b"") for n in range(100)])
+    met: list[bytes] = []
+
+    def judge(key: bytes) -> Judged:
+        met.append(key)
+        return {b"000": b"050", b"050": b"020", b"051": b"0985"}.get(key, TAKE)
+
+    assert [key for key, _ in walked(t, judge)] == ["099"]
+    assert met == [b"000", b"050", b"051", b"099"]
+
+
+def test_among_long_keys_that_begin_alike_a_walk_goes_one_by_one(t: Tabled) -> None:
+    same = "k" * 400
+    keys = [f"{same}{n}" for n in range(20)]
+    t.put([(key, b"") for key in [*keys, "j", "l"]])
+    wanted = set(keys[3:5])
+
+    def judge(key: bytes) -> Judged:
+        # To seek or to end at one of them would miss those that lie behind it by chance.
+        return TAKE if key.decode() in wanted else b"kz" if key < keys[9].encode() else END_OF_WALK
+
+    assert {key for key, _ in walked(t, judge, b"k")} == wanted
+    assert len(walked(t, lambda key: STOP if len(key) > 400 else TAKE)) == 1
+    first = next(iter(walked(t, lambda _: TAKE, b"k")))[0]
+    assert len(walked(t, lambda _: TAKE, b"k", first.encode())) == 20
+
+
+def test_a_walk_that_is_not_read_to_its_end_keeps_nobody_waiting(t: Tabled) -> None:
+    t.put([(f"{n}", b"x" * 100) for n in range(10)])
+    with contextlib.closing(t.tables.walk(T, b"", None, lambda _: TAKE)) as walk:
+        next(walk)
+    before = t.store.numbers()["tables_map_growths_total"]
+    t.tables._files.map_bytes = t.tables._files._env.info()["map_size"]  # type: ignore[union-attr]
+    t.put([(f"big{n}", os.urandom(MIB // 2)) for n in range(160)])
+    assert t.store.numbers()["tables_map_growths_total"] > before
+
+
+def size_by_hand(content: dict[str, bytes], topic: str = T) -> TableSize:
+    rows = [
+        (row_key(topic, key.encode()), encode_row(key.encode(), value, 1)) for key, value in content.items()
+    ]
+    return TableSize(len(rows), sum(len(key) + len(row) for key, row in rows))
+
+
+def test_a_tables_size_is_known_through_changes_restarts_and_losses(t: Tabled) -> None:
+    rng = random.Random(3)
+    assert t.tables.size_of(T) == TableSize(0, 0)
+    for turn in range(4):
+        keys = [f"{rng.randrange(30)}" for _ in range(40)]
+        t.put([(key, None if rng.random() < 0.3 else rng.randbytes(rng.randrange(50))) for key in keys])
+        assert t.tables.size_of(T) == size_by_hand(t.content())
+        if turn == 1:
+            t.reopen()
+        if turn == 2:
+            t.store.close()
+            shutil.rmtree(t.directory / "tables")
+            t.open()
+            t.applied()
+        assert t.tables.size_of(T) == size_by_hand(t.content())
+
+
+def test_a_database_without_sizes_is_counted_when_it_is_opened(t: Tabled) -> None:
+    t.put([(f"{n}", b"abc") for n in range(5)])
+    t.put([("x", b"abc")], "%T2")
+    sizes = [t.tables.size_of(topic) for topic in (T, "%T2")]
+    t.store.close()
+    with (
+        lmdb.open(str(t.directory / "tables" / "current.mdb"), subdir=False) as env,
+        env.begin(write=True) as txn,
+    ):
+        for key in (b"\0sizes", b"\0sizes%T", b"\0sizes%T2"):
+            assert txn.delete(key)
+    t.open()
+    assert [t.tables.size_of(topic) for topic in (T, "%T2")] == sizes
+    t.put([("y", b"abc")], "%T2")
+    t.reopen()
+    assert t.tables.size_of(T) == sizes[0]
+    assert t.tables.size_of("%T2").rows == 2
