@@ -104,3 +104,7 @@ class RequestCode(IntEnum):
     SHARE_SETTLE = 142
     SHARE_READ = 143
     SHARE_LIST = 144
+
+    RETAINED_PUT = 150
+    RETAINED_SCAN = 151
+    RETAINED_GET = 152

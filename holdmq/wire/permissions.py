@@ -149,6 +149,10 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.SESSION_DROP: _ADMIN,
     # It names records by their place, whatever topic they are of.
     RequestCode.SESSION_RECORDS: _SERVICE,
+    # Topics of MQTT, whatever log topic they are in.
+    RequestCode.RETAINED_PUT: _SERVICE,
+    RequestCode.RETAINED_SCAN: _SERVICE,
+    RequestCode.RETAINED_GET: _SERVICE,
     # Members are MQTT sessions: only gateways speak for them.
     RequestCode.SHARE_JOIN: _SERVICE,
     RequestCode.SHARE_LEAVE: _SERVICE,

@@ -172,6 +172,7 @@ def test_golden_ext_fields() -> None:
         "runs": [("t", 1, 2, 3, 4, 5)],
         "want_positions": False,
         "delayed": [],
+        "noted": [],
     }
     assert FilterTerm(1, "t", 9, "")._asdict() == {"kind": 1, "topic": "t", "hash": 9, "filter": ""}
 
@@ -195,6 +196,7 @@ def test_request_codes_are_never_renumbered() -> None:
         "SESSION_TAKEN": 132, "SESSION_LIST": 133, "SESSION_SHOW": 134, "SESSION_DROP": 135,
         "SESSION_RECORDS": 136,
         "SHARE_JOIN": 140, "SHARE_LEAVE": 141, "SHARE_SETTLE": 142, "SHARE_READ": 143, "SHARE_LIST": 144,
+        "RETAINED_PUT": 150, "RETAINED_SCAN": 151, "RETAINED_GET": 152,
     }  # fmt: skip
 
 
