@@ -6,7 +6,7 @@ called on the event loop, and every callback runs there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -44,6 +44,37 @@ class Page(NamedTuple):
 
     rows: list[Row]
     next_after: str | None
+
+
+class Walking(Enum):
+    """What becomes of a key that a walk meets."""
+
+    TAKE = "its row is wanted"
+    END = "no key behind it is"
+    STOP = "it is not looked at any more"
+
+
+TAKE: Final = Walking.TAKE
+END_OF_WALK: Final = Walking.END
+STOP: Final = Walking.STOP
+Judged = Walking | bytes
+"""Bytes: the row is not wanted, nor any before the first key that is not below these; empty = the next."""
+Judge = Callable[[bytes], Judged]
+
+
+class WalkedRow(NamedTuple):
+    """A row that a walk met. `value` is a view that ends with the next step."""
+
+    key: bytes
+    value: memoryview
+    version: int
+
+
+class TableSize(NamedTuple):
+    """How many rows a table has, and the bytes of their keys and values."""
+
+    rows: int
+    size_bytes: int
 
 
 Changed = Callable[[list[Change]], object]
@@ -124,6 +155,16 @@ class TableStore(Protocol):
         one. In the order of the keys' bytes; keys of more than 367 bytes by their first 367, then in some
         fixed order. Raises StorageError."""
 
+    def walk(self, topic: str, begin: bytes, after: bytes | None, judge: Judge) -> Generator[WalkedRow]:
+        """Blocking: the rows that `judge` takes, from key `begin` on, or behind `after`; as of one moment.
+
+        In the order of `scan`. The caller closes it when it wants no more, soon: it holds a transaction open.
+        Raises StorageError.
+        """
+
+    def size_of(self, topic: str) -> TableSize:
+        """What a table has, as of `applied_position`; never waits."""
+
 
 class Place(Enum):
     """What a message id names."""
@@ -193,6 +234,12 @@ class MessageIndex(Protocol):
     def offset_at(self, topic: str, queue_id: int, store_ms: int) -> int:
         """The first offset of a queue stored at `store_ms` or later; its end when there is none."""
 
+    def position_at(self, store_ms: int) -> int:
+        """The log position of the first record stored at `store_ms` or later; the confirmed end if none is.
+
+        Where the whole log is read from, whatever the topic. Raises StorageError.
+        """
+
     def queue_before(
         self, topic: str, queue_id: int, offset: int, max_count: int = ..., max_bytes: int = ...
     ) -> list[Record]:
@@ -200,9 +247,3 @@ class MessageIndex(Protocol):
 
     def message(self, message_id: MessageId) -> Located:
         """The message that an id names; what else the id is, if it names none."""
-    def position_at(self, store_ms: int) -> int:
-        """The log position of the first record stored at `store_ms` or later; the confirmed end if none is.
-
-        Where the whole log is read from, whatever the topic. Raises StorageError.
-        """
-
