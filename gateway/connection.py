@@ -12,6 +12,7 @@ from gateway.listeners import Listener
 from gateway.peer import Peer, peer_of
 from gateway.session.events import Closed, Connected, Event, Subscribing, Unsubscribing
 from gateway.session.session import CLOSED, Session
+from gateway.parting import part
 from gateway.sockets import ClientSocket
 from holdmq.mqtt import MQTT_5, PublishRun, ReasonCode
 
@@ -30,6 +31,7 @@ OVERLOAD: Final = 256
 
 
 class Shell:
+PARTING: Final = 64
     """One connection. `waiting` holds the events behind a publish whose topic is being created."""
 
     __slots__ = ("_paused_for", "_worker", "listener", "session", "transport", "waiting")
@@ -114,6 +116,11 @@ class Shell:
 
     def handle(self, events: Sequence[Event]) -> None:
         """Do what the session's events say, in order."""
+    @property
+    def is_parting(self) -> bool:
+        """Whether our half of the connection is closed."""
+        return bool(self._paused_for & PARTING)
+
         worker = self._worker
         session = self.session
         for at, event in enumerate(events):
@@ -223,7 +230,7 @@ class Shell:
         """Write what the session has to send, with one call."""
         data = self.session.data_to_send()
         transport = self.transport
-        if data and transport is not None and not transport.is_closing():
+        if data and transport is not None and not transport.is_closing() and not self.is_parting:
             self._worker.counters.bytes_out_total += len(data)
             self.send(data)
         if self._paused_for & WINDOW:
@@ -240,7 +247,16 @@ class Shell:
             self.handle(self.session.close(reason_code, reason, sentence))
             self._worker.settle()
 
-    def end(self, _reason: str) -> None:
-        """Close the socket after what was written; `_reason` is that of the session's end."""
-        if self.transport is not None:
-            self.transport.close()
+    def end(self, reason: str) -> None:
+        """Close the socket after what was written; `reason` is that of the session's end, if it was ours.
+
+        Who never spoke MQTT was told nothing that could be lost.
+        """
+        transport = self.transport
+        if transport is None or transport.is_closing() or self.is_parting:
+            return
+        if reason and self.session.version:
+            self._paused_for |= PARTING
+            part(self, transport)
+        else:
+            transport.close()

@@ -180,13 +180,11 @@ class LayeredShell(Shell):
             if websocket.state == WS_CLOSING and self.transport is not None:
                 self.transport.resume_reading()  # whatever it was paused for: the answer must be seen
                 return
-        self._finish()
+        self._finish(reason)
 
-    def _finish(self) -> None:
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return
-        if self._tls is not None:
+    def _finish(self, reason: str = "") -> None:
+        """Close what lies below WebSocket, if that has not been done."""
+        if self._tls is not None and not self.is_parting:
             self._tls.close()
             self._write_raw(self._tls.data_to_send())
-        transport.close()
+        super().end(reason)

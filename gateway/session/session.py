@@ -304,7 +304,7 @@ class Session:
         if self.state == CONNECTED_STATE:
             events += self.close(code, reason, str(error))
             return
-        version = self._decoder.version
+        version = self.version = self._decoder.version
         if version == MQTT_5:  # [MQTT-3.1.4-2]
             self.version = version
             self._say(ConnAck(False, code), str(error))
