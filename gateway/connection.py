@@ -31,8 +31,8 @@ OVERLOAD: Final = 256
 
 
 class Shell:
-PARTING: Final = 64
-    """One connection. `waiting` holds the events behind a publish whose topic is being created."""
+    """One connection. `waiting` holds the events behind one that waits: for a topic that is being created, or
+    for an answer of access."""
 
     __slots__ = ("_paused_for", "_worker", "listener", "session", "transport", "waiting")
 
@@ -132,6 +132,8 @@ PARTING: Final = 64
                 self.waiting += events[at:]
                 return
             if isinstance(event, PublishRun):
+                if session.permit is not None:
+                    worker.access.refresh(session, session.permit)
                 missing = worker.ingress.publish(session, event)
                 if missing is not None:
                     self.waiting = list(events[at:])
@@ -140,6 +142,14 @@ PARTING: Final = 64
                     return
                 self._hold_if_needed()
             elif isinstance(event, Subscribing):
+                if not worker.access.decide_filters(session, event, self.topic_known):
+                    self.waiting = list(events[at:])
+                    self.pause(TOPIC)
+                    return
+                if event.replay is not None and worker.replays.locate(event, self.topic_known):
+                    self.waiting = list(events[at:])
+                    self.pause(TOPIC)
+                    return
                 worker.subscriptions.subscribe(session, event)
             elif isinstance(event, Unsubscribing):
                 worker.subscriptions.unsubscribe(session, event)

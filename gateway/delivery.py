@@ -98,6 +98,11 @@ class Outgoing:
             self.publisher = decode_properties(self.record.properties).first("CLIENT_ID") or ""
         return self.publisher == client_id
 
+    def is_in(self, filters: tuple[str, ...]) -> bool:
+        """Whether one of these filters matches."""
+        topic = self.mqtt_topic.decode()
+        return any(matches(topic_filter, topic) for topic_filter in filters)
+
     def variant(
         self, is_v5: bool, flags: int, identifiers: tuple[int, ...], alias: int = 0
     ) -> tuple[bytes, bytes, int]:
@@ -359,6 +364,8 @@ class Delivery:
         identifiers: tuple[int, ...] = ()
         for granted in several:
             if granted.no_local and outgoing.is_from(session.client_id):  # [MQTT-3.8.3-3]
+                continue
+            if granted.left_out is not None and outgoing.is_in(granted.left_out):
                 continue
             qos = max(qos, min(outgoing.qos, granted.qos))  # [MQTT-3.3.4-2] [MQTT-3.8.4-8]
             retain = retain or (outgoing.retain and granted.retain_as_published)  # [MQTT-3.3.1-12], -13

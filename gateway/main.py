@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.access.checking import check_access
 from gateway.supervisor import Supervisor
 from holdmq.config import Config
 from holdmq.process import guard
@@ -11,7 +12,9 @@ def run(config: Config) -> int:
     """Run the gateway until SIGTERM or SIGINT and return the exit code."""
 
     def serve() -> None:
-        config.access.anonymous_allowed(config.gateway)  # refuses a listener that everybody reaches and nobody chose
+        # Refuses a listener that everybody reaches and nobody chose.
+        config.access.anonymous_allowed(config.gateway)
+        check_access(config)
         Supervisor(config).run()
 
     return guard("gateway", config, serve)

@@ -230,7 +230,8 @@ class Owner:
             self._not_opened(opens, TransportError(f"broker {self.name} is away"))
             return
         wanted = [
-            SessionOpening(session.client_id, session.is_clean, session.expiry_s, "", 0) for session in opens
+            SessionOpening(session.client_id, session.is_clean, session.expiry_s, session.principal, 0)
+            for session in opens
         ]
         connection.request(
             RequestCode.SESSION_OPEN,

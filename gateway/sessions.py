@@ -23,6 +23,7 @@ from holdmq.errors import Code, HoldMQError, RemoteError, WireError
 from holdmq.mqtt import MqttError, ReasonCode, Subscription
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.session_headers import (
+    DROP_FILTER,
     END,
     PUT_FILTER,
     SESSION_TOPIC,
@@ -120,7 +121,7 @@ class Sessions:
     def claims(self, owner: Owner) -> list[SessionOpening]:
         """The sessions that are open at an owner."""
         return [
-            SessionOpening(session.client_id, False, session.expiry_s, "", session.epoch)
+            SessionOpening(session.client_id, False, session.expiry_s, session.principal, session.epoch)
             for session in self._worker.sessions()
             if session.owner is owner and session.epoch
         ]
@@ -143,6 +144,9 @@ class Sessions:
             return True
         older = self._opening.get(session.client_id)
         if older is not None:
+            if _is_anothers(older, session):
+                self._refuse_foreign(session)
+                return True
             # The owner would wait for its end, and this gateway for the owner's answer.
             self._worker.counters.takeovers_total += 1
             self._close_taken(older)
@@ -161,6 +165,10 @@ class Sessions:
             name = "that keeps this session" if owner is None else owner.name
             self._refuse(session, ReasonCode.SERVER_UNAVAILABLE, f"broker {name} is away: {why}")
             return
+        older = self._worker.session(session.client_id)
+        if older is not None and _is_anothers(older, session):
+            self._refuse_foreign(session)
+            return
         session.owner = owner
         if owner is not None:
             self._unregistered[session] = None
@@ -171,6 +179,10 @@ class Sessions:
 
     def _refuse(self, session: Session, code: ReasonCode, sentence: str) -> None:
         self._worker.admitted(session, session.refuse(MqttError(code, sentence)))
+
+    def _refuse_foreign(self, session: Session) -> None:
+        sentence = "the client id's session belongs to somebody else"
+        self._refuse(session, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, sentence)
 
     def not_opened(self, session: Session, owner: Owner, error: HoldMQError) -> None:
         """The owner refused a CONNECT, or did not answer."""
@@ -192,6 +204,10 @@ class Sessions:
 
     def opened(self, session: Session, owner: Owner, answer: SessionOpened, content: Content) -> None:
         """A session is open at its owner: restore what it has, and go on."""
+        names = [name for name, _ in content.filters]
+        again = partial(self.opened, session, owner, answer, content)
+        if names and not self._worker.access.knows_filters(session, names, again):
+            return
         self._decided(session)
         session.epoch = answer.epoch
         session.owner = owner
@@ -248,8 +264,27 @@ class Sessions:
                 # A start of another epoch than the place's may lie past what is left of the log.
                 if start.log_epoch == lag.epochs.get(broker)
             }
+            left_out = self._worker.access.filter_verdict(session, name)
+            if not isinstance(left_out, tuple):
+                self._forbid(session, name)
+                continue
+            granted.left_out = left_out or None
             self._worker.subscriptions.restore(session, name, granted)
         return True
+
+    def _forbid(self, session: Session, name: str) -> None:
+        """A stored filter is not allowed any more."""
+        self._worker.counters.filters_revoked_total += 1
+        log.info("a stored subscription is not allowed any more", client=session.client_id, filter=name)
+        if session.cursor is not None:
+            self.drop_filter(session, DROP_FILTER, name, _ignore)
+
+    @staticmethod
+    def _restore_received(session: Session, cursor: Cursor, row: ReceivedRow) -> None:
+        received = cursor.received = Received(cursor.uid, session.epoch, row)
+        if received.recorded:
+            session.inbound = Inbound()
+            session.inbound.restore(received.recorded)
 
     def _restore_planned(self, session: Session, state: SessionState) -> None:
         cursor = session.cursor
@@ -463,3 +498,12 @@ class Sessions:
         for name, owner in self._owners.items():
             if not owner.is_up and self._worker.routes.is_resting(name, now):
                 owner.give_up()
+
+
+def _is_anothers(older: Session, session: Session) -> bool:
+    """Whether a client id is in use by somebody else; what an anonymous client has is everybody's."""
+    return bool(older.principal) and older.principal != session.principal
+
+
+def _ignore(_is_written: bool) -> None:
+    """A row that nobody waits for: what is told behind it says how it went."""

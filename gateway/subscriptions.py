@@ -99,6 +99,8 @@ class Subscriptions:
                 continue
             topic_filter = subscription.topic_filter
             granted = Granted(subscription, event.identifier)
+            if event.left_out is not None:
+                granted.left_out = event.left_out.get(topic_filter)
             known = outbound.subscriptions.get(topic_filter)
             stored[topic_filter] = known is None or stored.get(topic_filter, False)
             if known is not None:  # [MQTT-3.8.4-3]: replaced, its start is kept
@@ -153,6 +155,18 @@ class Subscriptions:
             if not self._rows.drop_filter(session, DROP_FILTER, topic_filter, done):
                 self._doom(session)
                 return
+
+    def revoke(self, session: Session, topic_filter: str) -> None:
+        """Take a filter away that the client may not have any more: nothing more is delivered for it."""
+        outbound = session.outbound
+        if outbound is None or outbound.subscriptions.pop(topic_filter, None) is None:
+            return
+        self._drop(topic_filter, session)
+        self._counters.filters = len(self.trie)
+        if session.cursor is not None and not self._rows.drop_filter(
+            session, DROP_FILTER, topic_filter, _ignore
+        ):
+            self._doom(session)
 
     def _store(self, session: Session, wanted: dict[str, bool], waiter: _Waiter) -> None:
         """Have the rows of filters written (True: a new one), and then the SUBACK sent.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from gateway.access.access import Access
 from gateway.catchup import CatchUp
 from gateway.connection import OPENING_PAUSE, Shell
 from gateway.connection_log import ConnectionLog
@@ -68,7 +69,7 @@ class Worker:
         self.section = section
         self.counters = Counters()
         self.counters.connections_max = section.connections_max
-        limits = Limits(section, section.anonymous_allowed())
+        limits = Limits(section, config.access.anonymous_allowed(section), config.access.authenticates)
 
         def entry(raw: bytes) -> TopicEntry:
             return make_entry(raw, limits.topic_max_bytes, limits.topic_levels_max)
@@ -116,6 +117,8 @@ class Worker:
         self.connection_log = ConnectionLog(section.log_connections, index, self.counters)
         rates = section.publish_rate_max, section.publish_bytes_rate_max
         self.meter = Meter(self, *rates) if any(rates) else None
+        self.tracing: Tracing | None = None
+        self.access = Access(self, config)
 
     # Life
 
@@ -126,6 +129,7 @@ class Worker:
         self._certificates = certificates
         watching = self._loop.create_task(certificates.run(), name="certificates")
         watching.add_done_callback(_say_if_failed)
+        self.access.start()
         self.routes.on_brokers.append(self._brokers_changed)
         self.routes.on_routes.append(self._routes_changed)
         self.routes.on_up.append(self._link_up)
@@ -144,6 +148,8 @@ class Worker:
         finally:
             tick.cancel()
             watching.cancel()
+            self.reporting.close()
+            await self.access.close()
             self.is_draining = True
             self.sockets.close()
             await self.topics.close()
@@ -154,9 +160,10 @@ class Worker:
         return self.sockets.listen(listening, lambda: make(self, listener))
 
     def reload(self) -> None:
-        """Look at the certificates now (SIGHUP)."""
+        """Look at certificates and files of access now (SIGHUP)."""
         if self._certificates is not None:
             self._certificates.reload_soon()
+        self.access.files.reload_soon()
 
     async def _wait_for_brokers(self, stopping: asyncio.Event) -> None:
         deadline = self.now() + START_ROUTES_S
@@ -263,7 +270,12 @@ class Worker:
         if not self.gate.admits(shell.session, shell.session.client_id):
             return
         shell.pause(OPENING_PAUSE)
-        self.persistent.connecting(shell.session)
+        self.access.admit(shell)
+
+    def identified(self, session: Session) -> None:
+        """It is known whose connection it is: ask the owner of the client id."""
+        if self.gate.admits(session, session.principal or session.client_id):
+            self.persistent.connecting(session)
 
     def admitted(self, session: Session, events: list[Event]) -> None:
         """The owner has decided; an older connection of this client id ends [MQTT-3.1.4-3]."""
@@ -407,6 +419,7 @@ class Worker:
             if session.state != CLOSED:
                 self._wheel.put(session)
         self.subscriptions.expire(now)
+        self.access.tick(now)
         self.persistent.tick(now)
         if now >= self._next_second:
             self._next_second = now + REPORT_S

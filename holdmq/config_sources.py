@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, get_args
+from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -135,6 +135,8 @@ def _type_name(field: FieldInfo) -> str:
     annotation = field.annotation
     if _table_of(annotation) is not None:
         return "list of tables"
+    if get_origin(annotation) is dict:
+        return "table"
     shown = str(annotation).replace("pydantic.types.SecretStr", "secret")
     if "Literal" in shown:
         return " | ".join(get_args(annotation))

@@ -217,7 +217,7 @@ class Sessions(Generic[O]):
     def _have(self, entry: _Entry[O], opening: Opening[O], now: float) -> None:
         """It is this opening's turn."""
         meta, older = entry.meta, entry.owner
-        if meta is not None and opening.kind is Kind.CONNECT and meta.principal != opening.wanted.principal:
+        if meta is not None and opening.kind is Kind.CONNECT and _is_foreign(meta, opening.wanted):
             self.counts.foreign += 1
             self._refuse(opening, Code.NOT_PERMITTED, "the client id's session belongs to somebody else")
             self._next(entry, opening.wanted.client_id, now)
@@ -285,7 +285,7 @@ class Sessions(Generic[O]):
         if found is not None:
             # A session with expiry 0 ended when its connection did, which was taken over now.
             is_over = was_open.expiry_s == 0 if was_open else self.is_over(found.meta, now_ms)
-            if not is_over and found.meta.principal != wanted.principal:
+            if not is_over and _is_foreign(found.meta, wanted):
                 self.counts.foreign += 1
                 self._answer_refusal(opening, Code.NOT_PERMITTED, "the session belongs to somebody else")
                 return
@@ -445,6 +445,11 @@ class Sessions(Generic[O]):
     def is_over(self, meta: Meta, now_ms: int) -> bool:
         """Whether a session that is not open has expired."""
         return meta.is_expired(now_ms, self.up_since_ms)
+
+
+def _is_foreign(meta: Meta, wanted: SessionOpening) -> bool:
+    """Whether a session belongs to somebody else; an anonymous client's is taken by whoever says his name."""
+    return bool(meta.principal) and meta.principal != wanted.principal
 
 
 def expires_ms(meta: Meta) -> int | None:

@@ -52,6 +52,14 @@ HELP: Final = {
     "memory_bytes": "Resident memory of the workers, pages that they share counted in each.",
     "topics_diverted_total": "Times that a client might not create a topic so soon: it went to mqtt-other.",
     "traces": "Traces of clients that run now.",
+    "access_asks_total": "Questions about clients and topics that were asked: plug-ins, checks of passwords.",
+    "access_asks_waiting": "Questions without an answer now.",
+    "access_cached_total": "Questions that were answered from memory.",
+    "access_answers": "Answers remembered now.",
+    "access_failures_total": "Questions that nobody could answer: a plug-in failed, or took too long.",
+    "access_threads_lost": "Threads given up now, as a plug-in blocks them.",
+    "access_reloads_failed_total": "Changed files of access that were of no use.",
+    "filters_revoked_total": "Subscriptions that ended as they are not allowed any more.",
     "topics_waiting": "Connections that wait for a topic to be created.",
     "lagging_sessions": "Subscribers that left the live feed and catch up from the log.",
     "lag_total": "Times that a subscriber left the live feed.",
@@ -125,6 +133,14 @@ class Counters:
     memory_bytes: int
     topics_diverted_total: int
     traces: int
+    access_asks_total: int
+    access_asks_waiting: int
+    access_cached_total: int
+    access_answers: int
+    access_failures_total: int
+    access_threads_lost: int
+    access_reloads_failed_total: int
+    filters_revoked_total: int
     topics_waiting: int
     lagging_sessions: int
     lag_total: int

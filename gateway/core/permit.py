@@ -31,7 +31,17 @@ class Permit:
     `client` is what plug-ins are asked with, `identity` stands for it in their answers' keys.
     """
 
-    __slots__ = ("client", "client_id", "decider", "identity", "publishes", "until", "user", "version")
+    __slots__ = (
+        "client",
+        "client_id",
+        "decider",
+        "filters",
+        "identity",
+        "publishes",
+        "until",
+        "user",
+        "version",
+    )
 
     def __init__(self, decider: Decider, user: str, client_id: str, client: object, identity: bytes) -> None:
         self.decider = decider
@@ -40,6 +50,8 @@ class Permit:
         self.client = client
         self.identity = identity
         self.publishes: dict[TopicEntry, int] | None = None
+        self.filters: dict[str, bool] | None = None
+        """Answers to the filters that were just asked for, while they are made use of."""
         self.until = 0.0
         self.version = decider.version
 

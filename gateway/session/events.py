@@ -18,7 +18,7 @@ class Subscribing:
     `granted` has for each filter of the packet the reason code and, when it is granted, the filter.
     """
 
-    __slots__ = ("granted", "identifier", "packet_id")
+    __slots__ = ("granted", "identifier", "left_out", "packet_id", "reason", "replay", "starts")
 
     def __init__(
         self, packet_id: int, granted: list[tuple[int, Subscription | None]], identifier: int | None
@@ -26,6 +26,21 @@ class Subscribing:
         self.packet_id = packet_id
         self.granted = granted
         self.identifier = identifier
+        self.left_out: dict[str, tuple[str, ...]] | None = None
+        """By filter, those of topics in it that the client must not get."""
+        self.replay: Replay | None = None
+        self.starts: dict[str, Place] | None = None
+        self.reason = ""
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether any filter is."""
+        return any(subscription is not None for _, subscription in self.granted)
+
+    def refuse(self, code: int, reason: str) -> None:
+        """Refuse every filter that is granted."""
+        self.granted = [(code if wanted is not None else known, None) for known, wanted in self.granted]
+        self.reason = reason
 
 
 class Unsubscribing:

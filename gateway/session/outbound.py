@@ -18,7 +18,15 @@ class Granted:
     subscription counts: what lies before it was published before it was made.
     """
 
-    __slots__ = ("identifier", "no_local", "qos", "retain_as_published", "retain_handling", "starts")
+    __slots__ = (
+        "identifier",
+        "left_out",
+        "no_local",
+        "qos",
+        "retain_as_published",
+        "retain_handling",
+        "starts",
+    )
 
     def __init__(self, subscription: Subscription, identifier: int | None) -> None:
         self.qos = subscription.qos
@@ -27,6 +35,8 @@ class Granted:
         self.retain_handling = subscription.retain_handling
         self.identifier = identifier
         self.starts: dict[str, int] | None = None
+        self.left_out: tuple[str, ...] | None = None
+        """Filters of topics that the client must not get (gateway.core.acl)."""
 
 
 class Planned:

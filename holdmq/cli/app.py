@@ -20,10 +20,22 @@ from holdmq.process import EXIT_FAILED, EXIT_USAGE
 ENV_TRACEBACK: Final = "HOLDMQ_TRACEBACK"
 """Set to anything: an unexpected error shows its traceback, for a bug report."""
 
-_SINGLE: Final = ("up", *services.MODULES, "pub", "sub", "top", "loadtest")
+_SINGLE: Final = ("up", *services.MODULES, "pub", "sub", "top", "trace", "passwd", "loadtest")
 """Commands by themselves, in the order of the help."""
 
-_GROUPS: Final = ("topic", "group", "message", "table", "dlq", "session", "config", "log", "key", "cert")
+_GROUPS: Final = (
+    "topic",
+    "group",
+    "message",
+    "table",
+    "dlq",
+    "session",
+    "ban",
+    "config",
+    "log",
+    "key",
+    "cert",
+)
 """Commands that have commands, in the order of the help; each is a module here with an ``app``."""
 
 

@@ -40,6 +40,10 @@ def check(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -
     """Read the configuration, and say whether the services would accept it."""
     loaded = configuration(config, set_)
     loaded.access.anonymous_allowed(loaded.gateway)
+    if loaded.access.is_used:
+        from gateway.access.checking import check_access
+
+        check_access(loaded)
     loaded.console.check_exposure()
     loaded.alarms.check()
     for section in ("registry", "broker"):
@@ -92,7 +96,19 @@ def plain(value: Any) -> Any:
 
 
 def _inline_table(table: dict[str, Any]) -> str:
-    return "{ " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items()) + " }"
+    return "{ " + ", ".join(f"{_key(key)} = {_value(value)}" for key, value in table.items()) + " }"
+
+
+def _key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return _inline_table(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(value, default=str)
 
 
 def _console() -> Console:

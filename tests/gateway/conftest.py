@@ -20,6 +20,7 @@ from gateway.binding import bind
 from gateway.listeners import Listener
 from gateway.worker import Worker
 from holdmq.config import ClientSection, Config, GatewaySection
+from holdmq.config_access import AccessSection
 from holdmq.config_listeners import ListenerSettings
 from holdmq.errors import CODES, Code, RemoteError
 from holdmq.mqtt import (
@@ -391,10 +392,13 @@ async def memory_broker() -> AsyncIterator[MemoryBroker]:
 async def start_worker(memory_broker: MemoryBroker) -> AsyncIterator[Callable[..., Any]]:
     running: list[tuple[asyncio.Task[None], asyncio.Event, RunningWorker]] = []
 
-    async def start(listener: dict[str, Any] | None = None, **settings: Any) -> RunningWorker:
+    async def start(
+        listener: dict[str, Any] | None = None, access: dict[str, Any] | None = None, **settings: Any
+    ) -> RunningWorker:
         """A worker with one listener: the plain one, or one with these settings at port 0."""
         config = Config(
             gateway=GatewaySection(**{"drain_s": 1.0, **settings}),
+            access=AccessSection(**(access or {})),
             client=ClientSection(registries=[f"127.0.0.1:{memory_broker.server.port}"]),
         )
         told = {"name": "default", "kind": "tcp"} | (listener or {})

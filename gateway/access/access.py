@@ -1,0 +1,481 @@
+"""Decides for a worker who may come in, publish and subscribe: from files and memory at once, else by asking.
+
+A client whose question is under way waits with all that it sent: its socket is not read. The same question of
+many clients is asked once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gateway.access.askers import Answer, Askers, Question
+from gateway.access.checking import check_somebody_authenticates
+from gateway.access.files import AccessFiles
+from gateway.access.plugins import PUBLISH, SUBSCRIBE, Client, check_plugins
+from gateway.access.scram_file import Exchanges
+from gateway.core.acl import READ, REPLAY, filter_of, topic_of
+from gateway.core.answers import Answers
+from gateway.core.entries import TopicEntry
+from gateway.core.permit import ALLOWED, REFUSED, UNASKED, Permit
+from gateway.core.scram import METHOD
+from gateway.session.events import Subscribing
+from gateway.session.session import CLOSED, Session
+from holdmq import telemetry
+from holdmq.mqtt import MQTT_5, Connect, MqttError, ReasonCode, Subscription
+
+if TYPE_CHECKING:
+    from gateway.connection import Shell
+    from gateway.worker import Worker
+    from holdmq.config import Config
+
+FILE_AGE_S: Final = 86_400.0
+"""How long an answer of the password file counts; its key changes with the user's line."""
+LOOKS_PER_TICK: Final = 200
+"""Sessions whose filters are looked at in one tick: some milliseconds of the loop."""
+LOOKS_WAITING_MAX: Final = 200
+"""Questions in hand at which looking at filters in force waits: those of clients that wait come first."""
+NEVER: Final = float("inf")
+
+LeftOut = tuple[str, ...]
+"""Filters of topics that a granted subscription must not deliver."""
+
+log = telemetry.get_logger()
+
+
+class _Refusal(NamedTuple):
+    """Why a client does not come in."""
+
+    code: ReasonCode
+    sentence: str
+
+
+class Access:
+    """The permissions of one worker's clients. The constructor reads files and imports plug-ins (blocking).
+
+    Raises ConfigError.
+    """
+
+    def __init__(self, worker: Worker, config: Config) -> None:
+        section = config.access
+        self._worker = worker
+        self._section = section
+        self._counters = worker.counters
+        self._allows_anonymous = section.anonymous_allowed(config.gateway)
+        kinds = check_plugins(section.plugins)
+        check_somebody_authenticates(config, any(kind.authenticates for kind in kinds))
+        self._plugins_authenticate = any(kind.authenticates for kind in kinds)
+        self._plugins_decide = any(kind.decides_on_topics for kind in kinds)
+        self.files = AccessFiles(section, worker.counters, worker.index)
+        self._answers: Answers[Answer] = Answers(section.cache_entries_max)
+        self._pending: dict[bytes, list[Callable[[Answer], None]]] = {}
+        self._key = secrets.token_bytes(32)
+        self._askers: Askers | None = None
+        if kinds or section.password_file:
+            self._askers = Askers(
+                kinds,
+                worker.counters,
+                threads=section.ask_threads,
+                timeout_s=section.ask_timeout_s,
+                asks_max=section.asks_max,
+            )
+        self._exchanges = None if self.files.scram is None else Exchanges(self.files.scram)
+        if self._exchanges is not None:
+            worker.context.methods[METHOD] = self._exchanges.begin
+        worker.context.keeps_connect = section.is_used
+        self._has_permits = self.files.acl is not None or self._plugins_decide
+        self.version = self.files.acl_version
+        self._watching: asyncio.Task[None] | None = None
+        self._looking: Iterator[Session] | None = None
+        self._look_at = NEVER
+
+    # Life
+
+    def start(self) -> None:
+        """Begin to ask, and to look at the files."""
+        self._watching = asyncio.get_running_loop().create_task(self.files.run(), name="access files")
+        self._watching.add_done_callback(_say_if_failed)
+        if self._askers is not None:
+            self._askers.start()
+        if self._plugins_decide:
+            self._look_at = self._worker.now() + self._section.cache_age_s
+
+    async def close(self) -> None:
+        """End the threads that ask."""
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._askers is not None:
+            await self._askers.close()
+
+    def tick(self, now: float) -> None:
+        """Give up what takes too long; look at filters whose permission may be gone."""
+        if self._askers is not None:
+            self._askers.tick(now)
+        if self._exchanges is not None and self.files.scram is not None:
+            self._exchanges.file = self.files.scram
+        if not self._has_permits:
+            return
+        self._counters.access_answers = len(self._answers)
+        if self.version != self.files.acl_version or now >= self._look_at:
+            self.version = self.files.acl_version
+            self._look_at = now + max(1.0, self._section.cache_age_s) if self._plugins_decide else NEVER
+            self._looking = iter(list(self._worker.sessions()))
+        for _ in range(LOOKS_PER_TICK):
+            if self._looking is None or self._is_busy:
+                return
+            session = next(self._looking, None)
+            if session is None:
+                self._looking = None
+                return
+            self._look(session)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._askers is not None and self._askers.waiting >= LOOKS_WAITING_MAX
+
+    # Who comes in
+
+    def admit(self, shell: Shell) -> None:
+        """A CONNECT is right: `Worker.identified` follows, or the client is refused."""
+        session = shell.session
+        connect = session.credentials
+        if not isinstance(connect, Connect):
+            # Nothing is configured, or enhanced authentication is over.
+            if self._has_permits:
+                self._permit(session, _client_of(shell, None))
+            self._check_will(session)
+            return
+        session.credentials = None
+        client = _client_of(shell, connect)
+        found = self._known(session, client)
+        if isinstance(found, Question):
+            self._ask_connect(session, client, found)
+        elif isinstance(found, _Refusal):
+            self._refuse(session, found)
+        else:
+            self._identified(session, client, found)
+
+    def _known(self, session: Session, client: Client) -> str | _Refusal | Question:
+        """Who the client is, if it can be said without asking; "" = anonymous."""
+        section = self._section
+        name, passwords = client.username, self.files.passwords
+        if section.certificates and client.common_name:
+            if name is not None and name != client.common_name:
+                return _Refusal(ReasonCode.BAD_USER_NAME_OR_PASSWORD, "the certificate is another user's")
+            return client.common_name
+        has_said_nothing = name is None and client.password is None
+        if has_said_nothing and not client.common_name and self._allows_anonymous:
+            return ""
+        if not section.authenticates:
+            return ""  # credentials that nobody can check; check_connect refuses who must have some
+        if passwords is not None and name is not None:
+            hash_text = passwords.hash_of(name)
+            if hash_text is not None or not self._plugins_authenticate:
+                return Question(client, _ignore, hash_text=hash_text, is_known=True)
+        if self._plugins_authenticate:
+            return Question(client, _ignore)
+        if has_said_nothing and self._allows_anonymous:
+            return ""  # a certificate that nobody was told to look at
+        code = (
+            ReasonCode.BAD_USER_NAME_OR_PASSWORD
+            if session.version == MQTT_5 or not has_said_nothing
+            else ReasonCode.NOT_AUTHORIZED
+        )
+        return _Refusal(code, "no credentials that are known here")
+
+    def _ask_connect(self, session: Session, client: Client, question: Question) -> None:
+        key = self._connect_key(client, question)
+        age_s = FILE_AGE_S if question.is_known else self._section.cache_age_s
+
+        def answered(answer: Answer) -> None:
+            if session.state == CLOSED:
+                return
+            if answer.failure:
+                self._refuse(session, _Refusal(ReasonCode.SERVER_UNAVAILABLE, "access cannot be decided now"))
+            elif not answer.is_yes:
+                why = "unknown user name or wrong password"
+                self._refuse(session, _Refusal(ReasonCode.BAD_USER_NAME_OR_PASSWORD, why))
+            else:
+                name = client.username or client.common_name if answer.is_named else ""
+                self._identified(session, client, name)
+
+        self._ask(key, question, age_s, answered)
+
+    def _identified(self, session: Session, client: Client, principal: str) -> None:
+        session.principal = principal
+        if self._has_permits:
+            self._permit(session, client)
+        self._check_will(session)
+
+    def _permit(self, session: Session, client: Client) -> None:
+        identity = b""
+        kept: Client | None = None
+        if self._plugins_decide:
+            kept = client._replace(username=client.username or session.principal or None)
+            identity = self._digest(b"client", *_facts(kept))
+        permit = Permit(self, session.principal, session.client_id, kept, identity)
+        permit.forget(self._fresh_until())
+        session.permit = permit
+
+    def _check_will(self, session: Session) -> None:
+        """A will is a publish [MQTT-3.1.2-8] that nobody would be told about later: it is decided now."""
+        permit, will = session.permit, session.will
+        if permit is None or will is None:
+            self._worker.identified(session)
+            return
+        topic = topic_of(will.topic)
+
+        def answered(answer: Answer) -> None:
+            if session.state == CLOSED:
+                return
+            if answer.is_yes:
+                self._worker.identified(session)
+            else:
+                why = f"no permission for the will's topic {will.topic[:64]!r}"
+                self._refuse(session, _Refusal(ReasonCode.NOT_AUTHORIZED, why))
+
+        verdict = self.publish_verdict(permit, will.topic)
+        if verdict == UNASKED:
+            self._ask_topic(permit, topic, PUBLISH, answered)
+        else:
+            answered(Answer(verdict == ALLOWED))
+
+    def _refuse(self, session: Session, refusal: _Refusal) -> None:
+        self._worker.admitted(session, session.refuse(MqttError(refusal.code, refusal.sentence)))
+
+    # Who may publish
+
+    def publish_verdict(self, permit: Permit, mqtt_topic: str) -> int:
+        """ALLOWED, REFUSED or UNASKED; of `$delayed/<seconds>/<topic>` the topic counts."""
+        topic = topic_of(mqtt_topic)
+        acl = self.files.acl
+        if acl is not None and not acl.may_publish(permit.user, permit.client_id, topic):
+            return REFUSED
+        if not self._plugins_decide:
+            return ALLOWED
+        answer = self._answers.get(self._topic_key(permit, topic, PUBLISH), self._worker.now())
+        if answer is None:
+            return UNASKED
+        self._counters.access_cached_total += 1
+        return ALLOWED if answer.is_yes else REFUSED
+
+    def ask_publish(self, session: Session, entry: TopicEntry, on_known: Callable[[], None]) -> None:
+        """Have a topic decided that was UNASKED; then its verdict is known, a failure's once."""
+        permit = session.permit
+        assert permit is not None
+
+        def answered(answer: Answer) -> None:
+            if permit.publishes is not None:
+                permit.publishes[entry] = ALLOWED if answer.is_yes else REFUSED
+            on_known()
+            if answer.failure and permit.publishes is not None:
+                permit.publishes.pop(entry, None)
+
+        self._ask_topic(permit, topic_of(entry.mqtt_topic), PUBLISH, answered)
+
+    def refresh(self, session: Session, permit: Permit) -> None:
+        """Forget verdicts that have had their time; called before a run of publishes."""
+        if permit.until <= self._worker.now() or permit.version != self.version:
+            permit.forget(self._fresh_until())
+            if session.inbound is not None:
+                session.inbound.plans.clear()
+
+    def _fresh_until(self) -> float:
+        return self._worker.now() + self._section.cache_age_s if self._plugins_decide else NEVER
+
+    # Who may subscribe
+
+    def decide_filters(self, session: Session, event: Subscribing, on_known: Callable[[], None]) -> bool:
+        """Refuse the filters of a SUBSCRIBE that the client may not have.
+
+        False: it must be asked; `on_known` is called when it is known, and this is to be called again.
+        """
+        asked: list[str] = []
+        granted: list[tuple[int, Subscription | None]] = []
+        for code, wanted in event.granted:
+            if wanted is not None and code < ReasonCode.UNSPECIFIED_ERROR:
+                right = READ if event.replay is None else REPLAY
+                verdict = self.filter_verdict(session, wanted.topic_filter, right)
+                if verdict == UNASKED:
+                    asked.append(wanted.topic_filter)
+                elif verdict is None:
+                    self._counters.refused["subscribe_not_authorized"] += 1
+                    code, wanted = REFUSED, None
+                elif isinstance(verdict, tuple) and verdict:
+                    event.left_out = {**(event.left_out or {}), wanted.topic_filter: verdict}
+            granted.append((code, wanted))
+        if asked:
+            self._ask_filters(session, asked, on_known)
+            return False
+        event.granted = granted
+        return True
+
+    def filter_verdict(self, session: Session, topic_filter: str, right: int = READ) -> LeftOut | int | None:
+        """What a subscription must leave out, None = refused, or UNASKED.
+
+        To read from a time in the past (REPLAY) needs a rule of its own where there is an ACL.
+        """
+        permit = session.permit
+        narrow = filter_of(topic_filter)
+        if permit is not None and permit.filters is not None and topic_filter in permit.filters:
+            if not permit.filters[topic_filter]:
+                return None
+        elif permit is not None and self._plugins_decide:
+            answer = self._answers.get(self._topic_key(permit, narrow, SUBSCRIBE), self._worker.now())
+            if answer is None:
+                return UNASKED
+            self._counters.access_cached_total += 1
+            if not answer.is_yes:
+                return None
+        acl = self.files.acl
+        if acl is not None and permit is not None:
+            return acl.may_subscribe(permit.user, permit.client_id, narrow, right)
+        is_sys = narrow == "$SYS" or narrow.startswith("$SYS/")
+        return None if is_sys and not self._section.sys_topics else ()
+
+    def _ask_filters(self, session: Session, asked: list[str], on_known: Callable[[], None]) -> None:
+        permit = session.permit
+        assert permit is not None
+        left = len(asked)
+        # Beside the cache: what was answered for this SUBSCRIBE is there when the last one is, failures too.
+        known = permit.filters = dict[str, bool]()
+
+        def answered(topic_filter: str, answer: Answer) -> None:
+            nonlocal left
+            left -= 1
+            known[topic_filter] = answer.is_yes
+            if not left:
+                on_known()
+                permit.filters = None
+
+        for topic_filter in asked:
+            self._ask_topic(permit, filter_of(topic_filter), SUBSCRIBE, partial(answered, topic_filter))
+
+    def knows_filters(self, session: Session, filters: list[str], on_known: Callable[[], None]) -> bool:
+        """Whether it is known which of a stored session's filters its client may have (still).
+
+        False: `on_known` is called when it is.
+        """
+        if session.permit is None or not self._plugins_decide or session.state == CLOSED:
+            return True
+        asked = [name for name in filters if self.filter_verdict(session, name) == UNASKED]
+        if asked:
+            self._ask_filters(session, asked, on_known)
+        return not asked
+
+    # Filters in force
+
+    def _look(self, session: Session) -> None:
+        """Take filters away that the client may not have any more."""
+        outbound = session.outbound
+        if outbound is None or session.permit is None or session.state == CLOSED:
+            return
+        for name in list(outbound.subscriptions):
+            verdict = self.filter_verdict(session, name)
+            if verdict == UNASKED:
+                looked = partial(self._looked, session, name)
+                self._ask_topic(session.permit, filter_of(name), SUBSCRIBE, looked)
+            elif verdict is None:
+                self._revoke(session, name)
+            elif isinstance(verdict, tuple) and name in outbound.subscriptions:
+                outbound.subscriptions[name].left_out = verdict or None
+
+    def _looked(self, session: Session, name: str, answer: Answer) -> None:
+        # While nobody can say, what was allowed stays: a lost server must not cost every subscription.
+        if not answer.failure and not answer.is_yes and session.state != CLOSED:
+            self._revoke(session, name)
+
+    def _revoke(self, session: Session, name: str) -> None:
+        self._counters.filters_revoked_total += 1
+        log.info("a subscription is not allowed any more and ends", client=session.client_id, filter=name)
+        self._worker.subscriptions.revoke(session, name)
+
+    # Asking
+
+    def _ask_topic(
+        self, permit: Permit, topic: str, action: str, on_answer: Callable[[Answer], None]
+    ) -> None:
+        client = permit.client
+        assert isinstance(client, Client)
+        question = Question(client, _ignore, topic=topic, action=action)
+        self._ask(self._topic_key(permit, topic, action), question, self._section.cache_age_s, on_answer)
+
+    def _ask(self, key: bytes, question: Question, age_s: float, on_answer: Callable[[Answer], None]) -> None:
+        """Answer from memory, at once; else ask, or wait for who asked the same."""
+        known = self._answers.get(key, self._worker.now())
+        if known is not None:
+            self._counters.access_cached_total += 1
+            on_answer(known)
+            return
+        waiting = self._pending.get(key)
+        if waiting is not None:
+            waiting.append(on_answer)
+            return
+        self._pending[key] = [on_answer]
+
+        def answered(answer: Answer) -> None:
+            if not answer.failure:
+                lasts_s = age_s if answer.is_yes else min(age_s, self._section.cache_refused_age_s)
+                self._answers.put(key, answer, self._worker.now() + lasts_s)
+            for waiter in self._pending.pop(key):
+                waiter(answer)
+            self._worker.settle()
+
+        question.on_answer = answered
+        assert self._askers is not None
+        self._askers.ask(question)
+
+    def _connect_key(self, client: Client, question: Question) -> bytes:
+        if question.is_known:
+            # The hash in the key: a user's new password makes the old answer nobody's.
+            facts = (client.username, client.password, question.hash_text)
+            return self._digest(b"file", *facts)
+        return self._digest(b"connect", *_facts(client))
+
+    def _topic_key(self, permit: Permit, topic: str, action: str) -> bytes:
+        return self._digest(permit.identity, action, topic)
+
+    def _digest(self, *parts: str | bytes | None) -> bytes:
+        """A key that says nothing of passwords to who reads the memory of the cache alone."""
+        made = hashlib.blake2b(key=self._key, digest_size=16)
+        for part in parts:
+            raw = b"" if part is None else part.encode() if isinstance(part, str) else part
+            made.update(b"%d:" % (-1 if part is None else len(raw)))
+            made.update(raw)
+        return made.digest()
+
+
+def _say_if_failed(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.critical("nobody looks at the files of access any more", exc_info=task.exception())
+
+
+def _client_of(shell: Shell, connect: Connect | None) -> Client:
+    session = shell.session
+    peer = shell.peer
+    return Client(
+        session.client_id,
+        session.principal or None if connect is None else connect.username,
+        None if connect is None else connect.password,
+        peer.address,
+        peer.port,
+        getattr(shell, "ssl_object", None),
+        "" if peer.certificate is None else peer.certificate.common_name,
+        session.is_clean,
+        int(session.keep_alive_s),
+    )
+
+
+def _facts(client: Client) -> tuple[str | bytes | None, ...]:
+    """What a plug-in's answer may depend on; the port is a chance."""
+    tls = client.ssl_object
+    certificate = None if tls is None else tls.getpeercert(binary_form=True)
+    return client.username, client.password, client.client_id, client.address, certificate
+
+
+def _ignore(_answer: Answer) -> None:
+    """Replaced before the question is asked."""

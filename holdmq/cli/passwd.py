@@ -1,0 +1,128 @@
+"""``holdmq passwd``: users of the MQTT gateway and their passwords."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from holdmq.cli.options import Json, print_json
+from holdmq.errors import ConfigError, UsageError
+
+PASSWORD_MAX_BYTES: Final = 4096
+BATCH_MAX: Final = 100_000
+"""Users of one batch: an hour of hashing on one core."""
+
+
+def register(line: typer.Typer) -> None:
+    """Add the command to the command line."""
+    line.command("passwd", epilog="Example: holdmq passwd users.passwd meter-42")(passwd)
+
+
+def passwd(
+    file: Annotated[Path, typer.Argument(help="The file of users; made if it is not there.")],
+    user: Annotated[str, typer.Argument(help="The user; with --batch it may be left out.")] = "",
+    delete: Annotated[bool, typer.Option("--delete", help="Take the user away.")] = False,
+    batch: Annotated[
+        bool,
+        typer.Option(
+            "--batch",
+            help="Ask nothing: the password is the first line of standard input; without USER all its lines "
+            "are user:password.",
+        ),
+    ] = False,
+    scram: Annotated[
+        bool,
+        typer.Option("--scram", help="Write a verifier for SCRAM-SHA-256, for access.scram_file."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Set a user's password in a file for access.password_file (or access.scram_file), or take the user away.
+
+    The file has hashes, from which nobody gets the passwords; gateways that run see the change in seconds.
+    """
+    from gateway.access.user_file import read_users, write_users
+
+    what = "access.scram_file" if scram else "access.password_file"
+    if delete:
+        if batch or not user:
+            raise UsageError("--delete takes a file and a user, and nothing else")
+        if user not in read_users(file, what):
+            raise UsageError(f"{file} has no user {user!r}")
+        write_users(file, {user: None}, what)
+        _say(as_json, file, f"user {user} is no longer in {file}", deleted=1)
+        return
+    wanted = _wanted(user, batch)
+    changes: dict[str, str | None] = {name: _secret(name, word, scram) for name, word in wanted.items()}
+    if file.exists():
+        _check_kind(file, scram)
+    changed, added = write_users(file, changes, what)
+    told = f"user {user} is" if user else f"{len(changes)} users are"
+    _say(as_json, file, f"{told} in {file}: {added} new, {changed} changed", added=added, changed=changed)
+
+
+def _wanted(user: str, batch: bool) -> dict[str, str]:
+    from gateway.access.user_file import check_name
+
+    if user:
+        check_name(user)
+    if not batch:
+        if not user:
+            raise UsageError("whose password? holdmq passwd FILE USER, or --batch")
+        return {user: typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)}
+    lines = sys.stdin.read().splitlines()
+    if user:
+        if not lines or not lines[0]:
+            raise UsageError("no password in the first line of standard input")
+        return {user: lines[0]}
+    wanted: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        name, colon, password = line.partition(":")
+        if not colon or not password:
+            raise UsageError(f"line {number} of standard input is not of the form user:password")
+        check_name(name)
+        wanted[name] = password
+    if not wanted or len(wanted) > BATCH_MAX:
+        raise UsageError(f"a batch has 1 to {BATCH_MAX} users, this one {len(wanted)}")
+    return wanted
+
+
+def _secret(name: str, password: str, scram: bool) -> str:
+    if not password or len(password.encode()) > PASSWORD_MAX_BYTES:
+        raise UsageError(f"the password of {name!r} has to have 1 to {PASSWORD_MAX_BYTES} bytes")
+    if scram:
+        from gateway.access.scram_file import make_verifier
+        from gateway.core.scram import saslprep
+
+        try:
+            if saslprep(name) != name:
+                raise UsageError(f"SCRAM knows the user {name!r} as {saslprep(name)!r}: use that name")
+            return str(make_verifier(password))
+        except ValueError as error:
+            raise UsageError(f"user {name!r}: {error}") from error
+    from gateway.access.passwords import hash_password
+
+    return hash_password(password.encode())
+
+
+def _check_kind(file: Path, scram: bool) -> None:
+    """Do not put hashes of one kind into a file of the other."""
+    from gateway.access.passwords import PasswordFile
+    from gateway.access.scram_file import ScramFile
+
+    try:
+        if scram:
+            ScramFile.read(file)
+        else:
+            PasswordFile.read(file)
+    except ConfigError as error:
+        raise UsageError(f"{error}; nothing was changed") from error
+
+
+def _say(as_json: bool, file: Path, sentence: str, **numbers: int) -> None:
+    if as_json:
+        print_json({"file": str(file), **numbers})
+    else:
+        typer.echo(sentence)
