@@ -83,7 +83,7 @@ async def main(config: Config, service: Service) -> None:
         alarms=config.alarms,
         settings=settings,
     )
-    producers = Producers(store, server.produce.sequences)
+    producers = Producers(store, server.produce.sequences, server.produce.received)
     server.parts.append(producers)
     topics.start(store, Progress(store, groups, shared))
     server.rpc.security = security

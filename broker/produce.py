@@ -21,6 +21,7 @@ from broker.core.produced import (
     mark_of,
     record_of,
 )
+from broker.core.received import Received
 from broker.core.sequences import Key, SequencedBatch, Sequences, Verdict
 from broker.core.topics import TopicTable
 from broker.part import Part
@@ -28,6 +29,7 @@ from broker.statistics import Statistics
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, WireError
 from holdmq.record_batch import check_entries, hashes_of, starts_of
 from holdmq.record_check import check_properties
+from holdmq.record_once import Once
 from holdmq.rpc.access_keys import Grants
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
@@ -98,9 +100,11 @@ class _Accepted:
     """A run that goes to the store, and where its answer belongs.
 
     `count` records go; `stored` before them are in the log since before a crash, from `stored_at` on.
+    `kept`: of those behind them only these go, the others are repeats; None = all. `notes` are what their
+    broker keeps of those that go.
     """
 
-    __slots__ = ("count", "index", "key", "run", "sequenced", "stored", "stored_at")
+    __slots__ = ("count", "index", "kept", "key", "notes", "run", "sequenced", "stored", "stored_at")
 
     def __init__(
         self,
@@ -118,9 +122,13 @@ class _Accepted:
         self.sequenced = sequenced
         self.stored = stored
         self.stored_at = stored_at
+        self.kept: list[int] | None = None
+        self.notes: list[tuple[int, Once]] | None = None
 
     def base_offset(self, offset: int) -> int:
         """The whole run's, when what goes now begins at `offset`; -1 = it is not in one piece."""
+        if self.kept is not None:
+            return -1
         if not self.stored:
             return offset
         return self.stored_at if self.stored_at >= 0 and self.stored_at + self.stored == offset else -1
@@ -133,6 +141,7 @@ class Produce(Part):
         self, store: MessageStore, topics: TopicTable, statistics: Statistics, record_max_bytes: int
     ) -> None:
         self.sequences = Sequences()
+        self.received = Received()
         self.batches = 0
         self.refused_runs = 0
         self.role_of: Callable[[Connection], str] = lambda _connection: ""
@@ -155,6 +164,10 @@ class Produce(Part):
             "producer_windows": len(self.sequences),
             "producer_repeats_total": self.sequences.repeats,
             "producer_windows_evicted_total": self.sequences.evicted,
+            "publishes_known": self.received.ids,
+            "publishes_known_evicted_total": self.received.evicted,
+            "publishes_repeated_total": self.received.repeats,
+            "publishes_stale_total": self.received.stale,
         }
 
     def handle(self, request: Request) -> None:
@@ -170,6 +183,8 @@ class Produce(Part):
         accepted: list[_Accepted] = []
         for index, run in enumerate(runs):
             taken = self._offer(pending, index, run, now, busy, later.get(index), body)
+            if taken is not None and index in header.noted:
+                taken = self._sift(pending, taken, sum([r.records for r in runs[:index]]), now, body)
             if taken is not None:
                 accepted.append(taken)
         if accepted:
@@ -276,6 +291,35 @@ class Produce(Part):
             repeat.wait((pending, index))
         return None
 
+    def _sift(
+        self, pending: _Pending, taken: _Accepted, first: int, now: float, body: _Body
+    ) -> _Accepted | None:
+        """Leave out of a run, whose records begin with the body's `first`, what was published before.
+
+        None = nothing of it is to be stored now. It is a gateway that asks not to have them twice; of others
+        the notes are but properties.
+        """
+        if self.role_of(pending.request.connection) != "gateway":
+            return taken
+        begin = first + taken.stored
+        sifted = self.received.sift(body.properties[begin : begin + taken.count])
+        if sifted is None:
+            self.refused_runs += 1
+            self.sequences.refuse(taken.key, taken.run.producer_epoch, taken.sequenced.first, now)
+            pending.settle(taken.index, Code.BUSY, -1, "a publish of it is on its way already")
+            return None
+        taken.notes = sifted.notes
+        if len(sifted.kept) == taken.count:
+            return taken
+        self.sequences.unbind(taken.key)
+        if not sifted.kept:
+            taken.sequenced.is_confirmed = True
+            pending.settle(taken.index, Code.OK, sifted.offset)
+            return None
+        taken.kept = sifted.kept
+        taken.count = len(sifted.kept)
+        return taken
+
     def _compare(self, pending: _Pending, index: int, key: Key, body: _Body) -> Verdict:
         """Decide on a run that the log may have since before this broker was started."""
         runs = rows(ProduceRun, pending.header.runs)
@@ -374,6 +418,9 @@ class Produce(Part):
                     self._take_back(accepted)
                 self._refused(pending, accepted, error)
 
+        for a in accepted:
+            if a.kept is not None:
+                self.sequences.unbind(a.key)
         batch = Batch(body.records, body.sizes, stored, has_keys=body.has_keys)
         self._store.append(batch, done)
         if batch.position < 0 and not self._is_temporary(accepted[0].run.topic):
@@ -404,8 +451,12 @@ class Produce(Part):
             is_delayed = run.topic == TIMER_TOPIC
             base_offset = -1 if is_delayed else run.base_offset
             a.sequenced.is_confirmed = True
-            a.sequenced.base_offset = base_offset
-            if pending.header.want_positions and not (is_delayed or a.stored) and batch.position >= 0:
+            # Of a run that is not whole the sequences do not tell the offsets.
+            a.sequenced.base_offset = base_offset if a.kept is None else -1
+            if a.notes is not None:
+                self.received.confirm(a.notes, base_offset)
+            is_whole = not (is_delayed or a.stored) and a.kept is None
+            if pending.header.want_positions and is_whole and batch.position >= 0:
                 pending.positions[a.index] = (batch.position + batch.starts[first:last]).tolist()
             self.delayed += run.count if is_delayed else 0
             self._settle(pending, a, Code.OK, a.base_offset(base_offset))
@@ -421,6 +472,8 @@ class Produce(Part):
     def _refused(self, pending: _Pending, accepted: list[_Accepted], error: HoldMQError) -> None:
         self.refused_runs += len(accepted)
         for a in accepted:
+            if a.notes is not None:
+                self.received.refuse(a.notes)
             self._settle(pending, a, error.code, -1, str(error))
         pending.answer_if_done()
 
@@ -477,7 +530,7 @@ def _behind(record: bytes, body: _Body) -> _Body:
 def _only(
     accepted: list[_Accepted], runs: list[ProduceRun], body: _Body, later: dict[int, _Waiting]
 ) -> tuple[_Body, dict[int, _Waiting]]:
-    """What goes of the accepted runs, copied together: refusals are rare, as are runs stored in part."""
+    """What goes of the accepted runs, copied together: refusals, repeats and runs stored in part are rare."""
     ends = np.cumsum(body.sizes)
     wanted = {a.index: a for a in accepted}
     parts: list[memoryview] = []
@@ -489,13 +542,20 @@ def _only(
         taken = wanted.get(index)
         if taken is not None:
             first += taken.stored
+            kept = range(last - first) if taken.kept is None else taken.kept
             waiting = later.get(index)
-            if taken.stored and isinstance(waiting, list):
-                later = {**later, index: waiting[taken.stored :]}
-            begin = int(ends[first - 1]) if first else 0
-            parts.append(body.records[begin : int(ends[last - 1])])
-            sizes.append(body.sizes[first:last])
-            properties += body.properties[first:last]
+            if len(kept) < run.records and isinstance(waiting, list):
+                later = {**later, index: [waiting[taken.stored + at] for at in kept]}
+            if taken.kept is None:
+                begin = int(ends[first - 1]) if first else 0
+                parts.append(body.records[begin : int(ends[last - 1])])
+                sizes.append(body.sizes[first:last])
+                properties += body.properties[first:last]
+            else:
+                for at in [first + at for at in taken.kept]:
+                    parts.append(body.records[int(ends[at - 1]) if at else 0 : int(ends[at])])
+                    properties.append(body.properties[at])
+                sizes.append(body.sizes[first + np.array(taken.kept, np.int64)])
         first = last
     records = memoryview(bytearray(b"").join(parts))
     return _Body(records, np.concatenate(sizes), properties, body.has_keys), later

@@ -23,9 +23,10 @@ from broker.core.produced import (
     capture,
     snapshot_of,
 )
+from broker.core.received import Received
 from broker.core.sequences import Key, Sequences
+from broker.journal import SyncedStore
 from broker.part import Part
-from broker.shared_journal import SyncedStore
 from holdmq.atomic_file import AtomicFile, Loaded
 from holdmq.disk import Disk
 from holdmq.errors import BehindError, CorruptRecordError, HoldMQError, RecordError, StorageError
@@ -53,15 +54,23 @@ class _Snapshot(NamedTuple):
     log_epoch: int
     windows: list[Captured]
     keys: list[Key]
+    received: list[list[Any]]
+    uids: list[int]
 
 
 class Producers(Part):
-    """Loads the windows of `sequences` at a start, and takes snapshots of them while it runs."""
+    """Loads the windows of `sequences` at a start, and takes snapshots of them while it runs.
 
-    def __init__(self, store: SyncedStore, sequences: Sequences, disk: Disk | None = None) -> None:
+    `received`, what is known of QoS 2 publishes, goes with them.
+    """
+
+    def __init__(
+        self, store: SyncedStore, sequences: Sequences, received: Received, disk: Disk | None = None
+    ) -> None:
         self.snapshots = self.snapshot_failures = self.recovered = 0
         self._store = store
         self._sequences = sequences
+        self._received = received
         self._disk = disk
         self._file: AtomicFile | None = None
         self._version = 0
@@ -122,6 +131,7 @@ class Producers(Part):
             )
             return self._first_position()
         replay.load(content.get("windows", {}), position)
+        self._received.load(content.get("received", {}))
         if position < self._store.first_position:
             log.warning(
                 "the log behind producers' windows is gone; what is sent again may be stored twice",
@@ -147,6 +157,7 @@ class Producers(Part):
                 batches = self._store.read_log(position, READ_BYTES)
                 for batch in batches:
                     replay.apply(batch)
+                    self._received.apply(batch)
                 position = batches[-1].end if batches else end
             except (CorruptRecordError, BehindError, RecordError) as error:
                 log.error("what is sent again may be stored twice: the log is damaged", reason=str(error))
@@ -179,16 +190,21 @@ class Producers(Part):
     def take_snapshot(self) -> None:
         """Capture the windows, then save them once the log is fsynced that far."""
         store = self._store
-        keys = self._sequences.keys()
+        keys, uids = self._sequences.keys(), self._received.uids()
         keys.reverse()
+        uids.reverse()
         self._is_capturing = True
-        self._capture(_Snapshot(store.confirmed_position, store.epoch, [], keys))
+        self._capture(_Snapshot(store.confirmed_position, store.epoch, [], keys, [], uids))
 
     def _capture(self, snapshot: _Snapshot) -> None:
-        keys = snapshot.keys
+        keys, uids = snapshot.keys, snapshot.uids
         some = [keys.pop() for _ in range(min(SLICE_WINDOWS, len(keys)))]
         snapshot.windows.extend(capture(self._sequences, some))
-        if keys:
+        for _ in range(min(SLICE_WINDOWS - len(some), len(uids))):
+            captured = self._received.capture(uids.pop())
+            if captured is not None:
+                snapshot.received.append(captured)
+        if keys or uids:
             self._loop.call_soon(self._capture, snapshot)
             return
         # Later slices know of what was confirmed after the first one's position.
@@ -235,6 +251,7 @@ class Producers(Part):
             "position": snapshot.position,
             "epoch": snapshot.log_epoch,
             "windows": snapshot_of(snapshot.windows),
+            "received": {f"{number:08}": row for number, row in enumerate(snapshot.received)},
         }
         self._file.save(content, self._version)
         return time.thread_time() - began

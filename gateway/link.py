@@ -115,7 +115,7 @@ class BrokerLink:
         while (batch := producer.next_batch(now)) is not None:
             sizes, records, crc = batch.encode()
             runs = batch.produce_runs(producer.producer_id, producer.epoch)
-            header = ProduceRequest(crc, runs, delayed=batch.delayed())
+            header = ProduceRequest(crc, runs, delayed=batch.delayed(), noted=batch.noted())
             connection.request(
                 RequestCode.PRODUCE,
                 header,

@@ -93,10 +93,11 @@ class Topics:
         self._counters.topics_diverted_total += 1
         return True
 
-    def locate(self, topic: str, client_id: str) -> Target | int | None:
-        """The queue of a client: the first in rank whose broker is not resting.
+    def locate(self, topic: str, client_id: str, bound: tuple[str, int] | None = None) -> Target | int | None:
+        """The queue of a client: the bound one, else the first in rank whose broker is not resting.
 
-        None = the topic must be created first; a reason code = it was refused.
+        Of a bound one that is there no more the broker stays, if it has others. None = the topic must be
+        created first; a reason code = it was refused.
         """
         refused = self._refused.get(topic)
         if refused is not None and refused[1] > self._loop.time():
@@ -107,6 +108,11 @@ class Topics:
                 return ReasonCode.QUOTA_EXCEEDED
             return None
         queues = [(queue.broker, queue.queue_id) for queue in route.write_queues]
+        if bound is not None and bound[0] in self._links:
+            kept = [bound] if bound in queues else [queue for queue in queues if queue[0] == bound[0]]
+            if kept:
+                broker, queue_id = rank_queues(client_id, kept)[0]
+                return self._links[broker].producer.target(topic, queue_id)
         ranked = rank_queues(client_id, queues)
         now = self._loop.time()
         for broker, queue_id in ranked:

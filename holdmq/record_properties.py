@@ -27,6 +27,7 @@ RESERVED_KEYS: Final[dict[str, str]] = {
     "KEYS": "a key of the message; one pair for each",
     "UNIQ_KEY": "the producer's own id of the message",
     "PS": "producer id, epoch and sequence, for the window that is completed from the log",
+    "ONCE": "what a QoS 2 publish is known by, so that it is stored once (holdmq.record_once)",
     "ORIGIN": "topic/queue/first offset/attempt of the message that this is a copy of; the last one is the "
     "latest move",
     "REAL_TOPIC": "the topic of a message that a group failed with, in its retries and dead letters",

@@ -267,6 +267,12 @@ class Sequences:
         while self.batches > self._batches_max and len(self._windows) > 1:
             self._evict()
 
+    def unbind(self, key: Key) -> None:
+        """The log lacks records of the window's newest run, or of one that it was given before."""
+        window = self._windows.get(key)
+        if window is not None:
+            window.is_bound = False
+
     def keys(self) -> list[Key]:
         """The keys of all windows, the longest unused first."""
         return list(self._windows)

@@ -7,15 +7,23 @@ written lazily.
 
 from __future__ import annotations
 
+from gateway.core.received import Received, ReceivedWrite
+
 
 class Written:
-    """What may be sent once a state is in the log."""
+    """What may be sent once a state is in the log; `received` is what it says of the session's publishes."""
 
-    __slots__ = ("publishes", "released")
+    __slots__ = ("publishes", "received", "released")
 
-    def __init__(self, publishes: list[tuple[bytes, int, bytes]], released: list[int]) -> None:
+    def __init__(
+        self,
+        publishes: list[tuple[bytes, int, bytes]],
+        released: list[int],
+        received: ReceivedWrite | None = None,
+    ) -> None:
         self.publishes = publishes
         self.released = released
+        self.received = received
 
 
 class Cursor:
@@ -23,10 +31,10 @@ class Cursor:
 
     `is_stale`: the row lags behind, and is written again soon. `publishes` and `released` wait for the next
     state; `again` are packet ids, by broker, whose messages must be sent again. `written_at` is the sum of
-    the log positions that the row has.
+    the log positions that the row has. `received` is there once the session published with QoS 2.
     """
 
-    __slots__ = ("again", "is_stale", "publishes", "released", "uid", "written_at")
+    __slots__ = ("again", "is_stale", "publishes", "received", "released", "uid", "written_at")
 
     def __init__(self, uid: int) -> None:
         self.uid = uid
@@ -35,6 +43,7 @@ class Cursor:
         self.released: list[int] | None = None
         self.again: dict[str, list[int]] | None = None
         self.written_at = 0
+        self.received: Received | None = None
 
     @property
     def is_waiting(self) -> bool:
@@ -53,9 +62,13 @@ class Cursor:
             self.released = []
         self.released.append(packet_id)
 
-    def begin_write(self) -> Written:
-        """The state as it is now is on its way: what its arrival sets free."""
-        taken = Written(self.publishes or [], self.released or [])
+    def begin_write(self, unreleased: dict[int, bool] | None = None) -> Written:
+        """The state as it is now is on its way: what its arrival sets free.
+
+        `unreleased` are packet ids of QoS 2 publishes → whether the log surely has them.
+        """
+        received = None if self.received is None else self.received.begin_write(unreleased)
+        taken = Written(self.publishes or [], self.released or [], received)
         self.publishes = self.released = None
         self.is_stale = False
         return taken
@@ -64,3 +77,5 @@ class Cursor:
         """It did not arrive: the next one tells it, too."""
         self.publishes = [*taken.publishes, *(self.publishes or [])] or None
         self.released = [*taken.released, *(self.released or [])] or None
+        if self.received is not None and taken.received is not None:
+            self.received.failed(taken.received)

@@ -108,11 +108,13 @@ class Run:
 
     `may_be_stored`: it was sent, and the connection was lost before the answer. `is_settled`: nobody is
     owed for it any more, whatever becomes of it. `is_delayed`: its records wait until they are due.
+    `is_noted`: of some the broker is to see whether it has them already.
     """
 
     __slots__ = (
         "first_sequence",
         "is_delayed",
+        "is_noted",
         "is_settled",
         "may_be_stored",
         "receipts",
@@ -123,6 +125,7 @@ class Run:
     def __init__(self, target: Target, is_delayed: bool = False) -> None:
         self.target = target
         self.is_delayed = is_delayed
+        self.is_noted = False
         self.records: list[bytes] = []
         self.receipts: list[Receipt] = []
         self.first_sequence = 0
@@ -171,6 +174,10 @@ class Batch:
     def delayed(self) -> list[int]:
         """The indices of the rows whose records wait until they are due."""
         return [index for index, run in enumerate(self.runs) if run.is_delayed]
+
+    def noted(self) -> list[int]:
+        """The indices of the rows of which the broker is to leave out what it has already."""
+        return [index for index, run in enumerate(self.runs) if run.is_noted]
 
 
 class Producer:

@@ -21,12 +21,23 @@ class Inbound:
     `count` is how many QoS 1 and 2 publishes are not acknowledged to the end (receive maximum),
     `unsettled` how many of them still wait for their broker.
     `is_doomed`: a message of this session may or may not be in the log, so nothing later is answered.
-    `unreleased` holds QoS 2 packet ids until PUBREL: RECORDED once the log has the message.
+    `unreleased` holds QoS 2 packet ids until PUBREL: RECORDED once the log has the message; `restored` are
+    those of earlier connections among them, which take no part in this one's receive maximum.
     `targets` is the queue chosen for each log topic, kept for the connection's life; `plans` are
     the templates of the topics that repeat.
     """
 
-    __slots__ = ("count", "head", "is_doomed", "plans", "tail", "targets", "unreleased", "unsettled")
+    __slots__ = (
+        "count",
+        "head",
+        "is_doomed",
+        "plans",
+        "restored",
+        "tail",
+        "targets",
+        "unreleased",
+        "unsettled",
+    )
 
     def __init__(self) -> None:
         self.count = 0
@@ -35,6 +46,7 @@ class Inbound:
         self.head: Receipt | None = None
         self.tail: Receipt | None = None
         self.unreleased: dict[int, bool] | None = None
+        self.restored: set[int] | None = None
         self.targets: dict[str, Target] = {}
         self.plans: dict[tuple[object, int], Plan] = {}
 
@@ -81,5 +93,13 @@ class Inbound:
         """PUBREL: forget the id; False when it is not known."""
         if self.unreleased is None or self.unreleased.pop(packet_id, None) is None:
             return False
-        self.count -= 1
+        if self.restored is not None and packet_id in self.restored:
+            self.restored.discard(packet_id)
+        else:
+            self.count -= 1
         return True
+
+    def restore(self, packet_ids: list[int]) -> None:
+        """The log has these QoS 2 messages of an earlier connection, and PUBREL has not come."""
+        self.restored = set(packet_ids)
+        self.unreleased = dict.fromkeys(packet_ids, RECORDED)

@@ -110,12 +110,35 @@ def answer_settled(session: Session, receipt: Receipt) -> None:
 
 
 def release(session: Session, packet_ids: list[int]) -> None:
-    """PUBREL: forget the packet ids, answer PUBCOMP."""
+    """PUBREL: forget the packet ids, answer PUBCOMP, if need be when the session's row says it."""
     inbound = session.inbound
     known = [i for i in packet_ids if inbound is not None and inbound.release(i)]
+    cursor = session.cursor
+    if cursor is not None and cursor.received is not None:
+        for packet_id in packet_ids:
+            # What is not known here may have been received on an earlier connection.
+            is_right = packet_id in known or not cursor.received.is_whole
+            code = 0 if is_right else int(ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
+            cursor.received.release(packet_id, code)
+        session.context.planning.append(session)
+        return
     if len(known) == len(packet_ids):
         session.send(encode_pubcomps(packet_ids))  # [MQTT-4.3.3-11]
         return
     for packet_id in packet_ids:
         code = 0 if packet_id in known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
         session.send(encode(PubComp(packet_id, code), session.version))
+
+
+def complete(session: Session, completed: dict[int, int]) -> None:
+    """The row says that these are released: PUBCOMP."""
+    if not any(completed.values()):
+        session.send(encode_pubcomps(list(completed)))
+        return
+    for packet_id, code in completed.items():
+        session.send(encode(PubComp(packet_id, code), session.version))
+
+
+def unreleased_of(session: Session) -> dict[int, bool] | None:
+    """The packet ids of QoS 2 publishes that wait for PUBREL → whether the log surely has them."""
+    return None if session.inbound is None else session.inbound.unreleased

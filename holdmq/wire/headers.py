@@ -91,13 +91,16 @@ class RunResult(NamedTuple):
 class ProduceRequest(Header):
     """Body: count u32 | sizes u32 x count | records. `crc` is the body's CRC-32.
 
-    `delayed`: indices of the runs whose records wait until they are due (holdmq.wire.move_headers).
+    `delayed`: indices of the runs whose records wait until they are due (holdmq.wire.move_headers);
+    `noted`: of those with records that say what they are known by (holdmq.record_once), of which what the
+    broker has already is not stored again: such a run's base offset is -1 if a part of it was left out.
     """
 
     crc: int
     runs: list[ProduceRun]
     want_positions: bool = False
     delayed: list[int] = field(default_factory=list)
+    noted: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +263,6 @@ class ReadCloseRequest(Header):
     reader_id: int
 
 
-# Topics
-
-
 @dataclass(frozen=True, slots=True)
 class ReadAtRequest(Header):
     """Where a reader begins that is to get what was stored at `store_ms` (the broker's clock) or later.
@@ -271,6 +271,9 @@ class ReadAtRequest(Header):
     """
 
     store_ms: int
+
+
+# Topics
 
 
 class TopicRow(NamedTuple):

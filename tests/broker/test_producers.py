@@ -79,7 +79,7 @@ class Broker:
         table.add(Topic("devices", 4, 4))
         self.produce = Produce(self.stepped.store, table, Statistics(0.0), 1 << 20)
         self.produce.clock_ms = lambda: NOW_MS
-        self.producers = Producers(self.stepped.store, self.produce.sequences, disk)
+        self.producers = Producers(self.stepped.store, self.produce.sequences, self.produce.received, disk)
         self.producers.load(FILE)
 
     def turn(self) -> None:
