@@ -97,7 +97,7 @@ class CatchUp:
         if outbound is None or outbound.lag is None or session.state == CLOSED:
             return
         lag = outbound.lag
-        if lag.is_queued or lag.is_held or not lag.positions:
+        if lag.is_queued or lag.holds or not lag.positions:
             return
         if not (outbound.is_half_open and not outbound.is_socket_full) and not is_due(session):
             return
@@ -199,7 +199,12 @@ class CatchUp:
         if turn.reader_id < 0:
             return
         broker = turn.link.name
-        lags = [(session, lag) for session in turn.sessions if (lag := _lag_of(session, broker)) is not None]
+        lags = [
+            (session, lag)
+            for session, filters in turn.sessions.items()
+            # Who has gone back meanwhile begins anew.
+            if (lag := _lag_of(session, broker)) is not None and lag.filters_added == filters
+        ]
         if isinstance(result, Reply):
             opened = result.header(ReadPosition)
             for _, lag in lags:

@@ -248,6 +248,9 @@ class Delivery:
             self._counters.messages_dropped_size_total += 1
             return
         if not flags & 6:
+            lag = outbound.lag
+            if lag is not None and not is_late and lag.replays(link.name, outgoing.record.physical_offset):
+                return
             if outbound.is_socket_full:
                 self._counters.messages_dropped_slow_total += 1
             else:
@@ -281,7 +284,8 @@ class Delivery:
     def again(self, link: BrokerLink, outgoing: Outgoing, session: Session) -> bool:
         """Deliver a record of a catch-up reader to its session; False when its window or socket is full.
 
-        QoS 0 is not replayed to sessions that lag (mqtt.md, Rules of delivery): the live feed had it.
+        QoS 0 is not replayed to sessions that lag (mqtt.md, Rules of delivery), but for those that asked for
+        the past: the live feed had it.
         """
         try:
             return self._again(link, outgoing, session)
@@ -302,7 +306,11 @@ class Delivery:
         if not several:
             return True
         chosen = self._choose(outgoing, session, several)
-        if chosen is None or not chosen[0] & 6:
+        if chosen is None:
+            return True
+        lag = outbound.lag
+        is_qos0 = not chosen[0] & 6
+        if is_qos0 and (lag is None or lag.replaying is None or link.name not in lag.replaying):
             return True
         aliases = outbound.aliases
         alias = 0
@@ -313,9 +321,15 @@ class Delivery:
         if session.packet_max and size > session.packet_max:
             self._counters.messages_dropped_size_total += 1
             return True
-        if outbound.is_socket_full or not session.push(head, tail, link.name, position, *chosen):
+        if outbound.is_socket_full:
             return False
-        self._sent(chosen[0])
+        if is_qos0:
+            session.send(head)
+            self._counters.messages_out_qos0_total += 1
+        elif session.push(head, tail, link.name, position, *chosen):
+            self._sent(chosen[0])
+        else:
+            return False
         if aliases is not None:
             aliases.sent(outgoing.mqtt_topic, alias)
         return True

@@ -30,6 +30,7 @@ from holdmq.wire.session_headers import (
     Content,
     SessionOpened,
     SessionOpening,
+    PUT_STATE,
     SessionTakenRequest,
     session_owner,
 )
@@ -249,7 +250,7 @@ class Sessions:
         outbound.next_id = state.next_id
         self._restore_planned(session, state)
         lag = outbound.lag = Lag()
-        lag.is_held = True
+        lag.holds += 1
         self._worker.counters.lagging_sessions += 1
         for broker, place in self._places(state, filters).items():
             lag.positions[broker] = place.position
@@ -323,13 +324,13 @@ class Sessions:
         for packet_id, planned in (outbound.inflight or {}).items():
             if planned is not None and planned.is_released:
                 session.send_pubrel(packet_id)  # [MQTT-4.4.0-1]
-        self._worker.subscriptions.when_in_effect(partial(self._in_effect, session))
+        lag = outbound.lag
+        assert lag is not None
+        self._worker.subscriptions.when_in_effect(partial(self._in_effect, session, lag))
 
-    def _in_effect(self, session: Session) -> None:
-        lag = session.outbound.lag if session.outbound is not None else None
-        if lag is not None:
-            lag.is_held = False
-            self._worker.catchup.ready(session)
+    def _in_effect(self, session: Session, lag: Lag) -> None:
+        lag.holds -= 1
+        self._worker.catchup.ready(session)
 
     # Taking over, ending
 
@@ -436,6 +437,21 @@ class Sessions:
         for broker in lag.positions if lag is not None else ():
             if broker not in places and lag is not None:
                 places[broker] = Place(lag.epochs.get(broker, 0), lag.positions[broker])
+    def store_starts(self, session: Session, names: list[str]) -> None:
+        """Have these filters' rows say from where on they count, before any state that is asked for later."""
+        outbound = session.outbound
+        for name in names if outbound is not None else ():
+            assert outbound is not None
+            if not self.store_filter(session, name, outbound.subscriptions[name], False, _ignore):
+                self._worker.doom(session)
+                return
+
+    def store_state(self, session: Session, on_written: Callable[[bool], None]) -> bool:
+        """Have the state as it is now written behind all that was asked for so far; False: too much waits."""
+        owner = session.owner
+        assert isinstance(owner, Owner)
+        return owner.change(session, PUT_STATE, "", self.state_of(session), on_written)
+
         cursor.written_at = sum(place.position for place in places.values())
         planned = [
             PlannedRow(packet_id, p.broker, p.position, p.flags, list(p.identifiers), p.is_released)

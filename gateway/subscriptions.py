@@ -19,16 +19,28 @@ from holdmq.wire.session_headers import DROP_FILTER
 
 if TYPE_CHECKING:
     from gateway.link import BrokerLink
+    from gateway.replay import Replays
     from gateway.sessions import Sessions
 
 
 class _Waiter:
     """A SUBACK that waits until `left` brokers have the filters, or until `deadline`.
 
-    If the session outlives its connection, `store` is called then, and answers when it is done.
+    If the session outlives its connection, `store` is called then, and answers when it is done; after a
+    replay began, when its state says so too.
     """
 
-    __slots__ = ("codes", "deadline", "is_done", "left", "packet_id", "session", "store")
+    __slots__ = (
+        "codes",
+        "deadline",
+        "is_done",
+        "is_replay",
+        "left",
+        "packet_id",
+        "reason",
+        "session",
+        "store",
+    )
 
     def __init__(self, session: Session, packet_id: int, codes: list[int], deadline: float) -> None:
         self.session = session
@@ -37,6 +49,8 @@ class _Waiter:
         self.deadline = deadline
         self.left = 0
         self.is_done = False
+        self.is_replay = False
+        self.reason = ""
         self.store: Callable[[], None] | None = None
 
     def in_effect(self) -> None:
@@ -51,7 +65,7 @@ class _Waiter:
             return
         self.is_done = True
         if self.store is None:
-            self.session.subscribed(self.packet_id, self.codes)
+            self.session.subscribed(self.packet_id, self.codes, self.reason)
         else:
             self.store()
 
@@ -86,6 +100,7 @@ class Subscriptions:
         """`key_levels` with which terms were made, by log topic, where it is not 1: what is removed must be
         what was added, and keeping every filter's terms would cost an idle connection 200 bytes."""
         self._waiting: deque[_Waiter] = deque()
+        self.replays: Replays | None = None
         self.terms_version = 0
         """Counts changes of what filters mean to brokers: terms made before are not enough."""
 
@@ -117,6 +132,11 @@ class Subscriptions:
         waiter = _Waiter(
             session, event.packet_id, [code for code, _ in event.granted], self._now() + SUBACK_WAIT_S
         )
+        waiter.reason = event.reason
+        if event.starts and stored and self.replays is not None:
+            waiter.is_replay = True
+            stored = dict.fromkeys(stored, True)
+            self.replays.begin(session, stored, event.starts)
         if session.cursor is not None and stored:
             waiter.store = partial(self._store, session, stored, waiter)
         for link in self._links.values():
@@ -179,7 +199,7 @@ class Subscriptions:
 
         def written(is_written: bool) -> None:
             if is_written:
-                session.subscribed(waiter.packet_id, waiter.codes)
+                session.subscribed(waiter.packet_id, waiter.codes, waiter.reason)
             else:
                 self._doom(session)
 
@@ -187,11 +207,14 @@ class Subscriptions:
         left = [(name, is_new) for name, is_new in wanted.items() if name in outbound.subscriptions]
         if not left:
             written(True)
+            return
         for at, (name, is_new) in enumerate(left, 1):
-            done = written if at == len(left) else _ignore
+            done = written if at == len(left) and not waiter.is_replay else _ignore
             if not self._rows.store_filter(session, name, outbound.subscriptions[name], is_new, done):
                 self._doom(session)
                 return
+        if waiter.is_replay and not self._rows.store_state(session, written):
+            self._doom(session)
 
     def restore(self, session: Session, topic_filter: str, granted: Granted) -> None:
         """A session that came back has this filter."""

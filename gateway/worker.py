@@ -29,6 +29,7 @@ from gateway.link import BrokerLink
 from gateway.listeners import CertificateWatch, Listener
 from gateway.metering import Meter
 from gateway.overload import OverloadWatch
+from gateway.replay import Replays
 from gateway.reporting import Reporting
 from gateway.session.context import Context
 from gateway.session.events import Closed, Event
@@ -99,6 +100,7 @@ class Worker:
         self.delivery = Delivery(self.subscriptions.trie, self.counters, self.wall_ms)
         self.catchup = CatchUp(self, self.delivery)
         self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
+        self.replays = self.subscriptions.replays = Replays(self)
         self.resume_below_bytes = PENDING_MAX_BYTES // 2
         self._tls_reload_interval_s = section.tls_reload_interval_s
         self.listeners: list[Listener] = []

@@ -69,6 +69,7 @@ HELP: Final = {
     "catchup_records_total": "Records that catch-up readers were given.",
     "reads_total": "READ answers from brokers.",
     "records_read_total": "Records that live readers were given.",
+    "replays_total": "SUBSCRIBEs whose filters began in the past.",
     "offset_ahead_total": "Times that a broker's log had been cut below a reader's position.",
     "loop_lag_ms_max": "Longest delay of the event loop in the last second, in milliseconds.",
     "draining": "1 while the gateway drains.",
@@ -150,6 +151,7 @@ class Counters:
     catchup_records_total: int
     reads_total: int
     records_read_total: int
+    replays_total: int
     offset_ahead_total: int
     loop_lag_ms_max: int
     draining: int

@@ -7,17 +7,20 @@ class Lag:
     """`positions`: per broker, the first record that was not delivered; the session reads on from there.
     `floors`: per broker that is live again, the position up to which catching up delivered.
     `epochs`: the log epoch in which a position was learnt, where it is not the live reader's.
-    `is_held`: the live feed does not have the session's filters yet, so catching up could not end.
+    `holds` counts filters of the session that the live feed does not have yet, so that catching up could not
+    end.
+    `replaying`: brokers whose messages of QoS 0 catching up delivers too, as the session asked for the past.
     `filters_added` counts filters that came meanwhile: a reader opened before does not know them."""
 
-    __slots__ = ("epochs", "filters_added", "floors", "is_held", "is_queued", "positions")
+    __slots__ = ("epochs", "filters_added", "floors", "holds", "is_queued", "positions", "replaying")
 
     def __init__(self) -> None:
         self.positions: dict[str, int] = {}
         self.floors: dict[str, int] = {}
         self.epochs: dict[str, int] = {}
         self.is_queued = False
-        self.is_held = False
+        self.holds = 0
+        self.replaying: set[str] | None = None
         self.filters_added = 0
 
     def wants_live(self, broker: str, position: int) -> bool:
@@ -58,6 +61,32 @@ class Lag:
         """Everything below `position` was delivered, and the live feed goes on from there or below."""
         self.positions.pop(broker, None)
         self.floors[broker] = position
+
+    def stands_at(self, broker: str, live: int) -> int:
+        """Below which position everything was delivered; `live` is how far the live feed is."""
+        behind = self.positions.get(broker)
+        return max(live, self.floors.get(broker, 0)) if behind is None else behind
+
+    def replay_from(self, broker: str, log_epoch: int, position: int, stands: int) -> None:
+        """Go back to `position`, at most to where the session `stands`, and deliver QoS 0 from there, too."""
+        if position < stands:
+            self.epochs[broker] = log_epoch
+        self.floors.pop(broker, None)
+        self.positions[broker] = position
+        self.filters_added += 1
+        if self.replaying is None:
+            self.replaying = set()
+        self.replaying.add(broker)
+
+    def replays(self, broker: str, position: int) -> bool:
+        """Whether a message of QoS 0 at `position` is catching up's to deliver, not the live feed's."""
+        replaying = self.replaying
+        if replaying is None or broker not in replaying:
+            return False
+        if broker in self.positions or position < self.floors.get(broker, 0):
+            return True
+        replaying.discard(broker)
+        return False
 
     @property
     def is_over(self) -> bool:

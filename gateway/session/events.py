@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from gateway.core.entries import TopicEntry
+from gateway.core.replay import Replay
 from holdmq.mqtt import PublishRun, Subscription, Will
+from holdmq.wire.session_state import Place
 
 
 class Connected:
@@ -16,6 +18,8 @@ class Subscribing:
     """Filters to add; answer with `Session.subscribed` when they are in effect.
 
     `granted` has for each filter of the packet the reason code and, when it is granted, the filter.
+    `replay`: the filters begin there and not now; `starts` are its log positions by broker, once they are
+    known. `reason` is told in SUBACK.
     """
 
     __slots__ = ("granted", "identifier", "left_out", "packet_id", "reason", "replay", "starts")

@@ -95,6 +95,7 @@ class Session:
         "is_assigned",
         "is_clean",
         "is_held",
+        "is_terse",
         "keep_alive_s",
         "outbound",
         "owner",
@@ -119,6 +120,7 @@ class Session:
         self.heard_at = now
         self.keep_alive_s = 0.0
         self.is_held = False
+        self.is_terse = False
         self.refuse_with: MqttError | None = None
         self.will: Will | None = None
         self.principal = ""
@@ -368,6 +370,7 @@ class Session:
         self.expiry_s = expiry_of(connect, limits)
         self.packet_max = properties.maximum_packet_size or 0
         if properties.topic_alias_maximum:
+        self.is_terse = properties.request_problem_information == 0
             self.outgoing().aliases = Aliases(properties.topic_alias_maximum)
         self.will = connect.will
         if connect.version == MQTT_5:
@@ -397,10 +400,17 @@ class Session:
             self.outbound = Outbound(self._window)
         return self.outbound
 
-    def subscribed(self, packet_id: int, codes: list[int]) -> None:
-        """The filters are in effect: SUBACK [MQTT-3.8.4-1] [MQTT-3.8.4-6]."""
-        if self.state == CONNECTED_STATE:
-            self.send(encode(SubAck(packet_id, codes), self.version))
+    def subscribed(self, packet_id: int, codes: list[int], reason: str = "") -> None:
+        """The filters are in effect: SUBACK [MQTT-3.8.4-1] [MQTT-3.8.4-6], with `reason` for people."""
+        if self.state != CONNECTED_STATE:
+            return
+        answer = encode(SubAck(packet_id, codes), self.version)
+        if reason and self.version == MQTT_5 and not self.is_terse:  # [MQTT-3.1.2-29]
+            explained = Properties(reason_string=reason[:REASON_CHARACTERS_MAX])
+            told = encode(SubAck(packet_id, codes, explained), MQTT_5)
+            if not self.packet_max or len(told) <= self.packet_max:  # [MQTT-3.9.2-1]
+                answer = told
+        self.send(answer)
 
     def unsubscribed(self, packet_id: int, codes: list[int]) -> None:
         """The filters are gone: UNSUBACK [MQTT-3.10.4-4] [MQTT-3.11.3-1]."""

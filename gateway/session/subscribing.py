@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gateway.core.replay import ReplayError, replay_of
 from gateway.session.events import Subscribing
 from holdmq.mqtt import MqttError, ReasonCode, Subscribe, Subscription
 
@@ -47,4 +48,16 @@ def granting(session: Session, packet: Subscribe) -> Subscribing:
             session.context.counters.refused[f"subscribe_{ReasonCode(code).name.lower()}"] += 1
         granted.append((code, wanted if code < 0x80 else None))
     identifiers = packet.properties.subscription_identifiers
-    return Subscribing(packet.packet_id, granted, identifiers[0] if identifiers else None)
+    event = Subscribing(packet.packet_id, granted, identifiers[0] if identifiers else None)
+    if packet.properties.user_properties:
+        _take_replay(session, event, packet.properties.user_properties)
+    return event
+
+
+def _take_replay(session: Session, event: Subscribing, properties: tuple[tuple[str, str], ...]) -> None:
+    """Where the filters begin, if the client says it; what it says wrongly refuses them."""
+    try:
+        event.replay = replay_of(properties)
+    except ReplayError as error:
+        session.context.counters.refused["subscribe_replay_malformed"] += 1
+        event.refuse(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, str(error))

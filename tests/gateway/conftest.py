@@ -54,6 +54,7 @@ from holdmq.wire.headers import (
     ProduceRequest,
     ProduceResponse,
     ProduceRun,
+    ReadAtRequest,
     ReadCloseRequest,
     ReadFilterRequest,
     ReadOpenRequest,
@@ -102,6 +103,9 @@ class MemoryBroker:
         self.topics: dict[str, TopicRow] = {}
         self.create_error: RemoteError | None = None
         self.silent_filters = False
+        self.located: list[int] = []
+        self.hold_located = False
+        self.read_at_error: RemoteError | None = None
         self.opened: list[ReadOpenRequest] = []
         self.heartbeats: list[dict[str, Any]] = []
         self.sequences = Sequences()
@@ -115,6 +119,7 @@ class MemoryBroker:
                 RequestCode.READ_FILTER: self._filter,
                 RequestCode.READ: self._read,
                 RequestCode.READ_CLOSE: self._close,
+                RequestCode.READ_AT: self._read_at,
                 RequestCode.TOPIC_CREATE: self._create,
                 RequestCode.ROUTE_GET: self._route,
                 RequestCode.HEARTBEAT: lambda r: self.heartbeats.append(r.command.ext_fields["state"]),
@@ -161,6 +166,13 @@ class MemoryBroker:
     def reads(self) -> list[Request]:
         """The READs of the live reader that wait for an answer."""
         return next(r.reads for (_, reader_id), r in self._readers.items() if reader_id == 0)
+
+    def release_catchup(self) -> None:
+        """Answer what catch-up readers asked for."""
+        self.hold_catchup = False
+        held, self.held_catchup = self.held_catchup, []
+        for answer in held:
+            answer()
 
     def skip(self) -> None:
         """Move the live reader to the end without giving it what lies before."""
@@ -243,6 +255,9 @@ class MemoryBroker:
 
     def _open(self, request: Request) -> None:
         header = request.header(ReadOpenRequest)
+        if self.hold_catchup and header.reader_id:
+            self.held_catchup.append(lambda: self._open(request))
+            return
         self.opened.append(header)
         position = self.end if header.position is None else header.position
         if position > self.end:
@@ -285,6 +300,15 @@ class MemoryBroker:
     def _close(self, request: Request) -> None:
         self._readers.pop((id(request.connection), request.header(ReadCloseRequest).reader_id), None)
         request.reply(Empty())
+
+    def _read_at(self, request: Request) -> None:
+        """Store times are the records' numbers: the moment n is that of record n."""
+        if self.read_at_error is not None:
+            raise self.read_at_error
+        self.located.append(request.header(ReadAtRequest).store_ms)
+        if self.hold_located:
+            return
+        request.reply(ReadPosition(self.starts[min(self.located[-1], len(self.log))], 1))
 
     def _create(self, request: Request) -> None:
         header = request.header(TopicCreateRequest)

@@ -1,17 +1,20 @@
-"""What this gateway offers beyond plain MQTT, over two gateways of one installation: delayed publishes."""
+"""What this gateway offers beyond plain MQTT, over two gateways of one installation."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import NamedTuple
 
+import psutil
 import pytest
 from mqtt_client import MqttClient
 from processes import Stack, end_all
 
-from holdmq.mqtt import MQTT_3_1_1, Publish
+from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Properties, Publish, SubAck, Subscribe, Subscription
 
 SHORT_S = 1
 """The shortest delay that is one."""
@@ -47,6 +50,19 @@ def _ended_clients() -> Iterator[None]:
     MqttClient.close_all()
 
 
+def connected(port: int, client_id: str, version: int = MQTT_5) -> MqttClient:
+    """Connect as a device does: again, while nobody listens or the broker is away."""
+    deadline = time.monotonic() + 30
+    while True:
+        assert time.monotonic() < deadline
+        try:
+            client = MqttClient(port, client_id, version=version)
+        except OSError:
+            continue
+        if not client.connack.reason_code:
+            return client
+
+
 def bodies(messages: list[Publish]) -> list[bytes]:
     return [bytes(message.payload) for message in messages]
 
@@ -79,12 +95,80 @@ def test_it_survives_a_broker_that_is_killed_and_comes_to_who_was_away(gateways:
     publisher = MqttClient(gateways.port, "before", version=MQTT_3_1_1, clean=True)
     publisher.publish(f"$delayed/{SHORT_S}/delayed/kept", b"once")
     gateways.stack.restart("broker", signal.SIGKILL)
-    for name in ("gateway",):
-        gateways.stack.wait_ready(name)
-    deadline = time.monotonic() + 30
-    subscriber = MqttClient(gateways.port, "away", version=MQTT_3_1_1)
-    while subscriber.connack.reason_code:
-        assert time.monotonic() < deadline
-        subscriber = MqttClient(gateways.port, "away", version=MQTT_3_1_1)
+    gateways.stack.wait_ready("gateway")
+    subscriber = connected(gateways.port, "away", MQTT_3_1_1)
     assert bodies(subscriber.take(1)) == [b"once"]
+    assert subscriber.is_silent()
+
+
+# Replay
+
+
+def numbered(first: int, end: int) -> list[bytes]:
+    return [b"%d" % n for n in range(first, end)]
+
+
+def subscribe_from(client: MqttClient, start: str, *filters: str, qos: int = 1) -> SubAck:
+    past = Properties(user_properties=(("from", start),))
+    client.send(Subscribe(50_000, [Subscription(name, qos) for name in filters], past))
+    return client.wait_for(SubAck)
+
+
+def test_a_subscription_begins_at_a_time_in_the_past_at_any_gateway(gateways: Gateways) -> None:
+    publisher = MqttClient(gateways.port, "historian", clean=True, expiry_s=0)
+    publisher.publish("past/x", *numbered(0, 50), qos=0)
+    publisher.publish("past/x", b"50")
+    time.sleep(0.01)  # a store time has milliseconds
+    moment = datetime.now(UTC).isoformat()
+    publisher.publish("past/x", *numbered(51, 60), qos=2)
+    for start, first in (("earliest", 0), ("3600", 0), (moment, 51), ("0", 60)):
+        subscriber = MqttClient(gateways.other_port, f"reads {start}", clean=True, expiry_s=0)
+        assert subscribe_from(subscriber, start, "past/+").reason_codes == [1]
+        assert bodies(subscriber.take(60 - first)) == numbered(first, 60)
+        assert subscriber.is_silent(0.1)
+        subscriber.disconnect()
+
+
+def test_a_replay_survives_reconnects_and_disturbs_no_other_subscription(gateways: Gateways) -> None:
+    publisher = MqttClient(gateways.port, "archive", clean=True, expiry_s=0)
+    publisher.publish("history/x", *numbered(0, 40), qos=2)
+    subscriber = MqttClient(gateways.port, "reader", receive_max=6)
+    subscriber.subscribe("news/#", qos=2)
+    publisher.publish("news/1", b"news 1", qos=2)
+    assert bodies(subscriber.take(1)) == [b"news 1"]
+    assert subscribe_from(subscriber, "earliest", "history/#", qos=2).reason_codes == [2]
+    got = bodies(subscriber.take(10))
+    subscriber.close()  # in the middle, with others on their way
+    publisher.publish("news/1", b"news 2", qos=2)
+    while len(got) < 41:
+        subscriber = MqttClient(gateways.other_port, "reader", receive_max=6)
+        assert subscriber.connack.session_present
+        before = len(got)
+        got += bodies(subscriber.take(min(12, 41 - before)))
+        if before < 30:
+            subscriber.disconnect()
+    assert got == [*numbered(0, 40), b"news 2"]
+    publisher.publish("history/x", b"40", qos=2)
+    assert bodies(subscriber.take(1)) == [b"40"]
+    assert subscriber.is_silent()
+
+
+def test_what_a_suback_promised_is_replayed_though_the_worker_is_killed(gateways: Gateways) -> None:
+    publisher = MqttClient(gateways.other_port, "chronicle", clean=True, expiry_s=0)
+    publisher.publish("chronicle/x", *numbered(0, 30))
+    subscriber = MqttClient(gateways.port, "survivor", receive_max=1)
+    subscriber.subscribe("news/2", qos=2)
+    publisher.publish("news/2", b"news", qos=2)
+    assert bodies(subscriber.take(1)) == [b"news"]
+    subscriber.disconnect()  # its row says where it stands
+    subscriber = MqttClient(gateways.port, "survivor", receive_max=1)
+    subscribe_from(subscriber, "earliest", "chronicle/#")
+    for worker in psutil.Process(gateways.stack.processes["gateway"].pid).children():
+        worker.kill()
+    with contextlib.suppress(ConnectionError):
+        while True:
+            subscriber.next()
+    subscriber = connected(gateways.port, "survivor")
+    assert subscriber.connack.session_present
+    assert bodies(subscriber.take(30)) == numbered(0, 30)
     assert subscriber.is_silent()
