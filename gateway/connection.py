@@ -242,6 +242,8 @@ class Shell:
         transport = self.transport
         if data and transport is not None and not transport.is_closing() and not self.is_parting:
             self._worker.counters.bytes_out_total += len(data)
+            if self._worker.tracing is not None:
+                self._worker.tracing.sent(self.session, data)
             self.send(data)
         if self._paused_for & WINDOW:
             self.window_opened()

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.core.flapping import ban_of, ban_row
+from gateway.tracing import Tracing
 
 if TYPE_CHECKING:
     from gateway.core.flapping import Ban
     from gateway.worker import Worker
 
 HEARTBEAT_S: Final = 5.0
+COMMAND_MAX_BYTES: Final = 64 << 10
 
 
 class Reporting:
-    """Sends reports through `report`, the parent's socket (None = to nobody), and heartbeats."""
+    """Sends reports through `report`, the parent's socket (None = to nobody), and heartbeats.
+
+    The parent sends commands the other way: bans, and who is to be traced (gateway.control).
+    """
 
     def __init__(self, worker: Worker, report: socket.socket | None) -> None:
         self._worker = worker
@@ -75,13 +83,44 @@ class Reporting:
 
     def banned(self, ban: Ban) -> None:
         """Tell the parent, and through it the other workers."""
-        left_s = ban.until - self._worker.now()
-        self.tell(
-            {
-                "ban": {"principal": ban.key[0], "address": ban.key[1].hex(), "connects": ban.connects},
-                "left_s": left_s,
-            }
-        )
+        self.tell({"ban": ban_row(ban, self._worker.now())})
+
+    def listen(self) -> None:
+        """Do what the parent says from now on."""
+        if self._report is not None:
+            asyncio.get_running_loop().add_reader(self._report.fileno(), self._told)
+
+    def close(self) -> None:
+        """Do not listen any more."""
+        if self._report is not None:
+            asyncio.get_running_loop().remove_reader(self._report.fileno())
+
+    def _told(self) -> None:
+        assert self._report is not None
+        try:
+            data = self._report.recv(COMMAND_MAX_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self.close()  # the parent is gone: a signal says so, too
+            return
+        self._obey(json.loads(data))
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        worker = self._worker
+        if "ban" in command:
+            worker.gate.bans.add(ban_of(command["ban"], worker.now()))
+        elif "unban" in command:
+            worker.gate.bans.lift(command["unban"])
+        elif "trace" in command:
+            tracing = worker.tracing or Tracing(worker)
+            tracing.start(command["trace"], command["client"], command["topic"], command["seconds"])
+            worker.set_tracing(tracing)
+        elif "untrace" in command and worker.tracing is not None:
+            worker.tracing.stop(command["untrace"])
+            worker.set_tracing(worker.tracing)
 
     def tell(self, message: dict[str, object]) -> bool:
         """Send the parent a message; False when it has no room for it now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.binding import Place, bind
+from gateway.control import Controls
 from gateway.listeners import Listener, listeners_of
 from gateway.metrics import GatewayCollector, Reports
 from gateway.worker import serve
@@ -68,6 +70,7 @@ class Supervisor:
         self._kill_at = 0.0
         self._admin: AdminServer | None = None
         self._beat = 0.0
+        self._controls = Controls(self._reports.workers)
 
     def run(self) -> None:
         """Serve until the signal; raises StartupError for a busy port, ConfigError for a bad certificate."""
@@ -77,6 +80,7 @@ class Supervisor:
         wake_read.setblocking(False)
         wake_write.setblocking(False)
         signal.set_wakeup_fd(wake_write.fileno())
+        self._controls.wake = lambda: _wake(wake_write)
         for number in SIGNALS:
             signal.signal(number, self._signalled)
         signal.signal(signal.SIGHUP, self._asked_to_reload)
@@ -89,7 +93,13 @@ class Supervisor:
         try:
             for index in range(self._reports.workers):
                 self._fork(index)
-            self._admin = start_admin("gateway", self._config, self._reports.readiness, self._liveness)
+            self._admin = start_admin(
+                "gateway",
+                self._config,
+                self._reports.readiness,
+                self._liveness,
+                controls=self._controls.paths,
+            )
             log.info(
                 "gateway serves",
                 listeners={place.settings.name: place.where for place in self._places},
@@ -139,6 +149,8 @@ class Supervisor:
         now = time.monotonic()
         child = self._children[pid] = _Child(index, pid, parent_end, now, now)
         self._selector.register(parent_end, selectors.EVENT_READ, child)
+        for command in self._controls.in_force():
+            _command(child, command)
 
     def _be_worker(self, index: int, report: socket.socket, parent_pid: int) -> int:
         """In the child: give up what is the parent's, and serve; the exit code."""
@@ -185,6 +197,10 @@ class Supervisor:
                 wake.recv(4096)
             else:
                 self._read_report(key.data)
+        for command, sender in self._controls.take():
+            for child in self._children.values():
+                if child.index != sender:
+                    _command(child, command)
         now = time.monotonic()
         if not self._is_stopping:
             self._end_silent(now)
@@ -227,7 +243,11 @@ class Supervisor:
             data = b""
         if data:
             child.heard_at = time.monotonic()
-            self._reports.received(child.index, json.loads(data))
+            message = json.loads(data)
+            if "numbers" in message:
+                self._reports.received(child.index, message)
+            else:
+                self._controls.received(child.index, message)
             return
         self._selector.unregister(child.report)
         child.report.close()
@@ -251,11 +271,16 @@ class Supervisor:
         if admin is not None:
             port = admin.port
             admin.close()
+            self._controls.end_traces()
         for index in indices:
             self._fork(index)
         if admin is not None:
             self._admin = AdminServer(
-                self._section.admin_bind, port, ready=self._reports.readiness, alive=self._liveness
+                self._section.admin_bind,
+                port,
+                ready=self._reports.readiness,
+                alive=self._liveness,
+                controls=self._controls.paths,
             )
 
     # Signals and health
@@ -279,3 +304,15 @@ class Supervisor:
     def _liveness(self) -> tuple[bool, str]:
         late = time.monotonic() - self._beat
         return (True, "ok") if late < 30 else (False, f"the supervisor has not turned for {late:.0f} s")
+
+
+def _wake(wake: socket.socket) -> None:
+    """End the supervisor's wait; a full buffer ends it as well."""
+    with contextlib.suppress(BlockingIOError):
+        wake.send(b"c")
+
+
+def _command(child: _Child, command: dict[str, object]) -> None:
+    """Tell a worker; one that hangs, or is gone, does without."""
+    with contextlib.suppress(BlockingIOError, ConnectionError):
+        child.report.send(json.dumps(command).encode())

@@ -39,6 +39,7 @@ from gateway.sockets import Acceptor, Sockets
 from gateway.stragglers import Stragglers
 from gateway.subscriptions import Subscriptions
 from gateway.topics import Topics
+from gateway.tracing import Tracing
 from holdmq import telemetry
 from holdmq.client.route import Link, RouteTable
 from holdmq.config import Config
@@ -120,6 +121,7 @@ class Worker:
         rates = section.publish_rate_max, section.publish_bytes_rate_max
         self.meter = Meter(self, *rates) if any(rates) else None
         self.tracing: Tracing | None = None
+        self.tracing: Tracing | None = None
         self.access = Access(self, config)
 
     # Life
@@ -138,6 +140,7 @@ class Worker:
         self.routes.on_down.append(self._link_down)
         self.routes.on_push.append(self.persistent.pushed)
         self.routes.start()
+        self.reporting.listen()
         tick = self._loop.call_later(TICK_S, self._tick, self.now() + TICK_S)
         try:
             await self._wait_for_brokers(stopping)
@@ -150,6 +153,7 @@ class Worker:
         finally:
             tick.cancel()
             watching.cancel()
+            self.reporting.close()
             self.reporting.close()
             await self.access.close()
             self.is_draining = True
@@ -330,6 +334,8 @@ class Worker:
         if event.reason:
             shell.listener.refused[event.reason] += 1
         self.connection_log.ended(shell, event, self.now())
+        if self.tracing is not None:
+            self.tracing.closed(session, event)
         self.counters.disconnects_total += session.began_at > 0
         transport = shell.transport
         if transport is not None:
@@ -398,6 +404,12 @@ class Worker:
         finally:
             self._is_settling = False
 
+    def set_tracing(self, tracing: Tracing) -> None:
+        """Have packets shown as long as there are traces."""
+        self.counters.traces = len(tracing)
+        self.tracing = tracing if len(tracing) else None
+        self.context.traced = None if self.tracing is None else tracing.received
+
     def listen_for_noise(self, is_wanted: bool) -> None:
         """Measure what each client sends, or not any more."""
         if is_wanted and self.meter is None:
@@ -415,6 +427,9 @@ class Worker:
         self.overload.tick(now - due)
         if self.meter is not None:
             self.meter.tick(now)
+        if self.tracing is not None:
+            self.tracing.tick(now)
+            self.set_tracing(self.tracing)
         for session in self._wheel.advance(now):
             if isinstance(session.shell, Shell):
                 session.shell.handle(session.handle_deadline(now))

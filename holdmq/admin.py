@@ -1,6 +1,8 @@
-"""The admin HTTP server of a process: ``/healthz``, ``/readyz``, ``/metrics``.
+"""The admin HTTP server of a process: ``/healthz``, ``/readyz``, ``/metrics``, and what a process adds.
 
-Runs on threads of its own, so it answers while the event loop is busy, and says when it is stuck.
+Runs on threads of its own, so it answers while the event loop is busy, and says when it is stuck. What a
+process adds are its *controls*: they show more than numbers, or change something, and so are for programs on
+the same machine only, which say so with the header CONTROL_HEADER (that no web page can send here).
 """
 
 from __future__ import annotations
@@ -8,17 +10,32 @@ from __future__ import annotations
 import socket
 import socketserver
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs
 
 from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
 
 from holdmq import telemetry
+from holdmq.config_section import is_loopback
 
 ReadyCheck = Callable[[], tuple[bool, str]]
 """Returns whether something holds, and the reason when it does not."""
+
+CONTROL_HEADER: Final = "X-HoldMQ-Control"
+
+
+class ControlAnswer(NamedTuple):
+    """What a control answers: an HTTP status, and text in pieces, each written as it comes."""
+
+    status: int
+    pieces: Iterable[bytes]
+
+
+Control = Callable[[str, dict[str, str]], ControlAnswer]
+"""Called on a server thread with the method (GET, POST) and the query; its pieces may take their time."""
 
 ADMIN_CONNECTIONS_MAX: Final = 16
 """Requests answered at a time: probes and scrapers are few, and each costs a thread."""
@@ -37,7 +54,8 @@ class AdminServer:
     """Serves the three paths until ``close``; `port` is the port as bound.
 
     `ready` and `alive` give status 200 or 503 and the text; `collect` returns the metrics in the
-    Prometheus text format (None = ``telemetry.METRICS``). They are called on server threads.
+    Prometheus text format (None = ``telemetry.METRICS``). `controls` are more paths. All are called on server
+    threads.
     Raises OSError when the address cannot be bound.
     """
 
@@ -49,8 +67,9 @@ class AdminServer:
         ready: ReadyCheck,
         alive: ReadyCheck,
         collect: Callable[[], bytes] | None = None,
+        controls: Mapping[str, Control] | None = None,
     ) -> None:
-        handler = _handler(ready, alive, collect or _own_metrics)
+        handler = _handler(ready, alive, collect or _own_metrics, controls or {})
         self._server = _BoundedServer((bind, port), handler)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
@@ -101,7 +120,10 @@ class _BoundedServer(ThreadingHTTPServer):
 
 
 def _handler(
-    ready: ReadyCheck, alive: ReadyCheck, collect: Callable[[], bytes]
+    ready: ReadyCheck,
+    alive: ReadyCheck,
+    collect: Callable[[], bytes],
+    controls: Mapping[str, Control],
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = ADMIN_REQUEST_S
@@ -117,7 +139,34 @@ def _handler(
             elif path == "/healthz":
                 self._state(alive)
             else:
+                self._control("GET", path)
+
+        def do_POST(self) -> None:
+            self._control("POST", self.path.partition("?")[0])
+
+        def _control(self, method: str, path: str) -> None:
+            control = controls.get(path)
+            if control is None:
                 self._answer(HTTPStatus.NOT_FOUND, b"try /healthz, /readyz or /metrics\n")
+            elif not is_loopback(self.client_address[0]) or CONTROL_HEADER not in self.headers:
+                self._answer(HTTPStatus.FORBIDDEN, b"only for commands on this machine: holdmq trace, ban\n")
+            else:
+                query = parse_qs(self.path.partition("?")[2])
+                self._stream(control(method, {name: values[-1] for name, values in query.items()}))
+
+        def _stream(self, answer: ControlAnswer) -> None:
+            self.send_response(answer.status)
+            self.send_header("Content-Type", "application/x-ndjson")
+            self.end_headers()
+            pieces = iter(answer.pieces)
+            try:
+                for piece in pieces:
+                    self.wfile.write(piece)
+            except OSError:
+                pass  # who asked has seen enough
+            finally:
+                if isinstance(pieces, Generator):
+                    pieces.close()
 
         def _state(self, check: ReadyCheck) -> None:
             holds, reason = check()

@@ -34,13 +34,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 import uvloop
 
 from holdmq import telemetry
-from holdmq.admin import AdminServer, ReadyCheck
+from holdmq.admin import AdminServer, Control, ReadyCheck
 from holdmq.config import Config
 from holdmq.errors import ConfigError, HoldMQError, StartupError
 
@@ -202,15 +202,24 @@ def start_admin(
     ready: ReadyCheck,
     alive: ReadyCheck,
     collect: Callable[[], bytes] | None = None,
+    controls: Mapping[str, Control] | None = None,
 ) -> AdminServer:
     """Start the admin server of section `name` on a thread and return it; the caller closes it.
 
     `collect` returns the text of ``/metrics``; None = ``telemetry.METRICS`` of this process (a parent of
-    workers passes its own, which adds theirs). Raises StartupError when the port is busy.
+    workers passes its own, which adds theirs). `controls` are more paths. Raises StartupError for a busy
+    port.
     """
     section = getattr(config, name)
     try:
-        return AdminServer(section.admin_bind, section.admin_port, ready=ready, alive=alive, collect=collect)
+        return AdminServer(
+            section.admin_bind,
+            section.admin_port,
+            ready=ready,
+            alive=alive,
+            collect=collect,
+            controls=controls,
+        )
     except OSError as error:
         raise listen_error(error, f"{name}.admin_port", section.admin_bind, section.admin_port) from error
 

@@ -6,7 +6,7 @@ banned, nor a device its neighbours behind the same address.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 FLAPPING_MAX: Final = 100_000
 """Clients whose connects are counted, some 250 bytes each; past it who was seen first is forgotten."""
@@ -23,6 +23,23 @@ class Ban(NamedTuple):
     key: Key
     until: float
     connects: int
+
+
+def ban_row(ban: Ban, now: float) -> dict[str, Any]:
+    """A ban as processes tell each other; clocks may differ, so `left_s` counts from now."""
+    principal, address = ban.key
+    return {
+        "principal": principal,
+        "address": address.hex(),
+        "left_s": round(ban.until - now, 3),
+        "connects": ban.connects,
+    }
+
+
+def ban_of(row: dict[str, Any], now: float) -> Ban:
+    """The ban that a row tells of."""
+    key = str(row["principal"]), bytes.fromhex(row["address"])
+    return Ban(key, now + float(row["left_s"]), int(row["connects"]))
 
 
 class Bans:

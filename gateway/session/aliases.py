@@ -35,6 +35,10 @@ class Aliases:
             return 0
         return len(self._numbers) + 1
 
+    def by_number(self) -> dict[int, bytes]:
+        """The topics that are set now."""
+        return {number: topic for topic, number in self._numbers.items()}
+
     def sent(self, topic: bytes, alias: int) -> None:
         """A PUBLISH with this choice is on its way: from now on its alias stands for its topic."""
         if alias > 0:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Context:
     """What all sessions of a worker share.
 
-    `dirty` lists sessions that have bytes to send, `doomed` those that the worker must close because
+    `traced` is told what clients send, while somebody wants to see it. `dirty` lists sessions that have bytes to send, `doomed` those that the worker must close because
     their broker did not take what they sent, `planning` those whose row must be written before they send
     more, `stale` those whose row lags behind. `methods` are those of enhanced authentication; with
     `keeps_connect` a session keeps its CONNECT until its client was authenticated.
@@ -35,6 +35,7 @@ class Context:
         "planning",
         "stale",
         "topics",
+        "traced",
     )
 
     def __init__(
@@ -54,3 +55,4 @@ class Context:
         self.doomed: list[Session] = []
         self.planning: list[Session] = []
         self.stale: list[Session] = []
+        self.traced: Callable[[Session, list[object]], None] | None = None

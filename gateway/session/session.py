@@ -163,6 +163,8 @@ class Session:
             items: list[object] = self._decoder.feed(data)  # type: ignore[assignment]
         except MqttError as error:
             items, broken = error.decoded, error
+        if self.context.traced is not None:
+            self.context.traced(self, items)
         if self.state == AUTHENTICATING:
             return self._take_auths(items, broken)
         return self._take(items, broken, now)

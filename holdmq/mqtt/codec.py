@@ -147,9 +147,11 @@ class Decoder(Generic[T]):
         if topic_alias_maximum:
             self.allow_topic_aliases(topic_alias_maximum)
 
-    def allow_topic_aliases(self, maximum: int) -> None:
-        """Accept topic aliases up to `maximum` (0–65,535) from now on."""
+    def allow_topic_aliases(self, maximum: int, known: dict[int, T] | None = None) -> None:
+        """Accept topic aliases up to `maximum` (0–65,535) from now on; `known` were set before."""
         self._aliases = TopicAliases(maximum)
+        if known is not None:
+            self._aliases.entries.update(known)
 
     @property
     def buffered(self) -> int:

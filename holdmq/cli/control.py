@@ -1,0 +1,72 @@
+"""What commands ask a gateway on this machine for, through its admin port."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+from urllib.parse import urlencode
+
+import typer
+
+from holdmq.admin import CONTROL_HEADER
+from holdmq.config import Config
+from holdmq.errors import StartupError, UsageError
+
+SILENCE_S: Final = 10.0
+"""How long a gateway may say nothing: while a trace runs it writes at least an empty line each second."""
+
+Admin = Annotated[
+    str,
+    typer.Option(
+        "--admin",
+        metavar="HOST:PORT",
+        help="Admin port of the gateway; from the configuration if not given.",
+        show_default=False,
+    ),
+]
+
+
+def ask(config: Config, admin: str, method: str, path: str, **query: object) -> Iterator[dict[str, Any]]:
+    """The rows of a gateway's answer, as they come; None in `query` is left out.
+
+    Raises UsageError for what the gateway calls a mistake, StartupError when there is none.
+    """
+    host, port = _place(config, admin)
+    given = {name: str(value) for name, value in query.items() if value is not None}
+    connection = http.client.HTTPConnection(host, port, timeout=SILENCE_S)
+    try:
+        connection.request(method, f"{path}?{urlencode(given)}", headers={CONTROL_HEADER: "1"})
+        answer = connection.getresponse()
+        if answer.status != HTTPStatus.OK:
+            raise UsageError(_why(answer))
+        for line in answer:
+            if line.strip():
+                yield json.loads(line)
+    except (OSError, http.client.HTTPException) as error:
+        raise StartupError(
+            f"no gateway answers at {host}:{port} ({error}); is it running here? --admin names another one's "
+            "admin port"
+        ) from error
+    finally:
+        connection.close()
+
+
+def _place(config: Config, admin: str) -> tuple[str, int]:
+    if not admin:
+        bind = config.gateway.admin_bind
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind), config.gateway.admin_port
+    host, _, port = admin.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"{admin!r} is no HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _why(answer: http.client.HTTPResponse) -> str:
+    text = answer.read(4096).decode(errors="replace").strip()
+    try:
+        return str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"the gateway refuses: {text}"

@@ -1,0 +1,57 @@
+"""``holdmq trace``: the packets of one MQTT client, as they come."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from holdmq.cli.control import Admin, ask
+from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.times import show_time
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("trace", epilog="Example: holdmq trace meter-42 --topic 'meters/#' --seconds 60")(trace)
+
+
+def trace(
+    client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID", help="The MQTT client id.")],
+    topic: Annotated[
+        str | None, typer.Option("--topic", metavar="FILTER", help="Only PUBLISH on these topics.")
+    ] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, max=600, help="How long.")] = 30.0,
+    admin: Admin = "",
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a client sends and is sent, whichever worker of this machine's gateway it is connected to."""
+    try:
+        for row in ask(
+            configuration(config, set_),
+            admin,
+            "GET",
+            "/trace",
+            client=client_id,
+            topic=topic,
+            seconds=seconds,
+        ):
+            if as_json:
+                print_json(row)
+            else:
+                typer.echo(line(row))
+    except KeyboardInterrupt:
+        pass
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for people."""
+    row = dict(row)
+    at = show_time(row.pop("at_ms")) if "at_ms" in row else ""
+    worker = row.pop("worker", "")
+    direction = {"in": "→", "out": "←"}.get(row.pop("direction", ""), "·")
+    what = row.pop("packet", None) or row.pop("event", "")
+    rest = " ".join(f"{name}={value}" for name, value in row.items())
+    return f"{at} {worker} {direction} {what} {rest}".strip()
