@@ -8,11 +8,14 @@ import termios
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from gateway.core.entries import TopicEntry
+from gateway.core.received import is_binding
+from gateway.ingress import Unbound
 from gateway.listeners import Listener
+from gateway.parting import part
 from gateway.peer import Peer, peer_of
 from gateway.session.events import Closed, Connected, Event, Subscribing, Unsubscribing
 from gateway.session.session import CLOSED, Session
-from gateway.parting import part
 from gateway.sockets import ClientSocket
 from holdmq.mqtt import MQTT_5, PublishRun, ReasonCode
 
@@ -28,6 +31,7 @@ DRAINING: Final = 16
 OPENING_PAUSE: Final = 32
 RATE: Final = 128
 OVERLOAD: Final = 256
+PARTING: Final = 64
 
 
 class Shell:
@@ -82,7 +86,7 @@ class Shell:
         self._worker.connection_log.losing(self)
         events = self.session.connection_lost()
         self.transport = None
-        if self.waiting is None:
+        if self.waiting is None or is_binding(self.session.cursor):
             self.handle(events)
         else:
             # What was published before the end still goes to its topic when that is there.
@@ -112,15 +116,15 @@ class Shell:
             self.session.outbound.is_socket_full = False
             self._worker.catchup.ready(self.session)
 
-    # Events
-
-    def handle(self, events: Sequence[Event]) -> None:
-        """Do what the session's events say, in order."""
     @property
     def is_parting(self) -> bool:
         """Whether our half of the connection is closed."""
         return bool(self._paused_for & PARTING)
 
+    # Events
+
+    def handle(self, events: Sequence[Event]) -> None:
+        """Do what the session's events say, in order."""
         worker = self._worker
         session = self.session
         for at, event in enumerate(events):
@@ -138,7 +142,12 @@ class Shell:
                 if missing is not None:
                     self.waiting = list(events[at:])
                     self.pause(TOPIC)
-                    worker.topics.create(missing, self.topic_known, self.topic_failed)
+                    if isinstance(missing, Unbound):
+                        worker.persistent.bind(session, missing, self.topic_known)
+                    elif isinstance(missing, TopicEntry):
+                        worker.access.ask_publish(session, missing, self.topic_known)
+                    else:
+                        worker.topics.create(missing, self.topic_known, self.topic_failed)
                     return
                 self._hold_if_needed()
             elif isinstance(event, Subscribing):

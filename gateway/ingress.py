@@ -6,27 +6,39 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.core.delayed import DELAYED_ROOM_BYTES
 from gateway.core.entries import TopicEntry, record_properties
-from gateway.core.plans import Plan
+from gateway.core.permit import ALLOWED, UNASKED
+from gateway.core.plans import NotedRecords, Plan
 from gateway.core.producer import BATCH_MAX_BYTES, Producer, Target
 from gateway.core.receipts import Receipt
+from gateway.core.received import Queue
 from gateway.limits import PLANS_MAX
 from gateway.session.inbound import Inbound
 from gateway.session.session import Session
 from holdmq.errors import RecordError
 from holdmq.mqtt import PUBACK, PUBLISH, PUBREC, RETAIN, PublishRun, ReasonCode, Will, encode_block
 from holdmq.record import PROPERTIES_BYTES_MAX, SYS_QOS_SHIFT, SYS_RETAIN, RecordTemplate
+from holdmq.record_once import ONCE_BYTES_MAX
 from holdmq.topics import OTHER_TOPIC
 
 _ANSWERS: Final = (0, PUBACK, PUBREC)
 Refusal = int
 MissingTopic = str
 
-Locate = Callable[[str, str], "Target | Refusal | None"]
-"""(log topic, client id) → the queue of this client, a reason code, or None when the topic is not known."""
+Locate = Callable[[str, str, Queue | None], "Target | Refusal | None"]
+"""(log topic, client id, its queue so far) → the queue of this client, a reason code, or None when the topic
+is not known."""
+
+
+class Unbound(NamedTuple):
+    """The session's row must say first that its QoS 2 publishes to this log topic go to this queue."""
+
+    topic: str
+    queue: Queue
+
 
 UsesOther = Callable[[str, str], bool]
 
@@ -47,11 +59,14 @@ class Ingress:
         self._uses_other = uses_other
         self._now = now
 
-    def publish(self, session: Session, run: PublishRun[TopicEntry]) -> MissingTopic | None:
+    def publish(
+        self, session: Session, run: PublishRun[TopicEntry]
+    ) -> MissingTopic | Unbound | TopicEntry | None:
         """Add the run's messages, in order, to the batches of their brokers.
 
-        Returns None when all are added or refused; else the log topic that must be created first,
-        and `run.messages` are then those that wait for it.
+        Returns None when all are added or refused; else the log topic that must be created first, the queue
+        that must be written down, or the topic whose permission must be asked for, and `run.messages` are
+        then those that wait for it.
         """
         inbound = session.inbound
         assert inbound is not None
@@ -74,7 +89,7 @@ class Ingress:
                 plan = None if properties else inbound.plans.get((entry, kind))
                 if plan is None or plan.target.is_retired:
                     found = self._plan(session, inbound, entry, kind, properties)
-                    if isinstance(found, MissingTopic):
+                    if isinstance(found, MissingTopic | Unbound | TopicEntry):
                         run.messages = run.messages[at:]
                         return found
                     if isinstance(found, Refusal):
@@ -83,6 +98,7 @@ class Ingress:
                         continue
                     plan = found
                 encode = plan.encode
+                noting = plan.noting
                 target = plan.target
                 producer = target.producer
                 record_max = producer.record_max_bytes or BATCH_MAX_BYTES
@@ -93,7 +109,8 @@ class Ingress:
                 append = None
                 last_entry = None if properties else entry
                 last_kind = kind
-            record = encode(buffer[start:end], born_ms)
+            body = buffer[start:end]
+            record = encode(body, born_ms) if noting is None else noting(body, born_ms, packet_id)
             length = len(record)
             if length > record_max:
                 last_entry = None
@@ -104,6 +121,8 @@ class Ingress:
                 assert producer is not None
                 batch_run = producer.open_run(target, self._now(), is_delayed)
                 append = batch_run.records.append
+                if noting is not None:
+                    batch_run.is_noted = True
                 if packet_type:
                     receipt = Receipt(session, packet_type)
                     packet_ids = receipt.packet_ids
@@ -134,6 +153,7 @@ class Ingress:
         found = self._plan(session, session.inbound, entry, kind, block, answered=False)
         if isinstance(found, MissingTopic):
             return found
+        assert not isinstance(found, Unbound | TopicEntry), "nothing is noted or asked for a will"
         if isinstance(found, Refusal):
             session.context.counters.refused[f"will_{ReasonCode(found).name.lower()}"] += 1
             return None
@@ -155,9 +175,13 @@ class Ingress:
         properties: bytes,
         *,
         answered: bool = True,
-    ) -> Plan | Refusal | MissingTopic:
+    ) -> Plan | Refusal | MissingTopic | Unbound | TopicEntry:
         if entry.refusal:
             return entry.refusal
+        if session.permit is not None and answered:  # a will was asked about when its client came
+            verdict = session.permit.verdict(entry)
+            if verdict != ALLOWED:
+                return entry if verdict == UNASKED else verdict
         delay_s = entry.delay_s
         if delay_s is not None and kind & RETAIN:
             # When it is due nobody would be there to keep it as the topic's retained message.
@@ -173,29 +197,36 @@ class Ingress:
             del inbound.targets[topic]
             inbound.plans.clear()
             target = None
+        received = None if session.cursor is None else session.cursor.received
         if target is None:
-            located = self._locate(topic, session.client_id)
+            bound = None if received is None else received.queues.get(topic)
+            located = self._locate(topic, session.client_id, bound)
             if located is None:
                 return topic
             if isinstance(located, Refusal):
                 return located
             target = inbound.targets[topic] = located
         qos = kind >> 1
+        is_noted = qos == 2 and answered and session.cursor is not None
+        queue = (target.producer.shell.name, target.queue_id) if is_noted else None
+        if queue is not None and (received is None or received.queues.get(topic) != queue):
+            return Unbound(topic, queue)
         try:
             encoded = record_properties(tag, session.client_id, properties, delay_s)
-            if delay_s is not None and len(encoded) > PROPERTIES_BYTES_MAX - DELAYED_ROOM_BYTES:
+            room = ONCE_BYTES_MAX + (0 if delay_s is None else DELAYED_ROOM_BYTES)
+            if len(encoded) > PROPERTIES_BYTES_MAX - room:
                 return ReasonCode.QUOTA_EXCEEDED  # the broker would refuse all that travels with it
-            template = RecordTemplate(
-                topic.encode(),
-                target.queue_id,
-                encoded,
-                session.born_host,
-                qos << SYS_QOS_SHIFT | (SYS_RETAIN if kind & RETAIN else 0),
-                prepared=self._mark,
-            )
+            name, host = topic.encode(), session.born_host
+            sys_flag = qos << SYS_QOS_SHIFT | (SYS_RETAIN if kind & RETAIN else 0)
+            template = RecordTemplate(name, target.queue_id, encoded, host, sys_flag, prepared=self._mark)
         except RecordError:
             return ReasonCode.QUOTA_EXCEEDED  # tag and properties are over 32 KiB (storage.md, The record)
-        plan = Plan(template.encode, target, _ANSWERS[qos] if answered else 0, delay_s is not None)
+        noting = None
+        if is_noted:
+            assert received is not None
+            noted = NotedRecords(received, name, target.queue_id, encoded, host, sys_flag, self._mark)
+            noting = noted.encode
+        plan = Plan(template.encode, target, _ANSWERS[qos] if answered else 0, delay_s is not None, noting)
         if not properties:
             if len(inbound.plans) >= PLANS_MAX:
                 inbound.plans.clear()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.cursor import Written
+from gateway.session.receiving import unreleased_of
 from gateway.session.session import CLOSED, Session
 from holdmq import telemetry
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
@@ -326,7 +327,7 @@ class Owner:
         value = self._sessions.state_of(session)
         row = SessionChange(session.client_id, session.epoch, PUT_STATE, "", value, session.expiry_s)
         change = _Change(row, session, None)
-        change.written = cursor.begin_write()
+        change.written = cursor.begin_write(unreleased_of(session))
         self.pending_bytes += change.size
         return change
 

@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.core.cursor import Cursor, Written
 from gateway.core.lag import Lag
+from gateway.core.received import QUEUES_MAX, Received
+from gateway.ingress import Unbound
 from gateway.owner import Owner
 from gateway.session.events import Event
+from gateway.session.inbound import Inbound
 from gateway.session.outbound import Granted, Planned
+from gateway.session.receiving import complete, unreleased_of
 from gateway.session.session import CLOSED, OPENING, Session
 from holdmq import telemetry
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
@@ -26,11 +30,11 @@ from holdmq.wire.session_headers import (
     DROP_FILTER,
     END,
     PUT_FILTER,
+    PUT_STATE,
     SESSION_TOPIC,
     Content,
     SessionOpened,
     SessionOpening,
-    PUT_STATE,
     SessionTakenRequest,
     session_owner,
 )
@@ -38,6 +42,7 @@ from holdmq.wire.session_state import (
     FilterOptions,
     Place,
     PlannedRow,
+    ReceivedRow,
     SessionState,
     decode_options,
     decode_state,
@@ -223,7 +228,7 @@ class Sessions:
         if session.expiry_s:
             session.cursor = Cursor(answer.uid)
         try:
-            is_lagging = answer.is_present and self._restore(session, content)
+            is_lagging = answer.is_present and self._restore(session, content, answer)
         except WireError as error:
             log.error("a session cannot be restored", client=session.client_id, reason=str(error))
             self._end(session, owner, content.state)
@@ -240,9 +245,14 @@ class Sessions:
 
     # Restoring
 
-    def _restore(self, session: Session, content: Content) -> bool:
+    def _restore(self, session: Session, content: Content, answer: SessionOpened) -> bool:
         """Give a session its filters, its place and what is in flight; whether it has to catch up."""
         state = decode_state(content.state)
+        if session.cursor is None and (state.planned or state.received is not None):
+            # A session that ends with this connection: what is under way comes to its end all the same.
+            session.cursor = Cursor(answer.uid)
+        if session.cursor is not None and state.received is not None:
+            self._restore_received(session, session.cursor, state.received)
         filters = [(name, decode_options(options)) for name, options in content.filters]
         if not filters and not state.planned:
             return False
@@ -289,7 +299,7 @@ class Sessions:
 
     def _restore_planned(self, session: Session, state: SessionState) -> None:
         cursor = session.cursor
-        if not state.planned:
+        if not state.planned or cursor is None:
             return
         again: dict[str, list[int]] = {}
         inflight: dict[int, Planned | None] = {}
@@ -300,9 +310,6 @@ class Sessions:
             if not row.is_released:
                 again.setdefault(row.broker, []).append(row.packet_id)
         session.outgoing().inflight = inflight
-        if cursor is None:
-            # A session that ends with this connection: what is in flight is sent again all the same.
-            cursor = session.cursor = Cursor(0)
         cursor.again = again or None
 
     def _places(self, state: SessionState, filters: list[tuple[str, FilterOptions]]) -> dict[str, Place]:
@@ -372,7 +379,7 @@ class Sessions:
         owner.forget(session)
         if session.epoch:
             is_kept = session.cursor is not None and session.expiry_s
-            self._end(session, owner, self.state_of(session) if is_kept else b"")
+            self._end(session, owner, self.state_of(session, is_over=True) if is_kept else b"")
         session.owner = None
 
     def _end(self, session: Session, owner: Owner, state: bytes) -> None:
@@ -380,6 +387,23 @@ class Sessions:
         session.owner = None
 
     # Writing
+
+    def bind(self, session: Session, unbound: Unbound, known: Callable[[], None]) -> None:
+        """Have the row say where QoS 2 publishes to a topic go, before the first one goes there."""
+        cursor = session.cursor
+        assert cursor is not None
+        if cursor.received is None:
+            cursor.received = Received(cursor.uid, session.epoch)
+        if cursor.received.bind(unbound.topic, unbound.queue, known):
+            self._worker.context.planning.append(session)
+            return
+        self._worker.counters.refused["publish_topics"] += 1
+        self._worker.close_session(
+            session,
+            ReasonCode.QUOTA_EXCEEDED,
+            "publish_topics",
+            f"QoS 2 publishes to more than {QUEUES_MAX} first levels",
+        )
 
     def plan(self, sessions: list[Session]) -> None:
         """These wait for their row before they may send more."""
@@ -413,14 +437,29 @@ class Sessions:
         )
         return owner.change(session, PUT_FILTER, name, options.encode(), on_written)
 
+    def store_starts(self, session: Session, names: list[str]) -> None:
+        """Have these filters' rows say from where on they count, before any state that is asked for later."""
+        outbound = session.outbound
+        for name in names if outbound is not None else ():
+            assert outbound is not None
+            if not self.store_filter(session, name, outbound.subscriptions[name], False, _ignore):
+                self._worker.doom(session)
+                return
+
+    def store_state(self, session: Session, on_written: Callable[[bool], None]) -> bool:
+        """Have the state as it is now written behind all that was asked for so far; False: too much waits."""
+        owner = session.owner
+        assert isinstance(owner, Owner)
+        return owner.change(session, PUT_STATE, "", self.state_of(session), on_written)
+
     def drop_filter(self, session: Session, kind: str, name: str, on_written: Callable[[bool], None]) -> bool:
         """Have a subscription's row taken away; False: too much waits."""
         owner = session.owner
         assert isinstance(owner, Owner)
         return owner.change(session, kind, name, b"", on_written)
 
-    def state_of(self, session: Session) -> bytes:
-        """A session's state as its row has it."""
+    def state_of(self, session: Session, *, is_over: bool = False) -> bytes:
+        """A session's state as its row has it; `is_over`: at the end of its connection."""
         outbound, cursor = session.outbound, session.cursor
         assert cursor is not None
         places: dict[str, Place] = {}
@@ -437,28 +476,17 @@ class Sessions:
         for broker in lag.positions if lag is not None else ():
             if broker not in places and lag is not None:
                 places[broker] = Place(lag.epochs.get(broker, 0), lag.positions[broker])
-    def store_starts(self, session: Session, names: list[str]) -> None:
-        """Have these filters' rows say from where on they count, before any state that is asked for later."""
-        outbound = session.outbound
-        for name in names if outbound is not None else ():
-            assert outbound is not None
-            if not self.store_filter(session, name, outbound.subscriptions[name], False, _ignore):
-                self._worker.doom(session)
-                return
-
-    def store_state(self, session: Session, on_written: Callable[[bool], None]) -> bool:
-        """Have the state as it is now written behind all that was asked for so far; False: too much waits."""
-        owner = session.owner
-        assert isinstance(owner, Owner)
-        return owner.change(session, PUT_STATE, "", self.state_of(session), on_written)
-
         cursor.written_at = sum(place.position for place in places.values())
         planned = [
             PlannedRow(packet_id, p.broker, p.position, p.flags, list(p.identifiers), p.is_released)
             for packet_id, p in ((outbound.inflight if outbound is not None else None) or {}).items()
             if p is not None
         ]
-        return SessionState(places, planned, outbound.next_id if outbound is not None else 1).encode()
+        received = None
+        if cursor.received is not None:
+            received = cursor.received.row(unreleased_of(session), is_over=is_over)
+        next_id = outbound.next_id if outbound is not None else 1
+        return SessionState(places, planned, next_id, received).encode()
 
     def state_written(self, session: Session, written: Written) -> None:
         """The row has a state: what waited for it leaves."""
@@ -468,6 +496,13 @@ class Sessions:
             session.send_publish(head, packet_id, tail)
         for packet_id in written.released:
             session.send_pubrel(packet_id)
+        write, received = written.received, session.cursor.received if session.cursor is not None else None
+        if write is not None and received is not None:
+            received.written(write)
+            if write.completed:
+                complete(session, write.completed)
+            for bound in write.bound:
+                bound()
 
     # Clocks
 
