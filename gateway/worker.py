@@ -100,8 +100,8 @@ class Worker:
         )
         self.delivery = Delivery(self.subscriptions.trie, self.counters, self.wall_ms)
         self.catchup = CatchUp(self, self.delivery)
-        self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
         self.replays = self.subscriptions.replays = Replays(self)
+        self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
         self.resume_below_bytes = PENDING_MAX_BYTES // 2
         self._tls_reload_interval_s = section.tls_reload_interval_s
         self.listeners: list[Listener] = []
@@ -120,7 +120,6 @@ class Worker:
         self.connection_log = ConnectionLog(section.log_connections, index, self.counters)
         rates = section.publish_rate_max, section.publish_bytes_rate_max
         self.meter = Meter(self, *rates) if any(rates) else None
-        self.tracing: Tracing | None = None
         self.tracing: Tracing | None = None
         self.access = Access(self, config)
 
@@ -153,7 +152,6 @@ class Worker:
         finally:
             tick.cancel()
             watching.cancel()
-            self.reporting.close()
             self.reporting.close()
             await self.access.close()
             self.is_draining = True
@@ -272,9 +270,7 @@ class Worker:
         return self._sessions.get(client_id)
 
     def connected(self, shell: Shell) -> None:
-        """CONNECT may be accepted: its socket waits until the owner of the client id has said so."""
-        if not self.gate.admits(shell.session, shell.session.client_id):
-            return
+        """CONNECT may be accepted: its socket waits until who it is is known, and its owner has said so."""
         shell.pause(OPENING_PAUSE)
         self.access.admit(shell)
 

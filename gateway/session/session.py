@@ -310,7 +310,6 @@ class Session:
             return
         version = self.version = self._decoder.version
         if version == MQTT_5:  # [MQTT-3.1.4-2]
-            self.version = version
             self._say(ConnAck(False, code), str(error))
         elif version and code in _CONNACK_ANSWERS_V3:
             self.send(encode(ConnAck(False, code), version))
@@ -371,8 +370,8 @@ class Session:
         self._window = min(properties.receive_maximum or limits.inflight_max, limits.inflight_max)
         self.expiry_s = expiry_of(connect, limits)
         self.packet_max = properties.maximum_packet_size or 0
-        if properties.topic_alias_maximum:
         self.is_terse = properties.request_problem_information == 0
+        if properties.topic_alias_maximum:
             self.outgoing().aliases = Aliases(properties.topic_alias_maximum)
         self.will = connect.will
         if connect.version == MQTT_5:
