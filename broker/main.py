@@ -16,6 +16,7 @@ from broker.progress import Progress
 from broker.registration import Registration
 from broker.runtime import CHECK_INTERVAL_S, FullCollections, collect
 from broker.server import BrokerServer
+from broker.share_mode import ShareMode
 from broker.shared import SharedMode
 from broker.topics import Topics
 from holdmq.config import Config
@@ -64,13 +65,15 @@ async def main(config: Config, service: Service) -> None:
         )
     groups = Groups(settings, path.parent, store, table, store.index.offset_at)
     shared = SharedMode(store, table, path.with_name("shared.json"), settings.shared_window)
+    share = ShareMode(store, table, path.with_name("shareGroups.json"))
     try:
         await loop.run_in_executor(None, groups.load, store.confirmed_position > 0, accept_backup)
         await loop.run_in_executor(None, shared.load, accept_backup)
+        await loop.run_in_executor(None, share.load, accept_backup)
     except StorageError:
         await loop.run_in_executor(None, store.close)
         raise
-    store.retention.needs = lambda: chain(groups.offset_file.needs(), shared.needs())
+    store.retention.needs = lambda: chain(groups.offset_file.needs(), shared.needs(), share.needs())
     prepare_interpreter()
     server = BrokerServer(
         settings.name,
@@ -82,6 +85,7 @@ async def main(config: Config, service: Service) -> None:
         shared,
         alarms=config.alarms,
         settings=settings,
+        share=share,
     )
     producers = Producers(store, server.produce.sequences, server.produce.received)
     server.parts.append(producers)
@@ -121,6 +125,7 @@ async def main(config: Config, service: Service) -> None:
         registration.start()
         groups.start()
         shared.start()
+        share.start()
         service.ready(store.state)
         service.ready(registration.state)
         service.log.info("broker serves", name=settings.name, address=address, data=config.storage.data_dir)
@@ -134,6 +139,7 @@ async def main(config: Config, service: Service) -> None:
         await groups.close()
     finally:
         await loop.run_in_executor(None, shared.close)
+        await loop.run_in_executor(None, share.close)
         await loop.run_in_executor(None, producers.close)
         topics.close()
         letters.close()

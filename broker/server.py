@@ -21,6 +21,7 @@ from broker.queries import Queries
 from broker.reads import Reads
 from broker.retained import Retained
 from broker.sessions import SessionTable
+from broker.share_mode import ShareMode
 from broker.shared import SharedMode
 from broker.shared_state import SharedRows
 from broker.statistics import Statistics
@@ -78,6 +79,7 @@ class BrokerServer:
         clock_ms: Callable[[], int] = now_ms,
         alarms: AlarmsSection | None = None,
         settings: BrokerSection | None = None,
+        share: ShareMode | None = None,
     ) -> None:
         self.name = name
         self.cluster = cluster
@@ -97,6 +99,10 @@ class BrokerServer:
         self.parts.append(self.sessions)
         self.retained = Retained(store, topics, settings or BrokerSection(), record_max_bytes, clock_ms)
         self.parts.append(self.retained)
+        self.share = share
+        if share is not None:
+            self.parts.append(share)
+            topics.on_changed.append(share.topic_changed)
         self.groups = groups
         self.parts += [groups, groups.offsets]
         self.pull.gate = groups
@@ -178,6 +184,8 @@ class BrokerServer:
         self.pull.confirmed(batches)
         self.reads.confirmed()
         self.shared.confirmed(batches)
+        if self.share is not None:
+            self.share.confirmed(batches)
 
     def _offsets_reset(self, group: str, topics: set[str]) -> None:
         self.dead_letters.forget(group, topics)

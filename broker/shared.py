@@ -24,8 +24,9 @@ from broker.core.shared_queue import SHARED_WINDOW, SharedQueue
 from broker.core.shared_records import Entry, snapshot_entry
 from broker.core.subscriptions import ALL, SubscriptionFilter
 from broker.core.topics import Topic, TopicTable
+from broker.journal import SyncedStore
 from broker.part import Part
-from broker.shared_journal import SharedJournal, SyncedStore
+from broker.shared_journal import SharedJournal
 from broker.shared_moves import SharedMoves
 from broker.shared_pulls import HeldPull, SharedPulls
 from broker.shared_starts import SharedStarts, is_volatile

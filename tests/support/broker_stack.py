@@ -17,6 +17,7 @@ from broker.groups import Groups
 from broker.producers import Producers
 from broker.progress import Progress
 from broker.server import BrokerServer, now_ms
+from broker.share_mode import ShareMode
 from broker.shared import SharedMode
 from broker.topics import Topics
 from holdmq.config import BrokerSection, StorageSection
@@ -147,6 +148,8 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
     groups.start()
     shared = SharedMode(store, table, directory / "store" / "config" / "shared.json")
     await asyncio.to_thread(shared.load)
+    share = ShareMode(store, table, directory / "store" / "config" / "shareGroups.json", clock_ms=clock_ms)
+    await asyncio.to_thread(share.load)
     server = BrokerServer(
         "broker-0",
         "test",
@@ -156,6 +159,7 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
         groups,
         shared,
         clock_ms,
+        share=share,
         settings=BrokerSection(**overrides),  # type: ignore[arg-type]
     )
     letters = directory / "store" / "config" / "deadLetters.json"
@@ -165,6 +169,7 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
     producers.start()
     server.moves.start()
     shared.start()
+    share.start()
     topics.start(store, Progress(store, groups, shared))
     server.sessions.start()
     server.retained.start()
@@ -179,6 +184,8 @@ async def stop_broker(stack: Stack) -> None:
     await stack.server.drain()
     await stack.server.groups.close()
     stack.server.shared.close()
+    assert stack.server.share is not None
+    stack.server.share.close()
     stack.producers.close()
     stack.server.topics.close()
     stack.server.dead_letters.close()
