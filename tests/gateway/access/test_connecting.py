@@ -9,24 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from argon2 import PasswordHasher
+from access_files import password_file
 
 from gateway.access.checking import check_access
-from gateway.access.user_file import write_users
 from holdmq.config import Config
 from holdmq.config_access import AccessSection
 from holdmq.errors import ConfigError
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Will
 
 Start = Callable[..., Awaitable[Any]]
-
-QUICK = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
-"""What is checked is the path, not the cost."""
-
-
-def password_file(path: Path, **users: str) -> str:
-    write_users(path, {name: QUICK.hash(word) for name, word in users.items()}, "")
-    return str(path)
 
 
 def break_file(path: str) -> None:
