@@ -100,6 +100,12 @@ class Gate:
         self._worker.admitted(session, session.refuse(MqttError(ReasonCode.BANNED, sentence)))
         return False
 
+    def lift(self, principal: str | None) -> None:
+        """Lift the bans of a principal, or all (None); its connects are counted anew."""
+        self.bans.lift(principal)
+        if self._flapping is not None:
+            self._flapping.forget(principal)
+
     def each_second(self, now: float) -> None:
         """Forget what is over."""
         counters = self._worker.counters

@@ -113,7 +113,7 @@ class Reporting:
         if "ban" in command:
             worker.gate.bans.add(ban_of(command["ban"], worker.now()))
         elif "unban" in command:
-            worker.gate.bans.lift(command["unban"])
+            worker.gate.lift(command["unban"])
         elif "trace" in command:
             tracing = worker.tracing or Tracing(worker)
             tracing.start(command["trace"], command["client"], command["topic"], command["seconds"])

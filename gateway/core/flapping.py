@@ -111,6 +111,11 @@ class Flapping:
         self._connects[key] = began, count
         return 0
 
+    def forget(self, principal: str | None) -> None:
+        """Begin anew with a principal, or with all (None)."""
+        for key in [key for key in self._connects if principal is None or key[0] == principal]:
+            del self._connects[key]
+
     def expire(self, now: float) -> None:
         """Forget windows that are over."""
         for key, (began, _) in list(self._connects.items()):

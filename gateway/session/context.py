@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 class Context:
     """What all sessions of a worker share.
 
-    `traced` is told what clients send, while somebody wants to see it. `dirty` lists sessions that have bytes to send, `doomed` those that the worker must close because
-    their broker did not take what they sent, `planning` those whose row must be written before they send
-    more, `stale` those whose row lags behind. `methods` are those of enhanced authentication; with
-    `keeps_connect` a session keeps its CONNECT until its client was authenticated.
+    `traced` is told what clients send, while somebody wants to see it. `dirty` lists sessions that have bytes
+    to send, `doomed` those that the worker must close because their broker did not take what they sent,
+    `planning` those whose row must be written before they send more, `stale` those whose row lags behind.
+    `methods` are those of enhanced authentication; with `keeps_connect` a session keeps its CONNECT until its
+    client was authenticated.
     """
 
     __slots__ = (

@@ -39,6 +39,16 @@ def test_windows_that_are_over_are_forgotten() -> None:
     assert len(counted) == 0
 
 
+def test_a_principal_s_connects_are_forgotten_wherever_they_came_from() -> None:
+    counted = Flapping(1, 60)
+    for key in (("a", HERE), ("a", THERE), ("b", HERE)):
+        counted.connected(key, 0.0)
+    counted.forget("a")
+    assert [counted.connected(key, 1.0) for key in (("a", HERE), ("a", THERE), ("b", HERE))] == [0, 0, 2]
+    counted.forget(None)
+    assert len(counted) == 0
+
+
 def test_no_more_clients_are_counted_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flapping, "FLAPPING_MAX", 3)
     counted = Flapping(1, 60)

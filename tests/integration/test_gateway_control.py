@@ -1,0 +1,161 @@
+"""A gateway of several workers as an operator meets it: traces, bans, draining."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mqtt_client import MqttClient
+from processes import Stack, end_all, wait_until
+
+from holdmq.mqtt import MQTT_3_1_1, Disconnect
+
+REFERENCE = "other.example:1883"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    made = Stack(
+        tmp_path_factory.mktemp("control"),
+        {"gateway.flapping_connects_max": 10, "gateway.drain_rate": 4, "gateway.server_reference": REFERENCE},
+    )
+    try:
+        for name in ("registry", "broker", "gateway"):
+            made.start(name)
+        yield made
+    finally:
+        MqttClient.close_all()
+        end_all([made])
+
+
+def command(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
+    admin = f"127.0.0.1:{stack.admin_ports['gateway']}"
+    return subprocess.run(
+        [sys.executable, "-m", "holdmq.cli", *words, "--admin", admin],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def test_a_client_is_traced_whichever_worker_it_comes_to(stack: Stack) -> None:
+    admin = f"127.0.0.1:{stack.admin_ports['gateway']}"
+    words = ["trace", "traced", "--seconds", "600", "--json", "--admin", admin]
+    with subprocess.Popen(
+        [sys.executable, "-m", "holdmq.cli", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as tracing:
+        assert tracing.stdout is not None
+        assert json.loads(tracing.stdout.readline())["workers"] == 2
+        wait_until(lambda: stack.metric("gateway", "holdmq_gateway_traces") == 1, "both workers trace")
+        seen: list[dict[str, Any]] = []
+        workers: set[int] = set()
+        for n in range(40):  # the kernel chooses the worker; 2⁻⁴⁰ that it is always the same
+            client = MqttClient(stack.mqtt_port, "traced", clean=True, expiry_s=0)
+            client.publish("traces/t", b"%d" % n)
+            client.disconnect()
+            while True:
+                row = json.loads(tracing.stdout.readline())
+                workers.add(row["worker"])
+                seen.append(row)
+                if row.get("event") == "closed":
+                    break
+            if len(workers) == 2:
+                break
+        tracing.send_signal(signal.SIGINT)
+    assert workers == {0, 1}
+    first = [row["packet"] for row in seen[: seen.index(next(r for r in seen if "event" in r))]]
+    assert first == ["CONNECT", "CONNACK", "PUBLISH", "PUBACK", "DISCONNECT"]
+    wait_until(
+        lambda: stack.metric("gateway", "holdmq_gateway_traces") == 0, "the trace ends with its reader"
+    )
+
+
+def test_what_cannot_be_traced_is_said_in_a_sentence(stack: Stack) -> None:
+    done = command(stack, "trace", "c", "--topic", "a/#/b")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    wrong = subprocess.run(
+        [sys.executable, "-m", "holdmq.cli", "trace", "c", "--admin", "127.0.0.1:1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert wrong.returncode == 1
+    assert "no gateway answers at 127.0.0.1:1" in wrong.stderr
+
+
+def test_a_client_that_connects_too_often_is_banned_by_every_worker_until_it_is_let_in_again(
+    stack: Stack,
+) -> None:
+    codes: list[int] = []
+    for _ in range(60):
+        client = MqttClient(stack.mqtt_port, "flapping", clean=True, expiry_s=0)
+        codes.append(client.connack.reason_code)
+        client.close()
+        if codes[-10:] == [0x8A] * 10:
+            break
+    assert codes[:10] == [0] * 10
+    assert codes[-10:] == [0x8A] * 10
+    old = MqttClient(stack.mqtt_port, "flapping", clean=True, version=MQTT_3_1_1)
+    assert old.connack.reason_code == 0x87  # return code 5
+    (ban,) = json.loads(command(stack, "ban", "list", "--json").stdout)
+    assert (ban["principal"], ban["address"], ban["connects"]) == ("flapping", "127.0.0.1", 11)
+    assert "flapping" in command(stack, "ban", "list").stdout
+    assert MqttClient(stack.mqtt_port, "another", clean=True).connack.reason_code == 0
+    assert json.loads(command(stack, "ban", "clear", "flapping", "--json").stdout) == {"lifted": 1}
+
+    wait_until(lambda: stack.metric("gateway", "holdmq_gateway_bans") == 0, "every worker lets it in")
+    for _ in range(8):
+        assert MqttClient(stack.mqtt_port, "flapping", clean=True).connack.reason_code == 0
+    assert command(stack, "ban", "clear").returncode == 2
+
+
+def test_draining_sends_clients_away_at_the_configured_rate_and_serves_those_that_are_left(
+    stack: Stack,
+) -> None:
+    clients = [MqttClient(stack.mqtt_port, f"d{n}") for n in range(12)]
+    for client in clients:
+        client.subscribe("drain/#")
+    gateway = stack.processes["gateway"]
+    gateway.send_signal(signal.SIGTERM)
+    wait_until(lambda: stack.http("gateway", "/readyz")[0] != 200, "it is not ready any more")
+    told: dict[int, float] = {}
+    answered = 0
+    deadline = time.monotonic() + 10
+    while len(told) < len(clients) and time.monotonic() < deadline:
+        for n, client in enumerate(clients):
+            if n in told:
+                continue
+            try:
+                packet = client.next(0.02)
+            except TimeoutError:
+                continue
+            assert isinstance(packet, Disconnect)
+            assert packet.reason_code == 0x9C
+            assert packet.properties.server_reference == REFERENCE
+            told[n] = time.monotonic()
+            staying = next((c for m, c in enumerate(clients) if m not in told), None)
+            if len(told) < len(clients) // 2 and staying is not None:
+                staying.publish("elsewhere", b"x")
+                answered += 1
+    assert len(told) == len(clients)
+    assert answered
+    # Two workers at 4 a second each need 1 s at least for what is beyond the first second's.
+    assert max(told.values()) - min(told.values()) > 0.5
+    assert gateway.wait(20) == 0
+    del stack.processes["gateway"]
+    stack.start("gateway")
+    again = MqttClient(stack.mqtt_port, "d0")
+    assert again.connack.session_present
