@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from holdmq.errors import StartupError
 from holdmq.process import ENV_PARENT_PID
+from loadtest.usage import children_of
 
 START_S: Final = 30.0
 STOP_S: Final = 20.0
@@ -54,6 +55,18 @@ def mosquitto(directory: Path) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
 
 
+class Services(NamedTuple):
+    """An installation that runs: the gateway's address, and the process ids of broker and gateway."""
+
+    address: str
+    broker_pid: int
+    gateway_pid: int
+
+    def workers(self) -> list[int]:
+        """The process ids of the gateway's workers."""
+        return children_of(self.gateway_pid)
+
+
 @contextmanager
 def holdmq_stack(directory: Path, *, flush: str, workers: int = 0) -> Iterator[str]:
     """Run registry, broker and gateway as they are started by hand; yields the gateway's ``127.0.0.1:PORT``.
@@ -61,14 +74,23 @@ def holdmq_stack(directory: Path, *, flush: str, workers: int = 0) -> Iterator[s
     `flush` is storage.flush (async or sync), `workers` gateway.workers. Raises StartupError when one of
     them does not come up; its log is in `directory`.
     """
+    with holdmq_services(directory, f"storage.flush={flush}", f"gateway.workers={workers}") as services:
+        yield services.address
+
+
+@contextmanager
+def holdmq_services(directory: Path, *more: str) -> Iterator[Services]:
+    """Run registry, broker and gateway with the settings `more` (KEY=VALUE).
+
+    Raises StartupError when one of them does not come up; its log is in `directory`.
+    """
     ports = {name: free_port() for name in ("registry", "broker", "gateway")}
     sets = [f"{name}.port={port}" for name, port in ports.items()]
     sets += [f"{name}.admin_port=0" for name in ports]
     sets += [
         f"registry.data_dir={directory / 'registry'}",
         f"storage.data_dir={directory / 'store'}",
-        f"storage.flush={flush}",
-        f"gateway.workers={workers}",
+        *more,
     ]
     flags = [part for setting in sets for part in ("--set", setting)]
     with ExitStack() as stack:
@@ -78,7 +100,8 @@ def holdmq_stack(directory: Path, *, flush: str, workers: int = 0) -> Iterator[s
             children.append(stack.enter_context(_process(command, directory / f"{name}.log")))
             _wait_for(port, children)
         # The gateway listens before it knows its brokers: a first message says that the whole way is open.
-        yield f"127.0.0.1:{ports['gateway']}"
+        pids = [child.process.pid for child in children]
+        yield Services(f"127.0.0.1:{ports['gateway']}", pids[1], pids[2])
 
 
 def missing_peers() -> list[str]:

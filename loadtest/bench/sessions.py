@@ -1,0 +1,312 @@
+"""Persistent sessions: what an idle one takes, how fast they connect, how fast what waited comes.
+
+    python -m loadtest.bench.sessions [--parts idle connect replay many] [--sessions 18000] [--messages N]
+
+- idle: `--sessions` connections to one worker, MQTT 3.1.1, clean session 0, ids of 23 bytes, one exact
+  filter each: resident bytes of the worker for each of them.
+- connect: new sessions, then the same ones again: connections per second, CPU of worker and broker for each.
+- replay: `--messages` of 100 bytes wait for one session, which comes back (window 64): messages per second,
+  their order checked; beside it a pair of clients exchanges messages: their latency before and meanwhile.
+- many: `--offline` sessions with `--each` messages among `--others`: until all of them are served.
+
+Clients run in this process, on the same machine; figures of CPU are the servers' own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from holdmq.errors import HoldMQError, StartupError
+from holdmq.mqtt import Connect, encode
+from holdmq.mqtt.protocol import MQTT_3_1_1
+from loadtest.peers import Services, holdmq_services
+from loadtest.processes import raise_file_limit
+from loadtest.swarm import Swarm, payload_of, publish_run, swarm
+from loadtest.usage import cpu_s, resident_bytes
+
+WARM_SESSIONS: Final = 500
+SETTLE_S: Final = 2.0
+"""For rows to be written and buffers to be given back."""
+PUBLISH_WINDOW: Final = 1_000
+LIVE_EVERY_S: Final = 0.005
+PATIENCE_S: Final = 300.0
+_NUMBER: Final = struct.Struct(">Q")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def idle(services: Services, sessions: int) -> None:
+    """Resident bytes of a worker for each idle session."""
+    (worker,) = services.workers()
+    with swarm(services.address, "warm") as warm:
+        warm.connect(WARM_SESSIONS, subscribe="warm/{id}")
+        time.sleep(SETTLE_S)
+    time.sleep(SETTLE_S)
+    before = resident_bytes(worker)
+    with swarm(services.address, "idle") as crowd:
+        took = crowd.connect(sessions, subscribe="cmd/{id}")
+        time.sleep(3 * SETTLE_S)
+        grown = resident_bytes(worker) - before
+        _say(
+            f"idle      {sessions:,} sessions: {grown / sessions / 1024:.2f} KiB each "
+            f"({grown / 1e6:,.1f} MB); connected and subscribed {sessions / took:,.0f}/s"
+        )
+        crowd.disconnect()
+    time.sleep(SETTLE_S)
+    left = resident_bytes(worker) - before
+    _say(f"          after they left: {left / 1e6:+,.1f} MB")
+
+
+def connect(services: Services, count: int) -> None:
+    """Connections per second of new and of known sessions."""
+    pids = [*services.workers(), services.broker_pid]
+    for what in ("new", "known", "clean"):
+        with swarm(services.address, "rate") as crowd:
+            used = [cpu_s(pid) for pid in pids]
+            took = crowd.connect(count, clean=what == "clean")
+            us = [(cpu_s(pid) - before) / count * 1e6 for pid, before in zip(pids, used, strict=True)]
+            crowd.disconnect()
+        _say(
+            f"connect   {count:,} {what} sessions: {count / took:,.0f}/s; CPU of each: "
+            f"{sum(us[:-1]):.0f} us in workers, {us[-1]:.0f} us in the broker"
+        )
+        time.sleep(SETTLE_S)
+
+
+class Pair:
+    """A publisher and a subscriber, and how long messages take between them."""
+
+    def __init__(self, target: str) -> None:
+        self._subscriber = Swarm(target, "live-sub")
+        self._subscriber.connect(1, clean=True, subscribe="live/x")
+        self._publisher = _open(target, "live-publisher")
+        self._publisher.setblocking(False)
+        self._sent = 0
+        self._due = time.perf_counter()
+        self.latencies: list[float] = []
+
+    def turn(self) -> None:
+        """Send what is due, take what came."""
+        now = time.perf_counter()
+        if now >= self._due:
+            self._due = now + LIVE_EVERY_S
+            self._sent = self._sent % 60_000 + 1
+            self._publisher.send(publish_run("live/x", [struct.pack(">d", now)], self._sent))
+        with contextlib.suppress(BlockingIOError):
+            self._publisher.recv(1 << 16)
+        for _, packet_type, body in self._subscriber.step(0):
+            if packet_type == 3:
+                sent_at: float = struct.unpack(">d", payload_of(body))[0]
+                self.latencies.append(time.perf_counter() - sent_at)
+
+    def run(self, seconds: float) -> None:
+        """Only this."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            self.turn()
+            time.sleep(0.001)
+
+    def p99_ms(self) -> float:
+        """Of what came since the last call."""
+        found, self.latencies = sorted(self.latencies), []
+        return found[int(len(found) * 0.99)] * 1e3 if found else float("nan")
+
+    def close(self) -> None:
+        """End both."""
+        self._subscriber.close()
+        self._publisher.close()
+
+
+def _open(target: str, client_id: str) -> socket.socket:
+    host, _, port = target.rpartition(":")
+    opened = socket.create_connection((host, int(port)), 10)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    opened.sendall(encode(Connect(client_id, MQTT_3_1_1, keep_alive=3600), MQTT_3_1_1))
+    if opened.recv(4)[3:] != b"\0":
+        raise StartupError(f"{target} refused {client_id}")
+    opened.settimeout(60)
+    return opened
+
+
+def _publish(target: str, topic: str, count: int, first: int = 0, payload_bytes: int = 100) -> float:
+    """Publish numbered messages over one connection, all acknowledged; seconds it took."""
+    pad = b"x" * (payload_bytes - _NUMBER.size)
+    began = time.perf_counter()
+    with _open(target, f"publisher-{os.getpid()}-{topic.replace('/', '-')}") as publisher:
+        sent = acked = 0
+        while acked < count:
+            room = min(PUBLISH_WINDOW - (sent - acked), count - sent)
+            if room >= PUBLISH_WINDOW // 2 or (room and sent + room == count):
+                payloads = [_NUMBER.pack(first + sent + k) + pad for k in range(room)]
+                # Ids of a window never meet: it is a small part of them.
+                at = sent % 60_000
+                split = min(room, 60_000 - at)
+                publisher.sendall(publish_run(topic, payloads[:split], at + 1))
+                if split < room:
+                    publisher.sendall(publish_run(topic, payloads[split:], 1))
+                sent += room
+            data = publisher.recv(1 << 16)
+            if not data:
+                raise StartupError(f"{target} closed a publisher's connection")
+            acked += len(data) // 4
+            while len(data) % 4:
+                data = publisher.recv(4 - len(data) % 4)
+                acked += 1
+    return time.perf_counter() - began
+
+
+def replay(services: Services, messages: int) -> None:
+    """How fast an offline session gets what waited for it."""
+    with swarm(services.address, "replay") as one:
+        one.connect(1, subscribe="replay/#")
+        one.disconnect()
+        took = _publish(services.address, "replay/x", messages)
+        _say(f"replay    {messages:,} messages published in {took:.1f} s")
+        pair = Pair(services.address)
+        pair.run(2.0)
+        alone_ms = pair.p99_ms()
+        pids = [*services.workers(), services.broker_pid]
+        used = [cpu_s(pid) for pid in pids]
+        expected = 0
+
+        def came(_number: int, body: bytes) -> None:
+            nonlocal expected
+            found = _NUMBER.unpack_from(payload_of(body))[0]
+            if found != expected:
+                raise StartupError(f"message {found} came where {expected} should have")
+            expected += 1
+
+        began = time.perf_counter()
+        one.connect(1, on_message=came)
+        while expected < messages:
+            if time.perf_counter() - began > PATIENCE_S:
+                raise StartupError(f"only {expected:,} of {messages:,} messages came")
+            for _, packet_type, body in one.step(0.01):
+                if packet_type == 3:
+                    came(0, body)
+            pair.turn()
+        took = time.perf_counter() - began
+        us = [(cpu_s(pid) - before) / messages * 1e6 for pid, before in zip(pids, used, strict=True)]
+        _say(
+            f"          replayed in {took:.1f} s = {messages / took:,.0f}/s, in order; CPU of each: "
+            f"{sum(us[:-1]):.1f} us in workers, {us[-1]:.1f} us in the broker"
+        )
+        _say(f"          a pair beside it: p99 {alone_ms:.2f} ms alone, {pair.p99_ms():.2f} ms meanwhile")
+        pair.close()
+        one.disconnect()
+
+
+def many(services: Services, offline: int, each: int, others: int) -> None:
+    """Until all of many sessions have what waited for them."""
+    with swarm(services.address, "many") as crowd:
+        crowd.connect(offline, subscribe="box/{id}")
+        crowd.disconnect()
+        for part in range(each):
+            _publish_to_each(services.address, crowd, offline, part)
+            _publish(services.address, "noise/x", others // each)
+        began = time.perf_counter()
+        got = [0] * offline
+        left = offline * each
+
+        def came(number: int, body: bytes) -> None:
+            nonlocal left
+            found = _NUMBER.unpack_from(payload_of(body))[0]
+            if found != got[number]:
+                raise StartupError(f"session {number}: message {found} came where {got[number]} should have")
+            got[number] += 1
+            left -= 1
+
+        connected = crowd.connect(offline, on_message=came)
+        numbers = crowd.numbers()
+        while left:
+            if time.perf_counter() - began > PATIENCE_S:
+                raise StartupError(f"{left:,} messages did not come")
+            for fd, packet_type, body in crowd.step(0.1):
+                if packet_type == 3:
+                    came(numbers[fd], body)
+        _say(
+            f"many      {offline:,} sessions with {each} messages among {others:,}: all served within "
+            f"{time.perf_counter() - began:.1f} s (connected in {connected:.1f} s)"
+        )
+        crowd.disconnect()
+
+
+def _publish_to_each(target: str, crowd: Swarm, count: int, part: int) -> None:
+    with _open(target, f"publisher-{os.getpid()}") as publisher:
+        sent = acked = 0
+        while acked < count:
+            if sent < count and sent - acked < PUBLISH_WINDOW:
+                room = min(PUBLISH_WINDOW - (sent - acked), count - sent, 100)
+                publisher.sendall(
+                    b"".join(
+                        publish_run(f"box/{crowd.client_id(n)}", [_NUMBER.pack(part)], n % 60_000 + 1)
+                        for n in range(sent, sent + room)
+                    )
+                )
+                sent += room
+                if sent < count and sent - acked < PUBLISH_WINDOW:
+                    continue
+            data = publisher.recv(1 << 16)
+            if not data:
+                raise StartupError(f"{target} closed a publisher's connection")
+            acked += len(data) // 4
+            while len(data) % 4:
+                data = publisher.recv(4 - len(data) % 4)
+                acked += 1
+
+
+def main() -> int:
+    """Run the parts; exit code 0, or 1 with a sentence when something fails."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts = ("idle", "connect", "replay", "many")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts))
+    parser.add_argument("--sessions", type=int, default=18_000)
+    parser.add_argument("--connects", type=int, default=10_000)
+    parser.add_argument("--messages", type=int, default=200_000)
+    parser.add_argument("--offline", type=int, default=2_000)
+    parser.add_argument("--each", type=int, default=10)
+    parser.add_argument("--others", type=int, default=500_000)
+    parser.add_argument("--workers", type=int, default=1, help="gateway.workers; idle needs 1")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="more settings")
+    a = parser.parse_args()
+    shown = {**vars(a), "cores": os.cpu_count(), "open_files": raise_file_limit()}
+    _say("parameters: " + " ".join(f"{k}={v}" for k, v in shown.items()))
+    try:
+        for part in a.parts:
+            workers = 1 if part == "idle" else a.workers
+            with (
+                tempfile.TemporaryDirectory(prefix="holdmq-sessions-") as directory,
+                holdmq_services(Path(directory), f"gateway.workers={workers}", *a.set) as services,
+            ):
+                with swarm(services.address, "first") as first:
+                    first.connect(1)  # the whole way is open
+                if part == "idle":
+                    idle(services, a.sessions)
+                elif part == "connect":
+                    connect(services, a.connects)
+                elif part == "replay":
+                    replay(services, a.messages)
+                else:
+                    many(services, a.offline, a.each, a.others)
+    except HoldMQError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

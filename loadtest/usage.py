@@ -1,0 +1,31 @@
+"""What a process uses, as the kernel counts it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU, user and system, that a process has used, its threads included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in RAM."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Rss:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has begun."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
