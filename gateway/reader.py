@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -33,17 +32,43 @@ READ_CREDIT_BYTES: Final = 256 << 10
 READ_HOLD_MS: Final = 20_000
 CALL_TIMEOUT_S: Final = 10.0
 REOPEN_S: Final = 0.2
+TERMS_PER_REQUEST: Final = 20_000
+"""Half a MB of a request's header, which holds 4 MiB."""
+FILTERS_PER_STEP: Final = 1_000
+"""Filters whose terms are made and sent in one turn while a reader is opened: some milliseconds."""
 WAITING_MAX: Final = 10_000
 """SUBACKs that wait for one broker; more are sent without waiting: it has been away for long."""
 
 log = telemetry.get_logger()
 
 
+class _Opening:
+    """A reader that is being opened: at the first answer it has a position, at the last one all filters."""
+
+    __slots__ = ("at", "connection", "filters", "generation", "terms_version", "waiting")
+
+    def __init__(
+        self,
+        generation: int,
+        connection: Connection,
+        waiting: list[Callable[[], None]],
+        filters: list[str],
+        terms_version: int,
+    ) -> None:
+        self.generation = generation
+        self.connection = connection
+        self.waiting = waiting
+        self.filters = filters
+        self.terms_version = terms_version
+        self.at = 0
+
+
 class LiveReader:
     """The reader of one broker and its filter set.
 
-    Terms are counted, as filters share them; changes of one loop turn travel together. `position`
-    is how far the log has been scanned for this worker, None before the reader was ever open.
+    The broker counts terms, as filters share them; here they are only on their way: kept, they would be half
+    a KiB of every idle connection. Changes of one loop turn travel together. `position` is how far the log
+    has been scanned for this worker, None before the reader was ever open.
 
     Each opening is a generation: answers to an earlier one's requests count no more, or one that was
     lost would be jumped over by the next. Each has READS_OUTSTANDING reads, as the broker answers an
@@ -59,7 +84,6 @@ class LiveReader:
         "_link",
         "_loop",
         "_remove",
-        "_terms",
         "_unanswered",
         "_waiting",
         "_worker",
@@ -72,7 +96,6 @@ class LiveReader:
         self._worker = worker
         self._link = link
         self._loop = asyncio.get_running_loop()
-        self._terms: Counter[FilterTerm] = Counter()
         self._add: list[FilterTerm] = []
         self._remove: list[FilterTerm] = []
         self._waiting: list[Callable[[], None]] = []
@@ -102,11 +125,9 @@ class LiveReader:
 
     def add(self, terms: Iterable[FilterTerm]) -> None:
         """Want these terms, once more each."""
-        for term in terms:
-            self._terms[term] += 1
-            if self._terms[term] == 1:
-                self._add.append(term)
-                self._change_soon()
+        if self._connection is not None:  # else opening gives all of them
+            self._add += terms
+            self._change_soon()
 
     def when_in_effect(self, on_effect: Callable[[], None]) -> bool:
         """Call `on_effect` when the broker has every term added so far; False: it has, or too many wait."""
@@ -120,12 +141,9 @@ class LiveReader:
 
     def remove(self, terms: Iterable[FilterTerm]) -> None:
         """These terms are wanted once less."""
-        for term in terms:
-            self._terms[term] -= 1
-            if self._terms[term] <= 0:
-                del self._terms[term]
-                self._remove.append(term)
-                self._change_soon()
+        if self._connection is not None:
+            self._remove += terms
+            self._change_soon()
 
     def _change_soon(self) -> None:
         if not self._change_due:
@@ -135,10 +153,23 @@ class LiveReader:
     def _send_change(self) -> None:
         self._change_due = False
         if not self._is_open or self._connection is None:
-            return  # opening sends them all
+            # Opening begins with all filters, and sends what came since at its end.
+            return
         add, self._add = self._add, []
         remove, self._remove = self._remove, []
         waiting, self._waiting = self._waiting, []
+        while len(add) + len(remove) > TERMS_PER_REQUEST:
+            # Terms are added before any is removed: one that is not there cannot be taken away.
+            self._send_terms(add[:TERMS_PER_REQUEST], [] if add else remove[:TERMS_PER_REQUEST], [])
+            if not add:
+                del remove[:TERMS_PER_REQUEST]
+            del add[:TERMS_PER_REQUEST]
+        self._send_terms(add, remove, waiting)
+
+    def _send_terms(
+        self, add: list[FilterTerm], remove: list[FilterTerm], waiting: list[Callable[[], None]]
+    ) -> None:
+        assert self._connection is not None
         self._unanswered += 1
         self._connection.request(
             RequestCode.READ_FILTER,
@@ -189,43 +220,71 @@ class LiveReader:
         self._add.clear()
         self._remove.clear()
         waiting, self._waiting = self._waiting, []
+        subscriptions = self._worker.subscriptions
+        opening = _Opening(
+            self._generation, connection, waiting, list(subscriptions.filters()), subscriptions.terms_version
+        )
         connection.request(
             RequestCode.READ_OPEN,
-            ReadOpenRequest(LIVE_READER_ID, self.log_epoch, self.position, list(self._terms)),
-            functools.partial(self._opened, self._generation, connection, waiting),
+            ReadOpenRequest(LIVE_READER_ID, self.log_epoch, self.position, self._next_terms(opening)),
+            functools.partial(self._opened, opening),
             CALL_TIMEOUT_S,
         )
 
-    def _opened(
-        self,
-        generation: int,
-        connection: Connection,
-        waiting: list[Callable[[], None]],
-        result: Reply | HoldMQError,
-    ) -> None:
-        if generation != self._generation:
-            self._waiting += waiting
+    def _next_terms(self, opening: _Opening) -> list[FilterTerm]:
+        part = opening.filters[opening.at : opening.at + FILTERS_PER_STEP]
+        opening.at += FILTERS_PER_STEP
+        return self._worker.subscriptions.terms_of_filters(part)
+
+    def _opened(self, opening: _Opening, result: Reply | HoldMQError) -> None:
+        if opening.generation != self._generation:
+            self._waiting += opening.waiting
             return
         if isinstance(result, HoldMQError):
             if isinstance(result, RemoteError) and result.code == Code.OFFSET_AHEAD:
                 self._go_back(result)
-            self._waiting += waiting
-            self._failed(generation, "READ_OPEN", result)
+            self._waiting += opening.waiting
+            self._failed(opening.generation, "READ_OPEN", result)
             return
         answer = result.header(ReadPosition)
-        self._is_open = True
         self.log_epoch = answer.log_epoch
         self.in_effect_from = answer.position
         if self.position is None or answer.position > self.position:
             self.position = answer.position
-        for on_effect in waiting:
+        self._open_on(opening)
+
+    def _open_on(self, opening: _Opening) -> None:
+        """Give the broker more filters, or begin to read: nothing was scanned for this reader until then."""
+        if opening.terms_version != self._worker.subscriptions.terms_version:
+            # What is sent already means something else now.
+            self._waiting += opening.waiting
+            self._open()
+            return
+        if opening.at < len(opening.filters):
+            opening.connection.request(
+                RequestCode.READ_FILTER,
+                ReadFilterRequest(LIVE_READER_ID, self._next_terms(opening), []),
+                functools.partial(self._opened_further, opening),
+                CALL_TIMEOUT_S,
+            )
+            return
+        self._is_open = True
+        for on_effect in opening.waiting:
             on_effect()
         for _ in range(READS_OUTSTANDING):
-            self._read(generation, connection)
+            self._read(opening.generation, opening.connection)
         if self._add or self._remove or self._waiting:
             self._change_soon()
         self._worker.reader_opened()
         self._worker.settle()
+
+    def _opened_further(self, opening: _Opening, result: Reply | HoldMQError) -> None:
+        if opening.generation != self._generation or isinstance(result, HoldMQError):
+            self._waiting += opening.waiting
+            if isinstance(result, HoldMQError):
+                self._failed(opening.generation, "READ_FILTER", result)
+            return
+        self._open_on(opening)
 
     def _go_back(self, error: RemoteError) -> None:
         """The log was cut, what was delivered from beyond it is gone: go on where the broker says."""

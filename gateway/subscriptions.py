@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -264,11 +264,15 @@ class Subscriptions:
         """All terms of one session's filters."""
         outbound = session.outbound
         assert outbound is not None
-        return [term for topic_filter in outbound.subscriptions for term in self._make_terms(topic_filter)]
+        return self.terms_of_filters(outbound.subscriptions)
 
-    def all_terms(self) -> list[FilterTerm]:
-        """The terms that a new broker must be given, with their repeats."""
-        return [term for topic_filter in self.trie.filters() for term in self._make_terms(topic_filter)]
+    def filters(self) -> Iterator[str]:
+        """Every filter that brokers must know, once; nothing may change meanwhile."""
+        return self.trie.filters()
+
+    def terms_of_filters(self, topic_filters: Iterable[str]) -> list[FilterTerm]:
+        """The terms of some filters, with their repeats: brokers count them."""
+        return [term for topic_filter in topic_filters for term in self._make_terms(topic_filter)]
 
     def routes_changed(self, topics: Iterable[str]) -> None:
         """Topics came, went or changed: terms of their filters depend on `key_levels`."""

@@ -186,7 +186,6 @@ class Worker:
             link = self.links.get(name)
             if link is None:
                 link = self.links[name] = BrokerLink(self, name)
-                link.reader.add(self.subscriptions.all_terms())
             client = self.routes.link(name).client
             if link.connection is None and client.connection is not None and client.hello is not None:
                 link.up(client.connection, client.hello)
