@@ -13,7 +13,7 @@ TESTERS ?= 4
 # A service starts in half the time when its modules are compiled to bytecode already, whatever the environment wants.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup up check test bench compile clean
+.PHONY: setup up check test bench compile conformance clean
 .DEFAULT_GOAL := up
 
 .make/up: pyproject.toml .ci/setup
@@ -60,6 +60,10 @@ bench: .make/bench $(if $(filter 1,$(COMPILE)),build/compiled)
 	done
 
 compile: build/compiled
+
+# Writes docs/mqtt-conformance.md from the markers of the tests.
+conformance: .make/test
+	PYTHONPATH=tests/support $(PY) -m mqtt_conformance
 
 clean:
 	rm -rf build dist .make .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

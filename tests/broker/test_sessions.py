@@ -84,6 +84,7 @@ async def test_sessions_outlive_their_broker(start: Start, connect: Connect) -> 
     assert again.epoch > first.epoch
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-4")
 async def test_a_clean_start_drops_all_that_was_there(broker: Stack, connect: Connect) -> None:
     gateway = await connect(broker)
     first = await gateway.open("c1")
@@ -223,6 +224,7 @@ async def test_expiry_counts_from_the_brokers_start_if_it_ended_first(start: Sta
     assert (await other.open("c1", 10)).is_present
 
 
+@pytest.mark.mqtt("MQTT-4.1.0-2")
 async def test_expired_sessions_are_removed(start: Start, connect: Connect) -> None:
     clock = Clock()
     stack = await start(clock_ms=clock)

@@ -39,6 +39,7 @@ async def publish(client: Any, *packets: Publish) -> None:
         await client.acked(owed)
 
 
+@pytest.mark.mqtt("MQTT-3.8.4-8")
 @pytest.mark.parametrize(
     ("published", "granted", "got"), [(0, 1, 0), (1, 0, 0), (1, 1, 1), (2, 1, 1), (2, 2, 2)]
 )
@@ -52,6 +53,7 @@ async def test_the_qos_is_the_smaller_of_publish_and_grant(
     assert (await subscriber.next()).qos == got
 
 
+@pytest.mark.mqtt("MQTT-3.3.4-2", "MQTT-3.3.4-3", "MQTT-3.3.4-4")
 async def test_overlapping_filters_give_one_copy_with_the_best_qos_and_all_ids(start_worker: Start) -> None:
     """[MQTT-3.3.4-2] [MQTT-3.3.4-3] [MQTT-3.3.4-4]"""
     running = await start_worker()
@@ -67,6 +69,7 @@ async def test_overlapping_filters_give_one_copy_with_the_best_qos_and_all_ids(s
     assert (await subscriber.next()).payload == b"y"
 
 
+@pytest.mark.mqtt("MQTT-3.8.3-3")
 async def test_no_local_removes_only_its_own_subscription(start_worker: Start) -> None:  # [MQTT-3.8.3-3]
     running = await start_worker()
     client = await running.client("both", MQTT_5)
@@ -80,6 +83,7 @@ async def test_no_local_removes_only_its_own_subscription(start_worker: Start) -
     assert (await client.next()).payload == b"from another"
 
 
+@pytest.mark.mqtt("MQTT-3.3.1-12", "MQTT-3.3.1-13")
 @pytest.mark.parametrize("as_published", [False, True])
 async def test_retain_is_kept_when_the_subscription_asks_for_it(
     start_worker: Start, as_published: bool
@@ -93,6 +97,9 @@ async def test_retain_is_kept_when_the_subscription_asks_for_it(
     assert (await subscriber.next()).retain is as_published
 
 
+@pytest.mark.mqtt(
+    "MQTT-3.3.2-4", "MQTT-3.3.2-15", "MQTT-3.3.2-16", "MQTT-3.3.2-17", "MQTT-3.3.2-18", "MQTT-3.3.2-20"
+)
 async def test_properties_of_a_publish_reach_mqtt_5_receivers_unaltered(start_worker: Start) -> None:
     """[MQTT-3.3.2-4] [MQTT-3.3.2-15] … [MQTT-3.3.2-20]"""
     running = await start_worker()
@@ -112,6 +119,7 @@ async def test_properties_of_a_publish_reach_mqtt_5_receivers_unaltered(start_wo
     assert (await old.next()).payload == b"x"
 
 
+@pytest.mark.mqtt("MQTT-3.3.2-5", "MQTT-3.3.2-6")
 async def test_an_expired_message_is_not_delivered_and_the_rest_of_an_interval_is_told(
     start_worker: Start,
 ) -> None:
@@ -132,6 +140,7 @@ async def test_an_expired_message_is_not_delivered_and_the_rest_of_an_interval_i
     assert running.worker.counters.messages_expired_total == 1
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-25")
 async def test_packets_beyond_the_clients_maximum_are_left_out(
     start_worker: Start,
 ) -> None:  # [MQTT-3.1.2-25]
@@ -145,6 +154,7 @@ async def test_packets_beyond_the_clients_maximum_are_left_out(
     assert running.worker.counters.messages_dropped_size_total == 1
 
 
+@pytest.mark.mqtt("MQTT-3.10.4-1", "MQTT-3.10.4-2", "MQTT-3.10.4-6", "MQTT-3.11.3-1")
 async def test_after_unsuback_nothing_comes_and_the_broker_forgets_the_filter(start_worker: Start) -> None:
     running = await start_worker()
     subscriber, publisher = await pair(running)
@@ -269,6 +279,7 @@ async def test_what_is_cut_off_ends_an_answer(start_worker: Start) -> None:
 # Lagging
 
 
+@pytest.mark.mqtt("MQTT-3.3.4-9", "MQTT-4.6.0-5")
 async def test_a_full_window_leaves_the_live_feed_and_comes_back_with_nothing_lost(
     start_worker: Start,
 ) -> None:

@@ -49,6 +49,7 @@ async def names(client: Any, count: int) -> list[tuple[str, int | None]]:
     return found
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-27")
 @pytest.mark.parametrize("maximum", [None, 0])
 async def test_who_takes_no_aliases_gets_none(
     start_worker: Start, maximum: int | None
@@ -61,6 +62,7 @@ async def test_who_takes_no_aliases_gets_none(
     assert await names(subscriber, 2) == [("plants/1", None), ("plants/1", None)]
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-26", "MQTT-3.3.2-8", "MQTT-3.3.2-11")
 async def test_the_first_topics_get_aliases_over_every_qos(start_worker: Start) -> None:  # [MQTT-3.1.2-26]
     running = await start_worker()
     subscriber = await running.client("s", MQTT_5, properties=takes(2))
@@ -82,6 +84,7 @@ async def test_the_first_topics_get_aliases_over_every_qos(start_worker: Start) 
     )
 
 
+@pytest.mark.mqtt("MQTT-3.3.2-7")
 async def test_every_connection_has_aliases_of_its_own(start_worker: Start) -> None:  # [MQTT-3.3.2-7]
     running = await start_worker()
     publisher = await running.client("p")

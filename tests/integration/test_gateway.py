@@ -63,6 +63,7 @@ def stack(holdmq_stack: Any) -> Any:
     return holdmq_stack()
 
 
+@pytest.mark.mqtt("MQTT-4.2-1")
 def test_mosquittos_clients_of_every_version_talk_through_the_log(stack: Any) -> None:
     subscribers = {
         version: start_sub(
@@ -92,6 +93,7 @@ def test_mosquittos_clients_of_every_version_talk_through_the_log(stack: Any) ->
         assert sorted(messages(subscriber)) == sorted(expected), version
 
 
+@pytest.mark.mqtt("MQTT-4.6.0-6")
 def test_a_subscriber_in_another_worker_than_the_publisher_receives_everything(holdmq_stack: Any) -> None:
     import paho.mqtt.client as paho
 

@@ -151,6 +151,7 @@ class PahoClient:
         self.client.loop_stop()
 
 
+@pytest.mark.mqtt("MQTT-4.2-1")
 def test_paho_talks_to_itself_through_every_kind_of_listener(gateway: Gateway) -> None:
     clients = {name: PahoClient(gateway, name) for name in KINDS}
     wanted = []

@@ -65,6 +65,9 @@ def stack(holdmq_stack: StackMaker) -> Stack:
     return holdmq_stack()
 
 
+@pytest.mark.mqtt(
+    "MQTT-3.1.2-5", "MQTT-3.1.2-6", "MQTT-3.2.2-3", "MQTT-4.5.0-1", "MQTT-4.6.0-5", "MQTT-4.6.0-6"
+)
 def test_what_was_published_meanwhile_is_delivered_in_order(stack: Stack) -> None:
     port = stack.mqtt_port
     subscriber = MqttClient(port, "sub")
@@ -85,6 +88,7 @@ def test_what_was_published_meanwhile_is_delivered_in_order(stack: Stack) -> Non
     assert subscriber.is_silent()
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-23")
 def test_a_connection_that_is_cut_keeps_its_session_too(stack: Stack) -> None:
     port = stack.mqtt_port
     subscriber = MqttClient(port, "sub", version=MQTT_3_1_1)
@@ -99,6 +103,7 @@ def test_a_connection_that_is_cut_keeps_its_session_too(stack: Stack) -> None:
     assert bodies(subscriber.take(2)) == [b"x", b"y"]
 
 
+@pytest.mark.mqtt("MQTT-4.4.0-1", "MQTT-3.3.1-1", "MQTT-4.3.2-3")
 def test_unacknowledged_messages_come_again_with_dup_and_their_ids(stack: Stack) -> None:
     port = stack.mqtt_port
     subscriber = MqttClient(port, "sub", receive_max=3)
@@ -118,6 +123,7 @@ def test_unacknowledged_messages_come_again_with_dup_and_their_ids(stack: Stack)
     assert (bytes(new.payload), new.dup) == (b"5", False)
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-4", "MQTT-3.1.4-4", "MQTT-3.2.2-2")
 def test_unsubscribed_and_clean_sessions_get_nothing(stack: Stack) -> None:
     port = stack.mqtt_port
     subscriber = MqttClient(port, "sub")
@@ -136,6 +142,7 @@ def test_unsubscribed_and_clean_sessions_get_nothing(stack: Stack) -> None:
     assert subscriber.is_silent()
 
 
+@pytest.mark.mqtt("MQTT-4.1.0-2")
 def test_a_session_ends_when_its_expiry_says_so(stack: Stack) -> None:
     port = stack.mqtt_port
     for client_id, at_connect, at_disconnect in (("a", 3600, 0), ("b", 0, None), ("c", 1, None)):
@@ -147,6 +154,7 @@ def test_a_session_ends_when_its_expiry_says_so(stack: Stack) -> None:
         assert not MqttClient(port, client_id, expiry_s=0).connack.session_present, client_id
 
 
+@pytest.mark.mqtt("MQTT-3.1.4-3", "MQTT-3.1.3-2")
 def test_a_client_has_one_connection_wherever_it_is(holdmq_stack: StackMaker) -> None:
     stack = holdmq_stack(**{"gateway.workers": 3})
     port = stack.mqtt_port
@@ -202,6 +210,7 @@ def test_sessions_outlive_every_worker(stack: Stack) -> None:
     assert len(got) >= 5
 
 
+@pytest.mark.mqtt("MQTT-4.1.0-1", "MQTT-3.1.2-23")
 def test_sessions_outlive_the_broker_and_its_clients_stay_connected(stack: Stack) -> None:
     port = stack.mqtt_port
     subscriber = MqttClient(port, "sub")
@@ -299,6 +308,7 @@ def consumers() -> Iterator[list[Consumer]]:
         consumer.stop()
 
 
+@pytest.mark.mqtt("MQTT-4.3.3-3", "MQTT-4.3.3-5", "MQTT-4.3.3-6", "MQTT-4.4.0-1")
 @pytest.mark.timeout(240)
 def test_qos_2_is_delivered_exactly_once_whatever_is_killed(
     holdmq_stack: StackMaker, consumers: list[Consumer]

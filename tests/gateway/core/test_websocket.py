@@ -60,6 +60,7 @@ def close_code(sent: bytes) -> int:
 # Opening
 
 
+@pytest.mark.mqtt("MQTT-6.0.0-4")
 def test_the_handshake_of_another_implementation_is_answered_to_its_liking() -> None:
     client = ClientProtocol(parse_uri("ws://gw.example/mqtt"), subprotocols=[Subprotocol("mqtt")])
     client.send_request(client.connect())
@@ -99,6 +100,7 @@ def test_compression_is_not_taken_when_it_is_offered() -> None:
     assert b"permessage-deflate" not in server.data_to_send()
 
 
+@pytest.mark.mqtt("MQTT-6.0.0-4")
 @pytest.mark.parametrize("offered", [b"mqttv3.1", b"other, mqttv3.1", b"mqttv3.1,mqtt"])
 def test_the_subprotocols_of_mqtt_are_known(offered: bytes) -> None:
     server = WebSocket(RULES)
@@ -183,6 +185,7 @@ def test_a_default_port_may_be_left_out_of_an_origin() -> None:
 # Open
 
 
+@pytest.mark.mqtt("MQTT-6.0.0-2")
 def test_packets_may_be_spread_over_frames_and_share_them() -> None:
     server = opened()
     assert server.receive_data(frame(Opcode.BINARY, b"ab") + frame(Opcode.BINARY, b"cd")) == b"abcd"
@@ -199,6 +202,7 @@ def test_frames_may_come_byte_by_byte() -> None:
     assert server.data_to_send() == b"\x8a\x01?"
 
 
+@pytest.mark.mqtt("MQTT-6.0.0-1")
 @pytest.mark.parametrize("size", [0, 125, 126, 65535, 65536])
 def test_bytes_are_sent_as_one_binary_frame(size: int) -> None:
     client = ClientProtocol(parse_uri("ws://x/"), state=websocket.State.OPEN)
@@ -216,6 +220,7 @@ def test_a_ping_is_answered_with_its_data() -> None:
     assert server.data_to_send() == b""
 
 
+@pytest.mark.mqtt("MQTT-6.0.0-1")
 def test_a_text_frame_ends_the_connection_after_what_came_before_it() -> None:
     server = opened()
     data = frame(Opcode.BINARY, b"ab") + frame(Opcode.TEXT, b"text") + frame(Opcode.BINARY, b"cd")

@@ -26,6 +26,7 @@ from holdmq.mqtt import (
 # CONNECT
 
 
+@pytest.mark.mqtt("MQTT-3.1.4-5", "MQTT-3.2.2-3")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_client_of_each_version_is_admitted_without_a_session_present(version: int) -> None:
     answer = Bench(version).connect(clean_start=False)
@@ -66,6 +67,7 @@ def test_an_mqtt_3_session_lasts_as_long_as_any_unless_it_is_clean(clean: bool, 
 # Opening
 
 
+@pytest.mark.mqtt("MQTT-3.2.0-1", "MQTT-3.2.2-3")
 def test_what_comes_behind_connect_waits_until_the_session_is_open() -> None:
     bench = Bench()
     events = bench.feed(Connect(version=MQTT_5, client_id="c"), PingReq())
@@ -80,6 +82,7 @@ def test_what_comes_behind_connect_waits_until_the_session_is_open() -> None:
     assert isinstance(pong, PingResp)
 
 
+@pytest.mark.mqtt("MQTT-3.2.2-7", "MQTT-3.2.2-8", "MQTT-3.2.2-6")
 def test_a_session_that_cannot_be_opened_is_refused_with_the_reason() -> None:
     bench = Bench()
     bench.feed(Connect(version=MQTT_5, client_id="c"), PingReq())
@@ -95,6 +98,7 @@ def test_a_connection_that_is_lost_before_it_was_opened_has_no_will() -> None:
     assert [event.will for event in bench.session.connection_lost() if isinstance(event, Closed)] == [None]
 
 
+@pytest.mark.mqtt("MQTT-3.1.3-6", "MQTT-3.1.3-7", "MQTT-3.2.2-16")
 def test_an_empty_client_id_gets_one_assigned() -> None:  # [MQTT-3.1.3-6], -7
     answer = Bench().connect(client_id="")
     assert answer.properties.assigned_client_identifier == "auto-1"
@@ -105,6 +109,7 @@ def test_a_keep_alive_beyond_the_maximum_is_answered_with_the_servers(asked: int
     assert Bench().connect(keep_alive=asked).properties.server_keep_alive == 60
 
 
+@pytest.mark.mqtt("MQTT-3.1.4-2", "MQTT-3.2.2-7")
 @pytest.mark.parametrize(("version", "code"), [(MQTT_5, 0x86), (MQTT_3_1_1, 0x87), (MQTT_3_1, 0x87)])
 def test_without_anonymous_access_everybody_is_refused(version: int, code: int) -> None:
     bench = Bench(version, anonymous=False)
@@ -114,6 +119,7 @@ def test_without_anonymous_access_everybody_is_refused(version: int, code: int) 
     assert reasons(events) == [ReasonCode(code).name.lower()]
 
 
+@pytest.mark.mqtt("MQTT-3.1.3-8")
 def test_a_client_id_over_the_limit_is_refused() -> None:  # [MQTT-3.1.3-8]
     bench = Bench(client_id_max_bytes=23)
     events = bench.feed(Connect(client_id="x" * 24, version=MQTT_5))
@@ -140,6 +146,7 @@ def test_beyond_the_connections_a_client_is_told_that_the_server_is_busy() -> No
     assert bench.sent()[0].reason_code == 0x89
 
 
+@pytest.mark.mqtt("MQTT-3.1.0-1")
 @pytest.mark.parametrize(
     "garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"\x00" * 64]
 )
@@ -153,6 +160,7 @@ def test_a_port_scanners_bytes_close_the_connection_without_an_answer(
     assert sum(bench.counters.refused.values()) == 1
 
 
+@pytest.mark.mqtt("MQTT-3.2.2-15")
 @pytest.mark.parametrize(
     ("header", "reason"),
     [(b"\x30\xff\xff\xff\x7f", "packet_too_large"), (b"\x30\x80\x86\x86\x8f\x01", "malformed_packet")],
@@ -165,6 +173,7 @@ def test_a_huge_remaining_length_is_refused_before_anything_is_kept(header: byte
     assert bench.sent()[0].reason_code == {"packet_too_large": 0x95, "malformed_packet": 0x81}[reason]
 
 
+@pytest.mark.mqtt("MQTT-3.1.0-2", "MQTT-3.2.0-2")
 def test_a_second_connect_is_a_protocol_error() -> None:  # [MQTT-3.1.0-2]
     bench = Bench()
     bench.connect()
@@ -185,6 +194,7 @@ def test_half_a_connect_and_silence_are_closed_at_the_unauthenticated_deadline()
     assert reasons(bench.session.handle_deadline(1010.0)) == ["unauthenticated"]
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-22", "MQTT-3.12.4-1")
 def test_silence_of_one_and_a_half_keep_alives_ends_the_connection() -> None:  # [MQTT-3.1.2-22]
     bench = Bench()
     bench.connect(keep_alive=10, will=Will("w", b"gone"))
@@ -215,6 +225,7 @@ def test_a_keep_alive_of_0_has_no_deadline_in_mqtt_3() -> None:
 # Wills
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-10", "MQTT-3.14.4-3")
 @pytest.mark.parametrize(("code", "published"), [(0x00, False), (0x04, True)])
 def test_disconnect_drops_the_will_unless_it_asks_for_it(
     code: int, published: bool
@@ -233,5 +244,6 @@ def test_a_lost_connection_makes_the_will_due_at_once() -> None:  # [MQTT-3.1.2-
     assert bench.session.connection_lost() == []
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-7")
 def test_a_connection_that_never_connected_has_no_will() -> None:
     assert Bench().session.connection_lost()[0].will is None

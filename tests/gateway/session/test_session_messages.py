@@ -41,6 +41,7 @@ from holdmq.mqtt import (
 # Publishes in
 
 
+@pytest.mark.mqtt("MQTT-4.3.2-4", "MQTT-2.2.1-5")
 def test_publishes_come_as_runs_and_are_acknowledged_when_they_settle() -> None:
     bench = Bench()
     bench.connect()
@@ -53,6 +54,7 @@ def test_publishes_come_as_runs_and_are_acknowledged_when_they_settle() -> None:
     assert bench.session.inbound.count == 0
 
 
+@pytest.mark.mqtt("MQTT-4.6.0-2", "MQTT-4.6.0-3")
 def test_acknowledgements_leave_in_the_order_of_the_publishes() -> None:  # [MQTT-4.6.0-2]
     bench = Bench()
     bench.connect()
@@ -107,6 +109,7 @@ def test_what_the_log_may_not_have_is_never_acknowledged_and_dooms_the_connectio
     assert bench.sent() == [], "what is settled behind it is not answered either"
 
 
+@pytest.mark.mqtt("MQTT-3.3.4-7")
 def test_more_unacknowledged_publishes_than_the_receive_maximum_end_the_connection() -> None:  # 3.3.4
     bench = Bench(receive_max=2)
     bench.connect()
@@ -146,6 +149,7 @@ def test_a_retained_publish_is_refused_in_mqtt_5_and_taken_in_mqtt_3() -> None: 
     assert len(older.feed(Publish("a", b"", 0, retain=True))[0].messages) == 1
 
 
+@pytest.mark.mqtt("MQTT-3.3.2-12", "MQTT-3.3.2-9")
 def test_topic_aliases_up_to_the_maximum_are_resolved() -> None:
     bench = Bench()
     bench.connect()
@@ -160,6 +164,7 @@ def test_topic_aliases_up_to_the_maximum_are_resolved() -> None:
 # QoS 2 in
 
 
+@pytest.mark.mqtt("MQTT-4.3.3-8", "MQTT-4.3.3-10", "MQTT-4.3.3-11", "MQTT-4.3.3-12")
 def test_qos_2_is_handed_on_once_until_it_is_released() -> None:  # [MQTT-4.3.3-9] … -12
     bench = Bench()
     bench.connect()
@@ -177,6 +182,7 @@ def test_qos_2_is_handed_on_once_until_it_is_released() -> None:  # [MQTT-4.3.3-
     assert len(bench.feed(message)[0].messages) == 1, "the id is free again"
 
 
+@pytest.mark.mqtt("MQTT-4.3.3-10")
 def test_a_repeat_in_the_same_read_is_handed_on_once() -> None:
     bench = Bench(MQTT_3_1_1)
     bench.connect()
@@ -184,6 +190,7 @@ def test_a_repeat_in_the_same_read_is_handed_on_once() -> None:
     assert len(bench.feed(message, message, Publish("a", b"", 1, packet_id=1))[0].messages) == 2
 
 
+@pytest.mark.mqtt("MQTT-4.3.3-9", "MQTT-3.5.2-1")
 def test_a_refused_qos_2_publish_frees_its_id() -> None:  # 3.5.2.1
     bench = Bench()
     bench.connect()
@@ -213,6 +220,7 @@ def subscribe(*filters: tuple[str, int], **options: Any) -> Subscribe:
     return Subscribe(3, [Subscription(f, qos, **options) for f, qos in filters])
 
 
+@pytest.mark.mqtt("MQTT-3.8.4-1", "MQTT-3.8.4-2", "MQTT-3.8.4-6", "MQTT-3.8.4-7", "MQTT-2.2.1-6")
 def test_subscriptions_are_granted_and_answered_when_in_effect() -> None:  # [MQTT-3.8.4-6], -7
     bench = Bench()
     bench.connect()
@@ -243,6 +251,9 @@ def test_filters_past_their_limits_are_refused_each() -> None:
     assert [code for code, _ in event.granted] == [0, 0x8F, 0x8F, 0, 0x97, 1]
 
 
+@pytest.mark.mqtt(
+    "MQTT-3.10.4-4", "MQTT-3.10.4-5", "MQTT-3.10.4-6", "MQTT-3.11.3-1", "MQTT-3.11.3-2", "MQTT-2.2.1-6"
+)
 def test_unsubscribe_is_answered_with_a_code_for_each_filter() -> None:  # [MQTT-3.11.3-1]
     bench = Bench()
     bench.connect()
@@ -257,6 +268,7 @@ def test_unsubscribe_is_answered_with_a_code_for_each_filter() -> None:  # [MQTT
 # Messages out
 
 
+@pytest.mark.mqtt("MQTT-3.3.4-9", "MQTT-4.9.0-1", "MQTT-4.9.0-2", "MQTT-4.3.2-3")
 def test_the_window_is_the_smaller_of_the_clients_receive_maximum_and_ours() -> None:  # [MQTT-3.3.4-9]
     bench = Bench()
     bench.connect(properties=Properties(receive_maximum=2))
@@ -286,6 +298,7 @@ def test_acknowledgements_of_a_lagging_session_say_that_the_window_opened() -> N
     assert [type(event) for event in bench.feed(PubAck(2))] == [WindowOpened]
 
 
+@pytest.mark.mqtt("MQTT-4.3.3-4", "MQTT-4.3.3-5")
 def test_qos_2_is_released_once_and_completed() -> None:  # 4.3.3
     bench = Bench()
     bench.connect(properties=Properties(receive_maximum=1))
@@ -301,6 +314,7 @@ def test_qos_2_is_released_once_and_completed() -> None:  # 4.3.3
     assert bench.push(4)
 
 
+@pytest.mark.mqtt("MQTT-4.4.0-2")
 def test_a_refused_qos_2_message_is_settled_without_a_pubrel() -> None:  # [MQTT-4.3.3-4]
     bench = Bench()
     bench.connect(properties=Properties(receive_maximum=1))
@@ -356,12 +370,14 @@ def test_disconnect_may_not_raise_a_session_expiry_of_0() -> None:  # 3.14.2.2.2
     assert reasons(events) == ["protocol_error"]
 
 
+@pytest.mark.mqtt("MQTT-4.12.0-7")
 def test_auth_without_a_method_is_a_protocol_error() -> None:
     bench = Bench()
     bench.connect()
     assert reasons(bench.feed(Auth(0x19, Properties(authentication_method="x")))) == ["protocol_error"]
 
 
+@pytest.mark.mqtt("MQTT-3.14.4-1", "MQTT-3.1.4-3")
 def test_after_its_end_a_session_takes_nothing_and_says_nothing() -> None:
     bench = Bench()
     bench.connect()

@@ -14,6 +14,7 @@ from holdmq.mqtt import (
     Disconnect,
     PingReq,
     Properties,
+    SubAck,
     Subscribe,
     Subscription,
     Unsubscribe,
@@ -27,16 +28,22 @@ def has_room_for(size_bytes: int) -> Properties:
 # Maximum Packet Size
 
 
-@pytest.mark.parametrize("size_bytes", [5, 22])
-def test_a_client_without_room_for_connack_is_refused_in_as_many_bytes_as_it_has(size_bytes: int) -> None:
-    bench = Bench()
-    bench.feed(Connect(client_id="c", version=MQTT_5, properties=has_room_for(size_bytes)))
-    assert reasons(bench.session.admit(False, bench.now)) == ["packet_too_large"]
-    data = bench.session.data_to_send()
-    assert len(data) <= size_bytes
-    assert bench.decoder.feed(data) == [ConnAck(False, 0x95)]
+@pytest.mark.mqtt("MQTT-3.1.2-24", "MQTT-3.2.2-19", "MQTT-3.2.2-20")
+def test_a_client_without_room_for_connack_is_refused_in_as_many_bytes_as_it_has() -> None:
+    roomy = Bench()
+    roomy.feed(Connect(client_id="c", version=MQTT_5, properties=has_room_for(1000)))
+    assert reasons(roomy.session.admit(False, roomy.now)) == []
+    size_bytes = len(roomy.session.data_to_send())
+    for room in (5, size_bytes - 1):
+        bench = Bench()
+        bench.feed(Connect(client_id="c", version=MQTT_5, properties=has_room_for(room)))
+        assert reasons(bench.session.admit(False, bench.now)) == ["packet_too_large"]
+        data = bench.session.data_to_send()
+        assert len(data) <= room
+        assert bench.decoder.feed(data) == [ConnAck(False, 0x95)]
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-24")
 def test_a_client_without_room_for_anything_is_told_nothing() -> None:
     bench = Bench()
     bench.feed(Connect(client_id="c", version=MQTT_5, properties=has_room_for(4)))
@@ -44,6 +51,7 @@ def test_a_client_without_room_for_anything_is_told_nothing() -> None:
     assert bench.session.data_to_send() == b""
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-24")
 @pytest.mark.parametrize("count", [1, 57, 58, 121, 122, 130])
 def test_a_subscribe_whose_answer_would_be_too_large_ends_the_connection(count: int) -> None:
     """Just as many as there is room for, and one more."""
@@ -65,6 +73,7 @@ def test_a_subscribe_whose_answer_would_be_too_large_ends_the_connection(count: 
             assert bench.sent()[0].reason_code == 0x95
 
 
+@pytest.mark.mqtt("MQTT-3.14.2-3", "MQTT-3.14.2-4")
 def test_a_reason_string_that_does_not_fit_is_left_out() -> None:
     bench = Bench()
     bench.connect(properties=has_room_for(40))
@@ -76,9 +85,28 @@ def test_a_reason_string_that_does_not_fit_is_left_out() -> None:
     assert bench.sent() == [Disconnect(0x98, Properties(reason_string="é" * 20))]
 
 
+@pytest.mark.mqtt("MQTT-3.9.2-1", "MQTT-3.1.2-29")
+@pytest.mark.parametrize(
+    ("said", "is_told"),
+    [
+        (Properties(), True),
+        (has_room_for(64), True),
+        (has_room_for(30), False),
+        (Properties(request_problem_information=0), False),
+    ],
+)
+def test_a_suback_says_why_where_there_is_room_for_it(said: Properties, is_told: bool) -> None:
+    bench = Bench()
+    bench.connect(properties=said)
+    bench.session.subscribed(1, [0x83], "there is no such time anywhere")
+    reason = "there is no such time anywhere" if is_told else None
+    assert bench.sent() == [SubAck(1, [0x83], Properties(reason_string=reason))]
+
+
 # Response information
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-28")
 @pytest.mark.parametrize(
     ("prefix", "asked", "client_id", "told"),
     [
@@ -127,6 +155,7 @@ def test_a_topic_as_short_as_its_alias_gets_none() -> None:
     assert Aliases(5).choose(b"a/bc", True) == 1
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-26")
 def test_aliases_are_bounded_whatever_a_client_takes() -> None:
     aliases = Aliases(65_535)
     for n in range(TOPIC_ALIASES_OUT_MAX):
@@ -134,6 +163,7 @@ def test_aliases_are_bounded_whatever_a_client_takes() -> None:
     assert aliases.choose(b"one/more", True) == 0
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-27")
 @pytest.mark.parametrize(("maximum", "has_aliases"), [(None, False), (0, False), (1, True)])
 def test_only_a_client_that_takes_aliases_has_any(maximum: int | None, has_aliases: bool) -> None:
     bench = Bench()

@@ -413,11 +413,13 @@ def flatten(items: list[PublishRun[bytes] | AckRun | Packet]) -> list[Packet]:
     return packets
 
 
+@pytest.mark.mqtt("MQTT-2.1.3-1", "MQTT-2.2.2-1", "MQTT-3.2.2-1", "MQTT-3.3.2-1")
 @pytest.mark.parametrize("golden", GOLDEN, ids=by_name)
 def test_a_packet_encodes_to_its_golden_bytes(golden: Golden) -> None:
     assert encode(golden.packet, golden.version).hex() == golden.wire.hex()
 
 
+@pytest.mark.mqtt("MQTT-3.1.3-1", "MQTT-3.1.3-3", "MQTT-3.1.2-9", "MQTT-3.1.2-17", "MQTT-3.1.2-19")
 @pytest.mark.parametrize("golden", GOLDEN + LOOSE, ids=by_name)
 def test_golden_bytes_decode_whole(golden: Golden) -> None:
     decoder = decoder_for(golden)
@@ -504,6 +506,7 @@ def test_a_decoder_that_refused_refuses_all_further_bytes() -> None:
     assert raised.value.reason_code == ReasonCode.MALFORMED_PACKET
 
 
+@pytest.mark.mqtt("MQTT-3.2.2-15")
 @pytest.mark.parametrize("first", [0x10, 0x30, 0x82])
 def test_a_packet_above_the_maximum_is_refused_by_its_fixed_header(first: int) -> None:
     version = 0 if first == 0x10 else MQTT_5
@@ -533,6 +536,7 @@ def test_what_is_kept_of_a_cut_packet_stays_within_the_maximum() -> None:
     assert decoder.buffered == 0
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-1", "MQTT-3.1.2-2")
 @pytest.mark.parametrize(
     ("wire", "version", "reason"),
     [

@@ -43,6 +43,18 @@ def test_fields_that_mqtt_3_lacks_are_left_out() -> None:
     assert encode(Disconnect(0x8E, said), MQTT_3_1_1) == b"\xe0\x00"
 
 
+@pytest.mark.mqtt(
+    "MQTT-2.2.1-2",
+    "MQTT-3.2.2-6",
+    "MQTT-3.2.2-8",
+    "MQTT-3.3.1-2",
+    "MQTT-3.3.1-4",
+    "MQTT-3.3.2-2",
+    "MQTT-3.4.2-1",
+    "MQTT-3.9.3-2",
+    "MQTT-3.14.2-1",
+    "MQTT-1.5.4-2",
+)
 @pytest.mark.parametrize(
     ("packet", "version"),
     [

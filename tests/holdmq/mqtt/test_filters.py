@@ -49,6 +49,7 @@ MATCHES = [
 ]
 
 
+@pytest.mark.mqtt("MQTT-3.3.2-3", "MQTT-4.7.2-1", "MQTT-4.7.3-4")
 @pytest.mark.parametrize(("topic_filter", "topic", "expected"), MATCHES)
 def test_a_filter_matches_as_the_specification_says(topic_filter: str, topic: str, expected: bool) -> None:
     assert matches(topic_filter, topic) is expected
@@ -61,6 +62,7 @@ def test_an_ordinary_filter_is_its_own_text(text: str) -> None:
     assert parse_filter(text) == ParsedFilter(None, text)
 
 
+@pytest.mark.mqtt("MQTT-4.8.2-1", "MQTT-4.8.2-2")
 @pytest.mark.parametrize(
     ("text", "name", "topic_filter"),
     [
@@ -82,6 +84,7 @@ INVALID = [
 ]  # fmt: skip
 
 
+@pytest.mark.mqtt("MQTT-4.7.1-1", "MQTT-4.7.1-2", "MQTT-4.7.3-1", "MQTT-4.8.2-1", "MQTT-4.8.2-2")
 @pytest.mark.parametrize("text", INVALID)
 def test_an_invalid_filter_is_refused(text: str) -> None:
     with pytest.raises(MqttError, match="topic filter") as raised:
@@ -89,6 +92,7 @@ def test_an_invalid_filter_is_refused(text: str) -> None:
     assert raised.value.reason_code == ReasonCode.TOPIC_FILTER_INVALID
 
 
+@pytest.mark.mqtt("MQTT-4.7.0-1", "MQTT-4.7.3-1", "MQTT-4.7.3-2", "MQTT-4.7.3-3")
 @pytest.mark.parametrize(
     ("text", "valid"),
     [

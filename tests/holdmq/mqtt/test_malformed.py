@@ -289,10 +289,122 @@ OTHERS = [
 CATALOGUE = FRAMING + CONNECTS + PUBLISHES + ACKS + SUBSCRIPTIONS + OTHERS
 
 
+SHOWN = {
+    "MQTT-1.5.4-1": (
+        "a client id with a surrogate",
+        "a client id with an overlong form",
+        "a client id above U+10FFFF",
+        "a topic with a surrogate",
+        "a filter that is not UTF-8",
+    ),
+    "MQTT-1.5.4-2": (
+        "a client id with U+0000",
+        "a topic with U+0000",
+        "a content type with U+0000",
+    ),
+    "MQTT-1.5.5-1": (
+        "a remaining length not in the fewest bytes",
+        "a PUBLISH length not in the fewest bytes",
+        "a property length not in the fewest bytes",
+    ),
+    "MQTT-1.5.7-1": ("a user property with U+0000",),
+    "MQTT-2.1.3-1": (
+        "reserved flags of 0x41",
+        "reserved flags of 0x52",
+        "reserved flags of 0xc1",
+    ),
+    "MQTT-2.2.1-3": (
+        "SUBSCRIBE packet id 0",
+        "UNSUBSCRIBE packet id 0",
+        "PUBLISH packet id 0",
+    ),
+    "MQTT-3.1.0-1": (
+        "the first packet is not CONNECT",
+        "the first packet is PUBLISH",
+    ),
+    "MQTT-3.1.0-2": ("a second CONNECT",),
+    "MQTT-3.1.2-1": (
+        "a wrong protocol name",
+        "a protocol name in lower case",
+    ),
+    "MQTT-3.1.2-2": (
+        "level 0",
+        "level 6",
+    ),
+    "MQTT-3.1.2-3": ("5 reserved connect flag",),
+    "MQTT-3.1.2-9": ("a will without payload",),
+    "MQTT-3.1.2-11": ("will QoS without will",),
+    "MQTT-3.1.2-12": ("5 will QoS 3",),
+    "MQTT-3.1.2-13": ("will retain without will",),
+    "MQTT-3.1.2-16": ("5 bytes after the last field",),
+    "MQTT-3.1.2-17": ("3.1.1 user name announced and absent",),
+    "MQTT-3.1.2-18": ("5 bytes after the last field",),
+    "MQTT-3.1.2-19": ("3.1.1 password announced and absent",),
+    "MQTT-3.1.3-3": ("no client id",),
+    "MQTT-3.1.3-4": ("a client id with a surrogate",),
+    "MQTT-3.1.3-11": ("a will topic that is not UTF-8",),
+    "MQTT-3.1.3-12": ("a user name that is not UTF-8",),
+    "MQTT-3.1.4-1": (
+        "CONNECT without a body",
+        "properties longer than the packet",
+        "a property that is cut",
+    ),
+    "MQTT-3.2.2-17": ("a topic alias above the maximum",),
+    "MQTT-3.3.1-2": ("PUBLISH QoS 0 with DUP",),
+    "MQTT-3.3.1-4": ("PUBLISH QoS 3",),
+    "MQTT-3.3.2-1": (
+        "an empty topic without an alias",
+        "a topic with an overlong form",
+    ),
+    "MQTT-3.3.2-2": (
+        "a topic with #",
+        "a topic with +",
+    ),
+    "MQTT-3.3.2-8": ("topic alias 0",),
+    "MQTT-3.3.2-9": ("a topic alias above the maximum",),
+    "MQTT-3.3.2-13": ("an empty response topic",),
+    "MQTT-3.3.2-14": ("a response topic with a wildcard",),
+    "MQTT-3.3.2-19": ("a content type that is not UTF-8",),
+    "MQTT-3.3.4-6": ("a client's subscription identifier",),
+    "MQTT-3.4.2-1": ("a reason code that PUBACK has not",),
+    "MQTT-3.5.2-1": ("a reserved reason code",),
+    "MQTT-3.6.1-1": (
+        "reserved flags of 0x60",
+        "reserved flags of 0x6a",
+    ),
+    "MQTT-3.6.2-1": ("a reason code that PUBREL has not",),
+    "MQTT-3.8.1-1": ("reserved flags of 0x80",),
+    "MQTT-3.8.3-1": ("a filter that is not UTF-8",),
+    "MQTT-3.8.3-2": ("5 SUBSCRIBE without a filter",),
+    "MQTT-3.8.3-4": ("no local on a shared subscription",),
+    "MQTT-3.8.3-5": ("5 SUBSCRIBE reserved bit",),
+    "MQTT-3.10.1-1": ("reserved flags of 0xa0",),
+    "MQTT-3.10.3-2": ("UNSUBSCRIBE without a filter",),
+    "MQTT-3.14.1-1": ("reserved flags of 0xe1",),
+    "MQTT-3.14.2-1": (
+        "DISCONNECT reason that only a server has",
+        "DISCONNECT reason code 0x84",
+    ),
+    "MQTT-3.14.2-2": ("DISCONNECT with a server's session expiry",),
+    "MQTT-3.15.1-1": ("reserved flags of AUTH",),
+    "MQTT-3.15.2-1": ("AUTH success from a client",),
+    "MQTT-4.7.0-1": ("a topic with #",),
+    "MQTT-4.7.1-1": ("# in the middle",),
+    "MQTT-4.7.1-2": ("+ beside a character",),
+    "MQTT-4.7.3-1": (
+        "an empty topic",
+        "an empty filter",
+    ),
+    "MQTT-4.12.0-7": ("AUTH without a method",),
+}
+"""What the standard says → the cases that show what becomes of who does not keep to it."""
+
+
 def decoder_for(bad: Bad) -> Decoder[bytes]:
     return Decoder(TopicTable(bytes), version=bad.version, sender=bad.sender, topic_alias_maximum=5)
 
 
+@pytest.mark.mqtt(*SHOWN)
 @pytest.mark.parametrize("bad", CATALOGUE, ids=lambda bad: bad.name)
 def test_malformed_input_is_refused_with_its_reason_code(bad: Bad) -> None:
     with pytest.raises(MqttError) as raised:
@@ -320,3 +432,7 @@ def test_the_bounds_themselves_are_accepted() -> None:
     many = packet(0x82, b"\0\1\0", b"\0\1a\0" * FILTERS_PER_PACKET_MAX)
     full = packet(0x30, PUB5, b"\xff\xff\x03", b"\x26\0\0\0\0" * (PROPERTIES_BYTES_MAX // 5))
     assert [len(decoder.feed(wire)) for wire in (many, full)] == [1, 1]
+
+
+def test_the_cases_that_show_a_statement_are_in_the_catalogue() -> None:
+    assert {case for cases in SHOWN.values() for case in cases} <= {bad.name for bad in CATALOGUE}

@@ -68,6 +68,7 @@ def test_a_large_packet_in_pieces_comes_out_as_one_buffer() -> None:
     assert found == [Publish("a", payload, 1, packet_id=1), Publish("b")]
 
 
+@pytest.mark.mqtt("MQTT-3.3.2-12")
 @pytest.mark.parametrize(
     "extra", [Properties(), Properties(content_type="t"), Properties(correlation_data=b"c")]
 )
@@ -84,6 +85,7 @@ def test_an_alias_is_resolved_and_taken_out_of_the_properties(extra: Properties)
     assert [run.buffer[message[3] : message[4]] for message in run.messages] == [b"1", b"2"]
 
 
+@pytest.mark.mqtt("MQTT-3.3.2-12")
 def test_an_alias_can_be_given_another_topic() -> None:
     decoder = Decoder(TopicTable(bytes), version=MQTT_5)
     decoder.allow_topic_aliases(1)
@@ -119,6 +121,7 @@ def test_head_packet_id_and_tail_make_the_packet(version: int, size: int) -> Non
     assert again == encode(packet, version)
 
 
+@pytest.mark.mqtt("MQTT-2.2.1-2", "MQTT-2.2.2-1")
 def test_a_qos_0_packet_is_all_head() -> None:
     assert encode_publish(MQTT_3_1_1, b"a", b"x", 0) == (b"\x30\x04\x00\x01ax", b"")
     assert encode_publish(MQTT_5, b"a", b"x", 1) == (b"\x31\x05\x00\x01a\x00x", b"")
@@ -133,6 +136,7 @@ def test_a_publish_that_mqtt_cannot_carry_is_refused() -> None:
         encode_publish(MQTT_3_1_1, b"a", Huge(), 0)
 
 
+@pytest.mark.mqtt("MQTT-3.3.2-6", "MQTT-3.3.2-18", "MQTT-3.3.4-4")
 def test_a_delivery_gets_the_expiry_left_and_its_subscription_identifiers() -> None:
     said = Properties(
         content_type="t", message_expiry_interval=60, response_topic="r", user_properties=(("k", "v"),)

@@ -23,6 +23,7 @@ def keys(trie: FilterTrie[str, str], topic: str) -> list[str]:
     return sorted(value for _, value in trie.match(topic.encode()))
 
 
+@pytest.mark.mqtt("MQTT-4.7.3-4", "MQTT-3.10.4-1")
 @given(st.lists(st.tuples(filters, st.sampled_from("xyz")), max_size=25), st.lists(topics, max_size=8))
 def test_the_trie_agrees_with_matching_one_by_one(pairs: list[tuple[str, str]], asked: list[str]) -> None:
     trie: FilterTrie[str, str] = FilterTrie()
@@ -46,6 +47,7 @@ def test_the_trie_agrees_with_matching_one_by_one(pairs: list[tuple[str, str]], 
     assert trie._depths == []  # or every topic goes on paying for filters that are gone
 
 
+@pytest.mark.mqtt("MQTT-3.8.4-3")
 @pytest.mark.parametrize("topic_filter", ["a/b", "a/#", "#", "+/b", "a/+/#", "+"])
 def test_adding_again_replaces_the_value(topic_filter: str) -> None:
     trie: FilterTrie[str, int] = FilterTrie()
