@@ -397,7 +397,6 @@ class Sessions:
         if cursor.received.bind(unbound.topic, unbound.queue, known):
             self._worker.context.planning.append(session)
             return
-        self._worker.counters.refused["publish_topics"] += 1
         self._worker.close_session(
             session,
             ReasonCode.QUOTA_EXCEEDED,

@@ -84,9 +84,7 @@ class Inbound:
         assert receipt.packet_type == PUBREC
         if self.unreleased is not None:
             for packet_id in receipt.packet_ids:
-                if receipt.outcome == 0:
-                    self.unreleased[packet_id] = RECORDED
-                else:
+                if receipt.outcome:
                     self.unreleased.pop(packet_id, None)
 
     def release(self, packet_id: int) -> bool:

@@ -16,6 +16,7 @@ from security import Authority
 
 from broker.core.filters import FilterSet
 from broker.core.sequences import Sequences
+from broker.core.received import Received
 from gateway.binding import bind
 from gateway.listeners import Listener
 from gateway.worker import Worker
@@ -110,6 +111,7 @@ class MemoryBroker:
         self.heartbeats: list[dict[str, Any]] = []
         self.sequences = Sequences()
         self.listed: MemoryBroker | None = self
+        self.received = Received()
         """The broker that the registry routes to; None = it calls none live."""
         self._readers: dict[tuple[int, int], _Reader] = {}
         self.server = Server(
@@ -229,12 +231,17 @@ class MemoryBroker:
             result, is_new = self._decide(run, code)
             results.append(result)
             for size in sizes[at : at + run.records]:
-                if is_new:
-                    self.append(bytes(request.body[pos : pos + size]))
+                own.append(bytes(request.body[pos : pos + size]))
+            own: list[bytes] = []
                 pos += size
             at += run.records
         dropped, self.results_dropped = self.results_dropped, 0
         request.reply(ProduceResponse(results[dropped:]))
+            for record in own if is_new else ():
+                sifted = self.received.sift([decode_record(record).properties])
+                if sifted is not None and sifted.kept:
+                    self.received.confirm(sifted.notes, len(self.log))
+                    self.append(record)
         self.serve()
 
     def _decide(self, run: ProduceRun, code: int) -> tuple[RunResult, bool]:

@@ -67,7 +67,8 @@ class Device(threading.Thread):
 class Publisher(Device):
     """Publishes numbered messages, `window` at a time, until `hold` is set.
 
-    What was not acknowledged to its end goes again first, in its order [MQTT-4.4.0-1]; `done` counts what was.
+    What was not acknowledged to its end goes again first, in its order [MQTT-4.4.0-1]; `done` counts what
+    was.
     """
 
     def __init__(self, port: int, client_id: str, topic: str, qos: int, window: int = 5) -> None:
