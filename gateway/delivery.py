@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.core.counters import Counters
 from gateway.core.lag import Lag
+from gateway.core.system_topics import SYSTEM_LEVEL
 from gateway.session.outbound import Granted
 from gateway.session.session import CLOSED, Session
 from holdmq import telemetry
@@ -193,14 +194,15 @@ class Delivery:
         else:
             name = topic.decode()
             text = "" if name == OTHER_TOPIC else level_of_topic(name)
-            level = None if text is None else text.encode()
+            # What is called so is said by gateways, not by applications.
+            level = None if text is None or text == SYSTEM_LEVEL else text.encode()
             if len(self._levels) >= LEVELS_CACHED_MAX:
                 self._levels.clear()
             self._levels[topic] = level
         if level is None:
             return None
         if topic == b"mqtt-other":
-            return tag or None
+            return None if not tag or tag.startswith(b"$SYS") else tag
         if tag is None:
             return level or None
         return b"%b/%b" % (level, tag)
@@ -280,6 +282,22 @@ class Delivery:
             self._counters.lagging_sessions += 1
             self._counters.lag_total += 1
         lag.fall_behind(link.name, position, is_late=is_late)
+
+    def own(self, outgoing: Outgoing, session: Session, several: list[Granted], is_first: bool) -> None:
+        """Deliver a message of the gateway's own with QoS 0; `is_first`: as the client has subscribed."""
+        outbound = session.outbound
+        chosen = self._choose(outgoing, session, several)
+        if outbound is None or chosen is None:
+            return
+        flags = 1 if is_first else chosen[0] & 1  # [MQTT-3.3.1-8] [MQTT-3.3.1-12] [MQTT-3.3.1-13]
+        head, _, size = outgoing.variant(session.version == MQTT_5, flags, chosen[1])
+        if session.packet_max and size > session.packet_max:
+            self._counters.messages_dropped_size_total += 1
+        elif outbound.is_socket_full:
+            self._counters.messages_dropped_slow_total += 1
+        else:
+            session.send(head)
+            self._counters.messages_out_qos0_total += 1
 
     def again(self, link: BrokerLink, outgoing: Outgoing, session: Session) -> bool:
         """Deliver a record of a catch-up reader to its session; False when its window or socket is full.

@@ -65,17 +65,26 @@ class Reports:
             return False, "no worker is connected to every broker of the route"
         return True, "ready"
 
+    def totals(self) -> dict[str, int]:
+        """Every number of the gateway: of its workers, and of those that ended."""
+        reports = list(self._live.values())
+        totals: dict[str, int] = {}
+        for name in HELP:
+            values = [report["numbers"].get(name, 0) for report in reports]
+            totals[name] = max(values, default=0) if name in _MAXIMA else sum(values)
+            if name not in GAUGES:
+                totals[name] += self._ended[name]
+        return totals
+
     def families(self) -> Iterator[Metric]:
         """The gateway's metric families."""
         reports = list(self._live.values())
-        for name, help_text in HELP.items():
-            values = [report["numbers"].get(name, 0) for report in reports]
-            value = max(values, default=0) if name in _MAXIMA else sum(values)
+        for name, value in self.totals().items():
             if name in GAUGES:
-                yield GaugeMetricFamily(f"holdmq_gateway_{name}", help_text, value=value)
+                yield GaugeMetricFamily(f"holdmq_gateway_{name}", HELP[name], value=value)
             else:
                 family = f"holdmq_gateway_{name.removesuffix('_total')}"
-                yield CounterMetricFamily(family, help_text, value=value + self._ended[name])
+                yield CounterMetricFamily(family, HELP[name], value=value)
         refused = Counter(self._ended_refused)
         for report in reports:
             refused.update(report["refused"])

@@ -81,6 +81,11 @@ class Reporting:
         }
         self.tell(report)
 
+    @property
+    def has_parent(self) -> bool:
+        """Whether there is somebody to tell."""
+        return self._report is not None
+
     def banned(self, ban: Ban) -> None:
         """Tell the parent, and through it the other workers."""
         self.tell({"ban": ban_row(ban, self._worker.now())})
@@ -110,7 +115,9 @@ class Reporting:
 
     def _obey(self, command: dict[str, Any]) -> None:
         worker = self._worker
-        if "ban" in command:
+        if "numbers" in command:
+            worker.system.told(command)
+        elif "ban" in command:
             worker.gate.bans.add(ban_of(command["ban"], worker.now()))
         elif "unban" in command:
             worker.gate.lift(command["unban"])

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.core.counters import Counters
+from gateway.core.system_topics import is_system_filter
 from gateway.limits import SUBACK_WAIT_S
 from gateway.session.events import Subscribing, Unsubscribing
 from gateway.session.outbound import Granted
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from gateway.link import BrokerLink
     from gateway.replay import Replays
     from gateway.sessions import Sessions
+    from gateway.system_topics import SystemTopics
 
 
 class _Waiter:
@@ -40,6 +42,7 @@ class _Waiter:
         "reason",
         "session",
         "store",
+        "system",
     )
 
     def __init__(self, session: Session, packet_id: int, codes: list[int], deadline: float) -> None:
@@ -52,6 +55,7 @@ class _Waiter:
         self.is_replay = False
         self.reason = ""
         self.store: Callable[[], None] | None = None
+        self.system: Callable[[], None] | None = None
 
     def in_effect(self) -> None:
         """One more broker has the filters."""
@@ -65,9 +69,15 @@ class _Waiter:
             return
         self.is_done = True
         if self.store is None:
-            self.session.subscribed(self.packet_id, self.codes, self.reason)
+            self.subscribed()
         else:
             self.store()
+
+    def subscribed(self) -> None:
+        """The filters are in effect, and written down if need be."""
+        self.session.subscribed(self.packet_id, self.codes, self.reason)
+        if self.system is not None:
+            self.system()
 
 
 def _ignore(_is_written: bool) -> None:
@@ -101,6 +111,9 @@ class Subscriptions:
         what was added, and keeping every filter's terms would cost an idle connection 200 bytes."""
         self._waiting: deque[_Waiter] = deque()
         self.replays: Replays | None = None
+        self.system: SystemTopics | None = None
+        self.system_filters = 0
+        """Filters in the trie that the gateway itself answers."""
         self.terms_version = 0
         """Counts changes of what filters mean to brokers: terms made before are not enough."""
 
@@ -133,6 +146,8 @@ class Subscriptions:
             session, event.packet_id, [code for code, _ in event.granted], self._now() + SUBACK_WAIT_S
         )
         waiter.reason = event.reason
+        if self.system_filters and self.system is not None:
+            waiter.system = partial(self.system.subscribed, session, stored)
         if event.starts and stored and self.replays is not None:
             waiter.is_replay = True
             stored = dict.fromkeys(stored, True)
@@ -199,7 +214,7 @@ class Subscriptions:
 
         def written(is_written: bool) -> None:
             if is_written:
-                session.subscribed(waiter.packet_id, waiter.codes, waiter.reason)
+                waiter.subscribed()
             else:
                 self._doom(session)
 
@@ -290,6 +305,7 @@ class Subscriptions:
                 link.reader.remove(terms)
 
     def _want(self, topic_filter: str) -> None:
+        self.system_filters += is_system_filter(topic_filter)
         terms = self._make_terms(topic_filter)
         for link in self._links.values():
             link.reader.add(terms)
@@ -297,10 +313,13 @@ class Subscriptions:
     def _drop(self, topic_filter: str, session: Session) -> None:
         self._counters.subscriptions -= 1
         if self.trie.remove(topic_filter, session):
+            self.system_filters -= is_system_filter(topic_filter)
             terms = self._make_terms(topic_filter)
             for link in self._links.values():
                 link.reader.remove(terms)
 
     def _make_terms(self, topic_filter: str) -> list[FilterTerm]:
+        if is_system_filter(topic_filter):
+            return []  # no broker knows of these
         topic = topic_of_filter(topic_filter)
         return filter_terms(topic_filter, 1 if topic is None else self._levels.get(topic, 1))

@@ -70,6 +70,7 @@ class Supervisor:
         self._kill_at = 0.0
         self._admin: AdminServer | None = None
         self._beat = 0.0
+        self._began_at = time.monotonic()
         self._controls = Controls(self._reports.workers)
 
     def run(self) -> None:
@@ -246,6 +247,10 @@ class Supervisor:
             message = json.loads(data)
             if "numbers" in message:
                 self._reports.received(child.index, message)
+            elif "totals" in message:
+                uptime_s = int(time.monotonic() - self._began_at)
+                totals = {"numbers": self._reports.totals(), "workers": self._reports.workers}
+                _command(child, {**totals, "uptime_s": uptime_s})
             else:
                 self._controls.received(child.index, message)
             return

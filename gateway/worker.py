@@ -38,6 +38,7 @@ from gateway.sessions import Sessions
 from gateway.sockets import Acceptor, Sockets
 from gateway.stragglers import Stragglers
 from gateway.subscriptions import Subscriptions
+from gateway.system_topics import SystemTopics
 from gateway.topics import Topics
 from gateway.tracing import Tracing
 from holdmq import telemetry
@@ -101,6 +102,7 @@ class Worker:
         self.delivery = Delivery(self.subscriptions.trie, self.counters, self.wall_ms)
         self.catchup = CatchUp(self, self.delivery)
         self.replays = self.subscriptions.replays = Replays(self)
+        self.system = self.subscriptions.system = SystemTopics(self, section.sys_interval_s)
         self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
         self.resume_below_bytes = PENDING_MAX_BYTES // 2
         self._tls_reload_interval_s = section.tls_reload_interval_s
@@ -433,6 +435,7 @@ class Worker:
         self.subscriptions.expire(now)
         self.access.tick(now)
         self.persistent.tick(now)
+        self.system.tick(now)
         if now >= self._next_second:
             self._next_second = now + REPORT_S
             self._each_second(now)

@@ -390,6 +390,13 @@ class GatewaySection(ProtectionSettings):
         le=100_000,
         description="Log topics that MQTT may create; other first levels share the topic mqtt-other.",
     )
+    sys_interval_s: float = Field(
+        10,
+        ge=1,
+        le=3600,
+        description="How often clients that subscribed to $SYS/… get the gateway's numbers that changed; "
+        "access.sys_topics and the ACL say who may.",
+    )
     session_expiry_max_s: int = Field(
         30 * 86_400,
         ge=0,

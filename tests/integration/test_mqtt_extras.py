@@ -31,7 +31,7 @@ class Gateways(NamedTuple):
 @pytest.fixture(scope="module")
 def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
     directory = tmp_path_factory.mktemp("extras")
-    stack = Stack(directory, {"gateway.workers": 1})
+    stack = Stack(directory, {"gateway.workers": 2, "access.sys_topics": "true", "gateway.sys_interval_s": 1})
     (directory / "other").mkdir()
     other = Stack(directory / "other", {"registry.port": stack.registry_port, "gateway.workers": 1})
     for name in ("registry", "broker", "gateway"):
@@ -172,3 +172,29 @@ def test_what_a_suback_promised_is_replayed_though_the_worker_is_killed(gateways
     assert subscriber.connack.session_present
     assert bodies(subscriber.take(30)) == numbered(0, 30)
     assert subscriber.is_silent()
+
+
+# $SYS
+
+
+def test_a_client_sees_the_numbers_of_all_workers_of_its_gateway(gateways: Gateways) -> None:
+    others = [MqttClient(gateways.port, f"counted {n}", clean=True, expiry_s=0) for n in range(20)]
+    watcher = MqttClient(gateways.port, "watcher", clean=True, expiry_s=0)
+    watcher.subscribe("$SYS/broker/clients/connected", "$SYS/gateway/workers")
+    first = watcher.take(2)
+    assert {message.topic: message.retain for message in first} == {
+        "$SYS/broker/clients/connected": True,
+        "$SYS/gateway/workers": True,
+    }
+    # What the workers reported last may be a second old.
+    while int(first[0].payload) < len(others) + 1:
+        first = watcher.take(1)
+    others.pop().disconnect()
+    assert int(watcher.take(1)[0].payload) == len(others) + 1
+    assert watcher.subscribe("$SYS/gateway/workers").reason_codes == [1]
+    assert bodies(watcher.take(1)) == [b"2"]
+
+
+def test_sys_is_refused_where_it_is_not_allowed(gateways: Gateways) -> None:
+    stranger = MqttClient(gateways.other_port, "stranger", clean=True, expiry_s=0)
+    assert stranger.subscribe("$SYS/#").reason_codes == [0x87]
