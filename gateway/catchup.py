@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.core.lag import Lag
 from gateway.delivery import Delivery, Outgoing
 from gateway.redelivery import Redelivery, is_due
+from gateway.retained_again import RetainedAgain
 from gateway.session.session import CLOSED, Session
 from holdmq import telemetry
 from holdmq.errors import Code, HoldMQError, RemoteError
@@ -80,7 +81,8 @@ class CatchUp:
         self.shared = 0
         self._worker = worker
         self._delivery = delivery
-        self._redelivery = Redelivery(delivery, worker.settle, self._again)
+        again = RetainedAgain(worker.retained_delivery, worker.counters, worker.settle)
+        self._redelivery = Redelivery(delivery, again, worker.settle, self._again)
         self._queue: deque[Session] = deque()
         self._far = 0
         # Reader 0 is the live one.
@@ -110,7 +112,9 @@ class CatchUp:
         outbound = session.outbound
         if outbound is not None and outbound.lag is not None:
             outbound.lag.is_queued = False
-        self.ready(session)
+        # Retained messages are older than what it lags behind with: they have the next turn, and leave room.
+        if not self._worker.retained.ready(session):
+            self.ready(session)
 
     # Beginning
 

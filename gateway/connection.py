@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.core.entries import TopicEntry
 from gateway.core.received import is_binding
-from gateway.ingress import Unbound
+from gateway.ingress import Keep, Unbound
 from gateway.listeners import Listener
 from gateway.parting import part
 from gateway.peer import Peer, peer_of
@@ -114,7 +114,7 @@ class Shell:
         self.resume(WRITING)
         if self.session.outbound is not None:
             self.session.outbound.is_socket_full = False
-            self._worker.catchup.ready(self.session)
+            self._worker.window_opened(self.session)
 
     @property
     def is_parting(self) -> bool:
@@ -146,6 +146,8 @@ class Shell:
                         worker.persistent.bind(session, missing, self.topic_known)
                     elif isinstance(missing, TopicEntry):
                         worker.access.ask_publish(session, missing, self.topic_known)
+                    elif isinstance(missing, Keep):
+                        worker.retained_puts.publish(session, missing, self.topic_known, self.topic_failed)
                     else:
                         worker.topics.create(missing, self.topic_known, self.topic_failed)
                     return
@@ -165,7 +167,7 @@ class Shell:
             elif isinstance(event, Connected):
                 worker.connected(self)
             else:
-                worker.catchup.ready(session)
+                worker.window_opened(session)
 
     def topic_known(self) -> None:
         """The topic that a publish waited for is there, or its messages go elsewhere: go on."""

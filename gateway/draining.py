@@ -40,7 +40,8 @@ async def drain(worker: Worker) -> None:
     for shell in left:
         _close(worker, shell)
     for _ in range(max(0, int((deadline - worker.now()) / DRAIN_STEP_S))):
-        if worker.persistent.is_idle and all(link.producer.is_idle for link in worker.links.values()):
+        is_idle = worker.persistent.is_idle and worker.retained_puts.is_idle
+        if is_idle and all(link.producer.is_idle for link in worker.links.values()):
             break
         await asyncio.sleep(DRAIN_STEP_S)
     unsent = sum(link.producer.pending_bytes for link in worker.links.values())

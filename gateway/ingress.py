@@ -40,7 +40,15 @@ class Unbound(NamedTuple):
     queue: Queue
 
 
+class Keep(NamedTuple):
+    """Retained messages at the head of the run must be put first: (topic, QoS, payload, properties)."""
+
+    messages: list[tuple[str, int, bytes, bytes]]
+
+
 UsesOther = Callable[[str, str], bool]
+Missing = MissingTopic | Unbound | TopicEntry | Keep
+"""What a publish has to wait for."""
 
 
 class Ingress:
@@ -59,14 +67,13 @@ class Ingress:
         self._uses_other = uses_other
         self._now = now
 
-    def publish(
-        self, session: Session, run: PublishRun[TopicEntry]
-    ) -> MissingTopic | Unbound | TopicEntry | None:
+    def publish(self, session: Session, run: PublishRun[TopicEntry]) -> Missing | None:
         """Add the run's messages, in order, to the batches of their brokers.
 
         Returns None when all are added or refused; else the log topic that must be created first, the queue
-        that must be written down, or the topic whose permission must be asked for, and `run.messages` are
-        then those that wait for it.
+        that must be written down, the topic whose permission must be asked for, or the retained messages that
+        must be put, and `run.messages` are then those that wait for it. What became of retained messages is
+        left in `inbound.kept`.
         """
         inbound = session.inbound
         assert inbound is not None
@@ -94,9 +101,20 @@ class Ingress:
                         return found
                     if isinstance(found, Refusal):
                         last_entry = None
+                        if kind & RETAIN and inbound.kept:
+                            inbound.kept.popleft()
                         self._refuse(session, kind, packet_id, found)
                         continue
                     plan = found
+                if kind & RETAIN:
+                    if not inbound.kept:
+                        run.messages = run.messages[at:]
+                        return _to_keep(session, run)
+                    kept = inbound.kept.popleft()
+                    if kept:
+                        last_entry = None
+                        self._refuse(session, kind, packet_id, kept)
+                        continue
                 encode = plan.encode
                 noting = plan.noting
                 target = plan.target
@@ -107,7 +125,7 @@ class Ingress:
                     record_max -= DELAYED_ROOM_BYTES
                 packet_type = plan.packet_type
                 append = None
-                last_entry = None if properties else entry
+                last_entry = None if properties or kind & RETAIN else entry
                 last_kind = kind
             body = buffer[start:end]
             record = encode(body, born_ms) if noting is None else noting(body, born_ms, packet_id)
@@ -240,6 +258,21 @@ class Ingress:
             receipt.packet_ids.append(packet_id)
             session.expect(receipt)
             receipt.settle(reason_code)
+
+
+def _to_keep(session: Session, run: PublishRun[TopicEntry]) -> Keep:
+    """The retained messages at the head of a run, as far as it is known that they may be published."""
+    permit, buffer = session.permit, run.buffer
+    found: list[tuple[str, int, bytes, bytes]] = []
+    for entry, flags, _, start, end, properties in run.messages:
+        if not flags & RETAIN:
+            break
+        if found and (entry.refusal or entry.delay_s is not None):
+            break
+        if found and permit is not None and permit.verdict(entry) != ALLOWED:
+            break
+        found.append((entry.mqtt_topic, flags >> 1 & 3, buffer[start:end], properties))
+    return Keep(found)
 
 
 def will_block(will: Will) -> bytes:

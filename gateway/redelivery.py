@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from gateway.delivery import Delivery
 from gateway.link import BrokerLink
+from gateway.retained_again import RetainedAgain, retained_among
 from gateway.session.session import CLOSED, Session
 from holdmq import telemetry
 from holdmq.errors import HoldMQError
@@ -34,9 +36,14 @@ class Redelivery:
     """Asks brokers for records by their positions. `done(session)` is called when its turn is over."""
 
     def __init__(
-        self, delivery: Delivery, settle: Callable[[], None], done: Callable[[Session], None]
+        self,
+        delivery: Delivery,
+        retained: RetainedAgain,
+        settle: Callable[[], None],
+        done: Callable[[Session], None],
     ) -> None:
         self._delivery = delivery
+        self._retained = retained
         self._settle = settle
         self._done = done
         self._loop = asyncio.get_running_loop()
@@ -47,9 +54,21 @@ class Redelivery:
         assert cursor is not None
         assert outbound is not None
         inflight = outbound.inflight or {}
+        again = (cursor.again or {}).get(link.name, ())
+        kept = retained_among(outbound, again)
+        if kept:
+            self._retained.begin(
+                session,
+                link,
+                connection,
+                kept,
+                lambda sent: self._sent(session, link.name, [i for i in again if i not in sent]),
+                partial(self._failed, session, link, connection),
+            )
+            return
         placed = sorted(
             (planned.position, packet_id)
-            for packet_id in (cursor.again or {}).get(link.name, ())
+            for packet_id in again
             if (planned := inflight.get(packet_id)) is not None
         )
         part = placed[:AGAIN_MAX]

@@ -281,6 +281,7 @@ class Sessions:
                 continue
             granted.left_out = left_out or None
             self._worker.subscriptions.restore(session, name, granted)
+        self._worker.retained.restore(session, state.retained, filters)
         return True
 
     def _forbid(self, session: Session, name: str) -> None:
@@ -306,6 +307,7 @@ class Sessions:
         for row in state.planned:
             planned = Planned(row.broker, row.position, row.flags, tuple(row.identifiers))
             planned.is_released = row.is_released
+            planned.topic = row.topic
             inflight[row.packet_id] = planned
             if not row.is_released:
                 again.setdefault(row.broker, []).append(row.packet_id)
@@ -337,6 +339,7 @@ class Sessions:
 
     def _in_effect(self, session: Session, lag: Lag) -> None:
         lag.holds -= 1
+        self._worker.retained.resume(session)
         self._worker.catchup.ready(session)
 
     # Taking over, ending
@@ -433,6 +436,7 @@ class Sessions:
             granted.retain_handling,
             granted.identifier,
             starts,
+            self._worker.retained.number_of(session, name),
         )
         return owner.change(session, PUT_FILTER, name, options.encode(), on_written)
 
@@ -477,7 +481,7 @@ class Sessions:
                 places[broker] = Place(lag.epochs.get(broker, 0), lag.positions[broker])
         cursor.written_at = sum(place.position for place in places.values())
         planned = [
-            PlannedRow(packet_id, p.broker, p.position, p.flags, list(p.identifiers), p.is_released)
+            PlannedRow(packet_id, p.broker, p.position, p.flags, list(p.identifiers), p.is_released, p.topic)
             for packet_id, p in ((outbound.inflight if outbound is not None else None) or {}).items()
             if p is not None
         ]
@@ -485,7 +489,8 @@ class Sessions:
         if cursor.received is not None:
             received = cursor.received.row(unreleased_of(session), is_over=is_over)
         next_id = outbound.next_id if outbound is not None else 1
-        return SessionState(places, planned, next_id, received).encode()
+        retained = self._worker.retained.state_of(session)
+        return SessionState(places, planned, next_id, received, retained).encode()
 
     def state_written(self, session: Session, written: Written) -> None:
         """The row has a state: what waited for it leaves."""

@@ -13,7 +13,8 @@ from gateway.limits import SUBACK_WAIT_S
 from gateway.session.events import Subscribing, Unsubscribing
 from gateway.session.outbound import Granted
 from gateway.session.session import CLOSED, Session
-from holdmq.mqtt import FilterTrie, ReasonCode
+from holdmq.mqtt import FilterTrie, ReasonCode, Subscription
+from holdmq.mqtt.filters import SHARE_PREFIX
 from holdmq.topics import filter_terms, topic_of_filter
 from holdmq.wire.headers import FilterTerm
 from holdmq.wire.session_headers import DROP_FILTER
@@ -21,6 +22,7 @@ from holdmq.wire.session_headers import DROP_FILTER
 if TYPE_CHECKING:
     from gateway.link import BrokerLink
     from gateway.replay import Replays
+    from gateway.retained_answers import RetainedAnswers
     from gateway.sessions import Sessions
     from gateway.system_topics import SystemTopics
 
@@ -29,10 +31,11 @@ class _Waiter:
     """A SUBACK that waits until `left` brokers have the filters, or until `deadline`.
 
     If the session outlives its connection, `store` is called then, and answers when it is done; after a
-    replay began, when its state says so too.
+    replay began, when its state says so too. `begin` is called when it was answered.
     """
 
     __slots__ = (
+        "begin",
         "codes",
         "deadline",
         "is_done",
@@ -55,6 +58,7 @@ class _Waiter:
         self.is_replay = False
         self.reason = ""
         self.store: Callable[[], None] | None = None
+        self.begin: Callable[[], None] | None = None
         self.system: Callable[[], None] | None = None
 
     def in_effect(self) -> None:
@@ -78,6 +82,16 @@ class _Waiter:
         self.session.subscribed(self.packet_id, self.codes, self.reason)
         if self.system is not None:
             self.system()
+
+
+def owes_retained(subscription: Subscription, is_new: bool) -> bool:
+    """Whether a subscription is answered with retained messages: by its retain handling, and if it is new.
+
+    [MQTT-3.3.1-9], -10, -11. Shared ones never are (4.8.2).
+    """
+    handling = subscription.retain_handling
+    is_wanted = handling == 0 or (handling == 1 and is_new)
+    return is_wanted and not subscription.topic_filter.startswith(SHARE_PREFIX)
 
 
 def _ignore(_is_written: bool) -> None:
@@ -111,6 +125,7 @@ class Subscriptions:
         what was added, and keeping every filter's terms would cost an idle connection 200 bytes."""
         self._waiting: deque[_Waiter] = deque()
         self.replays: Replays | None = None
+        self.retained: RetainedAnswers | None = None
         self.system: SystemTopics | None = None
         self.system_filters = 0
         """Filters in the trie that the gateway itself answers."""
@@ -122,6 +137,7 @@ class Subscriptions:
         outbound = session.outbound
         assert outbound is not None
         stored: dict[str, bool] = {}
+        owed: dict[str, None] = {}
         for code, subscription in event.granted:
             if subscription is None or code >= ReasonCode.UNSPECIFIED_ERROR:
                 continue
@@ -131,6 +147,8 @@ class Subscriptions:
                 granted.left_out = event.left_out.get(topic_filter)
             known = outbound.subscriptions.get(topic_filter)
             stored[topic_filter] = known is None or stored.get(topic_filter, False)
+            if owes_retained(subscription, known is None):
+                owed[topic_filter] = None
             if known is not None:  # [MQTT-3.8.4-3]: replaced, its start is kept
                 granted.starts = known.starts
             else:
@@ -146,6 +164,9 @@ class Subscriptions:
             session, event.packet_id, [code for code, _ in event.granted], self._now() + SUBACK_WAIT_S
         )
         waiter.reason = event.reason
+        if owed and self.retained is not None:
+            self.retained.owe(session, owed)
+            waiter.begin = partial(self.retained.begin, session, owed)
         if self.system_filters and self.system is not None:
             waiter.system = partial(self.system.subscribed, session, stored)
         if event.starts and stored and self.replays is not None:
@@ -172,6 +193,8 @@ class Subscriptions:
                 codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
                 continue
             self._drop(topic_filter, session)
+            if outbound.retained is not None:
+                outbound.retained.forget(topic_filter)
             gone.append(topic_filter)
             codes.append(ReasonCode.SUCCESS)
         self._counters.filters = len(self.trie)

@@ -31,6 +31,9 @@ from gateway.metering import Meter
 from gateway.overload import OverloadWatch
 from gateway.replay import Replays
 from gateway.reporting import Reporting
+from gateway.retained_answers import RetainedAnswers
+from gateway.retained_delivery import RetainedDelivery
+from gateway.retained_puts import RetainedPuts
 from gateway.session.context import Context
 from gateway.session.events import Closed, Event
 from gateway.session.session import CLOSED, Session
@@ -100,6 +103,10 @@ class Worker:
             self.links, self.counters, self.topics.key_levels, self.now, self.persistent, self.doom
         )
         self.delivery = Delivery(self.subscriptions.trie, self.counters, self.wall_ms)
+        self.retained_delivery = RetainedDelivery(self.counters, self.wall_ms)
+        self.retained_puts = RetainedPuts(self)
+        self.retained = RetainedAnswers(self, self.retained_delivery, lambda: self.retained_puts.brokers)
+        self.subscriptions.retained = self.retained
         self.catchup = CatchUp(self, self.delivery)
         self.replays = self.subscriptions.replays = Replays(self)
         self.system = self.subscriptions.system = SystemTopics(self, section.sys_interval_s)
@@ -191,7 +198,7 @@ class Worker:
             client = self.routes.link(name).client
             if link.connection is None and client.connection is not None and client.hello is not None:
                 link.up(client.connection, client.hello)
-                self.persistent.link_up(link)
+                self._linked(link)
         for name, link in self.links.items():
             link.is_routed = name in routed
         self.counters.brokers_known = len(routed)
@@ -206,13 +213,19 @@ class Worker:
         self.topics.routes_changed(topics)
         self.subscriptions.routes_changed(topics)
         self.persistent.routes_changed(topics)
+        self.retained_puts.routes_changed(topics)
 
     def _link_up(self, link: Link, connection: Connection, hello: HelloResponse) -> None:
         own = self.links.get(link.name)
         if own is not None:
             own.up(connection, hello)
-            self.persistent.link_up(own)
+            self._linked(own)
             log.info("broker connected", broker=link.name, worker=self.index)
+
+    def _linked(self, link: BrokerLink) -> None:
+        self.persistent.link_up(link)
+        self.retained_puts.link_up(link)
+        self.retained.link_up(link)
 
     def _link_down(self, link: Link, reason: HoldMQError) -> None:
         own = self.links.get(link.name)
@@ -319,6 +332,7 @@ class Worker:
         self._wheel.remove(session)
         self.stragglers.unstall(shell)
         self.persistent.closed(session)
+        self.retained.closed(session)
         self.subscriptions.forget(session)
         if session.outbound is not None and session.outbound.lag is not None:
             session.outbound.lag = None
@@ -327,7 +341,7 @@ class Worker:
             del self._sessions[session.client_id]
         self.counters.sessions = len(self._sessions)
         if event.will is not None:
-            self._publish_will(session, event.will)
+            self._will_due(session, event.will)
         if event.reason:
             shell.listener.refused[event.reason] += 1
         self.connection_log.ended(shell, event, self.now())
@@ -358,6 +372,22 @@ class Worker:
             # Without the cycle a closed connection is freed at once, not at the next full collection.
             shell.session.shell = None
         self.counters.connections = len(self.shells)
+
+    def window_opened(self, session: Session) -> None:
+        """A session's window or socket takes more: what it is owed of retained messages comes first."""
+        if not self.retained.ready(session):
+            self.catchup.ready(session)
+
+    def _will_due(self, session: Session, will: Will) -> None:
+        if not will.retain:
+            self._publish_will(session, will)
+            return
+
+        def kept(is_kept: bool) -> None:
+            if is_kept:
+                self._publish_will(session, will)
+
+        self.retained_puts.publish_will(session, will, kept)
 
     def _publish_will(self, session: Session, will: Will) -> None:
         def again() -> None:
@@ -449,6 +479,7 @@ class Worker:
         self.delivery.malformed_logged = 0
         self.stragglers.each_second(now)
         self.persistent.each_second(now)
+        self.retained_puts.each_second(now)
         for link in self.links.values():
             link.each_second(now, is_resting=self.routes.is_resting(link.name, now))
         self.reporting.send_report()

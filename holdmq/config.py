@@ -152,7 +152,7 @@ class BrokerSection(Section):
     retained_message_max_bytes: int = Field(
         1 * _MIB,
         ge=1024,
-        description="Largest retained message, properties included: each is sent to everybody who subscribes.",
+        description="Largest retained message, properties included: it goes to everybody who subscribes.",
     )
     queue_lease_s: float = Field(
         20,

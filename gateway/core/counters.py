@@ -61,6 +61,11 @@ HELP: Final = {
     "access_reloads_failed_total": "Changed files of access that were of no use.",
     "filters_revoked_total": "Subscriptions that ended as they are not allowed any more.",
     "topics_waiting": "Connections that wait for a topic to be created.",
+    "retained_in_total": "Retained messages that brokers took, or took away.",
+    "retained_out_total": "Retained messages sent to who subscribed.",
+    "retained_owed": "Sessions that are owed retained messages now.",
+    "retained_slices_total": "Slices of retained messages that brokers were asked for.",
+    "retained_pending_bytes": "Bytes of retained messages handed to brokers and not confirmed.",
     "lagging_sessions": "Subscribers that left the live feed and catch up from the log.",
     "lag_total": "Times that a subscriber left the live feed.",
     "catchup_readers": "Catch-up readers open now.",
@@ -143,6 +148,11 @@ class Counters:
     access_reloads_failed_total: int
     filters_revoked_total: int
     topics_waiting: int
+    retained_in_total: int
+    retained_out_total: int
+    retained_owed: int
+    retained_slices_total: int
+    retained_pending_bytes: int
     lagging_sessions: int
     lag_total: int
     catchup_readers: int

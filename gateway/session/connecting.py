@@ -36,8 +36,6 @@ def check_will(connect: Connect, limits: Limits) -> None:
         raise MqttError(
             ReasonCode.TOPIC_NAME_INVALID, f"the will topic {will.topic[:64]!r} cannot be published"
         )
-    if will.retain and connect.version == MQTT_5:  # [MQTT-3.2.2-13]
-        raise MqttError(ReasonCode.RETAIN_NOT_SUPPORTED, "this server keeps no retained messages")
 
 
 def keep_alive_of(connect: Connect, limits: Limits) -> int:
@@ -77,7 +75,6 @@ def connack_properties(
     return Properties(
         session_expiry_interval=expiry_s if expiry_s != asked_s else None,  # 3.2.2.3.2
         receive_maximum=limits.receive_max if limits.receive_max < 65_535 else None,
-        retain_available=0,
         maximum_packet_size=limits.packet_max_bytes,
         assigned_client_identifier=assigned_id,  # [MQTT-3.1.3-7]
         topic_alias_maximum=TOPIC_ALIAS_MAX,

@@ -8,6 +8,7 @@ from holdmq.mqtt import Subscription
 
 if TYPE_CHECKING:
     from gateway.core.lag import Lag
+    from gateway.core.retained import RetainedDue
     from gateway.session.aliases import Aliases
 
 
@@ -42,10 +43,11 @@ class Granted:
 class Planned:
     """A delivery under way: the record at `position` of a broker, and the flags of its PUBLISH without DUP.
 
-    `is_released`: PUBREC came, and PUBCOMP is waited for.
+    `is_released`: PUBREC came, and PUBCOMP is waited for. `topic` is that of a retained message that was sent
+    to who subscribed, else "".
     """
 
-    __slots__ = ("broker", "flags", "identifiers", "is_released", "position")
+    __slots__ = ("broker", "flags", "identifiers", "is_released", "position", "topic")
 
     def __init__(self, broker: str, position: int, flags: int, identifiers: tuple[int, ...]) -> None:
         self.broker = broker
@@ -53,6 +55,7 @@ class Planned:
         self.flags = flags
         self.identifiers = identifiers
         self.is_released = False
+        self.topic = ""
 
 
 class Outbound:
@@ -61,10 +64,21 @@ class Outbound:
     `window` is how many QoS 1 and 2 messages may be unacknowledged: the client's receive maximum and
     gateway.inflight_max, whichever is less [MQTT-3.3.4-9]. `inflight` has them by packet id, in the order of
     sending; None stands for QoS 1 of a session that ends with its connection. `lag` is set while the session
-    is not fed live, `aliases` for a client that takes topic aliases.
+    is not fed live, `aliases` for a client that takes topic aliases, `retained` while subscriptions are owed
+    retained messages; `retained_number` counts how often they were.
     """
 
-    __slots__ = ("aliases", "inflight", "is_socket_full", "lag", "next_id", "subscriptions", "window")
+    __slots__ = (
+        "aliases",
+        "inflight",
+        "is_socket_full",
+        "lag",
+        "next_id",
+        "retained",
+        "retained_number",
+        "subscriptions",
+        "window",
+    )
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -73,6 +87,8 @@ class Outbound:
         self.subscriptions: dict[str, Granted] = {}
         self.lag: Lag | None = None
         self.aliases: Aliases | None = None
+        self.retained: RetainedDue | None = None
+        self.retained_number = 0
         self.is_socket_full = False
 
     def take_id(self, planned: Planned | None) -> int:

@@ -12,7 +12,6 @@ from holdmq.mqtt import (
     MQTT_5,
     PUBACK,
     PUBREC,
-    RETAIN,
     MqttError,
     PubAck,
     PubComp,
@@ -38,8 +37,6 @@ def take_publishes(session: Session, run: PublishRun[TopicEntry], events: list[E
         counters.messages_in_qos1_total += ordinary
         owed = ordinary
     else:
-        if session.version == MQTT_5 and any(flag & RETAIN for flag in flags):  # [MQTT-3.2.2-14]
-            raise MqttError(ReasonCode.RETAIN_NOT_SUPPORTED, "this server keeps no retained messages")
         owed = _count(session, run, flags)
     if owed:
         inbound = session.inbound

@@ -451,11 +451,18 @@ class Session:
             self._out.append(data)
 
     def push(
-        self, head: bytes, tail: bytes, broker: str, position: int, flags: int, identifiers: tuple[int, ...]
+        self,
+        head: bytes,
+        tail: bytes,
+        broker: str,
+        position: int,
+        flags: int,
+        identifiers: tuple[int, ...],
+        topic: str = "",
     ) -> bool:
         """Queue a QoS 1 or 2 message, its packet id between `head` and `tail`; False when the window is full.
 
-        A QoS 2 message of a session with a cursor waits until its plan is written.
+        A QoS 2 message of a session with a cursor waits until its plan is written. `topic` as in Planned.
         """
         outbound = self.outbound
         assert outbound is not None
@@ -463,6 +470,7 @@ class Session:
         planned = None
         if cursor is not None or flags & 4:
             planned = Planned(broker, position, flags, identifiers)
+            planned.topic = topic
         packet_id = outbound.take_id(planned)
         if not packet_id:
             return False

@@ -9,7 +9,8 @@ log position) at a broker.
     planned  [packet id, broker, position, flags, [subscription ids], is_released, MQTT topic]
     received [generation, [[generation, ids], …], ids that the log has, {log topic: [broker, queue id]}]
     retained [number, [[topic filter, {broker: [before, after]}], …]]
-    options  [1, qos, no_local, retain_as_published, retain_handling, subscription id, {broker: place}, number]
+    options  [1, qos, no_local, retain_as_published, retain_handling, subscription id, starts, number]
+    starts   {broker: place}
 
 Below its place at a broker everything is settled, or planned: sent with a packet id, and not acknowledged
 to the end. `received` is there once the session published with QoS 2; generations are those of

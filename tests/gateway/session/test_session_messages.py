@@ -140,15 +140,6 @@ def test_unreleased_qos_2_does_not_stop_the_reading_that_would_release_it() -> N
     assert bench.session.inbound.count == 0
 
 
-def test_a_retained_publish_is_refused_in_mqtt_5_and_taken_in_mqtt_3() -> None:  # [MQTT-3.2.2-14]
-    bench = Bench()
-    bench.connect()
-    assert reasons(bench.feed(Publish("a", b"", 0, retain=True))) == ["retain_not_supported"]
-    older = Bench(MQTT_3_1_1)
-    older.connect()
-    assert len(older.feed(Publish("a", b"", 0, retain=True))[0].messages) == 1
-
-
 @pytest.mark.mqtt("MQTT-3.3.2-12", "MQTT-3.3.2-9")
 def test_topic_aliases_up_to_the_maximum_are_resolved() -> None:
     bench = Bench()
