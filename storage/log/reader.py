@@ -169,20 +169,24 @@ class ColdReader:
             # Up to the end of its run: the next one may be searched.
             limit = min(limit, RUN_ENTRIES - offset % RUN_ENTRIES)
         entries = self._entries(queue, offset, limit)
-        picked = np.arange(len(entries))
-        if wanted is not None:
+        stop = len(entries)
+        if wanted is None:
+            chosen, offsets = entries, np.arange(offset, offset + stop)
+        else:
             picked = np.flatnonzero(wanted.mask(entries["hash"].astype(np.uint64)))[:max_count]
+            chosen, offsets = entries[picked], offset + picked
+            stop = stop if len(picked) < max_count else int(picked[-1]) + 1
         absent = np.flatnonzero(entries["size"] == 0)
-        stop = len(entries) if wanted is None or len(picked) < max_count else int(picked[-1]) + 1
         if len(absent) and int(absent[0]) < stop:
             # A rebuild found the record damaged, so it has no entry.
             stop = int(absent[0])
-            picked = picked[picked < stop]
             if not stop:
                 self._say_absent(read, queue)
                 return read
-        is_thin = len(picked) * THIN_PART < stop
-        self._read_entries(read, entries[picked], offset + picked, offset + stop, max_bytes, is_thin, end)
+            before = int(np.searchsorted(offsets, offset + stop))
+            chosen, offsets = chosen[:before], offsets[:before]
+        is_thin = len(chosen) * THIN_PART < stop
+        self._read_entries(read, chosen, offsets, offset + stop, max_bytes, is_thin, end)
         return read
 
     def _entries(self, queue: Queue, offset: int, count: int) -> Entries:
