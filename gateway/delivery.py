@@ -240,6 +240,8 @@ class Delivery:
         if chosen is None:
             return
         flags, identifiers = chosen
+        if outbound.retained is not None and outgoing.retain:
+            outbound.retained.came(outgoing.mqtt_topic)
         aliases = outbound.aliases
         alias = 0
         if aliases is None:
@@ -326,6 +328,8 @@ class Delivery:
         chosen = self._choose(outgoing, session, several)
         if chosen is None:
             return True
+        if outbound.retained is not None and outgoing.retain:
+            outbound.retained.came(outgoing.mqtt_topic)
         lag = outbound.lag
         is_qos0 = not chosen[0] & 6
         if is_qos0 and (lag is None or lag.replaying is None or link.name not in lag.replaying):

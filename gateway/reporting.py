@@ -69,6 +69,8 @@ class Reporting:
         counters.produce_epochs_total = sum(p.epochs for p in producers)
         counters.produce_pending_bytes = sum(p.pending_bytes for p in producers)
         counters.catchup_readers = worker.catchup.readers
+        counters.retained_slices_total = worker.retained.slices
+        counters.retained_pending_bytes = worker.retained_puts.pending_bytes
         counters.catchup_turns_total = worker.catchup.turns
         counters.catchup_shared_total = worker.catchup.shared
         counters.loop_lag_ms_max = int(self._lag_max_s * 1000)

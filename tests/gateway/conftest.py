@@ -16,8 +16,8 @@ from memory_retained import MemoryRetained
 from security import Authority
 
 from broker.core.filters import FilterSet
-from broker.core.sequences import Sequences
 from broker.core.received import Received
+from broker.core.sequences import Sequences
 from gateway.binding import bind
 from gateway.listeners import Listener
 from gateway.worker import Worker
@@ -111,8 +111,8 @@ class MemoryBroker:
         self.opened: list[ReadOpenRequest] = []
         self.heartbeats: list[dict[str, Any]] = []
         self.sequences = Sequences()
-        self.listed: MemoryBroker | None = self
         self.received = Received()
+        self.listed: MemoryBroker | None = self
         """The broker that the registry routes to; None = it calls none live."""
         self.retained = MemoryRetained(lambda: self.end, Worker.wall_ms)
         self._readers: dict[tuple[int, int], _Reader] = {}
@@ -233,18 +233,18 @@ class MemoryBroker:
         for run, code in zip(runs, chosen, strict=True):
             result, is_new = self._decide(run, code)
             results.append(result)
+            own: list[bytes] = []
             for size in sizes[at : at + run.records]:
                 own.append(bytes(request.body[pos : pos + size]))
-            own: list[bytes] = []
                 pos += size
-            at += run.records
-        dropped, self.results_dropped = self.results_dropped, 0
-        request.reply(ProduceResponse(results[dropped:]))
             for record in own if is_new else ():
                 sifted = self.received.sift([decode_record(record).properties])
                 if sifted is not None and sifted.kept:
                     self.received.confirm(sifted.notes, len(self.log))
                     self.append(record)
+            at += run.records
+        dropped, self.results_dropped = self.results_dropped, 0
+        request.reply(ProduceResponse(results[dropped:]))
         self.serve()
 
     def _decide(self, run: ProduceRun, code: int) -> tuple[RunResult, bool]:
