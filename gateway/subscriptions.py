@@ -82,6 +82,8 @@ class _Waiter:
         self.session.subscribed(self.packet_id, self.codes, self.reason)
         if self.system is not None:
             self.system()
+        if self.begin is not None:
+            self.begin()
 
 
 def owes_retained(subscription: Subscription, is_new: bool) -> bool:
