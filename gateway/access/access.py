@@ -304,7 +304,7 @@ class Access:
                     asked.append(wanted.topic_filter)
                 elif verdict is None:
                     self._counters.refused["subscribe_not_authorized"] += 1
-                    code, wanted = REFUSED, None
+                    code, wanted = self._refusal(session, wanted.topic_filter, right), None
                 elif isinstance(verdict, tuple) and verdict:
                     event.left_out = {**(event.left_out or {}), wanted.topic_filter: verdict}
             granted.append((code, wanted))
@@ -313,6 +313,14 @@ class Access:
             return False
         event.granted = granted
         return True
+
+    def _refusal(self, session: Session, topic_filter: str, right: int) -> int:
+        """SUBACK's code. What a rule denies is refused without a reason: that there is one says something."""
+        acl, permit = self.files.acl, session.permit
+        if acl is None or permit is None:
+            return REFUSED
+        is_denied = acl.is_denied(permit.user, permit.client_id, filter_of(topic_filter), right)
+        return ReasonCode.UNSPECIFIED_ERROR if is_denied else REFUSED
 
     def filter_verdict(self, session: Session, topic_filter: str, right: int = READ) -> LeftOut | int | None:
         """What a subscription must leave out, None = refused, or UNASKED.

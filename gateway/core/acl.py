@@ -146,6 +146,13 @@ class AclRules:
                 left_out.append(rule.topic_filter)
         return tuple(left_out) if is_allowed else None
 
+    def is_denied(self, user: str, client_id: str, topic_filter: str, right: int = READ) -> bool:
+        """Whether a rule denies every topic that the filter can match."""
+        return any(
+            rule.is_denied and rule.rights & right and covers(rule.topic_filter, topic_filter)
+            for rule in self._rules_of(user, client_id)
+        )
+
 
 def covers(wide: str, narrow: str) -> bool:
     """Whether every topic that `narrow` matches is matched by `wide`."""

@@ -33,14 +33,14 @@ def acl(tmp_path: Path) -> Callable[[str], str]:
     return lambda text: written(tmp_path / "acl", text)
 
 
-@pytest.mark.parametrize(("version", "code"), [(MQTT_3_1_1, 0x80), (MQTT_5, 0x87)])
+@pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5])
 async def test_one_topic_is_refused_and_everything_else_is_not(
-    start_worker: Start, acl: Callable[[str], str], version: int, code: int
+    start_worker: Start, acl: Callable[[str], str], version: int
 ) -> None:
     running = await start_worker(access={"acl_file": acl(NO_SUBSCRIBE)})
     client = await running.client("c1", version)
     answer = await client.subscribe("test/nosubscribe", "TopicA/+", "#", "+/+")
-    assert answer.reason_codes == [code, 1, 1, 1]
+    assert answer.reason_codes == [0x80, 1, 1, 1]
     client.send(Publish("test/nosubscribe", b"1", 1, packet_id=1))
     assert await client.acked(1) == [1]
     client.send(Publish("TopicA/B", b"2", 1, packet_id=2), PingReq())
