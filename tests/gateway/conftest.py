@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from memory_retained import MemoryRetained
 from security import Authority
 
 from broker.core.filters import FilterSet
@@ -113,6 +114,7 @@ class MemoryBroker:
         self.received = Received()
         self.listed: MemoryBroker | None = self
         """The broker that the registry routes to; None = it calls none live."""
+        self.retained = MemoryRetained(lambda: self.end, Worker.wall_ms)
         self._readers: dict[tuple[int, int], _Reader] = {}
         self.server = Server(
             {
@@ -124,6 +126,7 @@ class MemoryBroker:
                 RequestCode.READ_AT: self._read_at,
                 RequestCode.TOPIC_CREATE: self._create,
                 RequestCode.ROUTE_GET: self._route,
+                **self.retained.handlers,
                 RequestCode.HEARTBEAT: lambda r: self.heartbeats.append(r.command.ext_fields["state"]),
             },
             self._hello,
@@ -331,6 +334,7 @@ class MemoryBroker:
             request.reply(RouteGetResponse([], [], 1))
             return
         routes = [RouteRow(t.topic, "b0", 4, 4, 6, "log", t.key_levels) for t in self.listed.topics.values()]
+        routes.append(self.listed.retained.route("b0"))
         brokers = [BrokerRow("test", "b0", 0, f"127.0.0.1:{self.listed.server.port}")]
         request.reply(RouteGetResponse(routes, brokers, 1))
 
