@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from gateway.core.receipts import Receipt
@@ -23,6 +24,7 @@ class Inbound:
     `is_doomed`: a message of this session may or may not be in the log, so nothing later is answered.
     `unreleased` holds QoS 2 packet ids until PUBREL: RECORDED once the log has the message; `restored` are
     those of earlier connections among them, which take no part in this one's receive maximum.
+    `kept` says of the next retained messages what became of them: 0, or the reason code to refuse with.
     `targets` is the queue chosen for each log topic, kept for the connection's life; `plans` are
     the templates of the topics that repeat.
     """
@@ -31,6 +33,7 @@ class Inbound:
         "count",
         "head",
         "is_doomed",
+        "kept",
         "plans",
         "restored",
         "tail",
@@ -47,6 +50,7 @@ class Inbound:
         self.tail: Receipt | None = None
         self.unreleased: dict[int, bool] | None = None
         self.restored: set[int] | None = None
+        self.kept: deque[int] | None = None
         self.targets: dict[str, Target] = {}
         self.plans: dict[tuple[object, int], Plan] = {}
 
