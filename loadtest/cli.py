@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from holdmq.errors import UsageError
+from loadtest.gateway_memory import GatewayMemory
 from loadtest.plan import ConnectPlan, FleetPlan, PublishPlan, parameters, parse_target
 
 app = typer.Typer(
@@ -59,6 +60,18 @@ def connect(
     keep_alive_s: KeepAlive = 60,
     mqtt: Mqtt = "3.1.1",
     client_prefix: Prefix = "load",
+    client_id_bytes: Annotated[
+        int, typer.Option("--client-id-bytes", min=0, max=65_535, help="Length of client ids; 0 = short.")
+    ] = 0,
+    expiry_s: Annotated[
+        int, typer.Option("--expiry-s", min=0, help="Seconds that sessions outlive their connections.")
+    ] = 0,
+    subscribe: Annotated[
+        str, typer.Option("--subscribe", metavar="FILTER", help="Subscribe; {i} is the device's number.")
+    ] = "",
+    admin: Annotated[
+        str, typer.Option("--admin", metavar="HOST:PORT", help="The gateway's admin port: tell its memory.")
+    ] = "",
     username: User = None,
     password: Password = None,
     processes: Processes = 0,
@@ -67,10 +80,23 @@ def connect(
     picture: Picture = None,
     as_json: Json = False,
 ) -> None:
-    """Open idle connections, keep them, and tell how fast they were made and what failed."""
+    """Open idle connections, keep them, and tell how fast they were made, what failed, what each costs."""
     host, port = parse_target(target, allow_remote)
-    fleet = FleetPlan(host, port, devices, ramp_s, keep_alive_s, mqtt, client_prefix, username, password)
-    _run(ConnectPlan(fleet, hold_s), processes, report, picture, as_json)
+    fleet = FleetPlan(
+        host,
+        port,
+        devices,
+        ramp_s,
+        keep_alive_s,
+        mqtt,
+        client_prefix,
+        username,
+        password,
+        client_id_bytes=client_id_bytes,
+        expiry_s=expiry_s,
+        subscribe=subscribe,
+    )
+    _run(ConnectPlan(fleet, hold_s, admin), processes, report, picture, as_json)
 
 
 @app.command(
@@ -125,9 +151,18 @@ def _run(
     processes = min(processes or children.processes_needed(plan.fleet.devices), plan.fleet.devices)
     console = Console(file=sys.stderr if as_json else sys.stdout)
     console.print(_line(plan, processes), style="dim", highlight=False, soft_wrap=True)
+    memory = None
+    if isinstance(plan, ConnectPlan) and plan.admin:
+        memory = GatewayMemory(plan.admin)
     with _Bar(plan, console) as bar:
-        tally = children.run(plan, processes, bar.show)
-    report = reports.make(plan, tally, processes)
+
+        def show(phase: str, counts: dict[str, int]) -> None:
+            bar.show(phase, counts)
+            if memory is not None and phase == "holding":
+                memory.look()
+
+        tally = children.run(plan, processes, show)
+    report = reports.make(plan, tally, processes, None if memory is None else memory.found())
     if file is not None:
         reports.write_json(report, file)
     if picture is not None:

@@ -7,11 +7,15 @@ inside `data_received`, one write for all of it.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import struct
 from collections import deque
 from time import perf_counter
 from typing import Final, Protocol, cast
 
 from holdmq.mqtt import (
+    MQTT_5,
     AckRun,
     ConnAck,
     Connect,
@@ -20,17 +24,26 @@ from holdmq.mqtt import (
     MqttError,
     Packet,
     PingReq,
+    Properties,
     PublishRun,
+    SubAck,
+    Subscribe,
+    Subscription,
     TopicTable,
+    Will,
     encode,
     encode_publish,
     encode_pubrels,
 )
+from holdmq.mqtt.properties import NO_PROPERTIES
 from holdmq.mqtt.protocol import PUBACK, PUBCOMP, PUBREC, SERVER
 from loadtest.plan import FleetPlan, PublishPlan
 
 PACKET_MAX_BYTES: Final = 64 * 1024
-"""What a device takes from a server: it subscribes to nothing, so only acknowledgements come."""
+"""What a device takes from a server: what it subscribes to is for small devices."""
+
+SUBSCRIBE_ID: Final = 65_535
+"""Packet id of its SUBSCRIBE: publishes use those from 1 on."""
 
 OWED_MAX: Final = 1000
 """Messages that may wait for a place in one device's window; later ones are skipped and counted."""
@@ -50,14 +63,28 @@ class Owner(Protocol):
 
 
 class Device(asyncio.Protocol):
-    """An idle device: connects, answers nothing, pings when told."""
+    """An idle device: connects, subscribes if told, answers nothing, pings when told.
 
-    __slots__ = ("_began", "_decoder", "_owner", "_plan", "_transport", "is_connected", "is_over", "number")
+    It is connected once it is subscribed. A session that was there (`is_resumed`) has its subscription.
+    """
+
+    __slots__ = (
+        "_began",
+        "_decoder",
+        "_owner",
+        "_plan",
+        "_transport",
+        "is_connected",
+        "is_over",
+        "is_resumed",
+        "number",
+    )
 
     def __init__(self, owner: Owner, plan: FleetPlan, number: int, began: float) -> None:
         self.number = number
         self.is_connected = False
         self.is_over = False
+        self.is_resumed = False
         self._owner = owner
         self._plan = plan
         self._began = began
@@ -67,14 +94,19 @@ class Device(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         plan = self._plan
+        is_v5 = plan.level == MQTT_5
         connect = Connect(
-            f"{plan.client_prefix}-{self.number}",
+            plan.client_id(self.number),
             plan.level,
-            clean_start=True,
+            clean_start=not plan.expiry_s,
             keep_alive=plan.keep_alive_s,
             username=plan.username,
             password=None if plan.password is None else plan.password.encode(),
+            properties=Properties(session_expiry_interval=plan.expiry_s or None) if is_v5 else NO_PROPERTIES,
         )
+        if plan.will:
+            delay = Properties(will_delay_interval=plan.will_delay_s or None) if is_v5 else NO_PROPERTIES
+            connect.will = Will(plan.will_of(self.number), b"gone", 1, properties=delay)
         self._transport.write(encode(connect, plan.level))
 
     def data_received(self, data: bytes) -> None:
@@ -87,6 +119,8 @@ class Device(asyncio.Protocol):
         for item in items:
             if isinstance(item, ConnAck):
                 self._connack(item, now)
+            elif isinstance(item, SubAck):
+                self._suback(item, now)
             elif isinstance(item, Disconnect):
                 self.fail(f"DISCONNECT 0x{item.reason_code:02X}")
             else:
@@ -97,6 +131,22 @@ class Device(asyncio.Protocol):
         if packet.reason_code:
             self.fail(f"CONNACK 0x{packet.reason_code:02X}")
             return
+        self.is_resumed = packet.session_present
+        plan = self._plan
+        if plan.subscribe and not packet.session_present and self._transport is not None:
+            wanted = [Subscription(plan.filter_of(self.number), 1)]
+            self._transport.write(encode(Subscribe(SUBSCRIBE_ID, wanted), plan.level))
+            return
+        self._is_in(now)
+
+    def _suback(self, packet: SubAck, now: float) -> None:
+        code = packet.reason_codes[0]
+        if code >= 0x80:
+            self.fail(f"SUBACK 0x{code:02X}")
+            return
+        self._is_in(now)
+
+    def _is_in(self, now: float) -> None:
         self.is_connected = True
         self._owner.device_connected(self, now - self._began)
 
@@ -122,6 +172,18 @@ class Device(asyncio.Protocol):
         """Send PINGREQ."""
         if self.is_connected and self._transport is not None:
             self._transport.write(encode(PingReq(), self._plan.level))
+
+    def cut(self) -> None:
+        """Reset the connection without a word, as a network does that fails; the fleet is not told."""
+        self.is_over = True
+        self.is_connected = False
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            # Linger 0: a reset at once, and no port that waits for two minutes.
+            handle = transport.get_extra_info("socket")
+            with socket.socket(fileno=os.dup(handle.fileno())) as own:
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            transport.abort()
 
     def leave(self) -> None:
         """Disconnect in good order; what comes after is not told to the fleet."""

@@ -12,6 +12,7 @@ import errno
 import ipaddress
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
@@ -41,6 +42,8 @@ class Tally:
     """What a share of a fleet saw. Seconds in `*_by_second` count from its start."""
 
     connected: int = 0
+    resumed: int = 0
+    """Of these, those whose session was still there."""
     lost: int = 0
     sent: int = 0
     acknowledged: int = 0
@@ -81,6 +84,8 @@ class Fleet:
 
     def __init__(self, plan: FleetPlan, publish: PublishPlan | None = None) -> None:
         self.tally = Tally()
+        self.last_connected_at = 0.0
+        """When a device was accepted last, as `perf_counter` counts."""
         self.is_running = False
         self.is_paced = publish is not None and publish.rate > 0
         self._plan = plan
@@ -105,18 +110,45 @@ class Fleet:
     async def connect(self) -> None:
         """Connect every device along the ramp; failures are counted by reason."""
         plan = self._plan
+        await self._connect_all(range(plan.first, plan.first + plan.devices), plan.ramp_s)
+
+    async def reconnect(self, seconds: float, pause_s: float) -> None:
+        """Connect those that are not connected, at once, and who fails again after a pause; for so long."""
+        plan = self._plan
+        until = perf_counter() + seconds
+        while perf_counter() < until and not self.is_stopped:
+            self._devices = [device for device in self._devices if device.is_connected]
+            there = {device.number for device in self._devices}
+            missing = [n for n in range(plan.first, plan.first + plan.devices) if n not in there]
+            if not missing:
+                return
+            await self._connect_all(missing, 0.0)
+            await self.stay(pause_s if len(self._devices) < plan.devices else 0)
+
+    async def _connect_all(self, numbers: Sequence[int], ramp_s: float) -> None:
         self._began = perf_counter()
         places = asyncio.Semaphore(CONNECTING_MAX)
         async with asyncio.TaskGroup() as tasks:
-            for k in range(plan.devices):
-                wait = self._began + plan.ramp_s * k / plan.devices - perf_counter()
+            for k, number in enumerate(numbers):
+                wait = self._began + ramp_s * k / len(numbers) - perf_counter()
                 if wait > 0:
                     await self.stay(wait)
                 if self.is_stopped:
                     break
                 await places.acquire()
-                tasks.create_task(self._connect_one(plan.first + k, places))
+                tasks.create_task(self._connect_one(number, places))
         self.tally.connect_s = perf_counter() - self._began
+
+    def cut(self) -> None:
+        """Reset every connection without a word."""
+        for device in self._devices:
+            device.cut()
+        self._devices = []
+
+    @property
+    def present(self) -> int:
+        """Devices that are connected now."""
+        return sum(device.is_connected for device in self._devices)
 
     async def _connect_one(self, number: int, places: asyncio.Semaphore) -> None:
         plan, began = self._plan, perf_counter()
@@ -145,7 +177,9 @@ class Fleet:
 
     def device_connected(self, device: Device, took_s: float) -> None:
         tally = self.tally
+        self.last_connected_at = perf_counter()
         tally.connected += 1
+        tally.resumed += device.is_resumed
         tally.connect_latency.record(took_s)
         tally.connected_by_second[int(perf_counter() - self._began)] += 1
         self._accepted(device)

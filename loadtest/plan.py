@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from holdmq.errors import UsageError
-from holdmq.mqtt import is_topic_name
+from holdmq.mqtt import MqttError, check_filter, is_topic_name
 from holdmq.mqtt.protocol import MQTT_3_1, MQTT_3_1_1, MQTT_5
 
 LEVELS: Final = {"3.1": MQTT_3_1, "3.1.1": MQTT_3_1_1, "5": MQTT_5}
@@ -32,6 +32,16 @@ class FleetPlan:
     first: int = 0
     total: int = 0
     """Devices of all processes; 0 = `devices`."""
+    client_id_bytes: int = 0
+    """Length that client ids are brought to with zeros before the number; 0 = as short as they are."""
+    expiry_s: int = 0
+    """How long sessions outlive their connections (MQTT 3: any but 0 = clean session 0)."""
+    subscribe: str = ""
+    """Filter that each device subscribes to with QoS 1, `{i}` is its number; "" = none."""
+    will: str = ""
+    """Topic of each device's will, `{i}` is its number; "" = none."""
+    will_delay_s: int = 0
+    """MQTT 5: how long the server waits with it for the device to come back."""
 
     def check(self) -> None:
         """Raise UsageError for what no fleet can be."""
@@ -45,6 +55,30 @@ class FleetPlan:
             raise UsageError(f"MQTT {self.mqtt!r} does not exist; choose {', '.join(LEVELS)}")
         if self.password is not None and self.username is None:
             raise UsageError("a password needs a user name")
+        if not 0 <= self.expiry_s <= 0xFFFFFFFF:
+            raise UsageError("a session's expiry is 0 to 4294967295 seconds")
+        if self.will_delay_s and self.mqtt != "5":
+            raise UsageError("only MQTT 5 can delay a will")
+        if self.will and not is_topic_name(self.will_of(0)):
+            raise UsageError(f"{self.will!r} makes no topic name: it is empty or has + or # in it")
+        if self.subscribe:
+            try:
+                check_filter(self.filter_of(0))
+            except MqttError as error:
+                raise UsageError(f"{self.subscribe!r} makes no topic filter: {error}") from error
+
+    def client_id(self, number: int) -> str:
+        """The client id of device `number`."""
+        width = self.client_id_bytes - len(self.client_prefix.encode()) - 1
+        return f"{self.client_prefix}-{number:0{max(width, 1)}}"
+
+    def filter_of(self, number: int) -> str:
+        """What device `number` subscribes to."""
+        return self.subscribe.replace("{i}", str(number))
+
+    def will_of(self, number: int) -> str:
+        """The topic of device `number`'s will."""
+        return self.will.replace("{i}", str(number))
 
     @property
     def level(self) -> int:
@@ -59,6 +93,8 @@ class ConnectPlan:
     fleet: FleetPlan
     hold_s: float = 10.0
     """Seconds that all connections stay after the last one was made."""
+    admin: str = ""
+    """HOST:PORT of the gateway's admin server, whose memory is then measured; "" = it is not."""
 
     def check(self) -> None:
         """Raise UsageError for a plan that cannot be."""

@@ -18,8 +18,13 @@ from loadtest.fleet import Tally
 from loadtest.plan import ConnectPlan, PublishPlan, parameters
 
 
-def make(plan: ConnectPlan | PublishPlan, tally: Tally, processes: int) -> dict[str, Any]:
-    """Return the report: parameters, connections, and for a PublishPlan messages. Latencies are µs."""
+def make(
+    plan: ConnectPlan | PublishPlan, tally: Tally, processes: int, memory: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the report: parameters, connections, for a PublishPlan messages, `memory` if it was measured.
+
+    Latencies are µs.
+    """
     report: dict[str, Any] = {
         "tool": f"holdmq loadtest {'publish' if isinstance(plan, PublishPlan) else 'connect'}",
         "version": holdmq.__version__,
@@ -29,6 +34,7 @@ def make(plan: ConnectPlan | PublishPlan, tally: Tally, processes: int) -> dict[
         "connections": {
             "wanted": plan.fleet.devices,
             "connected": tally.connected,
+            "resumed": tally.resumed,
             "lost": tally.lost,
             "failures": dict(tally.failures.most_common()),
             "seconds": round(tally.connect_s, 3),
@@ -38,6 +44,8 @@ def make(plan: ConnectPlan | PublishPlan, tally: Tally, processes: int) -> dict[
             "latency_curve_us": tally.connect_latency.curve(),
         },
     }
+    if memory is not None:
+        report["memory"] = memory
     if isinstance(plan, PublishPlan):
         done = tally.acknowledged if plan.qos else tally.sent
         report["messages"] = {
@@ -82,6 +90,10 @@ def show(report: dict[str, Any], console: Console) -> None:
     table.add_row("connected", f"{connections['connected']:,} of {connections['wanted']:,}")
     table.add_row("connect rate", f"{connections['rate']:,.0f} /s over {connections['seconds']:.2f} s")
     table.add_row("connect latency", _latency(connections["latency_us"]))
+    memory = report.get("memory")
+    if memory is not None:
+        each = memory["bytes_per_connection"]
+        table.add_row("memory", f"{each:,} bytes for each connection, in {memory['workers']} workers")
     for reason, count in connections["failures"].items():
         table.add_row("[red]failed[/]", f"{count:,} × {reason}")
     if messages is not None:

@@ -150,3 +150,44 @@ async def test_a_device_that_the_server_drops_is_lost(peer: tuple[str, int]) -> 
     assert fleet.tally.lost == 1
     assert dict(fleet.tally.failures) == {"closed by the server": 1}
     await again.leave()
+
+
+@pytest.mark.parametrize("mqtt", ["3.1.1", "5"])
+async def test_devices_come_back_to_their_sessions_and_subscriptions(
+    peer: tuple[str, int], mqtt: str
+) -> None:
+    plan = FleetPlan(*peer, devices=3, ramp_s=0, mqtt=mqtt, expiry_s=600, subscribe="cmd/{i}")
+    fleet = Fleet(plan)
+    await fleet.connect()
+    assert (fleet.present, fleet.tally.connected, fleet.tally.resumed) == (3, 3, 0)
+    fleet.cut()
+    assert fleet.present == 0
+    await fleet.reconnect(10, 0.1)
+    assert (fleet.present, fleet.tally.connected, fleet.tally.resumed) == (3, 6, 3)
+    assert not fleet.tally.failures
+    assert fleet.last_connected_at > 0
+    await fleet.leave()
+
+
+async def test_a_cut_is_no_farewell_so_the_wills_are_sent(peer: tuple[str, int]) -> None:
+    import aiomqtt
+
+    async with aiomqtt.Client(*peer) as client:
+        await client.subscribe("wills/+", qos=1)
+        fleet = Fleet(FleetPlan(*peer, devices=2, ramp_s=0, will="wills/{i}"))
+        await fleet.connect()
+        fleet.cut()
+        topics = set()
+        async for message in client.messages:
+            topics.add(str(message.topic))
+            if len(topics) == 2:
+                break
+    assert topics == {"wills/0", "wills/1"}
+
+
+async def test_who_is_refused_comes_again_until_its_time_is_over() -> None:
+    async with broken_server(connack=0x89) as port:
+        fleet = Fleet(FleetPlan("127.0.0.1", port, 2, 0, mqtt="5"))
+        await fleet.reconnect(0.3, 0.1)
+        assert fleet.present == 0
+        assert fleet.tally.failures["CONNACK 0x89"] >= 4

@@ -82,3 +82,24 @@ def test_parameters_never_show_the_password() -> None:
     shown = parameters(PublishPlan(replace(FLEET, username="u", password="secret")))
     assert "secret" not in str(shown)
     assert shown["username"] == "u"
+
+
+def test_client_ids_have_the_length_that_is_asked_for() -> None:
+    assert FLEET.client_id(7) == "load-7"
+    assert replace(FLEET, client_id_bytes=23).client_id(7) == "load-000000000000000007"
+    assert replace(FLEET, client_id_bytes=3).client_id(1234) == "load-1234"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"expiry_s": -1},
+        {"will_delay_s": 5},
+        {"will": "a/#"},
+        {"subscribe": "a/#/b"},
+    ],
+    ids=str,
+)
+def test_a_device_that_could_not_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        replace(FLEET, **wrong).check()

@@ -1,0 +1,347 @@
+"""A reconnect storm: all clients of a worker are cut off at once and come back, while others publish.
+
+    python -m loadtest.bench.storm --clients 18000 --publishers 1000 --rate 1000
+
+Starts registry, broker and a gateway with one worker. `--clients` connect with MQTT 5: with a password, a
+session that outlives the connection, a subscription, and a will that is due `--will-delay-s` after a
+connection broke off. `--publishers` send `--rate` messages a second with QoS 1. Then the network fails for
+the clients: their connections are reset in one moment, and they come back at once; who is refused comes
+again after `--pause-s`.
+
+Exit code 1 if not all are back within `--limit-s` with their sessions, a will was sent, a message of the
+publishers was lost, a worker died, or the worker's memory `--settle-s` later is over a tenth more than
+before. Everything runs on this machine: the fleets take as many cores as they get, which the gateway then
+has not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import uvloop
+
+from holdmq.errors import HoldMQError, StartupError
+from holdmq.mqtt import PublishRun
+from loadtest.device import Device
+from loadtest.fleet import Fleet
+from loadtest.gateway_memory import Numbers, read_numbers
+from loadtest.peers import free_port, holdmq_services
+from loadtest.plan import FleetPlan, PublishPlan
+from loadtest.processes import raise_file_limit
+
+USER: Final = "fleet"
+PASSWORD: Final = "storm"
+MEMORY_MORE_MAX: Final = 0.1
+CHILD_S: Final = 300.0
+"""How long a fleet may take for any of its steps."""
+EXPIRY_S: Final = 3600
+KEEP_ALIVE_S: Final = 300
+
+
+class _Wills(Device):
+    """Counts what comes."""
+
+    __slots__ = ("messages",)
+
+    def received(self, item: object, now: float) -> None:
+        if isinstance(item, PublishRun):
+            self.messages = getattr(self, "messages", 0) + len(item.messages)
+
+
+class _Nobody:
+    """The owner of a device that stands alone."""
+
+    def __init__(self) -> None:
+        self.failed: str | None = None
+        self.is_in = asyncio.Event()
+
+    def device_connected(self, device: Device, took_s: float) -> None:
+        self.is_in.set()
+
+    def device_failed(self, device: Device, reason: str) -> None:
+        self.failed = reason
+        self.is_in.set()
+
+
+# Child processes: each does what its pipe says, and tells what came of it.
+
+
+def _clients(pipe: Any, plan: FleetPlan, limit_s: float, pause_s: float) -> None:
+    async def run() -> None:
+        fleet = Fleet(plan)
+        await fleet.connect()
+        pipe.send((fleet.present, fleet.tally.connect_s, dict(fleet.tally.failures)))
+        pinging = asyncio.create_task(fleet.keep_alive())
+        await asyncio.to_thread(pipe.recv)
+        fleet.tally.failures.clear()
+        fleet.tally.resumed = 0
+        began = perf_counter()
+        fleet.cut()
+        await fleet.reconnect(limit_s, pause_s)
+        took_s = fleet.last_connected_at - began
+        pipe.send((fleet.present, took_s, dict(fleet.tally.failures), fleet.tally.resumed))
+        await asyncio.to_thread(pipe.recv)
+        pinging.cancel()
+        pipe.send((fleet.present, fleet.tally.lost))
+        await fleet.leave()
+
+    raise_file_limit()
+    uvloop.run(run())
+
+
+def _publishers(pipe: Any, plan: PublishPlan) -> None:
+    async def run() -> None:
+        fleet = Fleet(plan.fleet, plan)
+        await fleet.connect()
+        pipe.send(fleet.present)
+        pinging = asyncio.create_task(fleet.keep_alive())
+
+        def stop() -> None:
+            with contextlib.suppress(EOFError):
+                pipe.recv()
+            loop.call_soon_threadsafe(fleet.stop)
+
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=stop, daemon=True).start()
+        await fleet.publish()
+        pinging.cancel()
+        tally = fleet.tally
+        pipe.send(
+            {
+                "sent": tally.sent,
+                "acknowledged": tally.acknowledged,
+                "unanswered": tally.unanswered,
+                "skipped": tally.skipped,
+                "lost": tally.lost,
+                "failures": dict(tally.failures),
+                "latency_us": tally.publish_latency.summary(),
+                "per_second": dict(tally.done_by_second),
+            }
+        )
+        await fleet.leave()
+
+    raise_file_limit()
+    uvloop.run(run())
+
+
+class _Child:
+    """A process of the bench and our end of its pipe."""
+
+    def __init__(self, target: Any, *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def told(self) -> Any:
+        if not self.pipe.poll(CHILD_S):
+            raise StartupError(f"a fleet did not answer within {CHILD_S:.0f} s")
+        try:
+            return self.pipe.recv()
+        except EOFError as error:
+            raise StartupError("a fleet ended without a word") from error
+
+    def end(self) -> None:
+        self.pipe.close()
+        self._process.join(10)
+        if self._process.is_alive():
+            self._process.kill()
+
+
+def _gateway_metric(admin: str, name: str) -> float:
+    import http.client
+
+    host, _, port = admin.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+def _memory(numbers: Numbers) -> int:
+    return int(sum(numbers["memory_bytes"].values()))
+
+
+async def _watch_wills(address: str, stopping: asyncio.Event) -> int:
+    host, port = address.split(":")
+    owner = _Nobody()
+    plan = FleetPlan(host, int(port), 1, mqtt="5", client_prefix="watch", username=USER, password=PASSWORD)
+    plan = replace(plan, subscribe="wills/#", keep_alive_s=0)
+    device = _Wills(owner, plan, 0, perf_counter())
+    loop = asyncio.get_running_loop()
+    await loop.create_connection(lambda: device, host, int(port))
+    await owner.is_in.wait()
+    await stopping.wait()
+    if owner.failed is not None:
+        raise StartupError(f"nobody watched the wills: {owner.failed}")
+    device.leave()
+    return int(getattr(device, "messages", 0))
+
+
+def storm(address: str, admin: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Run the storm, and return what was seen."""
+    host, port = address.split(":")
+    senders = FleetPlan(
+        host,
+        int(port),
+        options.publishers,
+        keep_alive_s=KEEP_ALIVE_S,
+        mqtt="5",
+        client_prefix="send",
+        username=USER,
+        password=PASSWORD,
+    )
+    clients = replace(
+        senders,
+        devices=options.clients,
+        ramp_s=options.clients / options.connect_rate,
+        client_prefix="storm",
+        client_id_bytes=23,
+        expiry_s=EXPIRY_S,
+        subscribe="cmd/{i}",
+        will="wills/{i}",
+        will_delay_s=options.will_delay_s,
+    )
+    publish = PublishPlan(senders, "load/{i}", rate=options.rate, seconds=CHILD_S)
+    found: dict[str, Any] = {}
+    children: list[_Child] = []
+    stopping, wills = threading.Event(), []
+
+    def watch() -> None:
+        async def run() -> int:
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            threading.Thread(
+                target=lambda: (stopping.wait(), loop.call_soon_threadsafe(stop.set)), daemon=True
+            ).start()
+            return await _watch_wills(address, stop)
+
+        wills.append(uvloop.run(run()))
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        fleet = _Child(_clients, clients, options.limit_s, options.pause_s)
+        children.append(fleet)
+        connected, connect_s, failures = fleet.told()
+        found["connected"] = {"clients": connected, "seconds": round(connect_s, 2), "failures": failures}
+        sending = _Child(_publishers, publish)
+        children.append(sending)
+        found["publishers"] = sending.told()
+        time.sleep(options.settle_s)
+        before = _memory(read_numbers(admin))
+        fleet.pipe.send("cut")
+        back, took_s, failures, resumed = fleet.told()
+        found["back"] = {
+            "clients": back,
+            "seconds": round(took_s, 2),
+            "sessions_present": resumed,
+            "refused_meanwhile": failures,
+        }
+        time.sleep(options.settle_s)
+        after = _memory(read_numbers(admin))
+        found["memory"] = {"before": before, "after": after, "more": round(after / before - 1, 4)}
+        sending.pipe.send("stop")
+        found["published"] = sending.told()
+        fleet.pipe.send("end")
+        present, lost = fleet.told()
+        found["still_there"] = {"clients": present, "lost": lost}
+        found["gateway"] = {
+            name: _gateway_metric(admin, f"holdmq_gateway_{name}")
+            for name in ("worker_restarts_total", "wills_total", "overload_total", "overload_refused_total")
+        }
+    finally:
+        for child in children:
+            child.end()
+        stopping.set()
+        watching.join(10)
+    found["wills_seen"] = wills[0] if wills else None
+    return found
+
+
+def verdict(found: dict[str, Any], options: argparse.Namespace) -> list[str]:
+    """What was not as it should be."""
+    back, published = found["back"], found["published"]
+    wrong: list[str] = []
+    if found["connected"]["clients"] < options.clients:
+        wrong.append(f"not all connected: {found['connected']}")
+    if back["clients"] < options.clients:
+        wrong.append(f"only {back['clients']} came back within {options.limit_s:g} s")
+    if back["seconds"] > options.limit_s:
+        wrong.append(f"the last was back after {back['seconds']} s")
+    if back["sessions_present"] < back["clients"]:
+        wrong.append(f"only {back['sessions_present']} sessions were there")
+    if found["wills_seen"] != 0:
+        wrong.append(f"wills were sent: {found['wills_seen']}")
+    if found["memory"]["more"] > MEMORY_MORE_MAX:
+        wrong.append(f"memory is {found['memory']['more']:.1%} more")
+    if published["unanswered"] or published["lost"]:
+        wrong.append(f"publishers: {published['unanswered']} unanswered, {published['lost']} lost")
+    if found["gateway"]["worker_restarts_total"]:
+        wrong.append("a worker died")
+    return wrong
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the storm; exit code 0, or 1 with what was not as it should be."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.bench.storm",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--clients", type=int, default=18_000)
+    parser.add_argument("--publishers", type=int, default=1_000)
+    parser.add_argument("--rate", type=float, default=1_000.0, help="messages per second of all publishers")
+    parser.add_argument("--connect-rate", type=float, default=1_000.0, help="first connects per second")
+    parser.add_argument("--limit-s", type=float, default=15.0, help="how soon all must be back")
+    parser.add_argument("--pause-s", type=float, default=0.5, help="before who was refused comes again")
+    parser.add_argument("--will-delay-s", type=int, default=60)
+    parser.add_argument("--settle-s", type=float, default=10.0)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the servers")
+    parser.add_argument("--data", default=None, help="directory to work in (default: a temporary one)")
+    options = parser.parse_args(arguments)
+    shown = {**vars(options), "workers": 1, "cores": os.cpu_count()}
+    sys.stdout.write("parameters: " + " ".join(f"{k}={v}" for k, v in shown.items()) + "\n")
+    try:
+        with tempfile.TemporaryDirectory(prefix="holdmq-storm-", dir=options.data) as directory:
+            users = Path(directory) / "users"
+            subprocess.run(
+                [sys.executable, "-m", "holdmq.cli", "passwd", str(users), USER, "--batch"],
+                input=f"{PASSWORD}\n".encode(),
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
+            admin = free_port()
+            sets = ["gateway.workers=1", f"gateway.admin_port={admin}", f"access.password_file={users}"]
+            with holdmq_services(Path(directory), *sets, *options.set) as services:
+                found = storm(services.address, f"127.0.0.1:{admin}", options)
+    except HoldMQError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    wrong = verdict(found, options)
+    for sentence in wrong:
+        sys.stdout.write(f"NOT AS IT SHOULD BE: {sentence}\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
