@@ -220,7 +220,7 @@ class Asker:
         self._news: list[tuple[Question, Answer]] = []
         self._news_lock = threading.Lock()
         self._beat_at = time.monotonic()
-        self._failure = ""
+        self._failed = self._failure = ""
         self._failed_at = 0.0
         self._is_started = False
         self._is_closing = False
@@ -304,7 +304,7 @@ class Asker:
             self.plugins.entered = "access.password_file"
             return Answer(verify(question.hash_text, client.password or b""))
         if not await self._ready():
-            raise PluginFailure(self.plugins.entered, self._failure)
+            raise PluginFailure(self._failed, self._failure)
         if question.topic is not None:
             return Answer(await self.plugins.allows(client, question.topic, question.action, self._timeout_s))
         said, is_named = await self.plugins.authenticate(client, self._timeout_s)
@@ -322,7 +322,8 @@ class Asker:
             try:
                 await self.plugins.start(self._timeout_s)
             except PluginFailure as failure:
-                self._failure, self._failed_at = str(failure), time.monotonic()
+                self._failed, self._failure = failure.name, str(failure)
+                self._failed_at = time.monotonic()
                 log.error("a plug-in cannot be made; clients that need it are refused",
                           plugin=failure.name, reason=self._failure)  # fmt: skip
                 return False
