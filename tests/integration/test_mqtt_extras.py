@@ -31,7 +31,15 @@ class Gateways(NamedTuple):
 @pytest.fixture(scope="module")
 def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
     directory = tmp_path_factory.mktemp("extras")
-    stack = Stack(directory, {"gateway.workers": 2, "access.sys_topics": "true", "gateway.sys_interval_s": 1})
+    stack = Stack(
+        directory,
+        {
+            "gateway.workers": 2,
+            "access.sys_topics": "true",
+            "gateway.sys_interval_s": 1,
+            "gateway.response_prefix": "answers",
+        },
+    )
     (directory / "other").mkdir()
     other = Stack(directory / "other", {"registry.port": stack.registry_port, "gateway.workers": 1})
     for name in ("registry", "broker", "gateway"):
@@ -198,3 +206,38 @@ def test_a_client_sees_the_numbers_of_all_workers_of_its_gateway(gateways: Gatew
 def test_sys_is_refused_where_it_is_not_allowed(gateways: Gateways) -> None:
     stranger = MqttClient(gateways.other_port, "stranger", clean=True, expiry_s=0)
     assert stranger.subscribe("$SYS/#").reason_codes == [0x87]
+
+
+# Requests and responses
+
+
+def test_a_request_at_one_gateway_is_answered_at_another(gateways: Gateways) -> None:
+    """4.10: the gateway says where answers may go; topic and correlation data are passed on as they are."""
+    responder = MqttClient(gateways.other_port, "responder", clean=True, expiry_s=0)
+    assert responder.connack.properties.response_information is None
+    responder.subscribe("requests/add")
+    requesters = [
+        MqttClient(gateways.port, f"asks {n}", clean=True, expiry_s=0, asks_for_response=True)
+        for n in range(2)
+    ]
+    for n, requester in enumerate(requesters):
+        place = requester.connack.properties.response_information
+        assert place == f"answers/asks {n}"
+        requester.subscribe(f"{place}/#")
+        for at in range(3):
+            properties = Properties(
+                response_topic=f"{place}/sum", correlation_data=bytes((n, at, 0, 255)), content_type="numbers"
+            )
+            requester.send(Publish("requests/add", b"%d %d" % (n, at), 0, properties=properties))
+    for request in responder.take(6):
+        asked = request.properties
+        assert asked.content_type == "numbers"
+        total = sum(map(int, bytes(request.payload).split()))
+        answer = Properties(correlation_data=asked.correlation_data)
+        responder.send(Publish(asked.response_topic or "", b"%d" % total, 0, properties=answer))
+    for n, requester in enumerate(requesters):
+        answers = {
+            message.properties.correlation_data: bytes(message.payload) for message in requester.take(3)
+        }
+        assert answers == {bytes((n, at, 0, 255)): b"%d" % (n + at) for at in range(3)}
+        assert requester.is_silent(0.1)

@@ -56,6 +56,7 @@ class MqttClient:
         expiry_s: int = 3600,
         version: int = MQTT_5,
         receive_max: int | None = None,
+        asks_for_response: bool = False,
     ) -> None:
         self.version = version
         self.received: list[Any] = []
@@ -64,7 +65,11 @@ class MqttClient:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._open.append(self)
         self._ids = 0
-        properties = Properties(session_expiry_interval=expiry_s, receive_maximum=receive_max)
+        properties = Properties(
+            session_expiry_interval=expiry_s,
+            receive_maximum=receive_max,
+            request_response_information=1 if asks_for_response else None,
+        )
         self.send(
             Connect(
                 client_id=client_id,
