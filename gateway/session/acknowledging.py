@@ -37,7 +37,7 @@ def after_acks(session: Session, events: list[Event]) -> None:
         cursor.is_stale = True
         session.context.stale.append(session)
     outbound = session.outbound
-    if outbound is None or (outbound.lag is None and outbound.retained is None and outbound.shared is None):
+    if outbound is None or (outbound.lag is None and outbound.retained is None):
         return
     if outbound.is_half_open:
         events.append(WINDOW_OPENED)
