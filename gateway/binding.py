@@ -10,11 +10,18 @@ import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from gateway.limits import LISTEN_BACKLOG
 from holdmq.config_listeners import DEFAULT_LISTENER, ListenerSettings
 from holdmq.errors import StartupError
 from holdmq.process import listen_error
+
+PROBE_AFTER_S: Final = 600
+"""Silence after which the kernel asks whether a client is there: rarely enough for devices on batteries."""
+PROBE_EVERY_S: Final = 60
+PROBES_MAX: Final = 5
+"""Probes without an answer, then the connection is over: 15 minutes after its last byte."""
 
 
 class Place:
@@ -89,6 +96,7 @@ def _bind_tcp(settings: ListenerSettings, workers: int) -> list[socket.socket]:
             sockets.append(listening)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            _probe_silent(listening)
             listening.bind(address)
             # With port 0 the first one chooses for all.
             address = listening.getsockname()
@@ -98,6 +106,17 @@ def _bind_tcp(settings: ListenerSettings, workers: int) -> list[socket.socket]:
             listening.close()
         raise _tcp_error(error, settings) from error
     return sockets
+
+
+def _probe_silent(listening: socket.socket) -> None:
+    """Have the kernel notice clients that are gone: what it accepts inherits it (tcp(7)).
+
+    MQTT 3 clients may have no keep alive, and nobody can make them have one.
+    """
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_EVERY_S)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES_MAX)
 
 
 def _key(settings: ListenerSettings, key: str) -> str:

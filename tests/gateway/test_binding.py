@@ -168,3 +168,18 @@ def test_a_file_that_another_gateway_put_there_meanwhile_is_left_alone(tmp_path:
     assert path.exists()
     other.close()
     assert not path.exists()
+
+
+def test_a_client_that_is_gone_is_noticed_by_the_kernel_whatever_its_keep_alive() -> None:
+    place = bind(ListenerSettings(name="tcp", kind="tcp", port=0), 1)
+    listening = place.of_worker(0)
+    with socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            idle, every, count = (
+                accepted.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+    assert idle + every * count == 900
+    place.close()
