@@ -1,0 +1,276 @@
+"""Retained messages over real processes: two brokers share the topics, sessions go on where they were."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from itertools import pairwise
+
+import psutil
+import pytest
+from mqtt_client import MqttClient
+from processes import wait_until
+from two_brokers import Cluster, two_brokers
+
+from holdmq.mqtt import Properties, PubAck, PubComp, Publish, PubRec, PubRel, SubAck, Subscribe, Subscription
+from holdmq.wire.retained_headers import retained_owner
+
+BROKERS = ["broker-0", "broker-1"]
+RACES = int(os.environ.get("HOLDMQ_TEST_RACES", "40"))
+"""Subscriptions that race with a publish; the long form is 2,000."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = two_brokers(tmp_path_factory.mktemp("retained"), **{"gateway.workers": 2})
+    cluster = next(made)
+    cluster.first.start("gateway")
+    try:
+        yield cluster
+    finally:
+        with contextlib.suppress(StopIteration):
+            next(made)
+
+
+@pytest.fixture(autouse=True)
+def _ended_clients() -> Iterator[None]:
+    yield
+    MqttClient.close_all()
+
+
+@pytest.fixture
+def port(cluster: Cluster) -> int:
+    return cluster.first.mqtt_port
+
+
+def workers(cluster: Cluster) -> list[int]:
+    return [child.pid for child in psutil.Process(cluster.first.processes["gateway"].pid).children()]
+
+
+def kill_workers(cluster: Cluster) -> None:
+    """kill -9 of every worker; back when their successors serve."""
+    before = workers(cluster)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(
+        lambda: len(workers(cluster)) == len(before) and not set(workers(cluster)) & set(before),
+        "new workers",
+    )
+    wait_until(lambda: cluster.first.http("gateway", "/readyz")[0] == 200, "ready again")
+
+
+def keep(port: int, payloads: dict[str, bytes], qos: int = 1) -> None:
+    """Publish with RETAIN, and wait for the acknowledgements."""
+    client = MqttClient(port, f"keeper-{os.urandom(4).hex()}", clean=True, expiry_s=0)
+    items = list(payloads.items())
+    for first in range(0, len(items), 500):
+        part = items[first : first + 500]
+        client.send(
+            *[
+                Publish(topic, payload, qos, retain=True, packet_id=at)
+                for at, (topic, payload) in enumerate(part, 1)
+            ]
+        )
+        for _ in part:
+            if qos == 1:
+                client.wait_for(PubAck)
+            else:
+                client.send(PubRel(client.wait_for(PubRec).packet_id or 0))
+                client.wait_for(PubComp)
+    client.disconnect()
+
+
+def subscribe(client: MqttClient, name: str, qos: int = 1, identifier: int | None = None) -> None:
+    properties = Properties(subscription_identifiers=(identifier,)) if identifier else Properties()
+    client.send(Subscribe(50_000, [Subscription(name, qos)], properties))
+    client.wait_for(SubAck)
+
+
+def fresh(port: int, name: str) -> MqttClient:
+    return MqttClient(port, name, clean=True, expiry_s=0)
+
+
+def settle(client: MqttClient, message: Publish) -> None:
+    """Acknowledge to the end."""
+    if message.qos == 1:
+        client.send(PubAck(message.packet_id or 0))
+    elif message.qos == 2:
+        client.send(PubRec(message.packet_id or 0))
+        client.wait_for(PubRel)
+        client.send(PubComp(message.packet_id or 0))
+
+
+def test_topics_are_shared_among_the_brokers_and_found_again(cluster: Cluster, port: int) -> None:
+    topics = [f"spread/{n}/x" for n in range(200)]
+    keep(port, {topic: topic.encode() for topic in topics})
+    by_broker = {broker: sum(retained_owner(t, BROKERS) == broker for t in topics) for broker in BROKERS}
+    assert min(by_broker.values()) > 50
+    for broker, count in by_broker.items():
+        stack = cluster.stack_of(broker)
+        wait_until(
+            lambda stack=stack, count=count: (  # type: ignore[misc]
+                stack.metric("broker", "holdmq_broker_retained_messages") == count
+            ),
+            "the table shows what was acknowledged",
+        )
+    client = fresh(port, "s")
+    for name in ("spread/+/x", "spread/#"):
+        subscribe(client, name)
+        got = client.take(200)
+        assert sorted(m.topic for m in got) == sorted(topics)
+        assert all(m.retain and bytes(m.payload) == m.topic.encode() for m in got)
+    for topic in topics[:8]:
+        subscribe(client, topic)
+        assert [m.topic for m in client.take(1)] == [topic]
+    assert client.is_silent()
+    keep(port, dict.fromkeys(topics, b""))
+    other = fresh(port, "t")
+    subscribe(other, "spread/#")
+    assert other.is_silent()
+
+
+@pytest.mark.mqtt("MQTT-4.4.0-1")
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_session_goes_on_in_the_middle_of_its_answer(
+    cluster: Cluster, port: int, qos: int, dies: bool
+) -> None:
+    root = f"middle{qos}{dies}"
+    expected = {f"{root}/{n:02}": b"%d" % n for n in range(60)}
+    keep(port, expected, qos)
+    name = f"sub-{root}"
+    subscriber = MqttClient(port, name, receive_max=10)
+    subscribe(subscriber, f"{root}/+", qos, identifier=9)
+    done: list[str] = []
+    pending: dict[str, int] = {}
+    for turn in range(4):
+        for at in range(10):
+            message = subscriber.message()
+            assert bytes(message.payload) == expected[message.topic]
+            assert message.retain
+            assert message.properties.subscription_identifiers == (9,)
+            if message.topic in pending:
+                # Only what was not acknowledged comes again, with DUP and its id.
+                assert (message.dup, message.packet_id) == (True, pending.pop(message.topic))
+            elif qos == 2 or not dies:
+                # What was on its way when the connection was cut has DUP as well.
+                assert message.topic not in done
+            if at % 3:
+                done.append(message.topic)
+                settle(subscriber, message)
+            else:
+                pending[message.topic] = message.packet_id or 0
+        subscriber.ping()
+        subscriber.close()
+        if dies and turn == 1:
+            kill_workers(cluster)
+        subscriber = MqttClient(port, name, receive_max=10)
+        assert subscriber.connack.session_present
+    while set(done) != expected.keys():
+        message = subscriber.message()
+        if message.topic in pending:
+            assert (message.dup, message.packet_id) == (True, pending.pop(message.topic))
+        elif qos == 2 or not dies:
+            assert message.topic not in done
+        done.append(message.topic)
+        settle(subscriber, message)
+    assert qos == 1 or len(done) == len(expected)
+    # Of QoS 1 a worker that died may have sent the last seconds again.
+    assert qos == 1 or subscriber.is_silent()
+    keep(port, {f"{root}/live": b"live"})
+    while (message := subscriber.message()).topic != f"{root}/live":
+        assert qos == 1
+        settle(subscriber, message)
+    assert not message.retain
+
+
+def test_what_is_in_flight_comes_again_as_it_was_though_its_topic_has_another_one(port: int) -> None:
+    keep(port, {"newer/1": b"first", "newer/2": b"stays", "newer/3": b"goes"})
+    subscriber = MqttClient(port, "in-flight")
+    subscribe(subscriber, "newer/#", 2)
+    first = {m.topic: m for m in (subscriber.message() for _ in range(3))}
+    subscriber.close()
+    keep(port, {"newer/1": b"second", "newer/3": b""})
+    subscriber = MqttClient(port, "in-flight")
+    again = {m.topic: m for m in (subscriber.message() for _ in range(3))}
+    assert {t: (m.payload, m.packet_id, m.dup, m.retain) for t, m in again.items()} == {
+        t: (m.payload, m.packet_id, True, True) for t, m in first.items()
+    }
+    live = [subscriber.message() for _ in range(2)]
+    assert sorted((m.topic, bytes(m.payload), m.retain) for m in live) == [
+        ("newer/1", b"second", False), ("newer/3", b"", False),
+    ]  # fmt: skip
+
+
+def test_an_answer_that_had_not_begun_when_its_worker_died_is_given_after_all(
+    cluster: Cluster, port: int
+) -> None:
+    keep(port, {f"unbegun/{n}": b"x" for n in range(5)})
+    subscriber = MqttClient(port, "unbegun")
+    subscribe(subscriber, "unbegun/+")
+    kill_workers(cluster)
+    subscriber = MqttClient(port, "unbegun")
+    assert subscriber.connack.session_present
+    assert {m.topic for m in subscriber.take(5)} == {f"unbegun/{n}" for n in range(5)}
+    subscriber.disconnect()
+    subscriber = MqttClient(port, "unbegun")
+    assert subscriber.is_silent()
+
+
+def test_what_is_kept_outlives_the_brokers(cluster: Cluster, port: int) -> None:
+    keep(port, {f"kill/{n}": b"%d" % n for n in range(100)})
+    for broker in BROKERS:
+        cluster.stack_of(broker).restart("broker", signal.SIGKILL)
+    wait_until(lambda: cluster.first.http("gateway", "/readyz")[0] == 200, "both brokers are back")
+    client = fresh(port, "after-kill")
+    subscribe(client, "kill/#")
+    assert {m.topic: bytes(m.payload) for m in client.take(100)} == {
+        f"kill/{n}": b"%d" % n for n in range(100)
+    }
+    keep(port, {"kill/1": b"again"})
+    subscribe(client, "kill/1")
+    assert {bytes(m.payload) for m in client.take(2)} == {b"again"}
+
+
+def test_who_subscribes_while_a_message_is_published_gets_it_and_nothing_older_behind_it(port: int) -> None:
+    """Perhaps it comes twice, as the retained and as the live one: never not at all."""
+    publisher = fresh(port, "racing")
+    for number in range(RACES):
+        topic = f"race/{number % 7}"
+        subscribers = [fresh(port, f"racer-{n}") for n in range(3)]
+        for at, subscriber in enumerate(subscribers):
+            subscriber.send(Subscribe(1, [Subscription(("race/+", topic, "race/#")[at], at % 2)]))
+            if at == number % 4:
+                publisher.send(Publish(topic, b"%d" % number, 1, retain=True, packet_id=1))
+        if number % 4 == 3:
+            publisher.send(Publish(topic, b"%d" % number, 1, retain=True, packet_id=1))
+        publisher.wait_for(PubAck)
+        for subscriber in subscribers:
+            got: list[int] = []
+            while not got or got[-1] != number:
+                message = subscriber.message()
+                settle(subscriber, message)
+                if message.topic == topic:
+                    got.append(int(message.payload))
+            assert all(before <= after for before, after in pairwise(got))
+            subscriber.close()
+
+
+def test_a_slow_subscriber_takes_its_time_and_live_messages_pass_it(port: int) -> None:
+    topics = [f"slow/{n:03}" for n in range(300)]
+    keep(port, dict.fromkeys(topics, bytes(1000)))
+    slow = MqttClient(port, "slow", receive_max=1, clean=True, expiry_s=0)
+    subscribe(slow, "slow/#")
+    fast = fresh(port, "fast")
+    subscribe(fast, "slow/#")
+    assert len(fast.take(300)) == 300
+    keep(port, {"slow/000": b"news"})
+    assert bytes(fast.take(1)[0].payload) == b"news"
+    # Its turn had not come, or it had: then the news is one more.
+    got = slow.take(300)
+    while {m.topic for m in got} != set(topics) or all(m.retain for m in got):
+        got += slow.take(1)
+    assert bytes([m for m in got if m.topic == "slow/000"][-1].payload) == b"news"
+    assert len(got) <= 302
