@@ -11,6 +11,9 @@ from holdmq.wire.session_state import (
     FilterOptions,
     Place,
     PlannedRow,
+    RetainedPlace,
+    RetainedRest,
+    RetainedState,
     SessionState,
     decode_options,
     decode_state,
@@ -44,6 +47,10 @@ def test_no_state_is_that_of_a_new_session() -> None:
         [1, {}, 5, 1],
         [1, {}, [[0, "b", 1, 2, [], False]], 1],
         [1, {}, [[1, "b", "x", 2, [], False]], 1],
+        [1, {}, [[1, "b", 1, 2, [], False, 7]], 1],
+        [1, {}, [], 1, None, [1]],
+        [1, {}, [], 1, None, [1, [["a", {"b": [1]}]]]],
+        [1, {}, [], 1, None, ["x", []]],
         [1, {}, [], 0],
         [1, {}],
         7,
@@ -54,7 +61,24 @@ def test_what_is_no_state_is_refused(fields: object) -> None:
         decode_state(msgpack.packb(fields))
 
 
-@pytest.mark.parametrize("fields", [[1, 3, 0, 0, 0, None, {}], [1, 1, 0, 0, 0, "x", {}], [1, 1], [9] * 7])
+def test_what_is_owed_of_retained_messages_comes_back_too() -> None:
+    rests = [RetainedRest("a/#", {"b1": RetainedPlace(-1, ""), "b2": RetainedPlace(1 << 50, "a/é")})]
+    planned = [PlannedRow(7, "b1", 99, 3, [], False, "a/b")]
+    state = STATE._replace(planned=planned, retained=RetainedState(4, [*rests, RetainedRest("b", {})]))
+    assert decode_state(state.encode()) == state
+    assert decode_options(OPTIONS._replace(number=4).encode()).number == 4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [1, 3, 0, 0, 0, None, {}],
+        [1, 1, 0, 0, 0, "x", {}],
+        [1, 1, 0, 0, 0, None, {}, "x"],
+        [1, 1],
+        [9] * 7,
+    ],
+)
 def test_what_are_no_options_is_refused(fields: object) -> None:
     with pytest.raises(WireError):
         decode_options(msgpack.packb(fields))
