@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from guides import examples_of
 from mqtt_client import MqttClient
 from processes import Stack, end_all, wait_until
 
@@ -120,6 +122,22 @@ def test_a_client_that_connects_too_often_is_banned_by_every_worker_until_it_is_
     for _ in range(8):
         assert MqttClient(stack.mqtt_port, "flapping", clean=True).connack.reason_code == 0
     assert command(stack, "ban", "clear").returncode == 2
+
+
+def test_what_the_page_shows_runs(stack: Stack) -> None:
+    commands = [
+        shlex.split(line.removeprefix("$ "), comments=True)
+        for example in examples_of("protection.md", "console")
+        for line in example.code.splitlines()
+        if line.startswith("$ ")
+    ]
+    assert {tuple(words[:2]) for words in commands} == {("holdmq", "ban"), ("holdmq", "trace")}
+    for _, *words in commands:
+        if words[0] == "trace":
+            words += ["--seconds", "1"]
+        done = command(stack, *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout
 
 
 def test_draining_sends_clients_away_at_the_configured_rate_and_serves_those_that_are_left(

@@ -68,6 +68,48 @@ def test_the_command_that_compares_servers_is_understood() -> None:
     assert all(option in done.stdout for option in arguments if option.startswith("--"))
 
 
+def test_idle_devices_are_measured_as_the_page_says(holdmq_stack: StackMaker) -> None:
+    stack = holdmq_stack()
+    program, *arguments = shlex.split(examples_of("loadtest.md", "console")[2].code.removeprefix("$ "))
+    assert program == "holdmq"
+    small = {**SMALL, "--admin": f"127.0.0.1:{stack.admin_ports['gateway']}"}
+    for option, value in small.items():
+        if option in arguments:
+            arguments[arguments.index(option) + 1] = value
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "holdmq.cli", *arguments),
+            *("--target", f"127.0.0.1:{stack.mqtt_port}", "--json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["memory"]["workers"] == 2
+
+
+def test_a_storm_ends_as_the_page_says() -> None:
+    program, *arguments = shlex.split(examples_of("loadtest.md", "console")[3].code.removeprefix("$ "))
+    assert program == "python"
+    for option, small in {"--clients": "60", "--publishers": "5", "--rate": "50"}.items():
+        arguments[arguments.index(option) + 1] = small
+    done = subprocess.run(
+        [sys.executable, *arguments, "--settle-s", "1"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    found = json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1])
+    assert found["connected"]["clients"] == 60, done.stdout + done.stderr
+    assert found["back"]["clients"] == found["back"]["sessions_present"] == 60
+    assert found["published"]["acknowledged"] == found["published"]["sent"] > 0
+    assert found["published"]["unanswered"] == found["still_there"]["lost"] == 0
+    assert found["gateway"]["worker_restarts_total"] == 0
+
+
 # The console
 
 
