@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator
 
 from holdmq.config_section import Section
 
 if TYPE_CHECKING:
     from holdmq.config import GatewaySection
-
-PLUGINS_MAX: Final = 16
-"""Plug-ins of a gateway: each is asked for every answer that is not known."""
 
 _PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
 _SECRET: Final = re.compile(r"secret|password|passwd|token|credential|connection|(^|_)key\Z", re.IGNORECASE)
@@ -123,24 +120,6 @@ class AccessSection(Section):
         le=1_000_000,
         description="Questions in hand at a worker, 1 KiB each: a reconnect storm's; more are refused.",
     )
-
-    @field_validator("plugins")
-    @classmethod
-    def _are_few(cls, value: list[PluginSettings]) -> list[PluginSettings]:
-        if len(value) > PLUGINS_MAX:
-            raise ValueError(f"a gateway has at most {PLUGINS_MAX} plug-ins")
-        return value
-
-    @model_validator(mode="after")
-    def _have_names(self) -> AccessSection:
-        names: set[str] = set()
-        for plugin in self.plugins:
-            if plugin.shown in names:
-                raise ValueError(
-                    f"two access.plugins are named {plugin.shown!r}: give each a name of its own"
-                )
-            names.add(plugin.shown)
-        return self
 
     @property
     def is_used(self) -> bool:

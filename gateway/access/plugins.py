@@ -25,6 +25,8 @@ PUBLISH: Final = "publish"
 SUBSCRIBE: Final = "subscribe"
 _START: Final = ("on_broker_pre_start", "on_broker_post_start")
 _STOP: Final = ("on_broker_pre_shutdown", "on_broker_post_shutdown", "close")
+PLUGINS_MAX: Final = 16
+"""Plug-ins of a gateway: each is asked for every answer that is not known."""
 CLOSE_S: Final = 2.0
 """How long a plug-in may take to close."""
 
@@ -68,6 +70,12 @@ class PluginFailure(Exception):
 
 def check_plugins(settings: Sequence[PluginSettings]) -> list[PluginKind]:
     """Find the classes, and see whether their options fit. Raises ConfigError naming the plug-in."""
+    if len(settings) > PLUGINS_MAX:
+        raise ConfigError(f"a gateway has at most {PLUGINS_MAX} access.plugins")
+    names = [plugin.shown for plugin in settings]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two access.plugins are named {name!r}: give each a name of its own")
     return [_check(at, plugin) for at, plugin in enumerate(settings)]
 
 

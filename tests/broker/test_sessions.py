@@ -194,6 +194,17 @@ async def test_a_session_belongs_to_its_principal(broker: Stack, connect: Connec
     assert (await gateway.open("c1", principal="ada")).is_present
 
 
+async def test_an_anonymous_session_is_taken_by_the_first_user_who_comes(
+    broker: Stack, connect: Connect
+) -> None:
+    gateway = await connect(broker)
+    opened = await gateway.open("c1")
+    await gateway.end("c1", opened.epoch)
+    assert (await gateway.open("c1", principal="ada")).is_present
+    assert (await gateway.open("c1", principal="eve")).code == Code.NOT_PERMITTED
+    assert (await gateway.open("c1")).code == Code.NOT_PERMITTED
+
+
 async def test_a_lost_gateway_ends_its_sessions(start: Start, connect: Connect) -> None:
     clock = Clock()
     stack = await start(clock_ms=clock)

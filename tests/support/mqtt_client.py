@@ -57,6 +57,8 @@ class MqttClient:
         version: int = MQTT_5,
         receive_max: int | None = None,
         asks_for_response: bool = False,
+        username: str | None = None,
+        password: bytes | None = None,
     ) -> None:
         self.version = version
         self.received: list[Any] = []
@@ -76,6 +78,8 @@ class MqttClient:
                 clean_start=clean,
                 version=version,
                 keep_alive=60,
+                username=username,
+                password=password,
                 properties=properties if version == MQTT_5 else Properties(),
             )
         )
@@ -83,6 +87,10 @@ class MqttClient:
 
     def send(self, *packets: Packet) -> None:
         self._socket.sendall(b"".join(encode(packet, self.version) for packet in packets))
+
+    def send_bytes(self, data: bytes) -> None:
+        """What no encoder would make."""
+        self._socket.sendall(data)
 
     def next(self, timeout_s: float = 15.0) -> Any:
         """The next packet; acknowledgements one by one. ConnectionError at the end, TimeoutError."""

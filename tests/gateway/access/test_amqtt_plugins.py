@@ -311,3 +311,12 @@ def test_a_plugin_that_cannot_be_used_is_named_before_anything_starts(settings: 
     config = Config(access=AccessSection(plugins=[settings]))
     with pytest.raises(ConfigError, match=what):
         check_access(config)
+
+
+@pytest.mark.parametrize(
+    ("count", "what"), [(2, "two access.plugins are named 'TopicTabooPlugin'"), (17, "at most 16")]
+)
+def test_plugins_are_few_and_have_names(count: int, what: str) -> None:
+    plugins = [plugin("plugins.topic_checking.TopicTabooPlugin")] * count
+    with pytest.raises(ConfigError, match=what):
+        check_access(Config(access=AccessSection(plugins=plugins)))

@@ -107,5 +107,5 @@ async def test_a_new_verifier_counts_without_a_restart(start_worker: Start, tmp_
 
 def test_a_file_of_no_use_is_named(tmp_path: Path) -> None:
     path = written(tmp_path / "scram", "ada:$argon2id$v=19$m=64,t=1,p=1$c2FsdHNhbHQ$aGFzaA\n")
-    with pytest.raises(ConfigError, match="user 'ada' in .* has no SCRAM-SHA-256 verifier"):
+    with pytest.raises(ConfigError, match=r"user 'ada' in .* has no SCRAM-SHA-256 verifier"):
         check_access(Config(access=AccessSection(scram_file=path)))

@@ -1,4 +1,4 @@
-"""Enhanced authentication of one session: AUTH before CONNACK, AUTH again, and what breaks the rules (4.12)."""
+"""Enhanced authentication of one session: AUTH before CONNACK, AUTH again, what breaks the rules (4.12)."""
 
 from __future__ import annotations
 
