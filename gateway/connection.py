@@ -139,6 +139,8 @@ class Shell:
                 if session.permit is not None:
                     worker.access.refresh(session, session.permit)
                 missing = worker.ingress.publish(session, event)
+                if isinstance(missing, Unbound) and session.state == CLOSED:
+                    continue  # the row is not written any more, and the client will send it again
                 if missing is not None:
                     self.waiting = list(events[at:])
                     self.pause(TOPIC)
