@@ -24,6 +24,7 @@ from holdmq.mqtt import (
     Subscription,
     UnsubAck,
     Unsubscribe,
+    encode,
 )
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import TopicRow
@@ -294,3 +295,20 @@ async def test_sessions_that_wait_for_a_reader_share_the_next_one(
     for name, client in zip(names, clients, strict=True):
         assert [(await client.next()).payload for _ in range(2)] == [name.encode(), b"all"]
     assert (running.worker.catchup.turns, running.worker.catchup.shared) == (2, 4)
+
+
+async def test_who_breaks_the_protocol_behind_a_first_qos_2_publish_is_closed_all_the_same(
+    start_worker: Start, table: SessionTable
+) -> None:
+    """Its queue would have to be in the row first, and the row is not written any more."""
+    running = await start_worker()
+    running.broker.topics["a"] = TopicRow("a", 4, 4, 6, "log", 1, False)
+    client = await persistent(running)
+    client.writer.write(encode(Publish("a/b", b"x", 2, packet_id=1), MQTT_5) + b"\0\0")
+    assert isinstance(await client.next(), Disconnect)
+    client.writer.close()
+    await running.until(lambda: running.worker.counters.connections == 0)
+    again = await persistent(running)
+    again.send(Publish("a/b", b"x", 2, dup=True, packet_id=1))
+    assert await again.acked(1) == [1]
+    assert running.broker.bodies == [b"x"]
