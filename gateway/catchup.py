@@ -2,8 +2,10 @@
 
 A bounded number of readers serves them in turns: a turn opens a reader at the lowest position of some
 neighbouring sessions, with the filters of all of them, delivers to each from its own position until its
-window or socket is full, and closes the reader when all have left it or the live feed is reached. A
-subscriber that does not read holds no reader and no message.
+window or socket is full, and closes the reader when all have left it or the live feed is reached. The last
+one in a turn may rest in it: it goes on where it was, from what was read already, once its client has
+acknowledged enough. It gives the reader up after a second, or at once if others wait for one: a subscriber
+that does not read holds no reader and no message.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.lag import Lag
-from gateway.delivery import Delivery, Outgoing
+from gateway.delivery import Delivery, Outgoing, Records
 from gateway.redelivery import Redelivery, is_due
 from gateway.retained_again import RetainedAgain
 from gateway.session.session import CLOSED, Session
@@ -35,8 +37,12 @@ if TYPE_CHECKING:
     from gateway.worker import Worker
 
 CATCHUP_READERS_MAX: Final = 64
-"""Catch-up readers per worker (mqtt.md, Sessions): with their credit, 4 MiB on the way at most."""
+"""Catch-up readers per worker (mqtt.md, Sessions): with two answers each, 8 MiB at most."""
 CATCHUP_CREDIT_BYTES: Final = 64 << 10
+ANSWERS_PER_TURN: Final = 2
+"""One is delivered while the next one is read."""
+REST_S: Final = 1.0
+"""How long a full session keeps its reader: a round trip over a bad link."""
 NEIGHBOUR_BYTES: Final = 16 << 20
 """Sessions so near to each other share a reader: what one of them reads in vain is read once."""
 FAR_BYTES: Final = 16 << 20
@@ -57,10 +63,21 @@ class _Turn:
     """Sessions being served from one broker.
 
     `sessions` have, each, how many of its filters the reader knows (`Lag.filters_added`); `terms_version` is
-    that of what those mean.
+    that of what those mean. `answers` have come and are not delivered to the end: up to which position each
+    leads, and its records. `rests_until` is set while the only session is full.
     """
 
-    __slots__ = ("connection", "is_far", "link", "reader_id", "sessions", "terms_version")
+    __slots__ = (
+        "answers",
+        "connection",
+        "is_far",
+        "is_reading",
+        "link",
+        "reader_id",
+        "rests_until",
+        "sessions",
+        "terms_version",
+    )
 
     def __init__(
         self, link: BrokerLink, connection: Connection, reader_id: int, is_far: bool, terms_version: int
@@ -71,6 +88,9 @@ class _Turn:
         self.is_far = is_far
         self.terms_version = terms_version
         self.sessions: dict[Session, int] = {}
+        self.answers: deque[tuple[int, Records]] = deque()
+        self.is_reading = False
+        self.rests_until = 0.0
 
 
 class CatchUp:
@@ -85,6 +105,7 @@ class CatchUp:
         self._redelivery = Redelivery(delivery, again, worker.settle, self._again)
         self._queue: deque[Session] = deque()
         self._far = 0
+        self._resting: dict[Session, _Turn] = {}
         # Reader 0 is the live one.
         self._free = list(range(CATCHUP_READERS_MAX, 0, -1))
 
@@ -99,6 +120,12 @@ class CatchUp:
         if outbound is None or outbound.lag is None or session.state == CLOSED:
             return
         lag = outbound.lag
+        resting = self._resting.get(session)
+        if resting is not None:
+            if _takes(session):
+                del self._resting[session]
+                self._serve(resting)
+            return
         if lag.is_queued or lag.holds or not lag.positions:
             return
         if not (outbound.is_half_open and not outbound.is_socket_full) and not is_due(session):
@@ -116,10 +143,17 @@ class CatchUp:
         if not self._worker.retained.ready(session):
             self.ready(session)
 
+    def each_second(self, now: float) -> None:
+        """Whoever has rested for long, or is gone, gives up its reader."""
+        for turn in [turn for turn in self._resting.values() if turn.rests_until <= now]:
+            self._end(turn)
+
     # Beginning
 
     def _pump(self) -> None:
         waiting = len(self._queue)
+        if waiting and not self._free:
+            self._end_longest_rest(is_far=False)
         while self._free and waiting and self._queue:
             waiting -= 1
             session = self._queue.popleft()
@@ -145,6 +179,7 @@ class CatchUp:
             is_far = link.reader.live_from - position > FAR_BYTES
             if is_far and self._far >= FAR_READERS_MAX:
                 is_waiting = True
+                self._end_longest_rest(is_far=True)
                 continue
             self._open(session, lag, link, link.connection, is_far)
             return
@@ -234,6 +269,7 @@ class CatchUp:
     # Reading
 
     def _read(self, turn: _Turn) -> None:
+        turn.is_reading = True
         turn.connection.request(
             RequestCode.READ,
             ReadRequest(turn.reader_id, CATCHUP_CREDIT_BYTES, 0),
@@ -243,41 +279,84 @@ class CatchUp:
 
     def _received(self, turn: _Turn, result: Reply | HoldMQError) -> None:
         if turn.reader_id < 0:
-            return  # the turn ended by the answer to its opening
-        link = turn.link
-        self._leave_out_changed(turn)
-        if not turn.sessions:
-            self._end(turn)
-            return
+            return  # the turn ended meanwhile
+        turn.is_reading = False
         if isinstance(result, HoldMQError):
+            self._leave_out_changed(turn)
             if turn.connection.is_closed:
                 for session in turn.sessions:
                     lag = _lag_of(session)
                     if lag is not None:
                         lag.is_queued = False  # `reader_opened` makes it ready again
-                turn.sessions.clear()
-            else:
-                log.warning("a catch-up read failed", broker=link.name, reason=str(result))
+                self._let_go(turn)
+            elif turn.sessions:
+                log.warning("a catch-up read failed", broker=turn.link.name, reason=str(result))
             self._end(turn)
             return
         answer = result.header(ReadResponse)
         self._worker.counters.catchup_records_total += answer.records
-        for outgoing in self._delivery.records(link, result.body):
-            self._deliver(turn, outgoing)
+        turn.answers.append((answer.position, self._delivery.answer(turn.link, result.body)))
+        if not turn.rests_until:
+            self._serve(turn)
+            self._worker.settle()
+
+    def _serve(self, turn: _Turn) -> None:
+        """Deliver what has come, and ask for more while somebody takes it. The caller settles."""
+        turn.rests_until = 0.0
+        link = turn.link
+        while turn.answers:
+            self._leave_out_changed(turn)
             if not turn.sessions:
                 break
-        is_live = answer.position >= link.reader.live_from
-        for session in list(turn.sessions):
-            lag = _lag_of(session, link.name)
-            if lag is not None:
-                lag.positions[link.name] = max(answer.position, lag.positions[link.name])
-                if is_live:
-                    self._caught_up(turn, session, lag.positions[link.name])
-        if turn.sessions and not is_live:
-            self._read(turn)
+            position, records = turn.answers[0]
+            is_live = position >= link.reader.live_from
+            if not is_live and not turn.is_reading and len(turn.answers) < ANSWERS_PER_TURN:
+                self._read(turn)
+            if not self._deliver_all(turn, records):
+                self._rest(turn)
+                return
+            turn.answers.popleft()
+            for session in list(turn.sessions):
+                lag = _lag_of(session, link.name)
+                if lag is not None:
+                    lag.positions[link.name] = max(position, lag.positions[link.name])
+                    if is_live:
+                        self._caught_up(turn, session, lag.positions[link.name])
+            if is_live:
+                break
         else:
+            if not turn.is_reading:
+                self._read(turn)
+            return
+        self._end(turn)
+
+    def _deliver_all(self, turn: _Turn, records: Records) -> bool:
+        """Give records to who wants them; False when the only session of the turn is full."""
+        if len(turn.sessions) == 1:
+            (session,) = turn.sessions
+            lag = _lag_of(session, turn.link.name)
+            return lag is None or self._delivery.again_all(turn.link, records, session, lag)
+        while (outgoing := records.next()) is not None:
+            if not self._deliver(turn, outgoing):
+                records.back()
+                return False
+            if not turn.sessions:
+                break
+        return True
+
+    def _rest(self, turn: _Turn) -> None:
+        (session,) = turn.sessions
+        turn.rests_until = self._worker.now() + REST_S
+        self._resting[session] = turn
+        if self._queue and (not self._free or (turn.is_far and self._far >= FAR_READERS_MAX)):
             self._end(turn)
-        self._worker.settle()
+
+    def _end_longest_rest(self, *, is_far: bool) -> None:
+        """Have a reader free for others; the session that had it is served again when it is ready."""
+        for turn in self._resting.values():
+            if turn.is_far or not is_far:
+                self._end(turn)
+                return
 
     def _leave_out_changed(self, turn: _Turn) -> None:
         """Sessions that ended leave the turn; those with filters that the reader does not know begin anew.
@@ -289,10 +368,11 @@ class CatchUp:
             lag = _lag_of(session, turn.link.name)
             if lag is None or is_old or lag.filters_added != filters:
                 del turn.sessions[session]
+                self._resting.pop(session, None)
                 self._again(session)
 
-    def _deliver(self, turn: _Turn, outgoing: Outgoing) -> None:
-        """Give a record to those of the turn that want it; who cannot take it leaves."""
+    def _deliver(self, turn: _Turn, outgoing: Outgoing) -> bool:
+        """Give a record to who wants it; who cannot take it leaves, but for the last one (False)."""
         wanting = turn.sessions
         if len(wanting) > 1:
             matched = self._worker.subscriptions.trie.match(outgoing.mqtt_topic)
@@ -304,8 +384,11 @@ class CatchUp:
                 continue
             if not self._delivery.again(turn.link, outgoing, session):
                 lag.positions[broker] = position
+                if len(turn.sessions) == 1:
+                    return False
                 lag.is_queued = False
                 del turn.sessions[session]
+        return True
 
     # Ending
 
@@ -351,10 +434,18 @@ class CatchUp:
         self._free.append(turn.reader_id)
         self._far -= turn.is_far
         turn.reader_id = -1
-        sessions, turn.sessions = turn.sessions, {}
-        for session in sessions:
+        for session in self._let_go(turn):
             self._again(session)
         self._pump()
+
+    def _let_go(self, turn: _Turn) -> list[Session]:
+        """The sessions of a turn, which has them no more."""
+        sessions = list(turn.sessions)
+        turn.sessions.clear()
+        turn.answers.clear()
+        for session in sessions:
+            self._resting.pop(session, None)
+        return sessions
 
 
 def _lag_of(session: Session, broker: str | None = None) -> Lag | None:

@@ -40,12 +40,14 @@ class Shell:
 
     __slots__ = ("_paused_for", "_worker", "listener", "session", "transport", "waiting")
 
+    session: Session
+    """Made with the connection."""
+
     def __init__(self, worker: Worker, listener: Listener) -> None:
         self._worker = worker
         self.listener = listener
         self._paused_for = 0
         self.transport: ClientSocket | None = None
-        self.session: Session = None  # type: ignore[assignment]  # made with the connection
         self.waiting: list[Event] | None = None
 
     @property
@@ -115,6 +117,7 @@ class Shell:
         if self.session.outbound is not None:
             self.session.outbound.is_socket_full = False
             self._worker.window_opened(self.session)
+            self._worker.settle()
 
     @property
     def is_parting(self) -> bool:

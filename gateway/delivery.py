@@ -124,6 +124,62 @@ class Outgoing:
         return found
 
 
+class Records:
+    """The records of a READ answer that MQTT may see and that have not expired, in log order.
+
+    Each is decoded when it is asked for: who is full after a few wants no more of them.
+    """
+
+    __slots__ = ("_at", "_back", "_data", "_delivery", "_last", "_link", "_now_ms")
+
+    def __init__(self, delivery: Delivery, link: BrokerLink, data: bytes, now_ms: int) -> None:
+        self._delivery = delivery
+        self._link = link
+        self._data = data
+        self._now_ms = now_ms
+        self._at = 0
+        self._last: Outgoing | None = None
+        self._back: Outgoing | None = None
+
+    def next(self, keeps_expired: bool = False) -> Outgoing | None:
+        """The next one; None = that was all."""
+        back = self._back
+        if back is not None:
+            self._back = None
+            return back
+        data = self._data
+        delivery = self._delivery
+        while self._at < len(data):
+            pos = self._at
+            # Whatever the record is, the next one begins behind its size.
+            size = int.from_bytes(data[pos : pos + 4], "big")
+            self._at = pos + size
+            if size < FIXED_SIZE or pos + size > len(data):
+                self._at = len(data)
+                reason = f"{size} bytes: the rest of an answer is lost"
+                delivery.malformed(self._link, _position(data, pos), reason)
+                return None
+            try:
+                record = decode_record(data, pos)
+                topic = delivery.mqtt_topic(record)
+                if topic is None:
+                    continue
+                outgoing = Outgoing(record, topic, self._now_ms)
+            except UNDELIVERABLE as error:
+                delivery.malformed(self._link, _position(data, pos), str(error))
+                continue
+            if outgoing.is_expired and not keeps_expired:
+                delivery.count_expired()
+                continue
+            self._last = outgoing
+            return outgoing
+        return None
+
+    def back(self) -> None:
+        """The last one was not taken: it comes again."""
+        self._back = self._last
+
+
 class Delivery:
     """Delivers records of brokers to the sessions of this worker.
 
@@ -143,46 +199,30 @@ class Delivery:
         self.malformed_logged = 0
         """Lines about malformed records in this second; the worker begins the next."""
 
+    def answer(self, link: BrokerLink, body: memoryview) -> Records:
+        """The records of a READ answer, to be asked for one by one."""
+        return Records(self, link, bytes(body), self._wall_ms() + link.clock_ahead_ms)
+
     def records(
         self, link: BrokerLink, body: memoryview, *, keeps_expired: bool = False
     ) -> Iterator[Outgoing]:
-        """The records of a READ answer that MQTT may see and that have not expired, in log order.
-
-        Each is decoded when it is asked for: who is full after a few wants no more of them.
-        """
-        data = bytes(body)
-        now_ms = self._wall_ms() + link.clock_ahead_ms
-        end = 0
-        while end < len(data):
-            pos = end
-            # Whatever the record is, the next one begins behind its size.
-            size = int.from_bytes(data[pos : pos + 4], "big")
-            end = pos + size
-            if size < FIXED_SIZE or end > len(data):
-                self._malformed(link, _position(data, pos), f"{size} bytes: the rest of an answer is lost")
-                break
-            try:
-                record = decode_record(data, pos)
-                topic = self._mqtt_topic(record)
-                if topic is None:
-                    continue
-                outgoing = Outgoing(record, topic, now_ms)
-            except UNDELIVERABLE as error:
-                self._malformed(link, _position(data, pos), str(error))
-                continue
-            if outgoing.is_expired and not keeps_expired:
-                self._counters.messages_expired_total += 1
-                continue
+        """The records of a READ answer that MQTT may see and that have not expired, in log order."""
+        records = self.answer(link, body)
+        while (outgoing := records.next(keeps_expired)) is not None:
             yield outgoing
 
-    def _malformed(self, link: BrokerLink, position: int, reason: str) -> None:
+    def malformed(self, link: BrokerLink, position: int, reason: str) -> None:
         """Count a record that cannot be delivered; everything behind it still is."""
         self._counters.messages_malformed_total += 1
         if self.malformed_logged < MALFORMED_LOGGED_PER_S:
             self.malformed_logged += 1
             log.error("a record cannot be delivered", broker=link.name, position=position, reason=reason)
 
-    def _mqtt_topic(self, record: Record) -> bytes | None:
+    def count_expired(self) -> None:
+        """A message expired before it was delivered."""
+        self._counters.messages_expired_total += 1
+
+    def mqtt_topic(self, record: Record) -> bytes | None:
         """The MQTT topic; None for what MQTT cannot see."""
         topic = record.topic
         tag = record.tag
@@ -223,7 +263,7 @@ class Delivery:
                     for session, several in merged.items():
                         self._live_one(link, outgoing, session, several, is_late)
             except UNDELIVERABLE as error:
-                self._malformed(link, outgoing.record.physical_offset, str(error))
+                self.malformed(link, outgoing.record.physical_offset, str(error))
 
     def _live_one(
         self,
@@ -310,8 +350,20 @@ class Delivery:
         try:
             return self._again(link, outgoing, session)
         except UNDELIVERABLE as error:
-            self._malformed(link, outgoing.record.physical_offset, str(error))
+            self.malformed(link, outgoing.record.physical_offset, str(error))
             return True
+
+    def again_all(self, link: BrokerLink, records: Records, session: Session, lag: Lag) -> bool:
+        """Deliver records of a catch-up reader to a session; False when it is full: the rest waits."""
+        broker = link.name
+        first = lag.positions[broker]
+        while (outgoing := records.next()) is not None:
+            position = outgoing.record.physical_offset
+            if position >= first and not self.again(link, outgoing, session):
+                records.back()
+                lag.positions[broker] = position
+                return False
+        return True
 
     def _again(self, link: BrokerLink, outgoing: Outgoing, session: Session) -> bool:
         outbound = session.outbound

@@ -8,8 +8,9 @@ long.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
+
+from gateway.sockets import ClientSocket
 
 if TYPE_CHECKING:
     from gateway.connection import Shell
@@ -18,12 +19,12 @@ PARTING_BYTES_MAX: Final = 1 << 20
 """What a closed connection may still send: a socket's buffers. Who sends more does not listen."""
 
 
-class Parting(asyncio.Protocol):
-    """Takes the place of a shell's protocol at its transport."""
+class Parting:
+    """Takes the place of a shell at its socket."""
 
     __slots__ = ("_left", "_shell", "_transport")
 
-    def __init__(self, shell: Shell, transport: asyncio.Transport) -> None:
+    def __init__(self, shell: Shell, transport: ClientSocket) -> None:
         self._shell = shell
         self._transport = transport
         self._left = PARTING_BYTES_MAX
@@ -33,11 +34,20 @@ class Parting(asyncio.Protocol):
         if self._left < 0:
             self._transport.abort()
 
+    def connection_made(self, transport: ClientSocket) -> None:
+        """It was there before."""
+
+    def pause_writing(self) -> None:
+        """Nothing more is written."""
+
+    def resume_writing(self) -> None:
+        """Nothing more is written."""
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._shell.connection_lost(exc)
 
 
-def part(shell: Shell, transport: asyncio.Transport) -> None:
+def part(shell: Shell, transport: ClientSocket) -> None:
     """Close our half of the connection behind what was written; the transport is the shell's and open."""
     transport.set_protocol(Parting(shell, transport))
     transport.write_eof()

@@ -478,6 +478,7 @@ class Worker:
         self.overload.each_second(now)
         self.delivery.malformed_logged = 0
         self.stragglers.each_second(now)
+        self.catchup.each_second(now)
         self.persistent.each_second(now)
         self.retained_puts.each_second(now)
         for link in self.links.values():

@@ -46,6 +46,7 @@ _TOPIC: Final = re.compile(r"(?:\||(?:[A-Za-z0-9_-]|\|[0-9A-F]{2})+)\Z")
 _SYSTEM: Final = re.compile(r"%[A-Za-z0-9_|%-]+\Z")
 _ESCAPE: Final = re.compile(rb"\|([0-9A-F]{2})")
 _ESCAPED: Final = re.compile(rb"[^A-Za-z0-9_-]")
+_IN_NO_TAG: Final = re.compile(rb"[+#\0]")
 _KEEP: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 _IN_NO_LEVEL: Final = frozenset(b"+#/\0")
 _QUEUE_ID_BYTES: Final = 4
@@ -191,7 +192,7 @@ def tag_fault(tag: str | bytes) -> str | None:
             return "a tag is no UTF-8 text"
     if len(tag) > TAG_BYTES_MAX:
         return f"a tag of {len(tag)} bytes; the limit is {TAG_BYTES_MAX}"
-    if b"+" in tag or b"#" in tag or b"\0" in tag:
+    if _IN_NO_TAG.search(tag) is not None:  # `in` with bytes raises and catches an error inside
         return (
             f"tag {_short(tag.decode(errors='replace'))} has one of + # U+0000, which no MQTT topic can have"
         )
