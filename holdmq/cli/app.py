@@ -30,6 +30,7 @@ _GROUPS: Final = (
     "table",
     "dlq",
     "session",
+    "retained",
     "ban",
     "config",
     "log",

@@ -6,7 +6,7 @@ One worker and one broker keep `--messages`: a part `a/N/b`, as many siblings `a
 clients subscribe to `a/+/b`, `+/b`, `#` and one topic, one after the other, with each of `--qos`: the time to
 the first message, to the last one, and the rate. Meanwhile another process pings the same worker every
 `--pings-ms`: its slowest answer took at least as long as the longest stall of the event loop. Beside it stand
-the slowest answer of an idle worker, and how long the worker was ready to run while others had the cores: on a
+the slowest answer of an idle worker, and how long this one was ready to run while others had the cores: on a
 machine that does other things too, tails are those of its scheduler.
 """
 
