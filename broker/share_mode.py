@@ -29,7 +29,7 @@ from holdmq.mqtt.filters import parse_filter
 from holdmq.mqtt.reasons import MqttError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
-from holdmq.topics import topic_of_filter
+from holdmq.topics import TREE_PREFIX, topic_of_filter
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import Empty
@@ -179,9 +179,15 @@ class ShareMode(Part):
 
     def topic_changed(self, before: Topic | None, after: Topic | None) -> None:
         """A topic appeared, was resumed, or is gone: filters mean something else, or messages may go on."""
+        if after is not None and after.name.startswith(TREE_PREFIX):
+            self.serving.trees = None
         if after is None or not self.core.groups:
             return
         is_new = before is None or before.key_levels != after.key_levels
+        if is_new and after.name.startswith(TREE_PREFIX):
+            for group in list(self.core.groups.values()):
+                self.serving.remove(group)
+                self.serving.add(group)
         for group in self.serving.of_topic(after.name):
             if is_new and topic_of_filter(group.topic_filter) == after.name:
                 self.serving.remove(group)

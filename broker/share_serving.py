@@ -22,7 +22,7 @@ from holdmq.errors import BehindError, CorruptRecordError, RecordError
 from holdmq.mqtt.filters import matches
 from holdmq.record import Record, decode_record
 from holdmq.rpc.connection import Connection
-from holdmq.topics import filter_terms, join_mqtt_topic, topic_of_filter
+from holdmq.topics import TREE_PREFIX, filter_terms, join_mqtt_topic, topic_of_filter
 from storage.store import Batch, MessageStore
 
 TAIL_SCAN_BYTES: Final = 4 << 20
@@ -65,6 +65,8 @@ class ShareServing:
         self.cold_reads = 0
         self.damaged = 0
         self.is_draining = False
+        self.trees: list[tuple[str, int]] | None = None
+        """Topics of gateways' routing rules, with `key_levels`; None = they must be looked for."""
         self._core = core
         self._store = store
         self._topics = topics
@@ -82,10 +84,17 @@ class ShareServing:
         filters = group.filters = type(group.filters)()
         filters.is_hidden = self._topics.is_table
         topic = topic_of_filter(group.topic_filter)
-        terms = filter_terms(group.topic_filter, 1 if topic is None else self._topics.key_levels(topic))
+        levels = 1 if topic is None else self._topics.key_levels(topic)
+        terms = filter_terms(group.topic_filter, levels, self._find_trees())
         filters.change(terms, ())
         for name in {term.topic for term in terms}:
             self._by_topic.setdefault(name, {})[group.name] = group
+
+    def _find_trees(self) -> list[tuple[str, int]]:
+        if self.trees is None:
+            named = [t for t in self._topics.all() if t.name.startswith(TREE_PREFIX)]
+            self.trees = [(topic.name, topic.key_levels) for topic in named]
+        return self.trees
 
     def remove(self, group: Group[Connection]) -> None:
         """A group is gone."""

@@ -32,7 +32,7 @@ from holdmq.record import (
     decode_properties,
     decode_record,
 )
-from holdmq.topics import OTHER_TOPIC, level_of_topic, tag_fault
+from holdmq.topics import is_whole, level_of_topic, tag_fault
 
 if TYPE_CHECKING:
     from gateway.link import BrokerLink
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 LEVELS_CACHED_MAX: Final = 10_000
 """Log topics whose MQTT level is remembered: a broker's topics_max."""
+WHOLE_LEVEL: Final = b"#"
+"""In the place of an MQTT level, which this never is: the topic's tags are whole MQTT topics."""
 TRIE_FROM_FILTERS: Final = 16
 """From so many filters on a lagging session is matched through the trie instead of one by one."""
 MALFORMED_LOGGED_PER_S: Final = 20
@@ -233,7 +235,7 @@ class Delivery:
             level = self._levels[topic]
         else:
             name = topic.decode()
-            text = "" if name == OTHER_TOPIC else level_of_topic(name)
+            text = WHOLE_LEVEL.decode() if is_whole(name) else level_of_topic(name)
             # What is called so is said by gateways, not by applications.
             level = None if text is None or text == SYSTEM_LEVEL else text.encode()
             if len(self._levels) >= LEVELS_CACHED_MAX:
@@ -241,7 +243,7 @@ class Delivery:
             self._levels[topic] = level
         if level is None:
             return None
-        if topic == b"mqtt-other":
+        if level == WHOLE_LEVEL:
             return None if not tag or tag.startswith(b"$SYS") else tag
         if tag is None:
             return level or None

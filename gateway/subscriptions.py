@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from gateway.system_topics import SystemTopics
 
 
+Trees = tuple[tuple[str, int], ...]
+"""Topics of routing rules, with their `key_levels`."""
+
+
 class _Waiter:
     """A SUBACK that waits until `left` brokers have the filters, or until `deadline`.
 
@@ -129,6 +133,8 @@ class Subscriptions:
         self.replays: Replays | None = None
         self.retained: RetainedAnswers | None = None
         self.system: SystemTopics | None = None
+        self._find_trees: Callable[[], Trees] = tuple
+        self._trees: Trees = ()
         self.system_filters = 0
         """Filters in the trie that the gateway itself answers."""
         self.terms_version = 0
@@ -314,20 +320,32 @@ class Subscriptions:
         """The terms of some filters, with their repeats: brokers count them."""
         return [term for topic_filter in topic_filters for term in self._make_terms(topic_filter)]
 
+    def use_trees(self, find_trees: Callable[[], Trees]) -> None:
+        """Look for every subscription in these topics, too; called before there is one."""
+        self._find_trees = find_trees
+        self._trees = find_trees()
+
     def routes_changed(self, topics: Iterable[str]) -> None:
         """Topics came, went or changed: terms of their filters depend on `key_levels`."""
         changed = {topic for topic in topics if self._key_levels(topic) != self._levels.get(topic, 1)}
-        if not changed:
+        trees = self._find_trees()
+        if not changed and trees == self._trees:
             return
         self.terms_version += 1
-        affected = [f for f in self.trie.filters() if topic_of_filter(f) in changed]
+        affected = list(self.trie.filters())
+        if trees == self._trees:
+            affected = [f for f in affected if topic_of_filter(f) in changed]
         old = [self._make_terms(topic_filter) for topic_filter in affected]
         for topic in changed:
             self._levels[topic] = self._key_levels(topic)
+        self._trees = trees
         for topic_filter, terms in zip(affected, old, strict=True):
+            wanted = self._make_terms(topic_filter)
+            added = [term for term in wanted if term not in terms]
+            removed = [term for term in terms if term not in wanted]
             for link in self._links.values():
-                link.reader.add(self._make_terms(topic_filter))
-                link.reader.remove(terms)
+                link.reader.add(added)
+                link.reader.remove(removed)
 
     def _want(self, topic_filter: str) -> None:
         self.system_filters += is_system_filter(topic_filter)
@@ -347,4 +365,4 @@ class Subscriptions:
         if is_system_filter(topic_filter):
             return []  # no broker knows of these
         topic = topic_of_filter(topic_filter)
-        return filter_terms(topic_filter, 1 if topic is None else self._levels.get(topic, 1))
+        return filter_terms(topic_filter, 1 if topic is None else self._levels.get(topic, 1), self._trees)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -15,13 +15,22 @@ from holdmq import telemetry
 from holdmq.client.route import RouteTable
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.mqtt import ReasonCode
-from holdmq.topics import OTHER_KEY_LEVELS, OTHER_TOPIC, is_system_topic, rank_queues
+from holdmq.topics import (
+    OTHER_KEY_LEVELS,
+    OTHER_TOPIC,
+    TREE_PREFIX,
+    is_system_topic,
+    is_whole,
+    rank_queues,
+)
 
 if TYPE_CHECKING:
     from gateway.link import BrokerLink
 
 REFUSED_S: Final = 30.0
 """How long a topic that brokers refused is not asked for again: as long as routes live."""
+TREES_READ_MAX: Final = 16
+"""Topics of routing rules that are read: twice what the rules of one gateway may name."""
 REFUSED_MAX: Final = 10_000
 """Refused topics remembered; past it all are forgotten, which costs a question each."""
 
@@ -38,6 +47,7 @@ class Topics:
         counters: Counters,
         mqtt_topics_max: int,
         creates_per_minute_max: int,
+        own_trees: Sequence[str] = (),
     ) -> None:
         self._routes = routes
         self._links = links
@@ -46,6 +56,10 @@ class Topics:
         self._allowances = Allowances(creates_per_minute_max)
         self._loop = asyncio.get_running_loop()
         self._known = 0
+        self._own_trees = tuple(own_trees)
+        self._tree_names = list(own_trees)
+        self.trees: tuple[tuple[str, int], ...] = tuple((name, OTHER_KEY_LEVELS) for name in own_trees)
+        """Topics that subscriptions are looked for in beside their own, with `key_levels`."""
         self._waiting: dict[str, list[tuple[Callable[[], None], Callable[[], None]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused: dict[str, tuple[int, float]] = {}
@@ -69,8 +83,22 @@ class Topics:
                     if target.topic in topics:
                         target.is_retired = (target.topic, name, target.queue_id) not in shown
         self._known = sum(
-            not is_system_topic(route.topic) and route.topic != OTHER_TOPIC for route in self._routes.all()
+            not is_system_topic(route.topic) and not is_whole(route.topic) for route in self._routes.all()
         )
+        self._find_trees()
+
+    def _find_trees(self) -> None:
+        """Know the topics of routing rules: our own, whether they exist or not, and other gateways'."""
+        others = sorted({route.topic for route in self._routes.all() if route.topic.startswith(TREE_PREFIX)})
+        names = list(dict.fromkeys((*self._own_trees, *others)))
+        if len(names) > TREES_READ_MAX and names != self._tree_names:
+            log.error("topics of routing rules that are not read", topics=names[TREES_READ_MAX:])
+        self._tree_names = names
+        found: list[tuple[str, int]] = []
+        for name in names[:TREES_READ_MAX]:
+            route = self._routes.get(name)
+            found.append((name, OTHER_KEY_LEVELS if route is None else route.key_levels))
+        self.trees = tuple(found)
 
     def key_levels(self, topic: str) -> int:
         """`key_levels` of a log topic, 1 while it is not known."""
@@ -145,7 +173,7 @@ class Topics:
 
     async def _create(self, topic: str) -> None:
         failed = False
-        levels = OTHER_KEY_LEVELS if topic == OTHER_TOPIC else 1
+        levels = OTHER_KEY_LEVELS if is_whole(topic) else 1
         try:
             route = await self._routes.ensure_topic(topic, levels, TOPIC_WAIT_S)
             if not route.write_queues:

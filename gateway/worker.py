@@ -18,6 +18,7 @@ from gateway.connection_log import ConnectionLog
 from gateway.core.counters import Counters
 from gateway.core.entries import TopicEntry, make_entry
 from gateway.core.producer import PENDING_MAX_BYTES
+from gateway.core.routes import Route, Routes
 from gateway.core.wheel import TICK_S, Wheel
 from gateway.delivery import Delivery
 from gateway.draining import drain
@@ -77,8 +78,10 @@ class Worker:
         self.counters.connections_max = section.connections_max
         limits = Limits(section, config.access.anonymous_allowed(section), config.access.authenticates)
 
+        routes = Routes([Route(rule.filter, rule.topic) for rule in section.routes])
+
         def entry(raw: bytes) -> TopicEntry:
-            return make_entry(raw, limits.topic_max_bytes, limits.topic_levels_max)
+            return make_entry(raw, limits.topic_max_bytes, limits.topic_levels_max, routes)
 
         self.context = Context(
             TopicTable(entry), limits, self.counters, lambda: f"auto-{secrets.token_hex(12)}"
@@ -97,6 +100,7 @@ class Worker:
             self.counters,
             section.mqtt_topics_max,
             section.topic_creates_per_minute_max,
+            routes.topics,
         )
         self.persistent = Sessions(self)
         self.subscriptions = Subscriptions(
@@ -108,6 +112,7 @@ class Worker:
         self.retained = RetainedAnswers(self, self.retained_delivery, lambda: self.retained_puts.brokers)
         self.subscriptions.retained = self.retained
         self.catchup = CatchUp(self, self.delivery)
+        self.subscriptions.use_trees(lambda: self.topics.trees)
         self.replays = self.subscriptions.replays = Replays(self)
         self.system = self.subscriptions.system = SystemTopics(self, section.sys_interval_s)
         self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)

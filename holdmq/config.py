@@ -33,6 +33,7 @@ from holdmq.config_access import AccessSection
 from holdmq.config_alarms import AlarmsSection
 from holdmq.config_listeners import DEFAULT_LISTENER, ListenerSettings, conflict_of
 from holdmq.config_protection import ProtectionSettings
+from holdmq.config_routes import RouteSettings, routes_fault
 from holdmq.config_section import Section, is_loopback
 from holdmq.config_security import SecuritySection
 from holdmq.errors import ConfigError
@@ -390,6 +391,11 @@ class GatewaySection(ProtectionSettings):
         le=100_000,
         description="Log topics that MQTT may create; other first levels share the topic mqtt-other.",
     )
+    routes: list[RouteSettings] = Field(
+        [],
+        description="Routing rules, an array of tables (docs/mqtt.md): MQTT topics that match a filter are "
+        "stored in one log topic; the first that matches counts. A JSON array in the environment and --set.",
+    )
     sys_interval_s: float = Field(
         10,
         ge=1,
@@ -410,6 +416,14 @@ class GatewaySection(ProtectionSettings):
     drain_s: float = Field(
         10, ge=0, le=3600, description="Time to disconnect clients in good order after SIGTERM."
     )
+
+    @field_validator("routes")
+    @classmethod
+    def _routes_go_together(cls, value: list[RouteSettings]) -> list[RouteSettings]:
+        fault = routes_fault(value)
+        if fault is not None:
+            raise ValueError(fault)
+        return value
 
     def worker_count(self, cores: int) -> int:
         """Return the number of worker processes to start on a machine with `cores`, at least 1."""

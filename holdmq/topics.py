@@ -8,6 +8,7 @@ An MQTT topic's first level is the log topic, the rest is the tag::
     /a                <->  |           a            an empty first level is the topic |
     a.b/c             <->  a|2Eb       c            bytes outside [A-Za-z0-9_-] are | and two digits
     (any of the above)<->  mqtt-other  a.b/c        what gets no topic of its own: tag = whole MQTT topic
+    (any of the above)<->  mqtt-tree-x a.b/c        what a gateway's rules send there: the same
 
 Digits of an escape are 0-9 A-F, and only what must be escaped is: one MQTT topic has one name.
 Pure functions; the faults they return are sentences without a subject's prefix, for a caller to
@@ -36,6 +37,8 @@ OTHER_TOPIC: Final = "mqtt-other"
 """Holds MQTT messages whose first level has no topic of its own; the tag is the whole MQTT topic."""
 OTHER_KEY_LEVELS: Final = 2
 """`key_levels` of OTHER_TOPIC: first level and device, as in other topics topic and device."""
+TREE_PREFIX: Final = "mqtt-tree-"
+"""Topics of these names are as OTHER_TOPIC: gateways' routing rules (gateway.routes) store trees there."""
 TEMPORARY_SUFFIX: Final = "#tmp"
 PRODUCED_TOPIC: Final = "%PRODUCED%"
 """What brokers note of their producers: these records are no messages, and nobody is shown them."""
@@ -74,10 +77,10 @@ def topic_of_level(level: str) -> str:
 def level_of_topic(topic: str) -> str | None:
     """The first level of a log topic's MQTT topics; None if MQTT cannot see this topic.
 
-    System and temporary topics, OTHER_TOPIC (its tags are whole MQTT topics) and what is no
-    topic name have no first level. The empty level is "".
+    System and temporary topics, those whose tags are whole MQTT topics, and what is no topic
+    name have no first level. The empty level is "".
     """
-    if topic == OTHER_TOPIC:
+    if is_whole(topic):
         return None
     if _PLAIN.match(topic):
         return topic
@@ -91,12 +94,13 @@ def level_of_topic(topic: str) -> str | None:
 def split_mqtt_topic(mqtt_topic: str) -> TopicTag:
     """The log topic and tag of a valid MQTT topic name.
 
-    First levels whose name would be longer than TOPIC_BYTES_MAX go to OTHER_TOPIC. Whether
+    First levels whose name would be longer than TOPIC_BYTES_MAX, or that of a topic whose tags
+    are whole MQTT topics, go to OTHER_TOPIC. Whether
     the topic exists or may be created is the caller's to know: if not, use `other_topic`.
     """
     level, slash, rest = mqtt_topic.partition("/")
     topic = topic_of_level(level)
-    if topic == OTHER_TOPIC or len(topic) > TOPIC_BYTES_MAX:
+    if is_whole(topic) or len(topic) > TOPIC_BYTES_MAX:
         return other_topic(mqtt_topic)
     return TopicTag(topic, rest if slash else None)
 
@@ -109,10 +113,10 @@ def other_topic(mqtt_topic: str) -> TopicTag:
 def join_mqtt_topic(topic: str, tag: str | None) -> str | None:
     """The MQTT topic of a log topic and tag; None if MQTT cannot see it.
 
-    That is so for system and temporary topics, for OTHER_TOPIC without a tag, and for the
+    That is so for system and temporary topics, for OTHER_TOPIC and its like without a tag, and for the
     topic `|` without a tag (an MQTT topic has at least one character [MQTT-4.7.3-1]).
     """
-    if topic == OTHER_TOPIC:
+    if is_whole(topic):
         return tag or None
     level = level_of_topic(topic)
     if level is None:
@@ -132,6 +136,11 @@ def _unescape(topic: str) -> bytes:
 def is_system_topic(topic: str) -> bool:
     """Whether only the calls meant for it may name this topic; MQTT can never write one."""
     return topic.startswith("%")
+
+
+def is_whole(topic: str) -> bool:
+    """Whether the tags of a log topic are whole MQTT topics: it is OTHER_TOPIC, or of a routing rule."""
+    return topic == OTHER_TOPIC or topic.startswith(TREE_PREFIX)
 
 
 def is_temporary(name: str) -> bool:
@@ -233,15 +242,18 @@ def topic_of_filter(mqtt_filter: str) -> str | None:
     if level in ("+", "#"):
         return None
     topic = topic_of_level(level)
-    return None if topic == OTHER_TOPIC or len(topic) > TOPIC_BYTES_MAX else topic
+    return None if is_whole(topic) or len(topic) > TOPIC_BYTES_MAX else topic
 
 
-def filter_terms(mqtt_filter: str, key_levels: int = 1) -> list[FilterTerm]:
+def filter_terms(
+    mqtt_filter: str, key_levels: int = 1, trees: Sequence[tuple[str, int]] = ()
+) -> list[FilterTerm]:
     """The terms that let every message of an MQTT filter pass: a broker may send more, never less.
 
     `mqtt_filter` is valid and without `$share/…/`; `key_levels` is that of the topic
     `topic_of_filter` names (1 while it does not exist: ask again when it is created with
-    another). OTHER_TOPIC is read wherever it could match. The reader must test again.
+    another). OTHER_TOPIC is read wherever it could match, and so are `trees`: topics of routing
+    rules, with their `key_levels`. The reader must test again.
 
     A filter whose first `key_levels` tag levels are literal becomes a PREFIX term, also when
     wildcards follow: one look-up in a set of hashes serves any number of such filters, and
@@ -250,18 +262,19 @@ def filter_terms(mqtt_filter: str, key_levels: int = 1) -> list[FilterTerm]:
     level, slash, rest = mqtt_filter.partition("/")
     if level == "#" or (level == "+" and rest == "#"):
         return [FilterTerm(TermKind.TOPIC, "", 0, "")]
-    other = tag_filter_term(OTHER_TOPIC, mqtt_filter, OTHER_KEY_LEVELS)
+    others = [tag_filter_term(OTHER_TOPIC, mqtt_filter, OTHER_KEY_LEVELS)]
+    others += [tag_filter_term(tree, mqtt_filter, levels) for tree, levels in trees]
     if level == "+":
         if not slash:
-            return [tag_term("", None), other]
+            return [tag_term("", None), *others]
         # Across topics of unknown key_levels no hash is common.
-        return [FilterTerm(TermKind.MQTT, "", 0, rest), other]
+        return [FilterTerm(TermKind.MQTT, "", 0, rest), *others]
     topic = topic_of_filter(mqtt_filter)
     if topic is None:
-        return [other]
+        return others
     if not slash:
-        return [tag_term(topic, None, key_levels), other]
-    return [tag_filter_term(topic, rest, key_levels), other]
+        return [tag_term(topic, None, key_levels), *others]
+    return [tag_filter_term(topic, rest, key_levels), *others]
 
 
 def tag_term(topic: str, tag: str | None, key_levels: int = 1) -> FilterTerm:

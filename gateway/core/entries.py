@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.core.delayed import DELAYED_PREFIX, split_delayed
+from gateway.core.routes import NO_ROUTES, Routes
 from holdmq.mqtt import ReasonCode
 from holdmq.record import encode_properties
 from holdmq.topics import TopicTag, other_topic, split_mqtt_topic
@@ -12,17 +13,20 @@ class TopicEntry:
     """An MQTT topic on its way in.
 
     `refusal` is 0, or the reason code with which every publish to it is refused. `own` is the
-    (topic, tag) of its first level; `other` is used instead when that topic may not be created.
+    (topic, tag) of its first level, or of a routing rule; `other` is used instead when that topic may not be
+    created.
     `delay_s`: its messages appear so many seconds after the broker has taken them; None = at once.
     """
 
     __slots__ = ("delay_s", "mqtt_topic", "own", "refusal")
 
-    def __init__(self, mqtt_topic: str, refusal: int = 0, delay_s: int | None = None) -> None:
+    def __init__(
+        self, mqtt_topic: str, refusal: int = 0, delay_s: int | None = None, routes: Routes = NO_ROUTES
+    ) -> None:
         self.mqtt_topic = mqtt_topic
         self.refusal = refusal
         self.delay_s = delay_s
-        self.own = split_mqtt_topic(mqtt_topic)
+        self.own = routes.place_of(mqtt_topic) or split_mqtt_topic(mqtt_topic)
 
     @property
     def other(self) -> TopicTag:
@@ -30,7 +34,9 @@ class TopicEntry:
         return other_topic(self.mqtt_topic)
 
 
-def make_entry(raw: bytes, topic_max_bytes: int, topic_levels_max: int) -> TopicEntry:
+def make_entry(
+    raw: bytes, topic_max_bytes: int, topic_levels_max: int, routes: Routes = NO_ROUTES
+) -> TopicEntry:
     """The entry of a valid topic name.
 
     Names that begin with `$` cannot be published by clients (4.7.2 leaves them to the server), but for
@@ -43,7 +49,7 @@ def make_entry(raw: bytes, topic_max_bytes: int, topic_levels_max: int) -> Topic
         if delayed is not None:
             delay_s, raw = delayed
     refused = raw[:1] == b"$" or len(raw) > topic_max_bytes or raw.count(b"/") >= topic_levels_max
-    return TopicEntry(raw.decode(), ReasonCode.TOPIC_NAME_INVALID if refused else 0, delay_s)
+    return TopicEntry(raw.decode(), ReasonCode.TOPIC_NAME_INVALID if refused else 0, delay_s, routes)
 
 
 def record_properties(tag: str | None, client_id: str, block: bytes, delay_s: int | None = None) -> bytes:

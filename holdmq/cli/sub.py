@@ -72,7 +72,7 @@ class _Subscription:
         routes = RouteTable(
             config.registries(),
             f"holdmq-sub-{os.getpid()}",
-            follow_all=reads_all,
+            follow_all=True,  # rules of gateways may store what is wanted in topics that we do not know
             refresh_s=REFRESH_S,
             security=Security.of(config),
         )
@@ -91,34 +91,35 @@ class _Subscription:
 
     def _begin(self, tasks: asyncio.TaskGroup, routes: RouteTable, reads_all: bool) -> None:
         from holdmq.client.tables import KIND_TABLE
-        from holdmq.topics import OTHER_TOPIC, join_mqtt_topic, topic_of_filter
+        from holdmq.topics import OTHER_TOPIC, is_whole, join_mqtt_topic, topic_of_filter
 
         def read(topic: str, start: Start) -> None:
             route = routes.get(topic)
             is_table = route is not None and route.kind == KIND_TABLE
-            visible = not is_table and (join_mqtt_topic(topic, "") is not None or topic == OTHER_TOPIC)
+            visible = not is_table and (join_mqtt_topic(topic, "") is not None or is_whole(topic))
             if visible and topic not in self._readers and not self._done.is_set():
                 self._readers[topic] = tasks.create_task(self._read(routes, topic, start))
 
         def appeared(topics: frozenset[str]) -> None:
             for topic in topics:
-                # A topic that appears later is new to us from its first message on.
-                read(topic, "earliest")
+                if reads_all or is_whole(topic):
+                    # A topic that appears later is new to us from its first message on.
+                    read(topic, "earliest")
 
         read(OTHER_TOPIC, self._start)
         named = topic_of_filter(self._filter)
         if named is not None:
             read(named, self._start)
-        if reads_all:
-            for route in routes.all():
+        for route in routes.all():
+            if reads_all or is_whole(route.topic):
                 read(route.topic, self._start)
-            routes.on_routes.append(appeared)
+        routes.on_routes.append(appeared)
 
     async def _read(self, routes: RouteTable, topic: str, start: Start) -> None:
         from holdmq.client.pull_consumer import PullConsumer
-        from holdmq.topics import OTHER_TOPIC
+        from holdmq.topics import is_whole
 
-        tag_filter = self._filter if topic == OTHER_TOPIC else self._filter.partition("/")[2]
+        tag_filter = self._filter if is_whole(topic) else self._filter.partition("/")[2]
         # Without a second level in the filter the tag must be absent, which no tag filter says.
         async with PullConsumer(routes=routes, tag_filter=tag_filter or None) as consumer:
             await consumer.assign([topic], start)

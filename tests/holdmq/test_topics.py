@@ -19,6 +19,7 @@ from holdmq.topics import (
     group_fault,
     is_system_topic,
     is_temporary,
+    is_whole,
     join_mqtt_topic,
     level_of_topic,
     other_topic,
@@ -57,6 +58,7 @@ MQTT_TOPIC = st.lists(LEVEL, min_size=1, max_size=5).map("/".join).filter(bool)
         ("a b", "a|20b", None),
         ("mqtt-other/x", "mqtt-other", "mqtt-other/x"),
         ("mqtt-other", "mqtt-other", "mqtt-other"),
+        ("mqtt-tree-x/y", "mqtt-other", "mqtt-tree-x/y"),
         ("x" * 127, "x" * 127, None),
         ("x" * 128 + "/y", "mqtt-other", "x" * 128 + "/y"),
         ("ö" * 22, "mqtt-other", "ö" * 22),
@@ -95,6 +97,7 @@ def test_a_name_that_clients_may_use_is_the_only_name_of_its_level(name: str) ->
         ("|41", "x"),
         ("a/b", "x"),
         (OTHER_TOPIC, None),
+        ("mqtt-tree-x", None),
         (OTHER_TOPIC, ""),
         ("|", None),
     ],
@@ -222,6 +225,7 @@ def test_terms_follow_the_key_levels_of_the_topic() -> None:
     assert topic_of_filter("+/a") is None
     assert topic_of_filter("#") is None
     assert topic_of_filter("mqtt-other/a") is None
+    assert topic_of_filter("mqtt-tree-x/a") is None
     assert topic_of_filter("x" * 200) is None
 
 
@@ -239,7 +243,7 @@ def passes(term: FilterTerm, topic: str, tag: str | None, key_levels: int) -> bo
     return tag_matches(term.filter, tag)
 
 
-SMALL_LEVEL = st.sampled_from(["a", "b", "", "$x", "é", "mqtt-other"])
+SMALL_LEVEL = st.sampled_from(["a", "b", "", "$x", "é", "mqtt-other", "mqtt-tree-x"])
 SMALL_TOPIC = st.lists(SMALL_LEVEL, min_size=1, max_size=4).map("/".join).filter(bool)
 
 
@@ -322,3 +326,29 @@ def test_a_new_queue_takes_only_keys_that_it_wins_and_its_share_of_them() -> Non
 
 
 GOLDEN_QUEUES = [("broker-2", 2), ("broker-0", 0), ("broker-2", 3), ("broker-0", 0)]
+
+
+def test_trees_have_whole_mqtt_topics_as_tags() -> None:
+    assert is_whole("mqtt-tree-x")
+    assert is_whole(OTHER_TOPIC)
+    assert not is_whole("mqtt-tree")
+    assert join_mqtt_topic("mqtt-tree-x", "a/b") == "a/b"
+    assert level_of_topic("mqtt-tree-x") is None
+
+
+@given(MQTT_TOPIC, st.integers(1, 3), st.lists(SMALL_LEVEL | st.sampled_from(["+"]), min_size=1, max_size=4))
+def test_what_matches_a_filter_passes_its_terms_in_every_tree(
+    mqtt_topic: str, levels: int, wanted: list[str]
+) -> None:
+    mqtt_filter = "/".join(wanted)
+    if not matches(mqtt_filter, mqtt_topic):
+        mqtt_filter = mqtt_topic
+    terms = filter_terms(mqtt_filter, 1, [("mqtt-tree-x", levels)])
+    [term] = [term for term in terms if term.topic == "mqtt-tree-x"]
+    hashed = tag_hash(mqtt_topic.encode(), levels)
+    if term.kind == TermKind.TAG:
+        assert term.hash == hashed
+    elif term.kind == TermKind.PREFIX:
+        assert term.hash >> 32 == hashed >> 32
+    elif term.kind == TermKind.MQTT:
+        assert tag_matches(term.filter, mqtt_topic)

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 import psutil
 import pytest
+from command_line import command
 from mqtt_client import MqttClient
 from processes import Stack, end_all
 
-from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Properties, Publish, SubAck, Subscribe, Subscription
+from holdmq.mqtt import (
+    MQTT_3_1_1,
+    MQTT_5,
+    Properties,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    Subscription,
+)
 
 SHORT_S = 1
 """The shortest delay that is one."""
@@ -38,6 +52,7 @@ def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
             "access.sys_topics": "true",
             "gateway.sys_interval_s": 1,
             "gateway.response_prefix": "answers",
+            "gateway.routes": '[{"filter": "routed/#", "topic": "mqtt-tree-routed"}]',
         },
     )
     (directory / "other").mkdir()
@@ -107,6 +122,25 @@ def test_it_survives_a_broker_that_is_killed_and_comes_to_who_was_away(gateways:
     subscriber = connected(gateways.port, "away", MQTT_3_1_1)
     assert bodies(subscriber.take(1)) == [b"once"]
     assert subscriber.is_silent()
+
+
+def test_a_delayed_message_of_qos_2_that_a_session_sends_again_is_released_once(
+    gateways: Gateways,
+) -> None:
+    subscriber = MqttClient(gateways.other_port, "counts", clean=True, expiry_s=0)
+    subscriber.subscribe("delayed/once", qos=2)
+    publisher = MqttClient(gateways.port, "unsure")
+    publish = Publish(f"$delayed/{SHORT_S}/delayed/once", b"once", 2, packet_id=7)
+    publisher.send(publish)
+    assert publisher.wait_for(PubRec).packet_id == 7
+    publisher.close()  # as if PUBREC had not come
+    publisher = connected(gateways.other_port, "unsure")
+    publisher.send(replace(publish, dup=True))
+    assert publisher.wait_for(PubRec).reason_code == 0
+    publisher.send(PubRel(7))
+    assert publisher.wait_for(PubComp).packet_id == 7
+    assert bodies(subscriber.take(1)) == [b"once"]
+    assert subscriber.is_silent(SHORT_S)
 
 
 # Replay
@@ -241,3 +275,32 @@ def test_a_request_at_one_gateway_is_answered_at_another(gateways: Gateways) -> 
         }
         assert answers == {bytes((n, at, 0, 255)): b"%d" % (n + at) for at in range(3)}
         assert requester.is_silent(0.1)
+
+
+# Routing rules
+
+
+def test_a_tree_in_one_topic_is_read_at_a_gateway_that_does_not_know_the_rule(gateways: Gateways) -> None:
+    subscriber = MqttClient(gateways.other_port, "rules")
+    subscriber.subscribe("routed/+/x")
+    publisher = MqttClient(gateways.port, "ruled", clean=True, expiry_s=0)
+    # The other gateway hears of the new topic a moment after its first message.
+    while True:
+        publisher.publish("routed/0/x", b"first")
+        if not subscriber.is_silent(0.1):
+            break
+    subscriber.take(1)
+    publisher.publish("routed/1/x", *numbered(0, 10))
+    publisher.publish("routed/1/y", b"no")
+    assert bodies(subscriber.take(10)) == numbered(0, 10)
+    subscriber.disconnect()
+    publisher.publish("routed/2/x", *numbered(10, 20), qos=2)
+    subscriber = MqttClient(gateways.port, "rules")
+    assert [(m.topic, bytes(m.payload)) for m in subscriber.take(10)] == [
+        ("routed/2/x", body) for body in numbered(10, 20)
+    ]
+    arguments = ("sub", "routed/2/+", "--from", "earliest", "--count", "10")
+    found = subprocess.run(
+        command(gateways.stack, *arguments), capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout.split("\n")[:-1] == [f"routed/2/x {n}" for n in range(10, 20)]
