@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -25,6 +26,7 @@ from gateway.access.passwords import verify
 from gateway.access.plugins import Client, PluginFailure, PluginKind, Plugins
 from gateway.core.counters import Counters
 from holdmq import telemetry
+from holdmq.interpreter import SWITCH_INTERVAL_S
 
 ASKED_AT_A_TIME: Final = 16
 """Questions that one thread has in hand: a server over the network answers so many side by side."""
@@ -112,6 +114,8 @@ class Askers:
 
     def start(self) -> None:
         """Begin the threads: at once, so that a plug-in that cannot be made is known before it is needed."""
+        # Else the event loop waits 5 ms for a plug-in that computes, at each of its callbacks.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         for _ in range(self._threads):
             self._add()
 

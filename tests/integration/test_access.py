@@ -14,7 +14,7 @@ from guides import examples_of, run_console, run_python
 from mqtt_client import MqttClient
 from processes import Stack, end_all, free_port, wait_until
 
-from holdmq.mqtt import MQTT_3_1_1, MQTT_5, ConnAck
+from holdmq.mqtt import MQTT_3_1_1, MQTT_5, ConnAck, PubAck, Publish
 
 StackMaker = Callable[..., Stack]
 ACL = "user ada\ntopic readwrite a/#\ntopic readwrite b/#\nuser eve\ntopic readwrite #\ntopic readwrite a/#\n"
@@ -98,6 +98,21 @@ def test_a_worker_that_dies_loses_no_users_session(stack: Stack) -> None:
     back.publish("a/x", b"1")
     assert [m.payload for m in back.take(1)] == [b"1"]
     back.disconnect(expiry_s=0)
+
+
+def test_a_refused_publish_is_not_retained_either(stack: Stack) -> None:
+    ada = connect(stack, "keeper", "ada", clean=True)
+    ada.send(Publish("c/secret", b"no", 1, retain=True, packet_id=1))
+    assert ada.wait_for(PubAck).reason_code == 0x87
+    ada.send(Publish("a/kept", b"yes", 1, retain=True, packet_id=2))
+    assert ada.wait_for(PubAck).reason_code == 0
+    eve = connect(stack, "reader", "eve", clean=True)
+    assert eve.subscribe("c/#", "a/#").reason_codes == [1, 1]
+    assert [(m.topic, m.payload) for m in eve.take(1)] == [("a/kept", b"yes")]
+    eve.ping()
+    assert eve.received == []
+    ada.send(Publish("a/kept", b"", 1, retain=True, packet_id=3))
+    assert ada.wait_for(PubAck).reason_code == 0
 
 
 def test_what_is_not_allowed_any_more_is_not_delivered_to_who_comes_back(stack: Stack) -> None:

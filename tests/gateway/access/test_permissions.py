@@ -73,6 +73,17 @@ async def test_a_refused_publish_is_told_or_dropped_and_counted(
     assert running.worker.counters.refused["publish_not_authorized"] == 4
 
 
+async def test_a_delayed_publish_needs_permission_for_its_topic(
+    start_worker: Start, acl: Callable[[str], str]
+) -> None:
+    running = await start_worker(access={"acl_file": acl("topic write a/#\n")})
+    client = await running.client("c1", MQTT_5)
+    client.send(Publish("$delayed/60/b", b"1", 1, packet_id=1), Publish("$SYS/a", b"2", 1, packet_id=2))
+    assert [(await client.next()).reason_code for _ in range(2)] == [0x87, 0x90]
+    client.send(Publish("$delayed/60/a/x", b"3", 1, packet_id=3))
+    assert await client.acked(1) == [3]
+
+
 async def test_a_topic_that_was_answered_before_is_not_decided_again(
     start_worker: Start, acl: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
