@@ -25,6 +25,7 @@ from gateway.session.session import CLOSED, OPENING, Session
 from holdmq import telemetry
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
 from holdmq.mqtt import MqttError, ReasonCode, Subscription
+from holdmq.mqtt.filters import SHARE_PREFIX
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.session_headers import (
     DROP_FILTER,
@@ -210,6 +211,11 @@ class Sessions:
 
     def opened(self, session: Session, owner: Owner, answer: SessionOpened, content: Content) -> None:
         """A session is open at its owner: restore what it has, and go on."""
+        if content.filters and not answer.is_present:
+            # What the client had before it began anew.
+            dropped = [name for name, _ in content.filters]
+            self._worker.shares.discarded(session.client_id, answer.uid, dropped)
+            content = Content(b"", [])
         names = [name for name, _ in content.filters]
         again = partial(self.opened, session, owner, answer, content)
         if names and not self._worker.access.knows_filters(session, names, again):
@@ -253,8 +259,11 @@ class Sessions:
             session.cursor = Cursor(answer.uid)
         if session.cursor is not None and state.received is not None:
             self._restore_received(session, session.cursor, state.received)
-        filters = [(name, decode_options(options)) for name, options in content.filters]
+        every = [(name, decode_options(options)) for name, options in content.filters]
+        shared = [(name, options) for name, options in every if name.startswith(SHARE_PREFIX)]
+        filters = [(name, options) for name, options in every if not name.startswith(SHARE_PREFIX)]
         if not filters and not state.planned:
+            self._restore_shared(session, shared, state)
             return False
         outbound = session.outgoing()
         outbound.next_id = state.next_id
@@ -282,7 +291,21 @@ class Sessions:
             granted.left_out = left_out or None
             self._worker.subscriptions.restore(session, name, granted)
         self._worker.retained.restore(session, state.retained, filters)
+        self._restore_shared(session, shared, state)
         return True
+
+    def _restore_shared(
+        self, session: Session, shared: list[tuple[str, FilterOptions]], state: SessionState
+    ) -> None:
+        """Give a session its shared subscriptions; what is in flight is known."""
+        for name, options in shared:
+            verdict = self._worker.access.filter_verdict(session, name)
+            if not isinstance(verdict, tuple) or verdict:
+                self._forbid(session, name)
+                continue
+            wanted = Subscription(name, options.qos, False, options.retain_as_published)
+            granted = Granted(wanted, options.identifier)
+            self._worker.shares.restore(session, name, granted, options.starts, state.places)
 
     def _forbid(self, session: Session, name: str) -> None:
         """A stored filter is not allowed any more."""
@@ -483,7 +506,8 @@ class Sessions:
         planned = [
             PlannedRow(packet_id, p.broker, p.position, p.flags, list(p.identifiers), p.is_released, p.topic)
             for packet_id, p in ((outbound.inflight if outbound is not None else None) or {}).items()
-            if p is not None
+            # QoS 1 of a shared subscription is another session's when this connection ends.
+            if p is not None and (p.member is None or p.flags & 4)
         ]
         received = None
         if cursor.received is not None:
@@ -498,6 +522,13 @@ class Sessions:
             return
         for head, packet_id, tail in written.publishes:
             session.send_publish(head, packet_id, tail)
+        inflight = session.outbound.inflight if session.outbound is not None else None
+        for _, packet_id, _ in written.publishes if inflight is not None else ():
+            planned = inflight.get(packet_id) if inflight is not None else None
+            if planned is not None and planned.member is not None:
+                # From now on it is this session's as every other one.
+                planned.member.settled(planned)
+                planned.member = None
         for packet_id in written.released:
             session.send_pubrel(packet_id)
         write, received = written.received, session.cursor.received if session.cursor is not None else None

@@ -20,10 +20,12 @@ from holdmq.wire.headers import FilterTerm
 from holdmq.wire.session_headers import DROP_FILTER
 
 if TYPE_CHECKING:
+    from gateway.core.memberships import Membership
     from gateway.link import BrokerLink
     from gateway.replay import Replays
     from gateway.retained_answers import RetainedAnswers
     from gateway.sessions import Sessions
+    from gateway.shares import Shares
     from gateway.system_topics import SystemTopics
 
 
@@ -137,6 +139,7 @@ class Subscriptions:
         self._trees: Trees = ()
         self.system_filters = 0
         """Filters in the trie that the gateway itself answers."""
+        self.shares: Shares | None = None
         self.terms_version = 0
         """Counts changes of what filters mean to brokers: terms made before are not enough."""
 
@@ -146,13 +149,23 @@ class Subscriptions:
         assert outbound is not None
         stored: dict[str, bool] = {}
         owed: dict[str, None] = {}
-        for code, subscription in event.granted:
+        members: list[tuple[Membership, int]] = []
+        for at, (code, subscription) in enumerate(event.granted):
             if subscription is None or code >= ReasonCode.UNSPECIFIED_ERROR:
                 continue
             topic_filter = subscription.topic_filter
             granted = Granted(subscription, event.identifier)
             if event.left_out is not None:
                 granted.left_out = event.left_out.get(topic_filter)
+            if self.shares is not None and topic_filter.startswith(SHARE_PREFIX):
+                if granted.left_out:
+                    # What this client may not have would be lost to the others, or go round for ever.
+                    event.granted[at] = ReasonCode.NOT_AUTHORIZED, None
+                    continue
+                is_new = topic_filter not in (outbound.shared or ())
+                stored[topic_filter] = is_new or stored.get(topic_filter, False)
+                members.append((self.shares.subscribe(session, topic_filter, granted), at))
+                continue
             known = outbound.subscriptions.get(topic_filter)
             stored[topic_filter] = known is None or stored.get(topic_filter, False)
             if owes_retained(subscription, known is None):
@@ -177,15 +190,19 @@ class Subscriptions:
             waiter.begin = partial(self.retained.begin, session, owed)
         if self.system_filters and self.system is not None:
             waiter.system = partial(self.system.subscribed, session, stored)
-        if event.starts and stored and self.replays is not None:
+        own = [name for name in stored if name in outbound.subscriptions]
+        if event.starts and own and self.replays is not None:
             waiter.is_replay = True
             stored = dict.fromkeys(stored, True)
-            self.replays.begin(session, stored, event.starts)
+            self.replays.begin(session, own, event.starts)
         if session.cursor is not None and stored:
             waiter.store = partial(self._store, session, stored, waiter)
         for link in self._links.values():
             if not link.is_gone and link.reader.when_in_effect(waiter.in_effect):
                 waiter.left += 1
+        for member, at in members:
+            assert self.shares is not None
+            self.shares.join(member, waiter, at)
         if not waiter.left and self._links:
             waiter.answer()
         else:
@@ -197,6 +214,10 @@ class Subscriptions:
         codes: list[int] = []
         gone: list[str] = []
         for topic_filter in event.topic_filters:
+            if self.shares is not None and self.shares.unsubscribe(session, topic_filter):
+                gone.append(topic_filter)
+                codes.append(ReasonCode.SUCCESS)
+                continue
             if outbound is None or outbound.subscriptions.pop(topic_filter, None) is None:
                 codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
                 continue
@@ -225,10 +246,11 @@ class Subscriptions:
     def revoke(self, session: Session, topic_filter: str) -> None:
         """Take a filter away that the client may not have any more: nothing more is delivered for it."""
         outbound = session.outbound
-        if outbound is None or outbound.subscriptions.pop(topic_filter, None) is None:
-            return
-        self._drop(topic_filter, session)
-        self._counters.filters = len(self.trie)
+        if self.shares is None or not self.shares.unsubscribe(session, topic_filter):
+            if outbound is None or outbound.subscriptions.pop(topic_filter, None) is None:
+                return
+            self._drop(topic_filter, session)
+            self._counters.filters = len(self.trie)
         if session.cursor is not None and not self._rows.drop_filter(
             session, DROP_FILTER, topic_filter, _ignore
         ):
@@ -250,13 +272,17 @@ class Subscriptions:
                 self._doom(session)
 
         # What was unsubscribed meanwhile has no row.
-        left = [(name, is_new) for name, is_new in wanted.items() if name in outbound.subscriptions]
+        left = [
+            (name, is_new, granted)
+            for name, is_new in wanted.items()
+            if (granted := outbound.granted(name)) is not None
+        ]
         if not left:
             written(True)
             return
-        for at, (name, is_new) in enumerate(left, 1):
+        for at, (name, is_new, granted) in enumerate(left, 1):
             done = written if at == len(left) and not waiter.is_replay else _ignore
-            if not self._rows.store_filter(session, name, outbound.subscriptions[name], is_new, done):
+            if not self._rows.store_filter(session, name, granted, is_new, done):
                 self._doom(session)
                 return
         if waiter.is_replay and not self._rows.store_state(session, written):
@@ -289,6 +315,8 @@ class Subscriptions:
 
     def forget(self, session: Session) -> None:
         """The session ended: all its filters go."""
+        if self.shares is not None:
+            self.shares.forget(session)
         outbound = session.outbound
         if outbound is None:
             return

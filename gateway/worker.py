@@ -39,6 +39,7 @@ from gateway.session.context import Context
 from gateway.session.events import Closed, Event
 from gateway.session.session import CLOSED, Session
 from gateway.sessions import Sessions
+from gateway.shares import Shares
 from gateway.sockets import Acceptor, Sockets
 from gateway.stragglers import Stragglers
 from gateway.subscriptions import Subscriptions
@@ -112,6 +113,7 @@ class Worker:
         self.retained = RetainedAnswers(self, self.retained_delivery, lambda: self.retained_puts.brokers)
         self.subscriptions.retained = self.retained
         self.catchup = CatchUp(self, self.delivery)
+        self.shares = self.subscriptions.shares = Shares(self)
         self.subscriptions.use_trees(lambda: self.topics.trees)
         self.replays = self.subscriptions.replays = Replays(self)
         self.system = self.subscriptions.system = SystemTopics(self, section.sys_interval_s)
@@ -231,12 +233,14 @@ class Worker:
         self.persistent.link_up(link)
         self.retained_puts.link_up(link)
         self.retained.link_up(link)
+        self.shares.link_up(link)
 
     def _link_down(self, link: Link, reason: HoldMQError) -> None:
         own = self.links.get(link.name)
         if own is not None:
             own.down()
             self.persistent.link_down(own)
+            self.shares.link_down(own)
             if not self.is_draining:
                 log.warning("broker lost", broker=link.name, worker=self.index, reason=str(reason))
 
@@ -382,6 +386,7 @@ class Worker:
         """A session's window or socket takes more: what it is owed of retained messages comes first."""
         if not self.retained.ready(session):
             self.catchup.ready(session)
+        self.shares.ready(session)
 
     def _will_due(self, session: Session, will: Will) -> None:
         if not will.retain:

@@ -240,6 +240,10 @@ class ShareGroups(Generic[C]):
         """
         group = self.groups.get(row.name)
         member = None if group is None else group.members.get(row.client_id)
+        if member is not None and member.uid != row.uid:
+            # The client has begun anew: its older session is over, and its group if nobody else holds it.
+            self._over(member)
+            group, member = self.groups.get(row.name), None
         if member is None and self.members >= self.members_max:
             self.counts.refused += 1
             return Code.LIMIT_EXCEEDED, f"{self.members_max} sessions hold share groups at this broker"
@@ -248,24 +252,19 @@ class ShareGroups(Generic[C]):
                 self.counts.refused += 1
                 return Code.LIMIT_EXCEEDED, f"{self.groups_max} share groups at this broker"
             group = self.groups[row.name] = Group(row.name, position)
-            group.qos0_from = position
             self.made.append(group)
             self.news.add(BEGINS, group.name, position)
-        if member is not None and member.uid == row.uid and member.owner is owner:
+        if member is None:
+            member = group.members[row.client_id] = Member(
+                group, row.client_id, row.uid, row.expiry_s, row.qos
+            )
+            self.members += 1
+        elif member.owner is owner:
             self._change(member, row)
             return Code.OK, ""
-        newcomer: Member[C] = Member(group, row.client_id, row.uid, row.expiry_s, row.qos)
-        if member is not None and member.uid != row.uid:
-            group.members[row.client_id] = newcomer  # a group must not end with its older session
-            self._over(member)
-            self.members += 1
-        elif member is not None:
-            newcomer = member
-            self._disconnect(member)
         else:
-            self.members += 1
-            group.members[row.client_id] = newcomer
-        self._attach(newcomer, owner, row, confirmed)
+            self._disconnect(member)
+        self._attach(member, owner, row, confirmed)
         self.counts.joins += 1
         return Code.OK, ""
 
@@ -533,8 +532,6 @@ class ShareGroups(Generic[C]):
         if member.is_leaving:
             group.online -= 1
         self.members -= 1
-        if group.members.get(member.client_id) is not member:
-            return  # another session of the client holds it
         del group.members[member.client_id]
         self.news.add(LEAVES, group.name, member.client_id)
         if not group.members:

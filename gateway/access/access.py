@@ -382,13 +382,15 @@ class Access:
         outbound = session.outbound
         if outbound is None or session.permit is None or session.state == CLOSED:
             return
-        for name in list(outbound.subscriptions):
+        for name in [*outbound.subscriptions, *(outbound.shared or ())]:
             verdict = self.filter_verdict(session, name)
             if verdict == UNASKED:
                 looked = partial(self._looked, session, name)
                 self._ask_topic(session.permit, filter_of(name), SUBSCRIBE, looked)
             elif verdict is None:
                 self._revoke(session, name)
+            elif verdict and outbound.shared is not None and name in outbound.shared:
+                self._revoke(session, name)  # a shared subscription is allowed whole, or not at all
             elif isinstance(verdict, tuple) and name in outbound.subscriptions:
                 outbound.subscriptions[name].left_out = verdict or None
 

@@ -35,6 +35,9 @@ HELP: Final = {
     "bytes_out_total": "Bytes sent to clients.",
     "wills_total": "Wills published.",
     "subscriptions": "Subscriptions now.",
+    "shared_subscriptions": "Shared subscriptions ($share) now.",
+    "shared_messages_total": "Messages sent for shared subscriptions.",
+    "shared_messages_returned_total": "Messages given back to their share group: its member took no more.",
     "filters": "Distinct topic filters now.",
     "suback_late_total": "SUBACKs sent before every broker had confirmed the filter.",
     "produce_batches_total": "PRODUCE batches sent.",
@@ -122,6 +125,9 @@ class Counters:
     bytes_out_total: int
     wills_total: int
     subscriptions: int
+    shared_subscriptions: int
+    shared_messages_total: int
+    shared_messages_returned_total: int
     filters: int
     suback_late_total: int
     produce_batches_total: int

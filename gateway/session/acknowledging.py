@@ -37,9 +37,12 @@ def after_acks(session: Session, events: list[Event]) -> None:
         cursor.is_stale = True
         session.context.stale.append(session)
     outbound = session.outbound
-    if outbound is None or (outbound.lag is None and outbound.retained is None):
+    if outbound is None:
         return
-    if outbound.is_half_open:
+    if outbound.shared is not None:
+        # Others share what waits: each message that there is room for is asked for.
+        events.append(WINDOW_OPENED)
+    elif (outbound.lag is not None or outbound.retained is not None) and outbound.is_half_open:
         events.append(WINDOW_OPENED)
 
 

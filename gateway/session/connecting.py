@@ -78,7 +78,6 @@ def connack_properties(
         maximum_packet_size=limits.packet_max_bytes,
         assigned_client_identifier=assigned_id,  # [MQTT-3.1.3-7]
         topic_alias_maximum=TOPIC_ALIAS_MAX,
-        shared_subscription_available=0,
         response_information=response_information(connect, client_id, limits),
         server_keep_alive=keep_alive if keep_alive != connect.keep_alive else None,  # [MQTT-3.2.2-21]
     )

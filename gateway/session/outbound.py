@@ -8,6 +8,7 @@ from holdmq.mqtt import Subscription
 
 if TYPE_CHECKING:
     from gateway.core.lag import Lag
+    from gateway.core.memberships import Membership
     from gateway.core.retained import RetainedDue
     from gateway.session.aliases import Aliases
 
@@ -44,10 +45,10 @@ class Planned:
     """A delivery under way: the record at `position` of a broker, and the flags of its PUBLISH without DUP.
 
     `is_released`: PUBREC came, and PUBCOMP is waited for. `topic` is that of a retained message that was sent
-    to who subscribed, else "".
+    to who subscribed, else "". `member`: it is a shared subscription's, and the broker waits to hear of it.
     """
 
-    __slots__ = ("broker", "flags", "identifiers", "is_released", "position", "topic")
+    __slots__ = ("broker", "flags", "identifiers", "is_released", "member", "position", "topic")
 
     def __init__(self, broker: str, position: int, flags: int, identifiers: tuple[int, ...]) -> None:
         self.broker = broker
@@ -56,6 +57,7 @@ class Planned:
         self.identifiers = identifiers
         self.is_released = False
         self.topic = ""
+        self.member: Membership | None = None
 
 
 class Outbound:
@@ -65,7 +67,8 @@ class Outbound:
     gateway.inflight_max, whichever is less [MQTT-3.3.4-9]. `inflight` has them by packet id, in the order of
     sending; None stands for QoS 1 of a session that ends with its connection. `lag` is set while the session
     is not fed live, `aliases` for a client that takes topic aliases, `retained` while subscriptions are owed
-    retained messages; `retained_number` counts how often they were.
+    retained messages; `retained_number` counts how often they were. `shared` are the shared subscriptions, by
+    the whole `$share/<name>/<filter>`.
     """
 
     __slots__ = (
@@ -76,6 +79,7 @@ class Outbound:
         "next_id",
         "retained",
         "retained_number",
+        "shared",
         "subscriptions",
         "window",
     )
@@ -89,7 +93,13 @@ class Outbound:
         self.aliases: Aliases | None = None
         self.retained: RetainedDue | None = None
         self.retained_number = 0
+        self.shared: dict[str, Membership] | None = None
         self.is_socket_full = False
+
+    def granted(self, name: str) -> Granted | None:
+        """The options of a subscription, shared or not; None = there is none."""
+        shared = None if self.shared is None else self.shared.get(name)
+        return self.subscriptions.get(name) if shared is None else shared.granted
 
     def take_id(self, planned: Planned | None) -> int:
         """A packet id not in use, now in flight; 0 when the window is full."""
@@ -114,6 +124,8 @@ class Outbound:
             planned = inflight.get(packet_id)
             if planned is None or not planned.flags & 4:
                 inflight.pop(packet_id, None)
+                if planned is not None and planned.member is not None:  # [MQTT-4.8.2-6]
+                    planned.member.settled(planned)
         self._shrink()
 
     def receive(self, packet_id: int, *, is_refused: bool) -> Planned | None:
@@ -122,6 +134,9 @@ class Outbound:
         if planned is None or not planned.flags & 4:
             return None
         planned.is_released = True
+        if planned.member is not None:
+            planned.member.settled(planned)
+            planned.member = None
         if is_refused:  # [MQTT-4.3.3-4]: nothing follows, and the id is free
             self.complete(packet_id)
         return planned

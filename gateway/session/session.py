@@ -485,6 +485,21 @@ class Session:
         self.send_publish(head, packet_id, tail)
         return True
 
+    def push_planned(self, head: bytes, tail: bytes, planned: Planned) -> bool:
+        """Queue a message of a shared subscription as `push` does; its plan is written with QoS 2 only."""
+        outbound = self.outbound
+        assert outbound is not None
+        packet_id = outbound.take_id(planned)
+        if not packet_id:
+            return False
+        cursor = self.cursor
+        if cursor is not None and planned.flags & 4:
+            cursor.hold(head, packet_id, tail)
+            self.context.planning.append(self)
+        else:
+            self.send_publish(head, packet_id, tail)
+        return True
+
     def send_publish(self, head: bytes, packet_id: int, tail: bytes) -> None:
         """Queue a PUBLISH."""
         out = self._out

@@ -27,20 +27,19 @@ def granting(session: Session, packet: Subscribe) -> Subscribing:
     check_answer_fits(session, len(packet.subscriptions))
     limits = session.context.limits
     known = session.outgoing().subscriptions
+    shared = session.outgoing().shared or {}
     fresh: set[str] = set()
     granted: list[tuple[int, Subscription | None]] = []
     for wanted in packet.subscriptions:
         topic_filter = wanted.topic_filter
         code = wanted.qos  # [MQTT-3.8.4-7]
-        if topic_filter == "$share" or topic_filter.startswith("$share/"):
-            code = ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-        elif (
+        if (
             len(topic_filter.encode()) > limits.topic_max_bytes
             or topic_filter.count("/") >= limits.topic_levels_max
         ):
             code = ReasonCode.TOPIC_FILTER_INVALID
-        elif topic_filter not in known and topic_filter not in fresh:
-            if len(known) + len(fresh) >= limits.filters_max:
+        elif topic_filter not in known and topic_filter not in fresh and topic_filter not in shared:
+            if len(known) + len(shared) + len(fresh) >= limits.filters_max:
                 code = ReasonCode.QUOTA_EXCEEDED
             else:
                 fresh.add(topic_filter)

@@ -1,4 +1,4 @@
-"""``holdmq session list | show | drop``: MQTT sessions, connected and not."""
+"""``holdmq session list | show | drop | shares``: MQTT sessions, connected and not, and what they share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdmq.cli.times import show_time
 from holdmq.config import Config
 
 if TYPE_CHECKING:
-    from holdmq.client.sessions import SessionAdmin, SessionDetails, SessionView
+    from holdmq.client.sessions import SessionAdmin, SessionDetails, SessionView, ShareView
     from holdmq.wire.session_headers import SessionRow
 
 T = TypeVar("T")
@@ -97,6 +97,29 @@ def drop(
         print_json({"dropped": client_id if was_present else None})
     else:
         typer.echo(f"{client_id} is gone" if was_present else f"{client_id} had no session")
+
+
+@app.command(epilog="Example: holdmq session shares --prefix '$share/billing/'")
+def shares(
+    prefix: Annotated[str, typer.Option("--prefix", help="Only groups that begin so.")] = "",
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
+) -> None:
+    """List MQTT's share groups ($share/NAME/FILTER), at each broker for its own log."""
+
+    async def work(sessions: SessionAdmin) -> list[ShareView]:
+        return [view async for view in sessions.shares(prefix)]
+
+    views = _run(configuration(config, set_), work)
+    if as_json:
+        print_json([{"broker": view.broker, **view.row._asdict()} for view in views])
+        return
+    table = Table("group", "broker", "sessions", "connected", "in flight", "returned", "log before it")
+    for broker, row in views:
+        counts = (row.sessions, row.online, row.in_flight, row.returned)
+        table.add_row(row.name, broker, *map(str, counts), f"{row.behind_bytes} bytes")
+    Console().print(table)
 
 
 def _run(config: Config, work: Callable[[SessionAdmin], Awaitable[T]]) -> T:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdmq.client.cluster_calls import AdminCalls, known
+from holdmq.mqtt.filters import SHARE_PREFIX
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.session_headers import (
@@ -19,6 +20,14 @@ from holdmq.wire.session_headers import (
     decode_content,
 )
 from holdmq.wire.session_state import FilterOptions, SessionState, decode_options, decode_state
+from holdmq.wire.share_headers import (
+    JOINS_MAX,
+    ShareGroupRow,
+    ShareLeave,
+    ShareLeaveRequest,
+    ShareListRequest,
+    ShareListResponse,
+)
 
 if TYPE_CHECKING:
     pass
@@ -32,6 +41,13 @@ class SessionView(NamedTuple):
 
     broker: str
     row: SessionRow
+
+
+class ShareView(NamedTuple):
+    """A share group as one broker has it, for its own log."""
+
+    broker: str
+    row: ShareGroupRow
 
 
 class SessionDetails(NamedTuple):
@@ -78,5 +94,21 @@ class SessionAdmin(AdminCalls):
 
     async def drop(self, client_id: str) -> bool:
         """Disconnect a client and forget its session, durably; whether it had one."""
+        details = await self.show(client_id)
         answers = known(await self._ask_all(RequestCode.SESSION_DROP, SessionDropRequest(client_id)))
+        held = [] if details is None else [name for name in details.filters if name.startswith(SHARE_PREFIX)]
+        for at in range(0, len(held), JOINS_MAX):
+            leaves = [ShareLeave(name, client_id, 0) for name in held[at : at + JOINS_MAX]]
+            known(await self._ask_all(RequestCode.SHARE_LEAVE, ShareLeaveRequest(leaves)))
         return any(reply.header(SessionDropResponse).was_present for reply in answers.values())
+
+    async def shares(self, prefix: str = "") -> AsyncIterator[ShareView]:
+        """MQTT's share groups (`$share/…`) that begin with `prefix`, broker by broker, by name."""
+        for broker in await self._live_brokers():
+            after: str | None = ""
+            while after is not None:
+                reply = await self.call(RequestCode.SHARE_LIST, broker, ShareListRequest(prefix, after))
+                answer = reply.header(ShareListResponse)
+                for row in rows(ShareGroupRow, answer.groups):
+                    yield ShareView(broker, row)
+                after = answer.next_after

@@ -99,6 +99,7 @@ async def test_messages_wait_while_nobody_is_there_but_for_qos_0(broker: Stack, 
     assert broker.server.share.core.in_hand == 2
 
 
+@pytest.mark.mqtt("MQTT-4.8.2-5")
 async def test_qos_2_stays_with_its_session_until_that_ends(broker: Stack, gateway: Gateway) -> None:
     await broker.create("t", 1)
     peer, other = gateway(broker), gateway(broker)

@@ -39,7 +39,7 @@ def test_connack_says_what_is_not_offered() -> None:
     said = answer.properties
     assert said.session_expiry_interval is None
     assert said.retain_available is None  # 3.2.2.3.5: they are
-    assert said.shared_subscription_available == 0
+    assert said.shared_subscription_available is None  # 3.2.2.3.13: they are
     assert said.maximum_qos is None
     assert said.receive_maximum == 1024
     assert said.topic_alias_maximum == 16

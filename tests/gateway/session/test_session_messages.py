@@ -225,14 +225,12 @@ def test_subscriptions_are_granted_and_answered_when_in_effect() -> None:  # [MQ
     assert (answer.packet_id, answer.reason_codes) == (3, [0, 1, 2])
 
 
-@pytest.mark.parametrize(("version", "code"), [(MQTT_5, 0x9E), (MQTT_3_1_1, 0x9E)])
-def test_shared_subscriptions_are_refused_and_the_others_granted(version: int, code: int) -> None:
-    bench = Bench(version)
+@pytest.mark.parametrize("version", [MQTT_5, MQTT_3_1_1])
+def test_shared_subscriptions_are_granted_beside_others_and_counted_with_them(version: int) -> None:
+    bench = Bench(version, filters_per_client_max=2)
     bench.connect()
-    event = bench.feed(subscribe(("$share/g/a", 1), ("a", 1)))[0]
-    assert [granted for granted, _ in event.granted] == [code, 1]
-    bench.session.subscribed(3, [code, 1])
-    assert bench.sent()[0].reason_codes == [code if version == MQTT_5 else 0x80, 1]
+    event = bench.feed(subscribe(("$share/g/a", 1), ("a", 1), ("$share/h/a", 1)))[0]
+    assert [code for code, _ in event.granted] == [1, 1, 0x97]
 
 
 def test_filters_past_their_limits_are_refused_each() -> None:
