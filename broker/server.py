@@ -214,6 +214,8 @@ class BrokerServer:
 
     def _heartbeat(self, request: Request) -> None:
         state = request.header(HeartbeatRequest).state
+        if self._role_of(request.connection) == "gateway":
+            self.sessions.heard(request.connection)
         self._states[request.connection] = {
             k: v for k, v in state.items() if isinstance(v, (int, float, str))
         }

@@ -14,11 +14,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
-from broker.core.session_rows import META, decode_meta, meta_key
+from broker.core.session_rows import META, RowChange, decode_meta, meta_key
 from broker.core.sessions import TAKEOVER_S, Opening, Sessions
+from broker.core.wills import WillKey
 from broker.part import Part
 from broker.session_queries import SessionQueries
 from broker.session_rows import CLIENT_ID_BYTES_MAX, Session, SessionRows, check_client_id
+from broker.wills import DueWills
 from holdmq.errors import (
     BusyError,
     Code,
@@ -38,6 +40,7 @@ from holdmq.wire.session_headers import (
     OPENINGS_MAX,
     SESSION_QUEUES,
     SESSION_TOPIC,
+    WILL_DONE,
     SessionChange,
     SessionDropRequest,
     SessionDropResponse,
@@ -49,6 +52,7 @@ from holdmq.wire.session_headers import (
     SessionWriteRequest,
     SessionWriteResponse,
 )
+from holdmq.wire.session_will import HAS_WILL, WILL_BYTES_MAX, decode_will
 from storage.store import MessageStore
 
 READ_MAX: Final = 256
@@ -58,6 +62,7 @@ SWEEP_INTERVAL_S: Final = 60.0
 """Between two passes over all sessions for those that have expired: nobody sees one that is not gone yet."""
 RETRY_S: Final = 1.0
 """How often ends that the log refused are written again."""
+LEASE_CHECK_S: Final = 1.0
 ROWS_MAX: Final = 1_000
 CONTENTS_MAX_BYTES: Final = 1 << 20
 """Contents in one answer to SESSION_OPEN; what has no room is asked for by SESSION_SHOW."""
@@ -100,6 +105,7 @@ class SessionTable(Part):
         self.core: Sessions[Connection] = Sessions(now_ms << 20, now_ms, lambda: secrets.randbits(63))
         self.rows = SessionRows(store)
         self.queries = SessionQueries(store, self.core, self.rows, clock_ms, self._check_ready)
+        self.wills = DueWills(store, self.core, self.rows, clock_ms)
         self.sweep_interval_s = sweep_interval_s
         self.swept = 0
         self._store = store
@@ -137,9 +143,37 @@ class SessionTable(Part):
             log.error("the table of sessions cannot be made; trying again", reason=str(error))
             self._after("start", RETRY_S, self.start)
             return
+        self.wills.recover(self._have_wills)
+
+    def _have_wills(self, error: HoldMQError | None) -> None:
+        if self._is_closed:
+            return
+        if error is not None:
+            log.error("the wills of before cannot be read; trying again", reason=str(error))
+            self._after("start", RETRY_S, self.start)
+            return
         self._is_ready = True
         self.opened.set()
         self._sweep(None)
+        self._look_at_leases(self._loop.time())
+
+    def _look_at_leases(self, before: float) -> None:
+        """Find the gateways that are silent; what we slept through is not their silence."""
+        now = self._loop.time()
+        if now - before > 2 * LEASE_CHECK_S:
+            self.core.extend_leases(now - before)
+        changes: list[RowChange] = []
+        for owner in self.core.silent(now):
+            changes += self.core.lease_over(owner, now, self._clock_ms())
+        if changes:
+            self._write_ends(changes)
+        self._settle()
+        self.wills.each_second(now)
+        self._after("leases", LEASE_CHECK_S, self._look_at_leases, now)
+
+    def heard(self, connection: Connection) -> None:
+        """A gateway says that it is there."""
+        self.core.heard(connection, self._loop.time())
 
     def _after(self, name: str, delay_s: float, work: Callable[..., None], *args: object) -> None:
         known = self._timers.pop(name, None)
@@ -152,12 +186,14 @@ class SessionTable(Part):
         self._is_closed = True
         for timer in self._timers.values():
             timer.cancel()
+        self.wills.close()
 
     def closed(self, connection: Connection) -> None:
         changes = self.core.owner_gone(connection, self._loop.time(), self._clock_ms())
         if changes and not self._is_closed:
             for at in range(0, len(changes), ROWS_MAX):
                 self._write_ends(changes[at : at + ROWS_MAX])
+        self.wills.closed(connection)
         self._settle()
 
     def numbers(self) -> Mapping[str, int | float]:
@@ -181,6 +217,7 @@ class SessionTable(Part):
             "session_appends_refused_total": self.rows.refused,
             "session_changes_total": self.rows.changes,
             "session_sweeps_total": self.swept,
+            **self.wills.numbers(),
         }
 
     # Requests
@@ -192,9 +229,7 @@ class SessionTable(Part):
         if not 0 < len(wanted) <= OPENINGS_MAX:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"1 to {OPENINGS_MAX} sessions in one SESSION_OPEN")
         for opening in wanted:
-            check_client_id(opening.client_id)
-            if not 0 <= opening.expiry_s <= 0xFFFFFFFF or not 0 <= opening.epoch < 1 << 63:
-                raise RemoteError(Code.LIMIT_EXCEEDED, "an expiry or epoch is out of range")
+            _check_opening(opening)
         if len(self._told) + len(wanted) > HELD_MAX:
             raise BusyError(f"{HELD_MAX} sessions are being opened", 100)
         self.rows.check_room()
@@ -209,6 +244,7 @@ class SessionTable(Part):
                 self._answer_openings(request, openings)
 
         now = self._loop.time()
+        self.core.heard(request.connection, now)
         for row in wanted:
             opened = self.core.open(row, request.connection, now)
             openings.append(opened)
@@ -245,10 +281,13 @@ class SessionTable(Part):
         self.rows.check_room()
         request.let_go()
         now, now_ms = self._loop.time(), self._clock_ms()
+        self.core.heard(request.connection, now)
         fenced: list[int] = []
         changes = []
         for at, change in enumerate(wanted):
             made = self.core.change(change, request.connection, now, now_ms)
+            if change.kind == WILL_DONE:
+                self.wills.done(WillKey(change.client_id, change.epoch))
             if made is None:
                 fenced.append(at)
             else:
@@ -325,6 +364,7 @@ class SessionTable(Part):
         deadline = core.next_deadline()
         if deadline is not None and "takeovers" not in self._timers:
             self._after("takeovers", max(0.0, deadline - self._loop.time()), self._deadline)
+        self.wills.look()
 
     def _deadline(self) -> None:
         self._timers.pop("takeovers", None)
@@ -342,7 +382,7 @@ class SessionTable(Part):
                 if isinstance(session, HoldMQError):
                     self._settled([opening], session)
                 else:
-                    self.core.loaded(opening, session, now_ms)
+                    self.core.loaded(opening, session, now_ms, self._loop.time())
                     decided.append(opening)
             changes = [change for opening in decided for change in opening.changes]
             if changes and not self._is_closed:
@@ -462,3 +502,14 @@ class SessionTable(Part):
         self.core.stored, self._counted = self._counted, 0
         self.swept += 1
         self._after("sweep", self.sweep_interval_s, self._sweep, None)
+
+
+def _check_opening(opening: SessionOpening) -> None:
+    """Raise RemoteError or WireError for what no session can be."""
+    check_client_id(opening.client_id)
+    if not 0 <= opening.expiry_s <= 0xFFFFFFFF or not 0 <= opening.epoch < 1 << 63:
+        raise RemoteError(Code.LIMIT_EXCEEDED, "an expiry or epoch is out of range")
+    if len(opening.will) > WILL_BYTES_MAX:
+        raise RemoteError(Code.RECORD_TOO_LARGE, f"a will of {len(opening.will)} bytes")
+    if opening.will and opening.will != HAS_WILL:
+        decode_will(opening.will)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from gateway.core.delayed import DELAYED_ROOM_BYTES
@@ -19,7 +18,7 @@ from gateway.limits import PLANS_MAX
 from gateway.session.inbound import Inbound
 from gateway.session.session import Session
 from holdmq.errors import RecordError
-from holdmq.mqtt import PUBACK, PUBLISH, PUBREC, RETAIN, PublishRun, ReasonCode, Will, encode_block
+from holdmq.mqtt import PUBACK, PUBREC, RETAIN, PublishRun, ReasonCode
 from holdmq.record import PROPERTIES_BYTES_MAX, SYS_QOS_SHIFT, SYS_RETAIN, RecordTemplate
 from holdmq.record_once import ONCE_BYTES_MAX
 from holdmq.topics import OTHER_TOPIC
@@ -66,6 +65,11 @@ class Ingress:
         self._mark = secrets.randbits(62) | 1
         self._uses_other = uses_other
         self._now = now
+
+    @property
+    def mark(self) -> int:
+        """What the records of this worker have in common."""
+        return self._mark
 
     def publish(self, session: Session, run: PublishRun[TopicEntry]) -> Missing | None:
         """Add the run's messages, in order, to the batches of their brokers.
@@ -159,31 +163,6 @@ class Ingress:
             producer.shell.added(size)
         return None
 
-    def publish_will(self, session: Session, will: Will) -> MissingTopic | None:
-        """Add a will, after all that its session published; returns the topic to create first, if any."""
-        if session.inbound is None:
-            session.inbound = Inbound()
-        # The will delay is the will's own and no property of its PUBLISH (3.1.3.2.2).
-        block = will_block(will)
-        # Nobody is left to acknowledge to: QoS goes into the record, the packet type stays 0.
-        entry = TopicEntry(will.topic)
-        kind = will.qos << 1 | (RETAIN if will.retain else 0)
-        found = self._plan(session, session.inbound, entry, kind, block, answered=False)
-        if isinstance(found, MissingTopic):
-            return found
-        assert not isinstance(found, Unbound | TopicEntry), "nothing is noted or asked for a will"
-        if isinstance(found, Refusal):
-            session.context.counters.refused[f"will_{ReasonCode(found).name.lower()}"] += 1
-            return None
-        producer = found.target.producer
-        record = found.encode(will.payload, time.time_ns() // 1_000_000)
-        if len(record) > (producer.record_max_bytes or BATCH_MAX_BYTES):
-            session.context.counters.refused["will_quota_exceeded"] += 1
-            return None
-        producer.open_run(found.target, self._now()).records.append(record)
-        producer.shell.added(len(record))
-        return None
-
     def _plan(
         self,
         session: Session,
@@ -191,12 +170,10 @@ class Ingress:
         entry: TopicEntry,
         kind: int,
         properties: bytes,
-        *,
-        answered: bool = True,
     ) -> Plan | Refusal | MissingTopic | Unbound | TopicEntry:
         if entry.refusal:
             return entry.refusal
-        if session.permit is not None and answered:  # a will was asked about when its client came
+        if session.permit is not None:
             verdict = session.permit.verdict(entry)
             if verdict != ALLOWED:
                 return entry if verdict == UNASKED else verdict
@@ -225,7 +202,7 @@ class Ingress:
                 return located
             target = inbound.targets[topic] = located
         qos = kind >> 1
-        is_noted = qos == 2 and answered and session.cursor is not None
+        is_noted = qos == 2 and session.cursor is not None
         queue = (target.producer.shell.name, target.queue_id) if is_noted else None
         if queue is not None and (received is None or received.queues.get(topic) != queue):
             return Unbound(topic, queue)
@@ -244,7 +221,7 @@ class Ingress:
             assert received is not None
             noted = NotedRecords(received, name, target.queue_id, encoded, host, sys_flag, self._mark)
             noting = noted.encode
-        plan = Plan(template.encode, target, _ANSWERS[qos] if answered else 0, delay_s is not None, noting)
+        plan = Plan(template.encode, target, _ANSWERS[qos], delay_s is not None, noting)
         if not properties:
             if len(inbound.plans) >= PLANS_MAX:
                 inbound.plans.clear()
@@ -273,8 +250,3 @@ def _to_keep(session: Session, run: PublishRun[TopicEntry]) -> Keep:
             break
         found.append((entry.mqtt_topic, flags >> 1 & 3, buffer[start:end], properties))
     return Keep(found)
-
-
-def will_block(will: Will) -> bytes:
-    """The property block with which a will is published."""
-    return encode_block(replace(will.properties, will_delay_interval=None), PUBLISH)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.core.cursor import Written
 from gateway.session.receiving import unreleased_of
 from gateway.session.session import CLOSED, Session
+from gateway.wills import will_of
 from holdmq import telemetry
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
 from holdmq.rpc.connection import Reply
@@ -24,6 +25,7 @@ from holdmq.wire.header import rows
 from holdmq.wire.session_headers import (
     END,
     PUT_STATE,
+    WILL_DONE,
     Content,
     SessionChange,
     SessionOpened,
@@ -35,6 +37,7 @@ from holdmq.wire.session_headers import (
     SessionWriteResponse,
     decode_content,
 )
+from holdmq.wire.session_will import HAS_WILL, NO_WILL
 
 if TYPE_CHECKING:
     from gateway.link import BrokerLink
@@ -140,6 +143,10 @@ class Owner:
         self._add(_Change(row, None if kind == END else session, on_written))
         return True
 
+    def will_done(self, client_id: str, epoch: int) -> None:
+        """The log has a will, or never will."""
+        self._add(_Change(SessionChange(client_id, epoch, WILL_DONE, "", b"", 0), None, None))
+
     def _add(self, change: _Change) -> None:
         self._changes.append(change)
         self.pending_bytes += change.size
@@ -172,10 +179,15 @@ class Owner:
             return
         ended = {
             change.row.client_id: SessionOpening(
-                change.row.client_id, False, change.row.expiry_s, "", change.row.epoch
+                change.row.client_id,
+                False,
+                change.row.expiry_s,
+                "",
+                change.row.epoch,
+                HAS_WILL if change.row.name != NO_WILL else b"",
             )
             for change in self._changes
-            if change.row.kind == END and change.row.expiry_s
+            if change.row.kind == END and (change.row.expiry_s or change.row.name != NO_WILL)
         }
         claims = [*self._sessions.claims(self), *ended.values()]
         left = len(range(0, len(claims), OPENINGS_PER_REQUEST))
@@ -234,17 +246,27 @@ class Owner:
         self._open_at = self._loop.time() + OPEN_EVERY_S
         opens = [session for session in self._opens if session.state != CLOSED]
         self._opens = []
-        for at in range(0, len(opens), OPENINGS_PER_REQUEST):
-            self._send_some(opens[at : at + OPENINGS_PER_REQUEST])
+        some: list[Session] = []
+        wills: list[bytes] = []
+        size = 0
+        for session in opens:
+            some.append(session)
+            wills.append(will_of(session))
+            size += len(wills[-1])
+            if len(some) == OPENINGS_PER_REQUEST or size >= WRITE_MAX_BYTES:
+                self._send_some(some, wills)
+                some, wills, size = [], [], 0
+        if some:
+            self._send_some(some, wills)
 
-    def _send_some(self, opens: list[Session]) -> None:
+    def _send_some(self, opens: list[Session], wills: list[bytes]) -> None:
         connection = self._link.connection
         if connection is None:
             self._not_opened(opens, TransportError(f"broker {self.name} is away"))
             return
         wanted = [
-            SessionOpening(session.client_id, session.is_clean, session.expiry_s, session.principal, 0)
-            for session in opens
+            SessionOpening(session.client_id, session.is_clean, session.expiry_s, session.principal, 0, will)
+            for session, will in zip(opens, wills, strict=True)
         ]
         connection.request(
             RequestCode.SESSION_OPEN,

@@ -14,12 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.core.receipts import CLOSE
-from gateway.ingress import Keep, will_block
+from gateway.ingress import Keep
 from gateway.limits import REROUTE_S
 from gateway.session.session import Session
 from holdmq import telemetry
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
-from holdmq.mqtt import ReasonCode, Will, decode_publish_properties
+from holdmq.mqtt import ReasonCode, decode_publish_properties
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.retained_headers import (
@@ -165,17 +165,6 @@ class RetainedPuts:
 
         client_id = session.client_id
         self.put([retained_put(*message, client_id) for message in keep.messages], kept)
-
-    def publish_will(self, session: Session, will: Will, on_kept: Callable[[bool], None]) -> None:
-        """Put a will with RETAIN; told whether the will itself may be published."""
-        put = retained_put(will.topic, will.qos, will.payload, will_block(will), session.client_id)
-
-        def kept(outcomes: list[int]) -> None:
-            if outcomes[0]:
-                self._worker.counters.refused["will_not_retained"] += 1
-            on_kept(not outcomes[0])
-
-        self.put([put], kept)
 
     def put(self, puts: Sequence[Put], kept: Kept) -> None:
         """Have topics keep these messages; `kept` is called once, later, within REROUTE_S or so."""

@@ -17,11 +17,12 @@ from gateway.core.lag import Lag
 from gateway.core.received import QUEUES_MAX, Received
 from gateway.ingress import Unbound
 from gateway.owner import Owner
-from gateway.session.events import Event
+from gateway.session.events import Closed, Event
 from gateway.session.inbound import Inbound
 from gateway.session.outbound import Granted, Planned
 from gateway.session.receiving import complete, unreleased_of
 from gateway.session.session import CLOSED, OPENING, Session
+from gateway.wills import what_becomes_of_it
 from holdmq import telemetry
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
 from holdmq.mqtt import MqttError, ReasonCode, Subscription
@@ -48,6 +49,7 @@ from holdmq.wire.session_state import (
     decode_options,
     decode_state,
 )
+from holdmq.wire.session_will import DELETE_WILL, HAS_WILL
 
 if TYPE_CHECKING:
     from gateway.link import BrokerLink
@@ -128,7 +130,14 @@ class Sessions:
     def claims(self, owner: Owner) -> list[SessionOpening]:
         """The sessions that are open at an owner."""
         return [
-            SessionOpening(session.client_id, False, session.expiry_s, session.principal, session.epoch)
+            SessionOpening(
+                session.client_id,
+                False,
+                session.expiry_s,
+                session.principal,
+                session.epoch,
+                HAS_WILL if session.will is not None else b"",
+            )
             for session in self._worker.sessions()
             if session.owner is owner and session.epoch
         ]
@@ -146,7 +155,7 @@ class Sessions:
 
     def connecting(self, session: Session) -> bool:
         """CONNECT may be accepted: ask the owner, if need be. Whether it is decided already."""
-        if session.is_assigned and not session.expiry_s:
+        if session.is_assigned and not session.expiry_s and session.will is None:
             self._worker.admitted(session, self._admit(session, is_present=False))
             return True
         older = self._opening.get(session.client_id)
@@ -394,23 +403,34 @@ class Sessions:
             session, ReasonCode.SESSION_TAKEN_OVER, "taken_over", "this client id connected again"
         )
 
-    def closed(self, session: Session) -> None:
-        """A connection ends: its session stays, or goes, at the owner. Called while it has all it had."""
+    def closed(self, session: Session, event: Closed) -> bool:
+        """A connection ends: its session stays, or goes, at the owner, whose affair its will is then.
+
+        Called while it has all it had; False = no owner knows of it.
+        """
         owner = session.owner
         self._decided(session)
         self._stale.pop(session, None)
         self._unregistered.pop(session, None)
         if not isinstance(owner, Owner):
-            return
+            return False
         owner.forget(session)
         if session.epoch:
+            will = what_becomes_of_it(event, self._worker.section.drain_will_min_s)
             is_kept = session.cursor is not None and session.expiry_s
-            self._end(session, owner, self.state_of(session, is_over=True) if is_kept else b"")
+            self._end(session, owner, self.state_of(session, is_over=True) if is_kept else b"", will)
+        session.owner = None
+        return session.epoch > 0
+
+    def _end(self, session: Session, owner: Owner, state: bytes, will: str = DELETE_WILL) -> None:
+        owner.change(session, END, will, state)
         session.owner = None
 
-    def _end(self, session: Session, owner: Owner, state: bytes) -> None:
-        owner.change(session, END, "", state)
-        session.owner = None
+    def will_done(self, broker: str, client_id: str, epoch: int) -> None:
+        """The log has a will, or never will: its owner forgets it."""
+        link = self._worker.links.get(broker)
+        if link is not None:
+            self._owner(link).will_done(client_id, epoch)
 
     # Writing
 

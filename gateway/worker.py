@@ -46,11 +46,12 @@ from gateway.subscriptions import Subscriptions
 from gateway.system_topics import SystemTopics
 from gateway.topics import Topics
 from gateway.tracing import Tracing
+from gateway.wills import Wills
 from holdmq import telemetry
 from holdmq.client.route import Link, RouteTable
 from holdmq.config import Config
 from holdmq.errors import HoldMQError
-from holdmq.mqtt import ReasonCode, TopicTable, Will
+from holdmq.mqtt import ReasonCode, TopicTable
 from holdmq.rpc.connection import Connection
 from holdmq.rpc.security import Security
 from holdmq.wire.headers import FilterTerm, HelloResponse
@@ -104,6 +105,7 @@ class Worker:
             routes.topics,
         )
         self.persistent = Sessions(self)
+        self.wills = Wills(self)
         self.subscriptions = Subscriptions(
             self.links, self.counters, self.topics.key_levels, self.now, self.persistent, self.doom
         )
@@ -153,7 +155,7 @@ class Worker:
         self.routes.on_routes.append(self._routes_changed)
         self.routes.on_up.append(self._link_up)
         self.routes.on_down.append(self._link_down)
-        self.routes.on_push.append(self.persistent.pushed)
+        self.routes.on_push += [self.persistent.pushed, self.wills.pushed]
         self.routes.start()
         self.reporting.listen()
         tick = self._loop.call_later(TICK_S, self._tick, self.now() + TICK_S)
@@ -340,7 +342,7 @@ class Worker:
         session = shell.session
         self._wheel.remove(session)
         self.stragglers.unstall(shell)
-        self.persistent.closed(session)
+        is_told = self.persistent.closed(session, event)
         self.retained.closed(session)
         self.subscriptions.forget(session)
         if session.outbound is not None and session.outbound.lag is not None:
@@ -349,8 +351,8 @@ class Worker:
         if self._sessions.get(session.client_id) is session:
             del self._sessions[session.client_id]
         self.counters.sessions = len(self._sessions)
-        if event.will is not None:
-            self._will_due(session, event.will)
+        if event.will is not None and not is_told:
+            self.wills.ended(session, event.will)
         if event.reason:
             shell.listener.refused[event.reason] += 1
         self.connection_log.ended(shell, event, self.now())
@@ -387,30 +389,6 @@ class Worker:
         if not self.retained.ready(session):
             self.catchup.ready(session)
         self.shares.ready(session)
-
-    def _will_due(self, session: Session, will: Will) -> None:
-        if not will.retain:
-            self._publish_will(session, will)
-            return
-
-        def kept(is_kept: bool) -> None:
-            if is_kept:
-                self._publish_will(session, will)
-
-        self.retained_puts.publish_will(session, will, kept)
-
-    def _publish_will(self, session: Session, will: Will) -> None:
-        def again() -> None:
-            self._publish_will(session, will)
-
-        def dropped() -> None:
-            self.counters.refused["will_topic_unavailable"] += 1
-
-        missing = self.ingress.publish_will(session, will)
-        if missing is not None:
-            self.topics.create(missing, again, dropped)
-        else:
-            self.counters.wills_total += 1
 
     def settle(self) -> None:
         """Write what sessions have to send, and close those whose broker did not take their messages."""

@@ -413,6 +413,13 @@ class GatewaySection(ProtectionSettings):
     session_span_max: int = Field(
         1000, ge=1, le=65535, description="Deliveries past the lowest unsettled one, then sending stops."
     )
+    drain_will_min_s: float = Field(
+        30,
+        ge=0,
+        le=86_400,
+        description="Least delay of the wills of clients that a draining gateway sends away: time to come back "
+        "elsewhere.",
+    )
     drain_s: float = Field(
         10, ge=0, le=3600, description="Time to disconnect clients in good order after SIGTERM."
     )

@@ -22,7 +22,8 @@ NO_GENERATION: Final[Generation] = (0, 0)
 ONCE_BYTES_MAX: Final = 128
 """A pair at its longest, rounded up."""
 
-_ONCE: Final = b"ONCE\x01"
+ONCE_KEY: Final = b"ONCE\x01"
+"""How the pair begins."""
 
 
 class Once(NamedTuple):
@@ -49,7 +50,7 @@ class Once(NamedTuple):
 
 def once_of(properties: bytes) -> Once | None:
     """What encoded properties say of their publish; None = it is not kept from being stored twice."""
-    begin = properties.find(_ONCE)
+    begin = properties.find(ONCE_KEY)
     if begin < 0 or (begin and properties[begin - 1] != 2):
         return None
     mqtt_at = properties.find(b"\0")
@@ -57,7 +58,7 @@ def once_of(properties: bytes) -> Once | None:
     if end < 0 or 0 <= mqtt_at < end:
         return None
     try:
-        numbers = [int(part, 16) for part in properties[begin + len(_ONCE) : end].split(b"/")]
+        numbers = [int(part, 16) for part in properties[begin + len(ONCE_KEY) : end].split(b"/")]
     except ValueError:
         return None
     if len(numbers) != 6 or min(numbers) < 0:

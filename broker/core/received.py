@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from holdmq.errors import RecordError
-from holdmq.record import SYS_FLAG_AT, SYS_QOS_SHIFT
+from holdmq.record_batch import Ints
 from holdmq.record_each import properties_at
-from holdmq.record_once import Generation, Once, once_of
+from holdmq.record_once import ONCE_KEY, Generation, Once, once_of
 from storage.log.core.delayed import TIMER_TOPIC
 from storage.store import Batch
 
@@ -26,9 +26,6 @@ IDS_MAX: Final = 200_000
 """Packet ids remembered (about 300 bytes each): 20,000 sessions that publish, ten on their way each."""
 TRIM_FROM: Final = 8
 """Ids of one session before what is settled is looked for."""
-_QOS_BYTE_AT: Final = SYS_FLAG_AT + 3 - SYS_QOS_SHIFT // 8
-_QOS_2: Final = 2
-_QOS: Final = 3
 
 
 class Sifted(NamedTuple):
@@ -147,15 +144,11 @@ class Received:
 
     def apply(self, batch: Batch) -> None:
         """Take the next records of the log."""
-        raw = np.frombuffer(batch.records, np.uint8)
-        picked = np.flatnonzero(raw[batch.starts + _QOS_BYTE_AT] & _QOS == _QOS_2)
-        if not len(picked):
-            return
         data = bytes(batch.records)
+        chosen = _noted(data, batch.starts)
         first = 0
         at = 0
-        chosen = picked.tolist()
-        for run in batch.runs:
+        for run in batch.runs if chosen else ():
             last = first + run.count
             while at < len(chosen) and chosen[at] < last:
                 index = chosen[at]
@@ -191,3 +184,16 @@ class Received:
         except (TypeError, ValueError, AttributeError, LookupError) as error:
             raise RecordError(f"the snapshot of QoS 2 publishes is malformed: {error}") from None
         self._evict()
+
+
+def _noted(data: bytes, starts: Ints) -> list[int]:
+    """Which records may say what they are known by: those that have the key somewhere."""
+    found: list[int] = []
+    at = data.find(ONCE_KEY)
+    while at >= 0:
+        index = int(np.searchsorted(starts, at, "right")) - 1
+        found.append(index)
+        if index + 1 == len(starts):
+            break
+        at = data.find(ONCE_KEY, int(starts[index + 1]))
+    return found

@@ -6,6 +6,7 @@
     m client id                          msgpack [format, then the fields of Meta]
     s client id                          the state, as its gateway wrote it
     f client id U+0000 topic filter      the filter's options, as its gateway wrote them
+    w client id U+0000 epoch, in hex     the will of a connection that may not have ended yet
 
 No client id holds U+0000 [MQTT-1.5.4-2]. `ended_ms` 0: it is connected, or its broker ended before it knew
 otherwise.
@@ -24,6 +25,7 @@ FORMAT: Final = 1
 META: Final = "m"
 STATE: Final = "s"
 FILTER: Final = "f"
+WILL: Final = "w"
 
 RowChange = tuple[str, str, bytes | None]
 """(client id, row's key, value); None = the row goes."""
@@ -86,6 +88,20 @@ def state_key(client_id: str) -> str:
 def filter_key(client_id: str, topic_filter: str) -> str:
     """The key of a filter; with "" what the keys of all its filters begin with."""
     return f"{FILTER}{client_id}\0{topic_filter}"
+
+
+def will_key(client_id: str, epoch: int) -> str:
+    """The key of the will of a connection."""
+    return f"{WILL}{client_id}\0{epoch:016x}"
+
+
+def split_will_key(key: str) -> tuple[str, int]:
+    """Client id and epoch of a will's key; RecordError if it is none."""
+    client_id, _, epoch = key[len(WILL) :].rpartition("\0")
+    try:
+        return client_id, int(epoch, 16)
+    except ValueError:
+        raise RecordError(f"{key[:64]!r} is no key of a will") from None
 
 
 def rows_of(client_id: str, found: Found) -> list[RowChange]:

@@ -26,7 +26,9 @@ from broker.core.session_rows import (
     meta_key,
     rows_of,
     state_key,
+    will_key,
 )
+from broker.core.wills import LEASE_S, WillKey, Wills
 from holdmq.errors import Code
 from holdmq.wire.session_headers import (
     DROP_FILTER,
@@ -34,11 +36,13 @@ from holdmq.wire.session_headers import (
     NEVER_EXPIRES_S,
     PUT_FILTER,
     Content,
+    WILL_DONE,
     SessionChange,
     SessionOpened,
     SessionOpening,
 )
 
+from holdmq.wire.session_will import NO_WILL, decode_will, least_delay_s
 TAKEOVER_S: Final = 0.5
 """How long an older connection's gateway may write its last (mqtt.md, Takeover)."""
 WAITING_MAX: Final = 16
@@ -67,8 +71,10 @@ class Opening(Generic[O]):
     __slots__ = (
         "answer",
         "changes",
+        "cancelled",
         "content",
         "kind",
+        "is_stored",
         "meta",
         "owner",
         "stored_change",
@@ -88,6 +94,9 @@ class Opening(Generic[O]):
         self.was_open: Meta | None = None
         """What it was when it was taken over."""
 
+        self.is_stored = False
+        self.cancelled: list[WillKey] = []
+        """Wills that end when this is written down."""
     @property
     def was_present(self) -> bool:
         """Whether there was a session to drop."""
@@ -140,6 +149,7 @@ class Sessions(Generic[O]):
     ) -> None:
         self.counts = Counts()
         self.to_read: list[Opening[O]] = []
+        self.wills: Wills[O] = Wills()
         self.taken: list[Taken[O]] = []
         self.done: list[Opening[O]] = []
         self.stored = 0
@@ -152,6 +162,7 @@ class Sessions(Generic[O]):
         self._entries: dict[str, _Entry[O]] = {}
         self._of_owner: dict[O, set[str]] = {}
         self._taking: deque[tuple[float, str, Opening[O]]] = deque()
+        self._heard: dict[O, float] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -261,7 +272,7 @@ class Sessions(Generic[O]):
             self._of_owner[entry.owner].discard(client_id)
             entry.owner = None
 
-    def loaded(self, opening: Opening[O], found: Found | None, now_ms: int) -> None:
+    def loaded(self, opening: Opening[O], found: Found | None, now_ms: int, now: float = 0.0) -> None:
         """The rows of an opening's session were read, all that was written before included.
 
         What is to be written is in its `changes`; call `settled` when the log has it, or at once if there
@@ -273,16 +284,21 @@ class Sessions(Generic[O]):
         if opening.kind is Kind.CLAIM:
             self._claimed(opening, found, now_ms)
         elif opening.kind is Kind.CONNECT:
-            self._connected(opening, found, now_ms)
+            self._connected(opening, found, now_ms, now)
         elif found is not None and (opening.kind is not Kind.EXPIRE or self.is_over(found.meta, now_ms)):
             opening.changes = rows_of(wanted.client_id, found)
             opening.stored_change = -1
 
-    def _connected(self, opening: Opening[O], found: Found | None, now_ms: int) -> None:
+        if opening.kind is Kind.DROP:
+            self.wills.opened(wanted.client_id, is_over=True, now=now)
+    def _connected(self, opening: Opening[O], found: Found | None, now_ms: int, now: float) -> None:
         wanted, was_open = opening.wanted, opening.was_open
         client_id = wanted.client_id
         had_rows = found is not None
         if found is not None:
+        if wanted.will and self.wills.is_full:
+            self._answer_refusal(opening, Code.LIMIT_EXCEEDED, "no more wills are kept here")
+            return
             # A session with expiry 0 ended when its connection did, which was taken over now.
             is_over = was_open.expiry_s == 0 if was_open else self.is_over(found.meta, now_ms)
             if not is_over and _is_foreign(found.meta, wanted):
@@ -300,7 +316,11 @@ class Sessions(Generic[O]):
         uid = found.meta.uid if found is not None else self._new_uid()
         created_ms = found.meta.created_ms if found is not None else now_ms
         meta = opening.meta = Meta(epoch, wanted.expiry_s, wanted.principal, uid, created_ms, 0)
-        has_rows = bool(wanted.expiry_s or found is not None)
+        has_rows = opening.is_stored = bool(wanted.expiry_s or found is not None)
+        opening.cancelled = self.wills.opened(client_id, is_over=found is None, now=now)
+        opening.changes += [(client_id, will_key(*key), None) for key in opening.cancelled]
+        if wanted.will:
+            opening.changes.append((client_id, will_key(client_id, epoch), wanted.will))
         if has_rows:
             opening.changes.append((client_id, meta_key(client_id), meta.encode()))
         opening.stored_change = has_rows - had_rows
@@ -315,7 +335,12 @@ class Sessions(Generic[O]):
             opening.changes = [(wanted.client_id, meta_key(wanted.client_id), meta.encode())]
         elif found is None and not wanted.expiry_s and wanted.epoch < self._next_epoch:
             # It was never written down; had it been opened anew since, there would be an entry.
+        if wanted.will and not self.wills.has(wanted.client_id, wanted.epoch):
+            self._answer_refusal(opening, Code.SESSION_FENCED, "its will is published, or is to be")
+            self.counts.fenced += 1
+            return
             meta = opening.meta = Meta(wanted.epoch, 0, wanted.principal, self._new_uid(), now_ms, 0)
+            opening.is_stored = True
         else:
             self.counts.fenced += 1
             self._answer_refusal(opening, Code.SESSION_FENCED, "it was opened anew elsewhere, or is gone")
@@ -338,7 +363,13 @@ class Sessions(Generic[O]):
             self.counts.opens += 1
             entry.meta = meta
             entry.owner = opening.owner
-            entry.is_stored = bool(opening.changes) and opening.changes[-1][2] is not None
+            entry.is_stored = opening.is_stored
+            self._settle_wills(opening, meta)
+            self._heard.setdefault(opening.owner, now)
+        if meta is None and opening.was_open is not None:
+            # It was taken from its connection, and did not get to the next one.
+            was = opening.was_open
+            self.wills.lost(client_id, was.epoch, was.expiry_s, now)
             self._of_owner.setdefault(opening.owner, set()).add(client_id)
         self.done.append(opening)
         self._next(entry, client_id, now)
@@ -348,6 +379,15 @@ class Sessions(Generic[O]):
         if opening.kind is Kind.EXPIRE and opening.changes:
             self.counts.expired += 1
         elif opening.kind is Kind.DROP and opening.was_present:
+    def _settle_wills(self, opening: Opening[O], meta: Meta) -> None:
+        client_id = opening.wanted.client_id
+        if opening.kind is Kind.CLAIM:
+            self.wills.claimed(client_id, meta.epoch)
+            return
+        self.wills.cancel(opening.cancelled)
+        if opening.wanted.will:
+            self.wills.arm(client_id, meta.epoch, decode_will(opening.wanted.will).delay_s)
+
             self.counts.dropped += 1
 
     def _next(self, entry: _Entry[O], client_id: str, now: float) -> None:
@@ -385,6 +425,9 @@ class Sessions(Generic[O]):
         if entry is None or meta is None or entry.owner is not owner or meta.epoch != change.epoch:
             self.counts.fenced += 1
             return None
+        if change.kind == WILL_DONE:
+            self.wills.is_gone(WillKey(client_id, change.epoch))
+            return [(client_id, will_key(client_id, change.epoch), None)]
         if change.kind == END:
             return self._end(entry, change, now_ms, now)
         if not entry.is_stored:
@@ -399,7 +442,7 @@ class Sessions(Generic[O]):
         meta = entry.meta
         assert meta is not None
         client_id = change.client_id
-        changes: list[RowChange] = []
+        changes = self._end_will(entry, change, now)
         meta = entry.meta = meta._replace(expiry_s=change.expiry_s, ended_ms=max(1, now_ms))
         if entry.is_stored and change.expiry_s:
             if change.value:
@@ -417,6 +460,18 @@ class Sessions(Generic[O]):
         meta = entry.meta
         assert meta is not None
         entry.meta = None
+    def _end_will(self, entry: _Entry[O], change: SessionChange, now: float) -> list[RowChange]:
+        client_id, epoch = change.client_id, change.epoch
+        if change.name == NO_WILL:
+            return []
+        delay_s = least_delay_s(change.name)
+        if delay_s is None:
+            gone = self.wills.delete(client_id, epoch)
+            return [(client_id, will_key(client_id, epoch), None)] if gone else []
+        if not entry.is_taking:  # else it is for the opening that takes over
+            self.wills.ended(client_id, epoch, change.expiry_s, delay_s, now, entry.owner)
+        return []
+
         if entry.is_stored and not meta.expiry_s:
             entry.opening = Opening(Kind.ENDED, SessionOpening(client_id, True, 0, "", 0), None)
             self.to_read.append(entry.opening)
@@ -431,11 +486,13 @@ class Sessions(Generic[O]):
             meta = entry.meta
             assert meta is not None
             entry.owner = None
+        lease_end = self._heard.pop(owner, now) + LEASE_S
             if entry.is_taking:
                 entry.is_taking = False
                 assert entry.opening is not None
                 self.to_read.append(entry.opening)
                 continue
+            self.wills.lost(client_id, meta.epoch, meta.expiry_s, lease_end)
             if entry.is_stored and meta.expiry_s:
                 meta = meta._replace(ended_ms=max(1, now_ms))
                 changes.append((client_id, meta_key(client_id), meta.encode()))
@@ -446,6 +503,46 @@ class Sessions(Generic[O]):
         """Whether a session that is not open has expired."""
         return meta.is_expired(now_ms, self.up_since_ms)
 
+
+    # Leases
+
+    def heard(self, owner: O, now: float) -> None:
+        """An owner said something: it holds its sessions for LEASE_S more."""
+        self._heard[owner] = now
+
+    def extend_leases(self, by_s: float) -> None:
+        """We were not there to hear anybody for so long."""
+        for owner in self._heard:
+            self._heard[owner] += by_s
+
+    def silent(self, now: float) -> list[O]:
+        """The owners whose lease is over."""
+        return [owner for owner, heard in self._heard.items() if now - heard >= LEASE_S]
+
+    def leased(self, now: float) -> list[O]:
+        """The owners that were heard lately."""
+        return [owner for owner, heard in self._heard.items() if now - heard < LEASE_S]
+
+    def lease_over(self, owner: O, now: float, now_ms: int) -> list[RowChange]:
+        """An owner is silent: its sessions with a will are offline, and it is told so; what is to be written.
+
+        The others are nobody's concern as long as its connection is there.
+        """
+        changes: list[RowChange] = []
+        for client_id in sorted(self._of_owner.get(owner, ())):
+            entry = self._entries[client_id]
+            meta = entry.meta
+            assert meta is not None
+            if entry.is_taking or not self.wills.has(client_id, meta.epoch):
+                continue
+            self.taken.append(Taken(owner, client_id, meta.epoch))
+            self._disown(entry, client_id)
+            self.wills.ended(client_id, meta.epoch, meta.expiry_s, 0.0, now, None)
+            if entry.is_stored and meta.expiry_s:
+                meta = meta._replace(ended_ms=max(1, now_ms))
+                changes.append((client_id, meta_key(client_id), meta.encode()))
+            self._over(entry, client_id, now)
+        return changes
 
 def _is_foreign(meta: Meta, wanted: SessionOpening) -> bool:
     """Whether a session belongs to somebody else; an anonymous client's is taken by whoever says his name."""

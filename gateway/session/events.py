@@ -66,15 +66,17 @@ class WindowOpened:
 class Closed:
     """The session is over: write what is left, then close the socket.
 
-    `reason` is the metric's name, `sentence` for people; `will` is to be published now, if any.
+    `reason` is the metric's name, `sentence` for people; `will` is due, if there was one (`had_will`) and
+    DISCONNECT did not delete it.
     """
 
-    __slots__ = ("reason", "sentence", "will")
+    __slots__ = ("had_will", "reason", "sentence", "will")
 
-    def __init__(self, reason: str, sentence: str, will: Will | None) -> None:
+    def __init__(self, reason: str, sentence: str, will: Will | None, had_will: bool = False) -> None:
         self.reason = reason
         self.sentence = sentence
         self.will = will
+        self.had_will = had_will
 
 
 Event = PublishRun[TopicEntry] | Connected | Subscribing | Unsubscribing | WindowOpened | Closed

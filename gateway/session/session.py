@@ -295,12 +295,13 @@ class Session:
         return [] if self.state == CLOSED else self._end("", "connection lost")
 
     def _end(self, reason: str, sentence: str, *, with_will: bool = True) -> list[Event]:
+        had_will = self.will is not None
         will = self.will if with_will and self.state == CONNECTED_STATE else None
         self.will = None  # [MQTT-3.1.2-10]
         self.state = CLOSED
         if reason:
             self.context.counters.refused[reason] += 1
-        return [Closed(reason, sentence, will)]
+        return [Closed(reason, sentence, will, had_will)]
 
     def _fail(self, error: MqttError, events: list[Event]) -> None:
         code = error.reason_code

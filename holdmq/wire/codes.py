@@ -98,6 +98,7 @@ class RequestCode(IntEnum):
     SESSION_SHOW = 134
     SESSION_DROP = 135
     SESSION_RECORDS = 136
+    SESSION_WILLS = 137
 
     SHARE_JOIN = 140
     SHARE_LEAVE = 141

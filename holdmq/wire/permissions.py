@@ -144,6 +144,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.SESSION_OPEN: _SERVICE,
     RequestCode.SESSION_WRITE: _SERVICE,
     RequestCode.SESSION_TAKEN: _PUSH,
+    RequestCode.SESSION_WILLS: _PUSH,
     RequestCode.SESSION_LIST: _SERVICE,
     RequestCode.SESSION_SHOW: _SERVICE,
     RequestCode.SESSION_DROP: _ADMIN,

@@ -31,7 +31,8 @@ PUT_STATE: Final = "state"
 PUT_FILTER: Final = "filter"
 DROP_FILTER: Final = "unfilter"
 END: Final = "end"
-KINDS: Final = frozenset((PUT_STATE, PUT_FILTER, DROP_FILTER, END))
+WILL_DONE: Final = "will"
+KINDS: Final = frozenset((PUT_STATE, PUT_FILTER, DROP_FILTER, END, WILL_DONE))
 
 
 def session_owner(client_id: str, brokers: Collection[str]) -> str:
@@ -71,7 +72,8 @@ class SessionOpening(NamedTuple):
     """A client that connects, or with `epoch` > 0 one that goes on after its owner was away.
 
     `is_clean`: what the session had is dropped first. `expiry_s` counts from its disconnect; 0 = it ends
-    there, and is not written down.
+    there, and is not written down. `will` is the connection's (`holdmq.wire.session_will`), b"" = none; of
+    one that goes on HAS_WILL, if the owner has it.
     """
 
     client_id: str
@@ -79,6 +81,7 @@ class SessionOpening(NamedTuple):
     expiry_s: int
     principal: str
     epoch: int
+    will: bytes = b""
 
 
 class SessionOpened(NamedTuple):
@@ -102,7 +105,8 @@ class SessionChange(NamedTuple):
 
     PUT_STATE: `value` is its state. PUT_FILTER: `value` are the options of the topic filter `name`;
     DROP_FILTER takes it away. END: it is disconnected and expires in `expiry_s`, 0 = now; a `value` that is
-    not empty is its state.
+    not empty is its state, and `name` says what becomes of its will (`holdmq.wire.session_will`).
+    WILL_DONE: the log has the will of the connection with this epoch, or never will; anybody may say so.
     """
 
     client_id: str
@@ -170,6 +174,24 @@ class SessionTakenRequest(Header):
     client_id: str
     epoch: int
     wait_ms: int
+
+
+class DueWill(NamedTuple):
+    """A will that is due: of the connection with this epoch. `will` is as its gateway gave it."""
+
+    client_id: str
+    epoch: int
+    will: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWillsRequest(Header):
+    """Pushed by the owner: publish these (rows of DueWill), and tell by WILL_DONE.
+
+    Another gateway may have been told before; who does not tell in time is not the last one that is.
+    """
+
+    wills: list[DueWill]
 
 
 @dataclass(frozen=True, slots=True)

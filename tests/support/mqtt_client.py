@@ -30,6 +30,7 @@ from holdmq.mqtt import (
     TopicTable,
     UnsubAck,
     Unsubscribe,
+    Will,
     encode,
     publishes,
 )
@@ -59,6 +60,7 @@ class MqttClient:
         asks_for_response: bool = False,
         username: str | None = None,
         password: bytes | None = None,
+        will: Will | None = None,
     ) -> None:
         self.version = version
         self.received: list[Any] = []
@@ -80,6 +82,7 @@ class MqttClient:
                 keep_alive=60,
                 username=username,
                 password=password,
+                will=will,
                 properties=properties if version == MQTT_5 else Properties(),
             )
         )

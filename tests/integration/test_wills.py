@@ -1,0 +1,181 @@
+"""Wills over real processes: published when nobody is left to say that all is well, and once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from mqtt_client import MqttClient
+from processes import Stack, end_all, wait_until
+
+from broker.core.wills import LEASE_S
+from holdmq.client.pull_consumer import PullConsumer
+from holdmq.mqtt import MQTT_3_1_1, Disconnect, Properties, Publish, Will
+
+TOPIC = "wills"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    started = Stack(tmp_path_factory.mktemp("stack"), {"gateway.drain_will_min_s": 2})
+    for name in ("registry", "broker", "gateway"):
+        started.start(name)
+    yield started
+    end_all([started])
+
+
+@pytest.fixture(autouse=True)
+def _ended_clients() -> Iterator[None]:
+    yield
+    MqttClient.close_all()
+
+
+def will(name: str, delay_s: int = 0, **fields: object) -> Will:
+    properties = Properties(will_delay_interval=delay_s or None)
+    return Will(f"{TOPIC}/{name}", name.encode(), 1, properties=properties, **fields)  # type: ignore[arg-type]
+
+
+def device(
+    stack: Stack, name: str, delay_s: int = 0, *, expiry_s: int = 3600, clean: bool = False
+) -> MqttClient:
+    return MqttClient(stack.mqtt_port, name, clean=clean, expiry_s=expiry_s, will=will(name, delay_s))
+
+
+def watcher(stack: Stack, name: str = "watcher") -> MqttClient:
+    client = MqttClient(stack.mqtt_port, name, clean=True, expiry_s=0)
+    client.subscribe(f"{TOPIC}/#")
+    return client
+
+
+def bodies(messages: list[Publish]) -> list[bytes]:
+    return [bytes(message.payload) for message in messages]
+
+
+def take_until(client: MqttClient, name: bytes) -> list[bytes]:
+    """All that comes up to this will."""
+    got: list[bytes] = []
+    while name not in got:
+        got += bodies(client.take(1, 30.0))
+    return got
+
+
+async def in_log(stack: Stack) -> list[bytes]:
+    found: list[bytes] = []
+    async with PullConsumer([stack.registry]) as consumer:
+        await consumer.assign([TOPIC], "earliest")
+        while messages := await consumer.poll(hold_ms=200):
+            found += [message.body for message in messages]
+    return found
+
+
+def workers(stack: Stack) -> list[int]:
+    return [child.pid for child in psutil.Process(stack.processes["gateway"].pid).children()]
+
+
+def test_a_will_is_published_unless_disconnect_deletes_it(stack: Stack) -> None:
+    watching = watcher(stack)
+    device(stack, "in-order").disconnect()  # [MQTT-3.1.2-10]
+    device(stack, "with-will").disconnect(0x04)  # [MQTT-3.14.4-3]
+    assert bodies(watching.take(1)) == [b"with-will"]
+    device(stack, "lost").close()
+    lost = watching.take(1)[0]
+    assert (bytes(lost.payload), lost.topic, lost.qos) == (b"lost", f"{TOPIC}/lost", 1)
+    assert lost.properties.will_delay_interval is None
+    device(stack, "ends-with-it", 3600, expiry_s=0).close()  # the session ends before the delay does
+    assert bodies(watching.take(1)) == [b"ends-with-it"]
+    old = MqttClient(stack.mqtt_port, "old", clean=True, version=MQTT_3_1_1, will=will("old"))
+    old.close()
+    assert bodies(watching.take(1)) == [b"old"]
+    anonymous = MqttClient(stack.mqtt_port, "", clean=True, expiry_s=0, will=will("assigned"))
+    anonymous.close()
+    assert bodies(watching.take(1)) == [b"assigned"]
+    assert watching.is_silent(0.2)
+    wait_until(lambda: stack.metric("broker", "holdmq_broker_wills") == 0, "no will is left")
+
+
+def test_a_delay_gives_time_to_come_back_and_a_takeover_does_not_lose_the_will(stack: Stack) -> None:
+    watching = watcher(stack)
+    device(stack, "returns", 1).close()
+    back = device(stack, "returns", 1)
+    assert back.connack.session_present
+    device(stack, "stays-away", 1).close()
+    assert bodies(watching.take(1)) == [b"stays-away"]
+    first = device(stack, "taken", 0)
+    second = device(stack, "taken", 3600)
+    assert first.wait_for(Disconnect).reason_code == 0x8E
+    assert bodies(watching.take(1)) == [b"taken"], "without a delay it is due when its connection is closed"
+    third = device(stack, "taken", 3600)
+    assert third.connack.session_present
+    assert second.wait_for(Disconnect).reason_code == 0x8E
+    fourth = device(stack, "taken", 3600, clean=True)
+    assert not fourth.connack.session_present
+    assert bodies(watching.take(1)) == [b"taken"], "the session of the third one ended"
+    assert watching.is_silent(1.2), "who came back in time has no will published"
+    back.disconnect()
+    fourth.disconnect()
+
+
+def test_wills_outlive_workers_and_brokers_and_are_published_once(stack: Stack) -> None:
+    device(stack, "killed")
+    device(stack, "killed-and-back", 3600)
+    device(stack, "killed-clean", expiry_s=0, clean=True)
+    for pid in workers(stack):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: stack.http("gateway", "/readyz")[0] == 200, "ready again")
+    watching = watcher(stack)
+    back = device(stack, "killed-and-back", 3600)
+    assert back.connack.session_present
+    got: list[bytes] = []
+    while len(got) < 2:
+        got += bodies(watching.take(1, LEASE_S + 10))
+    assert sorted(got) == [b"killed", b"killed-clean"]
+    stays = device(stack, "stays")
+    device(stack, "all-killed")
+    gateway, broker = stack.processes["gateway"], stack.processes["broker"]
+    clients = [psutil.Process(pid) for pid in workers(stack)]
+    stack.restart("broker", signal.SIGKILL)
+    wait_until(lambda: stack.http("gateway", "/readyz")[0] == 200, "ready again")
+    stays.ping()
+    assert gateway.poll() is None
+    assert broker.poll() is not None
+    assert all(client.is_running() for client in clients)
+    assert stack.metric("broker", "holdmq_broker_wills") == 3, "all connections are claimed again"
+    stack.stop("broker", signal.SIGKILL)
+    for pid in workers(stack):
+        os.kill(pid, signal.SIGKILL)
+    stack.start("broker")
+    wait_until(lambda: stack.http("gateway", "/readyz")[0] == 200, "ready again")
+    watching = watcher(stack)
+    stays = device(stack, "stays", 3600)
+    got = take_until(watching, b"all-killed")
+    assert sorted(got) == [b"all-killed", b"stays"], "a connection without a delay that was cut by this"
+    assert watching.is_silent(0.3)
+    stored = asyncio.run(in_log(stack))
+    assert [stored.count(name) for name in (b"killed", b"killed-clean", b"all-killed", b"stays")] == [1] * 4
+    assert b"killed-and-back" not in stored
+    stays.disconnect()
+
+
+def test_a_gateway_that_drains_gives_its_clients_time_to_go_elsewhere(stack: Stack, tmp_path: Path) -> None:
+    other = Stack(tmp_path, {"registry.port": stack.registry_port})
+    try:
+        other.start("gateway")
+        watching = watcher(other)
+        moves, ends = device(stack, "moves"), device(stack, "drained")
+        stack.processes["gateway"].send_signal(signal.SIGTERM)
+        assert moves.wait_for(Disconnect).reason_code == ends.wait_for(Disconnect).reason_code == 0x8B
+        moved = device(other, "moves")
+        assert moved.connack.session_present
+        assert bodies(watching.take(1, 30.0)) == [b"drained"]
+        assert watching.is_silent(0.3)
+        moved.disconnect()
+        watching.close()
+        stack.processes.pop("gateway").wait(30)
+    finally:
+        MqttClient.close_all()
+        end_all([other])
