@@ -30,19 +30,20 @@ from broker.core.session_rows import (
 )
 from broker.core.wills import LEASE_S, WillKey, Wills
 from holdmq.errors import Code
+from holdmq.mqtt.filters import SHARE_PREFIX
 from holdmq.wire.session_headers import (
     DROP_FILTER,
     END,
     NEVER_EXPIRES_S,
     PUT_FILTER,
-    Content,
     WILL_DONE,
+    Content,
     SessionChange,
     SessionOpened,
     SessionOpening,
 )
-
 from holdmq.wire.session_will import NO_WILL, decode_will, least_delay_s
+
 TAKEOVER_S: Final = 0.5
 """How long an older connection's gateway may write its last (mqtt.md, Takeover)."""
 WAITING_MAX: Final = 16
@@ -70,11 +71,11 @@ class Opening(Generic[O]):
 
     __slots__ = (
         "answer",
-        "changes",
         "cancelled",
+        "changes",
         "content",
-        "kind",
         "is_stored",
+        "kind",
         "meta",
         "owner",
         "stored_change",
@@ -93,10 +94,10 @@ class Opening(Generic[O]):
         self.stored_change = 0
         self.was_open: Meta | None = None
         """What it was when it was taken over."""
-
         self.is_stored = False
         self.cancelled: list[WillKey] = []
         """Wills that end when this is written down."""
+
     @property
     def was_present(self) -> bool:
         """Whether there was a session to drop."""
@@ -148,8 +149,8 @@ class Sessions(Generic[O]):
         stored_max: int = STORED_MAX,
     ) -> None:
         self.counts = Counts()
-        self.to_read: list[Opening[O]] = []
         self.wills: Wills[O] = Wills()
+        self.to_read: list[Opening[O]] = []
         self.taken: list[Taken[O]] = []
         self.done: list[Opening[O]] = []
         self.stored = 0
@@ -161,8 +162,8 @@ class Sessions(Generic[O]):
         self.stored_max = stored_max
         self._entries: dict[str, _Entry[O]] = {}
         self._of_owner: dict[O, set[str]] = {}
-        self._taking: deque[tuple[float, str, Opening[O]]] = deque()
         self._heard: dict[O, float] = {}
+        self._taking: deque[tuple[float, str, Opening[O]]] = deque()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -288,17 +289,17 @@ class Sessions(Generic[O]):
         elif found is not None and (opening.kind is not Kind.EXPIRE or self.is_over(found.meta, now_ms)):
             opening.changes = rows_of(wanted.client_id, found)
             opening.stored_change = -1
-
         if opening.kind is Kind.DROP:
             self.wills.opened(wanted.client_id, is_over=True, now=now)
+
     def _connected(self, opening: Opening[O], found: Found | None, now_ms: int, now: float) -> None:
         wanted, was_open = opening.wanted, opening.was_open
         client_id = wanted.client_id
         had_rows = found is not None
-        if found is not None:
         if wanted.will and self.wills.is_full:
             self._answer_refusal(opening, Code.LIMIT_EXCEEDED, "no more wills are kept here")
             return
+        if found is not None:
             # A session with expiry 0 ended when its connection did, which was taken over now.
             is_over = was_open.expiry_s == 0 if was_open else self.is_over(found.meta, now_ms)
             if not is_over and _is_foreign(found.meta, wanted):
@@ -307,6 +308,10 @@ class Sessions(Generic[O]):
                 return
             if is_over or wanted.is_clean:
                 opening.changes = rows_of(client_id, found)
+                left = [(name, b"") for name, _ in found.filters if name.startswith(SHARE_PREFIX)]
+                if left:
+                    # Its gateway tells the brokers that it has left these groups.
+                    opening.content = Content(b"", left)
                 found = None
         if wanted.expiry_s and not had_rows and self.stored >= self.stored_max:
             self._answer_refusal(opening, Code.LIMIT_EXCEEDED, f"{self.stored_max} sessions are kept here")
@@ -330,17 +335,17 @@ class Sessions(Generic[O]):
 
     def _claimed(self, opening: Opening[O], found: Found | None, now_ms: int) -> None:
         wanted = opening.wanted
-        if found is not None and found.meta.epoch == wanted.epoch:
-            meta = opening.meta = found.meta._replace(ended_ms=0, expiry_s=wanted.expiry_s)
-            opening.changes = [(wanted.client_id, meta_key(wanted.client_id), meta.encode())]
-        elif found is None and not wanted.expiry_s and wanted.epoch < self._next_epoch:
-            # It was never written down; had it been opened anew since, there would be an entry.
         if wanted.will and not self.wills.has(wanted.client_id, wanted.epoch):
             self._answer_refusal(opening, Code.SESSION_FENCED, "its will is published, or is to be")
             self.counts.fenced += 1
             return
-            meta = opening.meta = Meta(wanted.epoch, 0, wanted.principal, self._new_uid(), now_ms, 0)
+        if found is not None and found.meta.epoch == wanted.epoch:
             opening.is_stored = True
+            meta = opening.meta = found.meta._replace(ended_ms=0, expiry_s=wanted.expiry_s)
+            opening.changes = [(wanted.client_id, meta_key(wanted.client_id), meta.encode())]
+        elif found is None and not wanted.expiry_s and wanted.epoch < self._next_epoch:
+            # It was never written down; had it been opened anew since, there would be an entry.
+            meta = opening.meta = Meta(wanted.epoch, 0, wanted.principal, self._new_uid(), now_ms, 0)
         else:
             self.counts.fenced += 1
             self._answer_refusal(opening, Code.SESSION_FENCED, "it was opened anew elsewhere, or is gone")
@@ -359,6 +364,10 @@ class Sessions(Generic[O]):
         else:
             self._count(opening)
         meta = opening.meta
+        if meta is None and opening.was_open is not None:
+            # It was taken from its connection, and did not get to the next one.
+            was = opening.was_open
+            self.wills.lost(client_id, was.epoch, was.expiry_s, now)
         if meta is not None and opening.owner is not None:
             self.counts.opens += 1
             entry.meta = meta
@@ -366,19 +375,10 @@ class Sessions(Generic[O]):
             entry.is_stored = opening.is_stored
             self._settle_wills(opening, meta)
             self._heard.setdefault(opening.owner, now)
-        if meta is None and opening.was_open is not None:
-            # It was taken from its connection, and did not get to the next one.
-            was = opening.was_open
-            self.wills.lost(client_id, was.epoch, was.expiry_s, now)
             self._of_owner.setdefault(opening.owner, set()).add(client_id)
         self.done.append(opening)
         self._next(entry, client_id, now)
 
-    def _count(self, opening: Opening[O]) -> None:
-        self.stored = max(0, self.stored + opening.stored_change)
-        if opening.kind is Kind.EXPIRE and opening.changes:
-            self.counts.expired += 1
-        elif opening.kind is Kind.DROP and opening.was_present:
     def _settle_wills(self, opening: Opening[O], meta: Meta) -> None:
         client_id = opening.wanted.client_id
         if opening.kind is Kind.CLAIM:
@@ -388,6 +388,11 @@ class Sessions(Generic[O]):
         if opening.wanted.will:
             self.wills.arm(client_id, meta.epoch, decode_will(opening.wanted.will).delay_s)
 
+    def _count(self, opening: Opening[O]) -> None:
+        self.stored = max(0, self.stored + opening.stored_change)
+        if opening.kind is Kind.EXPIRE and opening.changes:
+            self.counts.expired += 1
+        elif opening.kind is Kind.DROP and opening.was_present:
             self.counts.dropped += 1
 
     def _next(self, entry: _Entry[O], client_id: str, now: float) -> None:
@@ -420,14 +425,14 @@ class Sessions(Generic[O]):
         An END may ask for the rows to be read (`to_read`), to take them all away.
         """
         client_id = change.client_id
+        if change.kind == WILL_DONE:
+            self.wills.is_gone(WillKey(client_id, change.epoch))
+            return [(client_id, will_key(client_id, change.epoch), None)]
         entry = self._entries.get(client_id)
         meta = entry.meta if entry is not None else None
         if entry is None or meta is None or entry.owner is not owner or meta.epoch != change.epoch:
             self.counts.fenced += 1
             return None
-        if change.kind == WILL_DONE:
-            self.wills.is_gone(WillKey(client_id, change.epoch))
-            return [(client_id, will_key(client_id, change.epoch), None)]
         if change.kind == END:
             return self._end(entry, change, now_ms, now)
         if not entry.is_stored:
@@ -455,11 +460,6 @@ class Sessions(Generic[O]):
         self._over(entry, client_id, now)
         return changes
 
-    def _over(self, entry: _Entry[O], client_id: str, now: float) -> None:
-        """A session's connection is gone; what does not outlive it goes too."""
-        meta = entry.meta
-        assert meta is not None
-        entry.meta = None
     def _end_will(self, entry: _Entry[O], change: SessionChange, now: float) -> list[RowChange]:
         client_id, epoch = change.client_id, change.epoch
         if change.name == NO_WILL:
@@ -472,6 +472,11 @@ class Sessions(Generic[O]):
             self.wills.ended(client_id, epoch, change.expiry_s, delay_s, now, entry.owner)
         return []
 
+    def _over(self, entry: _Entry[O], client_id: str, now: float) -> None:
+        """A session's connection is gone; what does not outlive it goes too."""
+        meta = entry.meta
+        assert meta is not None
+        entry.meta = None
         if entry.is_stored and not meta.expiry_s:
             entry.opening = Opening(Kind.ENDED, SessionOpening(client_id, True, 0, "", 0), None)
             self.to_read.append(entry.opening)
@@ -481,28 +486,23 @@ class Sessions(Generic[O]):
     def owner_gone(self, owner: O, now: float, now_ms: int) -> list[RowChange]:
         """An owner's connection was lost: its sessions end now; what is to be written."""
         changes: list[RowChange] = []
+        lease_end = self._heard.pop(owner, now) + LEASE_S
         for client_id in sorted(self._of_owner.pop(owner, ())):
             entry = self._entries[client_id]
             meta = entry.meta
             assert meta is not None
             entry.owner = None
-        lease_end = self._heard.pop(owner, now) + LEASE_S
+            self.wills.lost(client_id, meta.epoch, meta.expiry_s, lease_end)
             if entry.is_taking:
                 entry.is_taking = False
                 assert entry.opening is not None
                 self.to_read.append(entry.opening)
                 continue
-            self.wills.lost(client_id, meta.epoch, meta.expiry_s, lease_end)
             if entry.is_stored and meta.expiry_s:
                 meta = meta._replace(ended_ms=max(1, now_ms))
                 changes.append((client_id, meta_key(client_id), meta.encode()))
             self._over(entry, client_id, now)
         return changes
-
-    def is_over(self, meta: Meta, now_ms: int) -> bool:
-        """Whether a session that is not open has expired."""
-        return meta.is_expired(now_ms, self.up_since_ms)
-
 
     # Leases
 
@@ -543,6 +543,11 @@ class Sessions(Generic[O]):
                 changes.append((client_id, meta_key(client_id), meta.encode()))
             self._over(entry, client_id, now)
         return changes
+
+    def is_over(self, meta: Meta, now_ms: int) -> bool:
+        """Whether a session that is not open has expired."""
+        return meta.is_expired(now_ms, self.up_since_ms)
+
 
 def _is_foreign(meta: Meta, wanted: SessionOpening) -> bool:
     """Whether a session belongs to somebody else; an anonymous client's is taken by whoever says his name."""
