@@ -90,6 +90,8 @@ class Inbound:
             for packet_id in receipt.packet_ids:
                 if receipt.outcome:
                     self.unreleased.pop(packet_id, None)
+                elif packet_id in self.unreleased:  # or its PUBREL came before its PUBREC was sent
+                    self.unreleased[packet_id] = RECORDED
 
     def release(self, packet_id: int) -> bool:
         """PUBREL: forget the id; False when it is not known."""
