@@ -302,3 +302,15 @@ async def test_at_the_bound_of_messages_in_hand_nothing_more_is_handed_out(
     await peer.done(*got)
     await peer.credit(1, 1)
     assert bodies(await peer.take(1)) == [b"2"]
+
+
+async def test_topics_of_routing_rules_are_read_whenever_they_come(broker: Stack, gateway: Gateway) -> None:
+    await broker.create("mqtt-tree-old", 1)
+    peer = gateway(broker)
+    await peer.join(1, "a", group="$share/g/t/+")
+    await broker.create("mqtt-tree-new", 1)
+    await publish(broker, b"old", topic="mqtt-tree-old", tag="t/1")
+    await publish(broker, b"no", topic="mqtt-tree-old", tag="u/1")
+    await publish(broker, b"new", topic="mqtt-tree-new", tag="t/2")
+    assert bodies(await peer.take(2)) == [b"old", b"new"]
+    assert await peer.is_silent()
