@@ -20,6 +20,7 @@ from holdmq.mqtt import (
     PubRec,
     Subscribe,
     Subscription,
+    Will,
     encode_block,
 )
 from holdmq.mqtt.protocol import PUBLISH
@@ -71,6 +72,20 @@ async def test_a_replaced_subscription_has_its_new_options_and_misses_nothing(st
     assert got[-1].qos == 1
     assert got[-1].properties.subscription_identifiers == (20,)
     assert running.worker.counters.subscriptions == 1
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-14", "MQTT-3.1.3-10", "MQTT-3.1.2-8")
+async def test_a_will_is_published_as_it_was_given(start_worker: Start) -> None:
+    running = await start_worker()
+    subscriber = await running.client("s", MQTT_5)
+    await subscriber.subscribe("wills/#", qos=2, retain_as_published=True)
+    said = (("z", "1"), ("a", "2"), ("z", "0"))
+    will = Will("wills/1", b"gone", 2, properties=Properties(user_properties=said, content_type="t"))
+    dying = await running.client("d", MQTT_5, will=will)
+    dying.writer.close()
+    got = await subscriber.next()
+    assert (got.topic, got.payload, got.qos, got.retain) == ("wills/1", b"gone", 2, False)
+    assert got.properties == Properties(user_properties=said, content_type="t")
 
 
 class Link:

@@ -77,6 +77,7 @@ def workers(stack: Stack) -> list[int]:
     return [child.pid for child in psutil.Process(stack.processes["gateway"].pid).children()]
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-7", "MQTT-3.1.2-8", "MQTT-3.1.2-10", "MQTT-3.14.4-3")
 def test_a_will_is_published_unless_disconnect_deletes_it(stack: Stack) -> None:
     watching = watcher(stack)
     device(stack, "in-order").disconnect()  # [MQTT-3.1.2-10]
@@ -98,6 +99,7 @@ def test_a_will_is_published_unless_disconnect_deletes_it(stack: Stack) -> None:
     wait_until(lambda: stack.metric("broker", "holdmq_broker_wills") == 0, "no will is left")
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-8", "MQTT-3.1.3-9")
 def test_a_delay_gives_time_to_come_back_and_a_takeover_does_not_lose_the_will(stack: Stack) -> None:
     watching = watcher(stack)
     device(stack, "returns", 1).close()
@@ -120,6 +122,7 @@ def test_a_delay_gives_time_to_come_back_and_a_takeover_does_not_lose_the_will(s
     fourth.disconnect()
 
 
+@pytest.mark.mqtt("MQTT-3.1.2-7", "MQTT-3.1.2-10")
 def test_wills_outlive_workers_and_brokers_and_are_published_once(stack: Stack) -> None:
     device(stack, "killed")
     device(stack, "killed-and-back", 3600)

@@ -1,8 +1,8 @@
 """Writes docs/mqtt-conformance.md: which test shows which normative statement of MQTT 5.0.
 
 Tests say it by `@pytest.mark.mqtt("MQTT-3.1.0-1", …)`, or by `@pytest.mark.mqtt(*SHOWN)` where `SHOWN` is a
-dictionary at the top of the module: statement → the cases (parameters) of the test that show it. The sources are
-read, nothing is run: `make conformance`.
+dictionary at the top of the module: statement → the cases (parameters) of the test that show it. The sources
+are read, nothing is run: `make conformance`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ INTRODUCTION: Final = """# Conformance to MQTT 5.0
 
 Every normative statement of the [OASIS standard](https://docs.oasis-open.org/mqtt/mqtt/v5.0/mqtt-v5.0.html)
 (its appendix B), in a few words of our own, and the tests that show it at the gateway. Statements that bind
-clients only are listed too; where a test is named, it shows what a client that breaks them gets. What bounds a
-client, and what it is told, is in [mqtt.md](mqtt.md).
+clients only are listed too; where a test is named, it shows what a client that breaks them gets. What bounds
+a client, and what it is told, is in [mqtt.md](mqtt.md).
 
-This page is written by `make conformance` from the `mqtt` markers of the tests, and a test fails when it is not
-what they say, or when a statement that binds a server has no test.
+This page is written by `make conformance` from the `mqtt` markers of the tests, and a test fails when it is
+not what they say, or when a statement that binds a server has no test.
 """
 
 
@@ -127,9 +127,16 @@ def page() -> str:
     begins, title = next(titles)
     for name, statement in STATEMENTS.items():
         if begins and name.removeprefix("MQTT-").startswith(begins):
-            parts.append(f"\n## {title}\n\n| statement | binds | asks | shown by |\n| --- | --- | --- | --- |\n")
+            parts.append(
+                f"\n## {title}\n\n| statement | binds | asks | shown by |\n| --- | --- | --- | --- |\n"
+            )
             begins, title = next(titles, ("", ""))
-        row = (name, statement.binds, statement.asks.replace("|", "\\|"), _shown_by(statement, shown.get(name, [])))
+        row = (
+            name,
+            statement.binds,
+            statement.asks.replace("|", "\\|"),
+            _shown_by(statement, shown.get(name, [])),
+        )
         parts.append(f"| {' | '.join(row)} |\n")
     return "".join(parts)
 

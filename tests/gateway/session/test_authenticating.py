@@ -69,11 +69,13 @@ def test_a_client_that_knows_its_password_is_admitted_and_told_that_the_server_d
     assert made.session.principal == "ada"
 
 
+@pytest.mark.mqtt("MQTT-3.15.2-2", "MQTT-3.15.2-3")
 def test_a_client_without_first_data_is_asked_for_it() -> None:
     made, client = bench(), ScramClient("ada", "pencil")
     made.feed(Connect(client_id="c", version=5, properties=Properties(authentication_method=METHOD)))
     asked = made.sent()[0]
     assert (asked.reason_code, asked.properties.authentication_data) == (0x18, None)
+    assert (asked.properties.reason_string, asked.properties.user_properties) == (None, ())
     made.feed(auth(0x18, client.first()))
     challenge = made.sent()[0].properties.authentication_data
     events = made.feed(auth(0x18, client.final(challenge)))
