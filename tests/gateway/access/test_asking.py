@@ -63,11 +63,12 @@ async def test_what_a_client_sends_while_it_is_asked_about_waits_in_order(start_
     assert running.broker.bodies == []
     Gated.gate.set()
     got = [await client.next() for _ in range(5)]
-    # PINGREQ asks for nothing, and is no part of the order (4.6).
-    in_order = [item for item in got if not isinstance(item, PingResp)]
-    assert [type(item).__name__ for item in in_order] == ["AckRun", "PubAck", "SubAck", "AckRun"]
+    # SUBACK waits for brokers, PINGRESP for nothing: neither is part of the order (4.6).
+    (suback,) = [item for item in got if isinstance(item, SubAck)]
+    assert suback.reason_codes == [1, 0x87]
+    in_order = [item for item in got if not isinstance(item, SubAck | PingResp)]
+    assert [type(item).__name__ for item in in_order] == ["AckRun", "PubAck", "AckRun"]
     assert in_order[1].reason_code == 0x87
-    assert in_order[2].reason_codes == [1, 0x87]
     assert running.broker.bodies == [b"1", b"4"]
     assert Gated.asked == ["publish a", "publish b", "subscribe c", "subscribe d"]
 
@@ -155,6 +156,26 @@ async def test_while_nobody_can_say_a_subscription_in_force_stays(
     await running.until(lambda: running.worker.counters.access_failures_total)
     await ping(client)
     assert list(running.worker.session("c1").outbound.subscriptions) == ["a"]
+
+
+async def test_a_topic_that_nobody_could_decide_is_asked_about_again(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_worker(access=asking("TopicsOnly"), allow_anonymous=True)
+    client = await running.client("c1", MQTT_5)
+
+    async def fails(*_: Any, **__: Any) -> None:
+        raise ConnectionError("gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Gated, "topic_filtering", fails)
+        client.send(Publish("a", b"1", 1, packet_id=1), Subscribe(2, [Subscription("b", 1)]))
+        refused = [await client.next() for _ in range(2)]
+        assert refused[0].reason_code == 0x87
+        assert refused[1].reason_codes == [0x87]
+    client.send(Publish("a", b"2", 1, packet_id=3))
+    assert (await client.next()).packet_ids == [3]  # a run of acknowledgements: without a refusal
+    assert (await client.subscribe("b")).reason_codes == [1]
 
 
 @pytest.mark.parametrize(
