@@ -27,6 +27,10 @@ from holdmq.mqtt.reasons import MqttError
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+NAMES_MAX: Final = 1_024
+"""Names of levels in the tree that filters share: a fleet has few but those of its devices."""
+NAME_BYTES_MAX: Final = 64
+
 _PLUS: Final = b"+"
 _HASH: Final = b"#"
 
@@ -112,7 +116,7 @@ class FilterTrie(Generic[K, V]):
     and makes the group the key.
     """
 
-    __slots__ = ("_all", "_below", "_depths", "_exact", "_filters", "_has_tree", "_root")
+    __slots__ = ("_all", "_below", "_depths", "_exact", "_filters", "_has_tree", "_names", "_root")
 
     def __init__(self) -> None:
         self._filters = 0
@@ -121,6 +125,7 @@ class FilterTrie(Generic[K, V]):
         self._all: tuple[K, V] | dict[K, tuple[K, V]] | None = None
         self._root: _Node[K, V] = _Node()
         self._has_tree = False
+        self._names: dict[bytes, bytes] = {}
         # How many filters of `_below` end after one level, two levels …
         self._depths: list[int] = []
 
@@ -271,8 +276,14 @@ class FilterTrie(Generic[K, V]):
         """Make `entry` the subscribers of the filter `raw`."""
         if _PLUS in raw:
             node = self._root
+            names = self._names
             for level in raw.removesuffix(b"/#").split(b"/"):
-                node = node.get_or_make(level)
+                name = names.get(level)
+                if name is None:
+                    name = level
+                    if len(names) < NAMES_MAX and len(level) <= NAME_BYTES_MAX:
+                        names[level] = level
+                node = node.get_or_make(name)
             if raw.endswith(_HASH):
                 node.below = entry
             else:

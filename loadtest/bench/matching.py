@@ -1,0 +1,92 @@
+"""The filter trie: what a match costs, and what a filter takes, by how many there are.
+
+    python -m loadtest.bench.matching [--filters 1000 10000 100000] [--memory 1000000]
+
+Three kinds of filters, a subscriber each: exact (`cmd/<device>/set`), below (`cmd/<device>/#`), plus
+(`cmd/<device>/+/set`). A match is of a topic that one filter matches: CPU time, the best of five rounds.
+Memory is what the process grew by while filters were added, with a number as subscriber.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+from holdmq.mqtt import FilterTrie
+from loadtest.usage import resident_bytes
+
+ROUNDS: Final = 5
+MATCHES: Final = 20_000
+KINDS: Final[dict[str, tuple[str, str]]] = {
+    "exact": ("cmd/device-{n:07d}/set", "cmd/device-{n:07d}/set"),
+    "below": ("cmd/device-{n:07d}/#", "cmd/device-{n:07d}/set/x"),
+    "plus": ("cmd/device-{n:07d}/+/set", "cmd/device-{n:07d}/valve/set"),
+}
+
+
+def filled(topic_filter: str, count: int) -> FilterTrie[int, int]:
+    """A trie with so many filters."""
+    trie: FilterTrie[int, int] = FilterTrie()
+    for n in range(count):
+        trie.add(topic_filter.format(n=n), n, n)
+    return trie
+
+
+def match_ns(trie: FilterTrie[int, int], topic: str, count: int) -> float:
+    """Nanoseconds of CPU of one match, topics spread over all filters."""
+    step = max(1, count // 1_000)
+    topics = [topic.format(n=n).encode() for n in range(0, count, step)]
+    if any(len(trie.match(each)) != 1 for each in topics):
+        raise AssertionError("a topic has not one subscriber")
+    best = float("inf")
+    repeats = max(1, MATCHES // len(topics))
+    match: Callable[[bytes], list[tuple[int, int]]] = trie.match
+    for _ in range(ROUNDS):
+        began = time.thread_time_ns()
+        for _ in range(repeats):
+            for each in topics:
+                match(each)
+        best = min(best, (time.thread_time_ns() - began) / (repeats * len(topics)))
+    return best
+
+
+def bytes_per_filter(topic_filter: str, count: int) -> float:
+    """What a filter takes, measured in a process of its own: what one frees the next one uses."""
+    read_end, write_end = os.pipe()
+    if os.fork() == 0:
+        before = resident_bytes(os.getpid())
+        trie = filled(topic_filter, count)
+        grown = resident_bytes(os.getpid()) - before
+        os.write(write_end, str(grown / len(trie)).encode())
+        os._exit(0)
+    os.wait()
+    os.close(write_end)
+    with os.fdopen(read_end) as told:
+        return float(told.read())
+
+
+def main() -> int:
+    """Print both for every kind of filter; exit code 0."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--filters", type=int, nargs="+", default=[1_000, 10_000, 100_000])
+    parser.add_argument("--memory", type=int, default=1_000_000, help="filters whose memory is measured")
+    a = parser.parse_args()
+    sys.stdout.write("parameters: " + " ".join(f"{k}={v}" for k, v in vars(a).items()) + "\n")
+    for kind, (topic_filter, topic) in KINDS.items():
+        costs = [
+            f"{count:,}: {match_ns(filled(topic_filter, count), topic, count):,.0f} ns" for count in a.filters
+        ]
+        size = bytes_per_filter(topic_filter, a.memory)
+        sys.stdout.write(f"{kind:6} match {'  '.join(costs)}; {size:.0f} bytes a filter of {a.memory:,}\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
