@@ -30,6 +30,14 @@ set_tcp_nodelay true
 """
 
 
+NATS_MQTT: Final = """\
+server_name: peer
+listen: "127.0.0.1:{own}"
+jetstream {{ store_dir: "{store}" }}
+mqtt {{ host: "127.0.0.1", port: {port}, max_ack_pending: 10000 }}
+"""
+
+
 def free_port() -> int:
     """Return a TCP port of 127.0.0.1 that nobody listens on now."""
     with socket.socket() as probe:
@@ -126,6 +134,20 @@ def nats(directory: Path) -> Iterator[str]:
     command = [_need("nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js"]
     command += ["-sd", str(directory / "jetstream")]
     with _process(command, directory / "nats.log") as child:
+        _wait_for(port, [child])
+        yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def nats_mqtt(directory: Path) -> Iterator[str]:
+    """Run a NATS server that speaks MQTT, on files in `directory`; yields ``127.0.0.1:PORT``.
+
+    Raises StartupError when it is not installed or does not come up.
+    """
+    port, own = free_port(), free_port()
+    config = directory / "nats.conf"
+    config.write_text(NATS_MQTT.format(port=port, own=own, store=directory / "jetstream"))
+    with _process([_need("nats-server"), "-c", str(config)], directory / "nats.log") as child:
         _wait_for(port, [child])
         yield f"127.0.0.1:{port}"
 

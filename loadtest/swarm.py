@@ -41,6 +41,10 @@ class Swarm:
     def __len__(self) -> int:
         return len(self._sockets)
 
+    def sockets(self) -> list[socket.socket]:
+        """The clients' sockets, in the order of their making."""
+        return list(self._sockets.values())
+
     def numbers(self) -> dict[int, int]:
         """The clients' numbers by their descriptors, as they are now."""
         return self._numbers
@@ -83,6 +87,8 @@ class Swarm:
             for fd, packet_type, payload in self.step(0.1):
                 if packet_type == 2 and payload[1]:
                     raise StartupError(f"{self.target} refused a connection with {payload[1]}")
+                if packet_type == 9 and payload[-1] >= 0x80:
+                    raise StartupError(f"{self.target} refused a subscription")
                 if packet_type == 3 and on_message is not None:
                     on_message(self._numbers[fd], payload)
                 if packet_type in (2, 9) and fd in waiting:
