@@ -50,6 +50,7 @@ async def drain(worker: Worker) -> None:
     for shell in list(worker.shells):
         if shell.transport is not None:
             shell.transport.abort()  # its client neither reads nor answers, and the time is over
+    await asyncio.sleep(0)  # the loop closes their sockets in its next turn
     worker.reporting.send_report()
 
 

@@ -312,3 +312,25 @@ async def test_who_breaks_the_protocol_behind_a_first_qos_2_publish_is_closed_al
     again.send(Publish("a/b", b"x", 2, dup=True, packet_id=1))
     assert await again.acked(1) == [1]
     assert running.broker.bodies == [b"x"]
+
+
+async def test_qos_2_messages_that_wait_for_their_plan_set_no_alias_that_others_would_use_before_them(
+    start_worker: Start, table: SessionTable
+) -> None:
+    running = await start_worker()
+    client = await running.client(
+        "c", MQTT_5, clean_start=False, properties=replace(HOUR, topic_alias_maximum=5)
+    )
+    client.decoder.allow_topic_aliases(5)
+    await client.subscribe("plants/#", qos=2)
+    publisher = await running.client("p", MQTT_5)
+    table.holds = True
+    publisher.send(Publish("plants/1", b"two", 2, packet_id=1))
+    await publisher.acked(1)
+    await running.until(lambda: table.held)
+    publisher.send(Publish("plants/1", b"one", 1, packet_id=2), Publish("plants/1", b"none", 0))
+    early = [await client.next() for _ in range(2)]
+    assert sorted((m.topic, m.payload) for m in early) == [("plants/1", b"none"), ("plants/1", b"one")]
+    table.release()
+    late = await client.next()
+    assert (late.topic, late.payload, late.qos) == ("plants/1", b"two", 2)
