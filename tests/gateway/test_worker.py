@@ -267,6 +267,26 @@ async def test_draining_acknowledges_what_is_on_its_way_and_says_goodbye(start_w
     await ending
 
 
+async def test_who_is_on_the_way_out_is_not_read_so_that_who_goes_on_sending_can_leave(
+    start_worker: Start,
+) -> None:
+    running = await start_worker(drain_s=3)
+    running.broker.hold = True
+    client = await running.client("c1", MQTT_5)
+    client.send(Publish("a/b", b"in time", 1, packet_id=1))
+    await running.until(lambda: running.broker.held)
+    ending = asyncio.get_running_loop().create_task(drain(running.worker))
+    (session,) = running.worker.sessions()
+    await running.until(lambda: session.is_held)
+    client.send(Publish("a/b", b"too late", 1, packet_id=2))
+    await asyncio.sleep(0.1)
+    running.broker.release()
+    assert await client.acked(1) == [1]
+    assert (await client.next()).reason_code == 0x8B
+    await ending
+    assert running.broker.bodies == [b"in time"]
+
+
 async def test_beyond_connections_max_a_client_is_told_so(start_worker: Start) -> None:
     running = await start_worker(connections_max=1)
     await running.client("c1")

@@ -108,6 +108,7 @@ def test_a_storm_ends_as_the_page_says() -> None:
     assert found["published"]["acknowledged"] == found["published"]["sent"] > 0
     assert found["published"]["unanswered"] == found["still_there"]["lost"] == 0
     assert found["gateway"]["worker_restarts_total"] == 0
+    assert found["wills_seen"] == 0
 
 
 # The console
