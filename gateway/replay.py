@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.lag import Lag
+from gateway.core.system_topics import is_system_filter
 from gateway.limits import SUBACK_WAIT_S
 from gateway.session.events import Subscribing
 from gateway.session.session import Session
@@ -58,6 +59,9 @@ class Replays:
         replay = event.replay
         if replay is None or event.starts is not None or not event.is_granted:
             return False
+        wanted = (subscription.topic_filter for _, subscription in event.granted if subscription is not None)
+        if all(map(is_system_filter, wanted)):
+            return False  # no log has any of it
         if self.locating >= LOCATING_MAX:
             self._refuse(event, ReasonCode.QUOTA_EXCEEDED, "too many replays begin now; try again")
             return False

@@ -143,3 +143,14 @@ async def test_without_a_subscriber_nobody_is_asked(start_worker: Start) -> None
     sent = running.worker.counters.messages_out_qos0_total
     running.worker.system.tick(running.worker.now() + 100)
     assert running.worker.counters.messages_out_qos0_total == sent
+
+
+async def test_there_is_nothing_of_them_to_replay(start_worker: Start) -> None:
+    running = await start_allowed(start_worker)
+    client = await running.client("s", MQTT_5)
+    past = Properties(user_properties=(("from", "earliest"),))
+    client.send(Subscribe(1, [Subscription("$SYS/broker/version", 1)], past))
+    assert isinstance(await client.next(), SubAck)
+    assert (await client.next()).topic == "$SYS/broker/version"
+    assert running.broker.located == []
+    assert running.worker.counters.replays_total == 0
