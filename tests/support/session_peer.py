@@ -13,7 +13,9 @@ from holdmq.wire.session_headers import (
     END,
     PUT_FILTER,
     PUT_STATE,
+    WILL_DONE,
     Content,
+    DueWill,
     SessionChange,
     SessionListRequest,
     SessionListResponse,
@@ -25,6 +27,7 @@ from holdmq.wire.session_headers import (
     SessionShowRequest,
     SessionShowResponse,
     SessionTakenRequest,
+    SessionWillsRequest,
     SessionWriteRequest,
     SessionWriteResponse,
     decode_content,
@@ -52,9 +55,13 @@ class SessionPeer:
     def __init__(self, port: int, name: str = "gateway-1") -> None:
         self.client = Client(f"127.0.0.1:{port}", "gateway", name, on_request=self._pushed)
         self.taken: list[SessionTakenRequest] = []
+        self.wills: list[DueWill] = []
         self.on_taken: Callable[[SessionTakenRequest], None] = lambda _taken: None
 
     def _pushed(self, request: Request) -> None:
+        if request.command.code == RequestCode.SESSION_WILLS:
+            self.wills += rows(DueWill, request.header(SessionWillsRequest).wills)
+            return
         assert request.command.code == RequestCode.SESSION_TAKEN
         self.taken.append(request.header(SessionTakenRequest))
         self.on_taken(self.taken[-1])
@@ -81,8 +88,9 @@ class SessionPeer:
         is_clean: bool = False,
         principal: str = "",
         epoch: int = 0,
+        will: bytes = b"",
     ) -> Opened:
-        return (await self.open_all(SessionOpening(client_id, is_clean, expiry_s, principal, epoch)))[0]
+        return (await self.open_all(SessionOpening(client_id, is_clean, expiry_s, principal, epoch, will)))[0]
 
     async def write(self, *changes: SessionChange) -> list[int]:
         """The indices that were refused."""
@@ -95,8 +103,13 @@ class SessionPeer:
     async def put_filter(self, client_id: str, epoch: int, name: str, options: bytes = b"o") -> list[int]:
         return await self.write(SessionChange(client_id, epoch, PUT_FILTER, name, options, 0))
 
-    async def end(self, client_id: str, epoch: int, expiry_s: int = 3600, state: bytes = b"") -> list[int]:
-        return await self.write(SessionChange(client_id, epoch, END, "", state, expiry_s))
+    async def end(
+        self, client_id: str, epoch: int, expiry_s: int = 3600, state: bytes = b"", will: str = ""
+    ) -> list[int]:
+        return await self.write(SessionChange(client_id, epoch, END, will, state, expiry_s))
+
+    async def will_done(self, client_id: str, epoch: int) -> list[int]:
+        return await self.write(SessionChange(client_id, epoch, WILL_DONE, "", b"", 0))
 
     async def list(self, prefix: str = "", after: str = "", max_count: int = 1000) -> list[SessionRow]:
         header = SessionListRequest(prefix, after, max_count)

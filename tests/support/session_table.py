@@ -6,17 +6,19 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from broker.core.session_rows import Found, RowChange, decode_meta, filter_key, meta_key, state_key
+from broker.core.session_rows import Found, RowChange, decode_meta, filter_key, meta_key, state_key, will_key
 from broker.core.sessions import Sessions
 from holdmq.rpc.connection import Connection, Request
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.session_headers import (
+    DueWill,
     SessionChange,
     SessionOpening,
     SessionOpenRequest,
     SessionOpenResponse,
     SessionTakenRequest,
+    SessionWillsRequest,
     SessionWriteRequest,
     SessionWriteResponse,
 )
@@ -109,9 +111,13 @@ class SessionTable:
             core.done.clear()
             to_read, core.to_read = core.to_read, []
             for opening in to_read:
-                core.loaded(opening, self._found(opening.wanted.client_id), NOW_MS)
+                core.loaded(opening, self._found(opening.wanted.client_id), NOW_MS, now)
                 self._apply(opening.changes)
                 core.settled(opening, None, now)
+        for key, owner in core.wills.take_due(now, 100):
+            connection = owner or next(iter(core.leased(now)))
+            wills = [DueWill(*key, self.rows[will_key(*key)])]
+            connection.send_one_way(RequestCode.SESSION_WILLS, SessionWillsRequest(wills))
 
     def _apply(self, changes: list[RowChange]) -> None:
         for _, key, value in changes:

@@ -1,0 +1,185 @@
+"""Wills at a broker over the real store: to whom they are given, and when again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from broker_stack import Stack, Start, broker, refused, start, until
+from session_peer import SessionPeer
+
+from broker import sessions as sessions_module
+from broker import wills as wills_module
+from broker.core import sessions as core_module
+from holdmq.errors import Code, HoldMQError
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.headers import HeartbeatRequest
+from holdmq.wire.session_headers import DueWill
+from holdmq.wire.session_will import DELETE_WILL, HAS_WILL, PUBLISH_WILL, SessionWill
+
+__all__ = ["broker", "start"]
+
+Connect = Callable[..., Awaitable[SessionPeer]]
+LEASE_S = 0.4
+
+
+@pytest.fixture(autouse=True)
+def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (core_module, wills_module):
+        monkeypatch.setattr(module, "LEASE_S", LEASE_S)
+    monkeypatch.setattr(sessions_module, "LEASE_CHECK_S", 0.05)
+    monkeypatch.setattr(wills_module, "RETRY_S", 0.05)
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """A function that connects one more gateway to a broker."""
+    peers: list[SessionPeer] = []
+
+    async def run(stack: Stack, name: str = "gateway-1") -> SessionPeer:
+        await until(lambda: stack.server.sessions.swept)
+        peers.append(SessionPeer(stack.server.rpc.port, name))
+        await beat(peers[-1])
+        return peers[-1]
+
+    yield run
+    for peer in peers:
+        await peer.client.close()
+
+
+async def beat(peer: SessionPeer) -> None:
+    await peer.client.call(RequestCode.HEARTBEAT, HeartbeatRequest({}))
+
+
+def will(delay_s: int = 0, payload: bytes = b"gone") -> bytes:
+    return SessionWill(delay_s, 3600, "w", 2, b"", payload, bytes(8)).encode()
+
+
+def wills(stack: Stack) -> int:
+    return int(stack.server.numbers()["wills"])
+
+
+async def test_a_will_goes_to_the_gateway_that_tells_of_its_end_and_its_row_goes(
+    broker: Stack, connect: Connect
+) -> None:
+    gateway, other = await connect(broker), await connect(broker, "gateway-2")
+    opened = await gateway.open("c", 0, will=will())
+    assert wills(broker) == 1
+    await gateway.end("c", opened.epoch, 0, will=PUBLISH_WILL)
+    await until(lambda: gateway.wills)
+    assert gateway.wills == [DueWill("c", opened.epoch, will())]
+    assert other.wills == []
+    assert broker.server.numbers()["wills_publishing"] == 1
+    await gateway.will_done("c", opened.epoch)
+    assert wills(broker) == 0
+    assert broker.server.sessions.rows.tables.get_many("%SESSION", ["mc"]) == [None]
+    again = await gateway.open("c", 0, will=will())
+    await gateway.end("c", again.epoch, 0, will=DELETE_WILL)
+    assert wills(broker) == 0
+    assert len(gateway.wills) == 1
+
+
+async def test_a_will_goes_to_another_gateway_when_one_dies_with_it(broker: Stack, connect: Connect) -> None:
+    gateway, other = await connect(broker), await connect(broker, "gateway-2")
+    opened = await gateway.open("c", will=will())
+    await gateway.end("c", opened.epoch, will=PUBLISH_WILL)
+    await until(lambda: gateway.wills)
+    await beat(other)
+    await gateway.client.close()
+    await until(lambda: other.wills)
+    assert other.wills[0].epoch == opened.epoch
+    assert broker.server.numbers()["wills_retried_total"] == 1
+
+
+async def test_a_gateway_that_does_not_tell_in_time_is_told_again(
+    broker: Stack, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wills_module, "PUBLISH_TIMEOUT_S", 0.1)
+    gateway = await connect(broker)
+    opened = await gateway.open("c", will=will())
+    await gateway.end("c", opened.epoch, will=PUBLISH_WILL)
+
+    async def again() -> bool:
+        await beat(gateway)
+        return len(gateway.wills) > 1
+
+    for _ in range(1000):
+        if await again():
+            break
+    assert len(gateway.wills) > 1
+    await gateway.will_done("c", opened.epoch)
+    assert wills(broker) == 0
+
+
+async def test_a_lost_gateway_has_the_time_of_its_lease_to_come_back(broker: Stack, connect: Connect) -> None:
+    gateway = await connect(broker)
+    claimed = await gateway.open("claimed", will=will())
+    lost = await gateway.open("lost", will=will())
+    await gateway.client.close()
+    gateway = await connect(broker)
+    assert (await gateway.open("claimed", epoch=claimed.epoch, will=HAS_WILL)).code == Code.OK
+    for _ in range(1000):
+        if gateway.wills:
+            break
+        await beat(gateway)
+    assert [due.client_id for due in gateway.wills] == ["lost"]
+    await gateway.will_done("lost", lost.epoch)
+    assert (await gateway.open("lost", epoch=lost.epoch, will=HAS_WILL)).code == Code.SESSION_FENCED
+    assert wills(broker) == 1
+
+
+async def test_a_silent_gateways_sessions_are_taken_and_their_wills_published_by_others(
+    broker: Stack, connect: Connect
+) -> None:
+    silent, other = await connect(broker), await connect(broker, "gateway-2")
+    opened = await silent.open("c", will=will())
+    for _ in range(1000):
+        if other.wills:
+            break
+        await beat(other)
+    assert [due.client_id for due in other.wills] == ["c"]
+    await until(lambda: silent.taken)
+    assert (silent.taken[0].client_id, silent.taken[0].epoch) == ("c", opened.epoch)
+    assert await silent.put_state("c", opened.epoch, b"late") == [0]
+
+
+async def test_wills_outlive_their_broker_and_wait_for_a_gateway(start: Start, connect: Connect) -> None:
+    stack = await start()
+    gateway = await connect(stack)
+    stays = await gateway.open("stays", will=will())
+    gone = await gateway.open("gone", 0, will=will())
+    delayed = await gateway.open("delayed", will=will(3600))
+    stack = await start()
+    assert wills(stack) == 3
+    gateway = await connect(stack)
+    assert (await gateway.open("stays", epoch=stays.epoch, will=HAS_WILL)).code == Code.OK
+    for _ in range(1000):
+        if gateway.wills:
+            break
+        await beat(gateway)
+    assert gateway.wills == [DueWill("gone", gone.epoch, will())]
+    assert wills(stack) == 3
+    back = await gateway.open("delayed")
+    assert back.is_present
+    assert back.epoch > delayed.epoch
+    assert wills(stack) == 2, "whoever comes back in time has none"
+
+
+async def test_a_storm_of_reconnects_sends_no_will(broker: Stack, connect: Connect) -> None:
+    gateway = await connect(broker)
+    names = [f"c{n}" for n in range(20)]
+    for _ in range(3):
+        opened = [await gateway.open(name, will=will(60)) for name in names]
+        for name, session in zip(names, opened, strict=True):
+            await gateway.end(name, session.epoch, will=PUBLISH_WILL)
+    assert gateway.wills == []
+    assert wills(broker) == 20
+    assert broker.server.numbers()["wills_cancelled_total"] == 40
+
+
+async def test_what_is_no_will_is_refused(broker: Stack, connect: Connect) -> None:
+    gateway = await connect(broker)
+    assert await refused(gateway.open("c", will=b"y" * (1 << 19))) == Code.RECORD_TOO_LARGE
+    with pytest.raises(HoldMQError, match="will"):
+        await gateway.open("c", will=b"x")
+    assert wills(broker) == 0
