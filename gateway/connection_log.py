@@ -52,6 +52,7 @@ class ConnectionLog:
             keep_alive_s=int(session.keep_alive_s),
             expiry_s=session.expiry_s,
             worker=self._worker,
+            **({"user": session.principal} if session.principal else {}),
             **shell.peer.log_fields(),
         )
 

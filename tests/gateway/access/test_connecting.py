@@ -141,6 +141,20 @@ def mosquitto_hash(password: bytes) -> str:
     return f"$7$101${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"
 
 
+async def test_who_is_connected_keeps_the_client_id_from_other_users_while_no_owner_can_say(
+    start_worker: Start, users: str
+) -> None:
+    running = await start_worker(access={"password_file": users}, allow_anonymous=True)
+    ada = await running.client("c1", MQTT_5, username="ada", password=b"secret")
+    for credentials in ({"username": "eve", "password": b"other"}, {}):
+        refused = await running.client("c1", MQTT_5, refused=True, **credentials)
+        assert refused.connack.reason_code == 0x85
+    again = await running.client("c1", MQTT_5, username="ada", password=b"secret")
+    assert (await ada.next()).reason_code == 0x8E
+    assert running.worker.session("c1").principal == "ada"
+    assert again.connack.reason_code == 0
+
+
 async def test_without_any_configuration_nobody_is_asked(start_worker: Start) -> None:
     running = await start_worker()
     await running.client("c1", MQTT_5, username="whoever", password=b"x", will=Will("a/b", b"gone"))
