@@ -126,14 +126,15 @@ async def test_wills_that_nobody_can_publish_are_done_with(start_worker: Start, 
     assert running.worker.counters.refused["will_quota_exceeded"] == 1
 
 
-async def test_a_will_whose_topic_cannot_be_made_now_is_left_to_its_owner(
+async def test_a_will_whose_topic_may_not_be_made_is_done_with(
     start_worker: Start, table: SessionTable
 ) -> None:
     running = await start_worker()
-    running.broker.create_error = RemoteError(Code.STORE_FULL, "full")
+    running.broker.create_error = RemoteError(Code.NOT_PERMITTED, "no")
     push(running, due(5))
-    await running.until(lambda: running.worker.counters.refused or running.worker.wills.in_hand == 0)
+    await running.until(lambda: told(table, WILL_DONE))
     assert running.broker.log == []
+    assert running.worker.counters.refused["will_not_authorized"] == 1
 
 
 async def test_so_many_are_published_at_a_time(
