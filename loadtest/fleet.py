@@ -11,6 +11,7 @@ import contextlib
 import errno
 import ipaddress
 import os
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -113,17 +114,26 @@ class Fleet:
         await self._connect_all(range(plan.first, plan.first + plan.devices), plan.ramp_s)
 
     async def reconnect(self, seconds: float, pause_s: float) -> None:
-        """Connect those that are not connected, at once, and who fails again after a pause; for so long."""
+        """Connect those that are not connected, at once; who fails tries again after a pause, for so long."""
         plan = self._plan
-        until = perf_counter() + seconds
-        while perf_counter() < until and not self.is_stopped:
-            self._devices = [device for device in self._devices if device.is_connected]
-            there = {device.number for device in self._devices}
-            missing = [n for n in range(plan.first, plan.first + plan.devices) if n not in there]
-            if not missing:
+        self._began = perf_counter()
+        self._devices = [device for device in self._devices if device.is_connected]
+        there = {device.number for device in self._devices}
+        places = asyncio.Semaphore(CONNECTING_MAX)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(plan.first, plan.first + plan.devices):
+                if number not in there:
+                    tasks.create_task(self._until_connected(number, places, seconds, pause_s))
+        self.tally.connect_s = perf_counter() - self._began
+
+    async def _until_connected(
+        self, number: int, places: asyncio.Semaphore, seconds: float, pause_s: float
+    ) -> None:
+        while perf_counter() < self._began + seconds and not self.is_stopped:
+            await places.acquire()
+            if await self._connect_one(number, places):
                 return
-            await self._connect_all(missing, 0.0)
-            await self.stay(pause_s if len(self._devices) < plan.devices else 0)
+            await self.stay(pause_s * (0.5 + random.random()))  # not all of them at once again
 
     async def _connect_all(self, numbers: Sequence[int], ramp_s: float) -> None:
         self._began = perf_counter()
@@ -150,7 +160,7 @@ class Fleet:
         """Devices that are connected now."""
         return sum(device.is_connected for device in self._devices)
 
-    async def _connect_one(self, number: int, places: asyncio.Semaphore) -> None:
+    async def _connect_one(self, number: int, places: asyncio.Semaphore) -> bool:
         plan, began = self._plan, perf_counter()
         device: Device = (
             Publisher(self, self._publish, number, began)
@@ -174,6 +184,7 @@ class Fleet:
             self.tally.failures[_named(error)] += 1
         finally:
             places.release()
+        return device.is_connected
 
     def device_connected(self, device: Device, took_s: float) -> None:
         tally = self.tally

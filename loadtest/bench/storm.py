@@ -48,6 +48,8 @@ PASSWORD: Final = "storm"
 MEMORY_MORE_MAX: Final = 0.1
 CHILD_S: Final = 300.0
 """How long a fleet may take for any of its steps."""
+LIMITS_WAITED: Final = 5.0
+"""How many times longer than allowed the clients may take before they give up: to see how long it takes."""
 EXPIRY_S: Final = 3600
 KEEP_ALIVE_S: Final = 300
 
@@ -91,7 +93,7 @@ def _clients(pipe: Any, plan: FleetPlan, limit_s: float, pause_s: float) -> None
         fleet.tally.resumed = 0
         began = perf_counter()
         fleet.cut()
-        await fleet.reconnect(limit_s, pause_s)
+        await fleet.reconnect(LIMITS_WAITED * limit_s, pause_s)
         took_s = fleet.last_connected_at - began
         pipe.send((fleet.present, took_s, dict(fleet.tally.failures), fleet.tally.resumed))
         await asyncio.to_thread(pipe.recv)
@@ -184,7 +186,7 @@ async def _watch_wills(address: str, stopping: asyncio.Event) -> int:
     host, port = address.split(":")
     owner = _Nobody()
     plan = FleetPlan(host, int(port), 1, mqtt="5", client_prefix="watch", username=USER, password=PASSWORD)
-    plan = replace(plan, subscribe="wills/#", keep_alive_s=0)
+    plan = replace(plan, subscribe="wills/#", keep_alive_s=KEEP_ALIVE_S)
     device = _Wills(owner, plan, 0, perf_counter())
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: device, host, int(port))
