@@ -112,7 +112,7 @@ class AccessSection(Section):
         ge=0,
         le=64,
         description="Threads of a worker that ask plug-ins and check passwords; 0 = one per core, at most 4: "
-        "a check takes 20 ms of a core.",
+        "a check takes 20 to 40 ms of a core.",
     )
     asks_max: int = Field(
         20_000,

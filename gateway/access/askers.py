@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.access.passwords import verify
-from gateway.access.plugins import Client, PluginFailure, PluginKind, Plugins
+from gateway.access.plugins import CLOSE_S, Client, PluginFailure, PluginKind, Plugins
 from gateway.core.counters import Counters
 from holdmq import telemetry
 from holdmq.interpreter import SWITCH_INTERVAL_S
@@ -205,8 +205,9 @@ class Askers:
         self._is_closed = True
         for asker in self._askers:
             asker.close()
+        until = self._loop.time() + CLOSE_S
         for asker in self._askers:
-            await asyncio.to_thread(asker.join, self._timeout_s)
+            await asyncio.to_thread(asker.join, max(0.0, until - self._loop.time()))
 
 
 class Asker:

@@ -20,8 +20,8 @@ from holdmq.errors import ConfigError
 
 WHAT: Final = "access.password_file"
 MEMORY_KIB: Final = 19_456
-"""OWASP's smallest choice of argon2id (19 MiB, 2 passes, 1 lane): some 15 ms of a core. amqtt's own 64 MiB in
-four lanes would let four devices that connect at once take 256 MiB."""
+"""OWASP's smallest choice of argon2id (19 MiB, 2 passes, 1 lane): 20 to 40 ms of a core. amqtt's own 64 MiB
+in four lanes would let four devices that connect at once take 256 MiB."""
 PASSES: Final = 2
 LANES: Final = 1
 PASSWORD_MAX_BYTES: Final = 4096
@@ -70,12 +70,12 @@ class PasswordFile:
 
 
 def hash_password(password: bytes) -> str:
-    """Make the hash of a new password: argon2id (blocking, some 15 ms)."""
+    """Make the hash of a new password: argon2id (blocking, 20 to 40 ms)."""
     return _hasher.hash(password)
 
 
 def verify(hash_text: str | None, password: bytes) -> bool:
-    """Whether a password is right (blocking, 15 to 100 ms); None = nobody's, which takes as long."""
+    """Whether a password is right (blocking, 20 to 100 ms); None = nobody's, which takes as long."""
     if len(password) > PASSWORD_MAX_BYTES:
         return False
     if hash_text is None:
