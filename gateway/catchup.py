@@ -10,7 +10,9 @@ that does not read holds no reader and no message.
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -49,9 +51,16 @@ FAR_BYTES: Final = 16 << 20
 """A session so far back makes its broker read much of the log."""
 FAR_READERS_MAX: Final = 4
 """Readers for those: while they are busy others of them gather, and then share."""
-SESSIONS_PER_READER: Final = 1_000
-TERMS_PER_READER: Final = 20_000
+GATHER_S: Final = 0.25
+GATHER_MAX_S: Final = 4.0
+"""Sessions far back are waited for while they come, so that a storm reads the log once: until none came for
+GATHER_S, but no longer than this."""
+SESSIONS_PER_READER: Final = 10_000
+TERMS_PER_READER: Final = 40_000
 """Filter terms that one reader is opened with: 1 MB of a request."""
+MANY_SESSIONS: Final = 100
+MANY_CREDIT_BYTES: Final = 512 << 10
+"""Asked for at a time for so many sessions: looking after all of them costs more than a message."""
 LOOKED_AT_MAX: Final = 10_000
 """Waiting sessions that are looked at for neighbours: a millisecond or two."""
 CALL_TIMEOUT_S: Final = 10.0
@@ -103,7 +112,11 @@ class CatchUp:
         self._delivery = delivery
         again = RetainedAgain(worker.retained_delivery, worker.counters, worker.settle)
         self._redelivery = Redelivery(delivery, again, worker.settle, self._again)
+        self._loop = asyncio.get_running_loop()
         self._queue: deque[Session] = deque()
+        self._far_queue: deque[Session] = deque()
+        self._gathering: asyncio.TimerHandle | None = None
+        self._gather_until = self._gather_at_most = 0.0
         self._far = 0
         self._resting: dict[Session, _Turn] = {}
         # Reader 0 is the live one.
@@ -161,8 +174,8 @@ class CatchUp:
             if lag is not None:
                 self._begin(session, lag)
 
-    def _begin(self, session: Session, lag: Lag) -> None:
-        """Serve a session from a broker of its, or put it back in line if only far readers would do.
+    def _begin(self, session: Session, lag: Lag, *, is_gathered: bool = False) -> None:
+        """Serve a session from a broker of its, or put it in line if only far readers would do.
 
         Without a broker it waits for `reader_opened`, which makes it ready again.
         """
@@ -177,16 +190,45 @@ class CatchUp:
             if not _takes(session):
                 continue
             is_far = link.reader.live_from - position > FAR_BYTES
-            if is_far and self._far >= FAR_READERS_MAX:
+            if is_far and not is_gathered:
                 is_waiting = True
-                self._end_longest_rest(is_far=True)
                 continue
             self._open(session, lag, link, link.connection, is_far)
             return
         if is_waiting:
-            self._queue.append(session)
+            self._far_queue.append(session)
+            self._gather()
         else:
             lag.is_queued = False
+
+    def _gather(self) -> None:
+        """One more session far back waits: wait for those that come with it."""
+        now = self._worker.now()
+        if self._gathering is None:
+            self._gather_at_most = now + GATHER_MAX_S
+            self._gathering = self._loop.call_later(GATHER_S, self._gathered)
+        self._gather_until = min(now + GATHER_S, self._gather_at_most)
+
+    def _gathered(self) -> None:
+        if self._worker.now() < self._gather_until:
+            self._gathering = self._loop.call_at(self._gather_until, self._gathered)
+            return
+        self._gathering = None
+        self._pump_far()
+
+    def _pump_far(self) -> None:
+        """Open readers for sessions far back, as many as there may be."""
+        if self._gathering is not None:
+            return
+        waiting = len(self._far_queue)
+        if waiting and (not self._free or self._far >= FAR_READERS_MAX):
+            self._end_longest_rest(is_far=True)
+        while self._far_queue and waiting and self._free and self._far < FAR_READERS_MAX:
+            waiting -= 1
+            session = self._far_queue.popleft()
+            lag = _lag_of(session)
+            if lag is not None:
+                self._begin(session, lag, is_gathered=True)
 
     def _open(
         self, session: Session, lag: Lag, link: BrokerLink, connection: Connection, is_far: bool
@@ -210,11 +252,12 @@ class CatchUp:
 
     def _join_neighbours(self, turn: _Turn, position: int, log_epoch: int, terms: list[FilterTerm]) -> int:
         """Take waiting sessions that are near into a turn, and their terms; the lowest position of all."""
-        if not self._queue:
+        queue = self._far_queue if turn.is_far else self._queue
+        if not queue:
             return position
         broker = turn.link.name
         lowest = position
-        for other in [self._queue[at] for at in range(min(len(self._queue), LOOKED_AT_MAX))]:
+        for other in list(itertools.islice(queue, LOOKED_AT_MAX)):
             lag = _lag_of(other)
             own = None if lag is None else lag.positions.get(broker)
             if lag is None or own is None or abs(own - position) > NEIGHBOUR_BYTES:
@@ -230,7 +273,9 @@ class CatchUp:
                 break
         if len(turn.sessions) > 1:
             self.shared += len(turn.sessions)
-            self._queue = deque(waiting for waiting in self._queue if waiting not in turn.sessions)
+            left = [waiting for waiting in queue if waiting not in turn.sessions]
+            queue.clear()
+            queue.extend(left)
             terms[:] = set(terms)
         return lowest
 
@@ -270,9 +315,10 @@ class CatchUp:
 
     def _read(self, turn: _Turn) -> None:
         turn.is_reading = True
+        credit_bytes = CATCHUP_CREDIT_BYTES if len(turn.sessions) < MANY_SESSIONS else MANY_CREDIT_BYTES
         turn.connection.request(
             RequestCode.READ,
-            ReadRequest(turn.reader_id, CATCHUP_CREDIT_BYTES, 0),
+            ReadRequest(turn.reader_id, credit_bytes, 0),
             functools.partial(self._received, turn),
             CALL_TIMEOUT_S,
         )
@@ -348,7 +394,8 @@ class CatchUp:
         (session,) = turn.sessions
         turn.rests_until = self._worker.now() + REST_S
         self._resting[session] = turn
-        if self._queue and (not self._free or (turn.is_far and self._far >= FAR_READERS_MAX)):
+        is_scarce = not self._free or (turn.is_far and self._far >= FAR_READERS_MAX)
+        if is_scarce and (self._far_queue if turn.is_far else self._queue):
             self._end(turn)
 
     def _end_longest_rest(self, *, is_far: bool) -> None:
@@ -437,6 +484,7 @@ class CatchUp:
         for session in self._let_go(turn):
             self._again(session)
         self._pump()
+        self._pump_far()
 
     def _let_go(self, turn: _Turn) -> list[Session]:
         """The sessions of a turn, which has them no more."""

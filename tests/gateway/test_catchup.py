@@ -96,3 +96,26 @@ async def test_a_broker_that_goes_while_a_session_rests_loses_nothing(start_work
     got += await take(client, 52)
     assert got == [b"%d" % n for n in range(60)]
     await running.until(lambda: running.worker.counters.lagging_sessions == 0)
+
+
+async def test_sessions_far_back_that_come_together_share_a_reader(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.catchup.FAR_BYTES", -1)
+    monkeypatch.setattr("gateway.catchup.MANY_SESSIONS", 2)
+    running = await start_worker(inflight_max=4)
+    clients = [await running.client(f"s{n}") for n in range(5)]
+    for client in clients:
+        await client.subscribe("a/#")
+    publisher = await running.client("p")
+    publisher.send(*[Publish("a/b", b"%d" % n, 1, packet_id=n + 1) for n in range(8)])
+    await publisher.acked(8)
+    await running.until(lambda: running.worker.counters.lagging_sessions == 5)
+    for client in clients:
+        await take(client, 4)
+    assert opened(running) == 0  # they are waited for
+    for client in clients:
+        assert await take(client, 4) == [b"%d" % n for n in range(4, 8)]
+    assert opened(running) == 1
+    assert running.worker.catchup.shared == 5
+    await running.until(lambda: running.worker.counters.lagging_sessions == 0)
