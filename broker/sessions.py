@@ -120,6 +120,7 @@ class SessionTable(Part):
         self._is_settling = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._counted = 0
+        self._heard_bytes: dict[Connection, int] = {}
         self._futures: set[asyncio.Future[Any]] = set()
 
     # The part
@@ -162,6 +163,10 @@ class SessionTable(Part):
         now = self._loop.time()
         if now - before > 2 * LEASE_CHECK_S:
             self.core.extend_leases(now - before)
+        for owner in self.core.owners():
+            if self._heard_bytes.get(owner) != owner.bytes_in:
+                self._heard_bytes[owner] = owner.bytes_in
+                self.core.heard(owner, now)
         changes: list[RowChange] = []
         for owner in self.core.silent(now):
             changes += self.core.lease_over(owner, now, self._clock_ms())
@@ -194,6 +199,7 @@ class SessionTable(Part):
             for at in range(0, len(changes), ROWS_MAX):
                 self._write_ends(changes[at : at + ROWS_MAX])
         self.wills.closed(connection)
+        self._heard_bytes.pop(connection, None)
         self._settle()
 
     def numbers(self) -> Mapping[str, int | float]:

@@ -120,7 +120,7 @@ class Wills:
 
     def _told(self, owner: str, due: DueWill, outcome: int) -> None:
         if outcome & CLOSE:
-            log.warning("a will could not be published yet", client=due.client_id)
+            self._worker.counters.refused["will_put_off"] += 1
             return  # its owner waits for a while, and tells another gateway, or this one again
         self._worker.persistent.will_done(owner, due.client_id, due.epoch)
 

@@ -519,6 +519,10 @@ class Sessions(Generic[O]):
         """The owners whose lease is over."""
         return [owner for owner, heard in self._heard.items() if now - heard >= LEASE_S]
 
+    def owners(self) -> list[O]:
+        """All that were heard and are connected."""
+        return list(self._heard)
+
     def leased(self, now: float) -> list[O]:
         """The owners that were heard lately."""
         return [owner for owner, heard in self._heard.items() if now - heard < LEASE_S]

@@ -24,6 +24,9 @@ LEASE_S: Final = 10.0
 WILLS_MAX: Final = 2_000_000
 """Wills at one broker, 0.3 KiB each: one for each session that may be open."""
 
+HEAP_SPARE: Final = 1_000
+"""Times that are not right any more, beside as many as there are wills, before they are swept out."""
+
 O = TypeVar("O")  # noqa: E741 - whoever has a session: a gateway's connection
 
 
@@ -185,6 +188,15 @@ class Wills(Generic[O]):
     def _schedule(self, client_id: str, will: _Will[O], due_at: float) -> None:
         will.due_at = due_at
         heapq.heappush(self._heap, (due_at, client_id, will.epoch))
+        if len(self._heap) > 2 * self.count + HEAP_SPARE:
+            # Clients that come back in time leave theirs behind.
+            self._heap = [
+                (will.due_at, client_id, will.epoch)
+                for client_id, wills in self._wills.items()
+                for will in wills
+                if will.due_at is not None
+            ]
+            heapq.heapify(self._heap)
 
     def _remove(self, client_id: str, will: _Will[O]) -> None:
         wills = self._wills[client_id]

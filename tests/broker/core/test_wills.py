@@ -16,7 +16,7 @@ from broker.core.session_rows import (
     will_key,
 )
 from broker.core.sessions import Opening, Sessions
-from broker.core.wills import LEASE_S, WillKey, Wills
+from broker.core.wills import HEAP_SPARE, LEASE_S, WillKey, Wills
 from holdmq.errors import Code, RecordError, WireError
 from holdmq.wire.session_headers import END, WILL_DONE, SessionChange, SessionOpening
 from holdmq.wire.session_will import (
@@ -281,6 +281,17 @@ def test_so_many_are_taken_at_a_time_and_so_many_are_kept() -> None:
     assert opening.answer is not None
     assert opening.answer.code == Code.LIMIT_EXCEEDED
     epoch_of(owner.open(None))
+
+
+def test_times_of_clients_that_came_back_are_swept_out() -> None:
+    wills: Wills[str] = Wills()
+    for epoch in range(1, 5_000):
+        wills.arm("flaps", epoch, 86_400)
+        wills.ended("flaps", epoch, 86_400, 0.0, float(epoch), None)
+        wills.cancel(wills.opened("flaps", is_over=False, now=float(epoch)))
+    wills.restore("stays", 1, 0, 7.0)
+    assert len(wills._heap) <= 2 * wills.count + HEAP_SPARE
+    assert wills.take_due(7.0, 10) == [(("stays", 1), None)]
 
 
 def test_wills_and_keys_are_read_as_they_were_written() -> None:
