@@ -341,7 +341,9 @@ class Access:
                 return None
         acl = self.files.acl
         if acl is not None and permit is not None:
-            return acl.may_subscribe(permit.user, permit.client_id, narrow, right)
+            left_out = acl.may_subscribe(permit.user, permit.client_id, narrow, right)
+            # Who shares a message with whom is not known when it is taken: a share is allowed whole, or not.
+            return None if left_out and narrow != topic_filter else left_out
         is_sys = narrow == "$SYS" or narrow.startswith("$SYS/")
         return None if is_sys and not self._section.sys_topics else ()
 
@@ -389,8 +391,6 @@ class Access:
                 self._ask_topic(session.permit, filter_of(name), SUBSCRIBE, looked)
             elif verdict is None:
                 self._revoke(session, name)
-            elif verdict and outbound.shared is not None and name in outbound.shared:
-                self._revoke(session, name)  # a shared subscription is allowed whole, or not at all
             elif isinstance(verdict, tuple) and name in outbound.subscriptions:
                 outbound.subscriptions[name].left_out = verdict or None
 

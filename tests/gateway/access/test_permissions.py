@@ -173,6 +173,16 @@ async def test_a_broken_acl_changes_nothing(start_worker: Start, acl: Callable[[
     assert (await client.subscribe("a/#")).reason_codes == [1]
 
 
+async def test_a_share_is_allowed_whole_or_not_at_all(start_worker: Start, acl: Callable[[str], str]) -> None:
+    running = await start_worker(access={"acl_file": acl(NO_SUBSCRIBE)})
+    await running.client("c1", MQTT_5)
+    session, access = running.worker.session("c1"), running.worker.access
+    assert access.filter_verdict(session, "test/#") == ("test/nosubscribe",)
+    assert access.filter_verdict(session, "$share/g/test/#") is None
+    assert access.filter_verdict(session, "$share/g/test/nosubscribe") is None
+    assert access.filter_verdict(session, "$share/g/other/#") == ()
+
+
 async def test_a_client_of_version_3_is_told_of_each_filter_in_one_suback(
     start_worker: Start, acl: Callable[[str], str]
 ) -> None:
