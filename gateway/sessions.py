@@ -13,23 +13,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.cursor import Cursor, Written
-from gateway.core.lag import Lag
 from gateway.core.received import QUEUES_MAX, Received
 from gateway.ingress import Unbound
 from gateway.owner import Owner
+from gateway.restoring import LIVE_END, Restoring
 from gateway.session.events import Closed, Event
-from gateway.session.inbound import Inbound
-from gateway.session.outbound import Granted, Planned
+from gateway.session.outbound import Granted
 from gateway.session.receiving import complete, unreleased_of
 from gateway.session.session import CLOSED, OPENING, Session
 from gateway.wills import what_becomes_of_it
 from holdmq import telemetry
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
-from holdmq.mqtt import MqttError, ReasonCode, Subscription
-from holdmq.mqtt.filters import SHARE_PREFIX
+from holdmq.mqtt import MqttError, ReasonCode
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.session_headers import (
-    DROP_FILTER,
     END,
     PUT_FILTER,
     PUT_STATE,
@@ -44,10 +41,7 @@ from holdmq.wire.session_state import (
     FilterOptions,
     Place,
     PlannedRow,
-    ReceivedRow,
     SessionState,
-    decode_options,
-    decode_state,
 )
 from holdmq.wire.session_will import DELETE_WILL, HAS_WILL
 
@@ -67,8 +61,6 @@ LOOK_S: Final = 20.0
 """How often each session is looked at for that: as often as an idle feed says how far it is."""
 TAKEN_MAX: Final = 10_000
 """Epochs remembered that were taken before their opening was answered."""
-LIVE_END: Final = -1
-"""As a start: where the broker's log ended when it was first read, which nobody knew then."""
 
 REFUSALS: Final[dict[Code, ReasonCode]] = {
     Code.NOT_PERMITTED: ReasonCode.CLIENT_IDENTIFIER_NOT_VALID,
@@ -83,6 +75,7 @@ class Sessions:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._restoring = Restoring(worker, self.drop_filter)
         self._owners: dict[str, Owner] = {}
         self._brokers: list[str] = []
         self._taken: dict[str, int] = {}
@@ -243,7 +236,7 @@ class Sessions:
         if session.expiry_s:
             session.cursor = Cursor(answer.uid)
         try:
-            is_lagging = answer.is_present and self._restore(session, content, answer)
+            is_lagging = answer.is_present and self._restoring.restore(session, content, answer)
         except WireError as error:
             log.error("a session cannot be restored", client=session.client_id, reason=str(error))
             self._end(session, owner, content.state)
@@ -252,127 +245,11 @@ class Sessions:
             return
         self._worker.admitted(session, self._admit(session, is_present=answer.is_present))
         if is_lagging and session.state != CLOSED:
-            self._resume(session)
+            self._restoring.resume(session)
 
     def _decided(self, session: Session) -> None:
         if self._opening.get(session.client_id) is session:
             del self._opening[session.client_id]
-
-    # Restoring
-
-    def _restore(self, session: Session, content: Content, answer: SessionOpened) -> bool:
-        """Give a session its filters, its place and what is in flight; whether it has to catch up."""
-        state = decode_state(content.state)
-        if session.cursor is None and (state.planned or state.received is not None):
-            # A session that ends with this connection: what is under way comes to its end all the same.
-            session.cursor = Cursor(answer.uid)
-        if session.cursor is not None and state.received is not None:
-            self._restore_received(session, session.cursor, state.received)
-        every = [(name, decode_options(options)) for name, options in content.filters]
-        shared = [(name, options) for name, options in every if name.startswith(SHARE_PREFIX)]
-        filters = [(name, options) for name, options in every if not name.startswith(SHARE_PREFIX)]
-        if not filters and not state.planned:
-            self._restore_shared(session, shared, state)
-            return False
-        outbound = session.outgoing()
-        outbound.next_id = state.next_id
-        self._restore_planned(session, state)
-        lag = outbound.lag = Lag()
-        lag.holds += 1
-        self._worker.counters.lagging_sessions += 1
-        for broker, place in self._places(state, filters).items():
-            lag.positions[broker] = place.position
-            lag.epochs[broker] = place.log_epoch
-        for name, options in filters:
-            handling = options.retain_handling
-            wanted = Subscription(name, options.qos, options.no_local, options.retain_as_published, handling)
-            granted = Granted(wanted, options.identifier)
-            granted.starts = {
-                broker: start.position
-                for broker, start in options.starts.items()
-                # A start of another epoch than the place's may lie past what is left of the log.
-                if start.log_epoch == lag.epochs.get(broker)
-            }
-            left_out = self._worker.access.filter_verdict(session, name)
-            if not isinstance(left_out, tuple):
-                self._forbid(session, name)
-                continue
-            granted.left_out = left_out or None
-            self._worker.subscriptions.restore(session, name, granted)
-        self._worker.retained.restore(session, state.retained, filters)
-        self._restore_shared(session, shared, state)
-        return True
-
-    def _restore_shared(
-        self, session: Session, shared: list[tuple[str, FilterOptions]], state: SessionState
-    ) -> None:
-        """Give a session its shared subscriptions; what is in flight is known."""
-        for name, options in shared:
-            verdict = self._worker.access.filter_verdict(session, name)
-            if not isinstance(verdict, tuple) or verdict:
-                self._forbid(session, name)
-                continue
-            wanted = Subscription(name, options.qos, False, options.retain_as_published)
-            granted = Granted(wanted, options.identifier)
-            self._worker.shares.restore(session, name, granted, options.starts, state.places)
-
-    def _forbid(self, session: Session, name: str) -> None:
-        """A stored filter is not allowed any more."""
-        self._worker.counters.filters_revoked_total += 1
-        log.info("a stored subscription is not allowed any more", client=session.client_id, filter=name)
-        if session.cursor is not None:
-            self.drop_filter(session, DROP_FILTER, name, _ignore)
-
-    @staticmethod
-    def _restore_received(session: Session, cursor: Cursor, row: ReceivedRow) -> None:
-        received = cursor.received = Received(cursor.uid, session.epoch, row)
-        if received.recorded:
-            session.inbound = Inbound()
-            session.inbound.restore(received.recorded)
-
-    def _restore_planned(self, session: Session, state: SessionState) -> None:
-        cursor = session.cursor
-        if not state.planned or cursor is None:
-            return
-        again: dict[str, list[int]] = {}
-        inflight: dict[int, Planned | None] = {}
-        for row in state.planned:
-            planned = Planned(row.broker, row.position, row.flags, tuple(row.identifiers))
-            planned.is_released = row.is_released
-            planned.topic = row.topic
-            inflight[row.packet_id] = planned
-            if not row.is_released:
-                again.setdefault(row.broker, []).append(row.packet_id)
-        session.outgoing().inflight = inflight
-        cursor.again = again or None
-
-    def _places(self, state: SessionState, filters: list[tuple[str, FilterOptions]]) -> dict[str, Place]:
-        """Where to go on at each broker: where the row says, else where the first filter began, else at 0."""
-        places = dict(state.places)
-        starts: dict[str, list[Place]] = {}
-        for _, options in filters:
-            for broker, start in options.starts.items():
-                starts.setdefault(broker, []).append(start)
-        for broker in {*starts, *self._worker.links}:
-            if broker not in places:
-                places[broker] = min(starts.get(broker, [Place(0, 0)]), key=lambda place: place.position)
-        return {broker: place for broker, place in places.items() if place.position != LIVE_END}
-
-    def _resume(self, session: Session) -> None:
-        """Send what is in flight again, and catch up once every broker feeds the filters live, too."""
-        outbound = session.outbound
-        assert outbound is not None
-        for packet_id, planned in (outbound.inflight or {}).items():
-            if planned is not None and planned.is_released:
-                session.send_pubrel(packet_id)  # [MQTT-4.4.0-1]
-        lag = outbound.lag
-        assert lag is not None
-        self._worker.subscriptions.when_in_effect(partial(self._in_effect, session, lag))
-
-    def _in_effect(self, session: Session, lag: Lag) -> None:
-        lag.holds -= 1
-        self._worker.retained.resume(session)
-        self._worker.catchup.ready(session)
 
     # Taking over, ending
 
