@@ -49,7 +49,7 @@ class RetainedDelivery:
                 return True
             if granted.left_out is not None and any(matches(name, row.topic) for name in granted.left_out):
                 return True
-            # [MQTT-3.3.1-8]; retain as published is about messages that are forwarded [MQTT-3.3.1-12].
+            # 3.3.1.3 (3.1.1: [MQTT-3.3.1-8]); retain as published is about what is forwarded [MQTT-3.3.1-12].
             flags = min(message.qos, granted.qos) << 1 | RETAIN
             identifiers = () if granted.identifier is None else (granted.identifier,)
             head, tail = _encode(session, row.topic, message, flags, left_s, identifiers)

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 IN_FLIGHT_MAX: Final = 2
 """RETAINED_PUTs on their way to a broker: while they are, the next one grows."""
 REQUEST_MAX_BYTES: Final = 1 << 20
-REQUEST_MAX_PUTS: Final = 5_000
+REQUEST_MAX_PUTS: Final = 250
+"""Some milliseconds of the broker's loop, which makes a record of each."""
 TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 0.1
 
