@@ -31,6 +31,7 @@ from holdmq.wire.retained_headers import (
     PUTS_MAX,
     RETAINED_QUEUES,
     RETAINED_TOPIC,
+    RetainedFound,
     RetainedGetRequest,
     RetainedGetResponse,
     RetainedItem,
@@ -350,6 +351,11 @@ class Retained(Part):
         count = max(1, min(header.max_rows, SLICE_ROWS_MAX))
         size = max(1, min(header.max_bytes, SLICE_BYTES_MAX))
         tables = self.tables
+        if not self._used()[0]:
+            # While nobody retains anything, subscriptions of a whole fleet cost no look-up.
+            nothing = [RetainedFound(0, None, end if item.before < 0 else item.before) for item in items]
+            request.reply(RetainedScanResponse(nothing, []))
+            return
 
         def answer(found: Slice) -> None:
             self.looked_at += found.looked_at

@@ -60,6 +60,19 @@ async def test_the_newest_message_of_a_topic_is_kept(peer: RetainedPeer) -> None
     assert await peer.bodies("nothing") == {}
 
 
+async def test_while_nothing_is_kept_nothing_is_looked_up(broker: Stack, peer: RetainedPeer) -> None:
+    lookups = broker.server.retained.lookups
+    assert await peer.bodies("#") == {}
+    assert lookups.total == 0
+    await peer.put({"a": b"1"})
+    assert await peer.bodies("#") == {"a": b"1"}
+    await peer.put({"a": None})
+    assert await peer.bodies("#") == {}
+    total = lookups.total
+    assert await peer.bodies("a") == {}
+    assert lookups.total == total
+
+
 async def test_a_message_is_taken_away(peer: RetainedPeer) -> None:
     await peer.put({"a": b"1", "b": b"2"})
     assert await peer.put({"a": None, "never": None}) == [0, 0]
@@ -283,6 +296,7 @@ async def test_past_the_bound_of_bytes_in_hand_gateways_are_told_to_come_again(
 async def test_past_the_bound_of_waiting_requests_gateways_are_told_to_come_again(
     broker: Stack, peer: RetainedPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await peer.put({"a": b"1"})
     monkeypatch.setattr(retained_part, "WAITING_MAX", 0)
     broker.server.retained._changed_to = 1 << 60
     assert await refused(peer.bodies("a")) == Code.BUSY
