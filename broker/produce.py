@@ -181,12 +181,15 @@ class Produce(Part):
         busy = self._is_busy()
         later = self._wait_for(header, runs, body) if header.delayed else {}
         accepted: list[_Accepted] = []
+        noted = frozenset(header.noted)
+        first = 0
         for index, run in enumerate(runs):
             taken = self._offer(pending, index, run, now, busy, later.get(index), body)
-            if taken is not None and index in header.noted:
-                taken = self._sift(pending, taken, sum([r.records for r in runs[:index]]), now, body)
+            if taken is not None and index in noted:
+                taken = self._sift(pending, taken, first, now, body)
             if taken is not None:
                 accepted.append(taken)
+            first += run.records
         if accepted:
             self._append_all(pending, accepted, runs, body, later)
         pending.answer_if_done()

@@ -25,7 +25,7 @@ from holdmq import telemetry
 from holdmq.errors import RecordError, WireError
 from holdmq.mqtt import PUBLISH, RETAIN, ReasonCode, Will, encode_block
 from holdmq.record import SYS_QOS_SHIFT, SYS_RETAIN, encode_record
-from holdmq.record_once import Once
+from holdmq.record_once import WILL_UID, Once
 from holdmq.topics import OTHER_TOPIC
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
@@ -110,7 +110,7 @@ class Wills:
 
     def _publish_due(self, owner: str, due: DueWill, will: SessionWill) -> None:
         self.in_hand += 1
-        uid = 1 << 63 | xxhash.xxh3_64_intdigest(b"%s\0%d" % (due.client_id.encode(), due.epoch))
+        uid = WILL_UID | xxhash.xxh3_64_intdigest(b"%s\0%d" % (due.client_id.encode(), due.epoch))
 
         def done(outcome: int) -> None:
             self.in_hand -= 1

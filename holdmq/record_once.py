@@ -19,6 +19,8 @@ Generation = tuple[int, int]
 """(epoch of the session in which it was begun, count from 1 within it); (0, 0) is before all of them."""
 
 NO_GENERATION: Final[Generation] = (0, 0)
+WILL_UID: Final = 1 << 63
+"""The bit of what a will is known by; sessions' own numbers do not have it."""
 ONCE_BYTES_MAX: Final = 128
 """A pair at its longest, rounded up."""
 

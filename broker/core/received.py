@@ -9,7 +9,7 @@ log behind it (`apply`). Sans-IO. Source: mqtt.md, Inbound QoS 2.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -18,12 +18,14 @@ import numpy as np
 from holdmq.errors import RecordError
 from holdmq.record_batch import Ints
 from holdmq.record_each import properties_at
-from holdmq.record_once import ONCE_KEY, Generation, Once, once_of
+from holdmq.record_once import ONCE_KEY, WILL_UID, Generation, Once, once_of
 from storage.log.core.delayed import TIMER_TOPIC
 from storage.store import Batch
 
 IDS_MAX: Final = 200_000
 """Packet ids remembered (about 300 bytes each): 20,000 sessions that publish, ten on their way each."""
+WILLS_MAX: Final = 20_000
+"""Of them wills: one is sent again within minutes, if ever, and must not drive out what is for weeks."""
 TRIM_FROM: Final = 8
 """Ids of one session before what is settled is looked for."""
 
@@ -53,10 +55,14 @@ class _Session:
 class Received:
     """All that one broker knows. Counters: `repeats`, `stale` (of older connections), `evicted` (ids)."""
 
-    def __init__(self, ids_max: int = IDS_MAX, trim_from: int = TRIM_FROM) -> None:
+    def __init__(
+        self, ids_max: int = IDS_MAX, trim_from: int = TRIM_FROM, wills_max: int = WILLS_MAX
+    ) -> None:
         self.ids = 0
         self.repeats = self.stale = self.evicted = 0
         self._ids_max = ids_max
+        self._wills_max = wills_max
+        self._wills: deque[int] = deque()
         self._trim_from = trim_from
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
         self._on_their_way: set[tuple[int, int]] = set()
@@ -116,6 +122,8 @@ class Received:
         session = self._sessions.get(once.uid)
         if session is None:
             session = self._sessions[once.uid] = _Session(self._trim_from)
+            if once.uid & WILL_UID:
+                self._wills.append(once.uid)
         else:
             self._sessions.move_to_end(once.uid)
         session.epoch = max(session.epoch, once.epoch)
@@ -135,6 +143,9 @@ class Received:
         session.trim_at = max(self._trim_from, 2 * len(left))
 
     def _evict(self) -> None:
+        while len(self._wills) > self._wills_max:
+            will = self._sessions.pop(self._wills.popleft(), None)
+            self.ids -= 0 if will is None else len(will.ids)
         while self.ids > self._ids_max and len(self._sessions) > 1:
             _, session = self._sessions.popitem(last=False)
             self.ids -= len(session.ids)

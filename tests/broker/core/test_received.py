@@ -8,7 +8,7 @@ import pytest
 from broker.core.received import Received
 from holdmq.errors import RecordError
 from holdmq.record import SYS_QOS_SHIFT, encode_record
-from holdmq.record_once import Once, once_of
+from holdmq.record_once import WILL_UID, Once, once_of
 from storage.log.core.delayed import TIMER_TOPIC
 from storage.store import Batch, Run
 
@@ -74,6 +74,16 @@ def test_the_sessions_that_published_longest_ago_go_at_the_bound() -> None:
     assert received.evicted == 10
     assert store(received, pair(1, (1, 1), uid=19)) == []
     assert store(received, pair(1, (1, 1), uid=0)) == [0], "it is not known any more"
+
+
+def test_wills_do_not_drive_out_publishes() -> None:
+    received = Received(ids_max=10, wills_max=3)
+    store(received, pair(1, (1, 1)))
+    for n in range(20):
+        store(received, pair(0, (1, 1), uid=WILL_UID | n))
+    assert received.ids == 4
+    assert store(received, pair(1, (1, 1))) == []
+    assert store(received, pair(0, (1, 1), uid=WILL_UID | 19)) == []
 
 
 def test_a_snapshot_and_the_log_behind_it_say_what_was_known() -> None:
