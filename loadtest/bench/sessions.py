@@ -228,6 +228,8 @@ def many(services: Services, offline: int, each: int, others: int) -> None:
             got[number] += 1
             left -= 1
 
+        pids = [*services.workers(), services.broker_pid]
+        used = [cpu_s(pid) for pid in pids]
         connected = crowd.connect(offline, on_message=came)
         numbers = crowd.numbers()
         while left:
@@ -240,6 +242,8 @@ def many(services: Services, offline: int, each: int, others: int) -> None:
             f"many      {offline:,} sessions with {each} messages among {others:,}: all served within "
             f"{time.perf_counter() - began:.1f} s (connected in {connected:.1f} s)"
         )
+        spent = [cpu_s(pid) - before for pid, before in zip(pids, used, strict=True)]
+        _say(f"          CPU: {sum(spent[:-1]):.1f} s in workers, {spent[-1]:.1f} s in the broker")
         crowd.disconnect()
 
 
