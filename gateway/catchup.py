@@ -55,7 +55,9 @@ GATHER_S: Final = 0.25
 GATHER_MAX_S: Final = 4.0
 """Sessions far back are waited for while they come, so that a storm reads the log once: until none came for
 GATHER_S, but no longer than this."""
-SESSIONS_PER_READER: Final = 10_000
+SESSIONS_PER_READER: Final = 3_000
+LIVE_PER_ANSWER: Final = 500
+"""Sessions that one answer sends back to the live feed: some milliseconds; the rest goes with the next."""
 TERMS_PER_READER: Final = 40_000
 """Filter terms that one reader is opened with: 1 MB of a request."""
 MANY_SESSIONS: Final = 100
@@ -362,13 +364,15 @@ class CatchUp:
                 self._rest(turn)
                 return
             turn.answers.popleft()
+            going_live = LIVE_PER_ANSWER if is_live else 0
             for session in list(turn.sessions):
                 lag = _lag_of(session, link.name)
                 if lag is not None:
                     lag.positions[link.name] = max(position, lag.positions[link.name])
-                    if is_live:
+                    if going_live:
+                        going_live -= 1
                         self._caught_up(turn, session, lag.positions[link.name])
-            if is_live:
+            if not turn.sessions:
                 break
         else:
             if not turn.is_reading:
