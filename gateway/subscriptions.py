@@ -78,10 +78,12 @@ class _Waiter:
         if self.is_done:
             return
         self.is_done = True
-        if self.store is None:
+        # It refers to this waiter: left there, the session would be kept until a full collection of garbage.
+        store, self.store = self.store, None
+        if store is None:
             self.subscribed()
         else:
-            self.store()
+            store()
 
     def subscribed(self) -> None:
         """The filters are in effect, and written down if need be."""

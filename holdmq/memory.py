@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +39,13 @@ def _number(path: Path) -> int:
 
 def give_back_memory() -> None:
     """Give what the allocator keeps free back to the kernel; some milliseconds for a large heap."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others have nothing to give back
+    trim = _trim()
     if trim is not None:
         trim(0)
+
+
+@functools.cache
+def _trim() -> Callable[[int], object] | None:
+    """glibc's malloc_trim; others have nothing to give back. Looked for once: a library object is a cycle."""
+    found: Callable[[int], object] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return found

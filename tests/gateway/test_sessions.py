@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from session_table import SessionTable
 
 from gateway import owner as owner_module
+from gateway.session.session import Session
 from holdmq.errors import BusyError, Code, RemoteError
 from holdmq.mqtt import (
     MQTT_5,
@@ -24,6 +26,7 @@ from holdmq.mqtt import (
     Subscription,
     UnsubAck,
     Unsubscribe,
+    Will,
     encode,
 )
 from holdmq.wire.codes import RequestCode
@@ -334,3 +337,21 @@ async def test_qos_2_messages_that_wait_for_their_plan_set_no_alias_that_others_
     table.release()
     late = await client.next()
     assert (late.topic, late.payload, late.qos) == ("plants/1", b"two", 2)
+
+
+async def test_a_session_that_ended_is_freed_at_once_and_not_when_somebody_looks_for_garbage(
+    start_worker: Start, table: SessionTable
+) -> None:
+    running = await start_worker()
+    gc.collect()
+    gc.disable()
+    try:
+        client = await persistent(running, will=Will("w/c", b"gone", 1))
+        await client.subscribe("a/#")
+        client.send(Publish("a/b", b"x", 1, packet_id=1))
+        await client.next()
+        await client.close()
+        await running.until(lambda: running.worker.counters.connections == 0)
+        await running.until(lambda: not [o for o in gc.get_objects() if isinstance(o, Session)])
+    finally:
+        gc.enable()
