@@ -238,18 +238,18 @@ class ShareMode(Part):
         for row in wanted:
             self.core.leave(row.name, row.client_id, row.keep_uid)
 
-        def written(error: StorageError | None) -> None:
-            if error is None:
-                request.reply(Empty())
-            else:
-                self._refusals += 1
-                request.refuse(error)
-
         self._settle()
-        self.journal.write(written)
+        self.journal.write(partial(self._answer, request))
+
+    def _answer(self, request: Request, error: StorageError | None) -> None:
+        if error is None:
+            request.reply(Empty())
+        else:
+            self._refusals += 1
+            request.refuse(error)
 
     def settle(self, request: Request) -> None:
-        """SHARE_SETTLE."""
+        """SHARE_SETTLE: answered when what is done is durable."""
         header = request.header(ShareSettleRequest)
         done, back = rows(SharePositions, header.done), rows(SharePositions, header.back)
         if sum(len(row.positions) for row in (*done, *back)) > SETTLED_MAX:
@@ -264,8 +264,11 @@ class ShareMode(Part):
             core.offline(owner, gone.member_id, gone.expiry_s, now_ms)
         for credit in rows(ShareCredit, header.credits):
             core.credit(owner, credit.member_id, credit.messages)
-        request.reply(Empty())
         self._settle()
+        if done:
+            self.journal.write(partial(self._answer, request))
+        else:
+            request.reply(Empty())
 
     def read(self, request: Request) -> None:
         """SHARE_READ: answered when there is something for a member of this connection, or its hold ends."""

@@ -61,6 +61,7 @@ class ShareLink:
     __slots__ = (
         "_credits",
         "_done",
+        "_done_out",
         "_flush_due",
         "_generation",
         "_is_leaving",
@@ -86,6 +87,8 @@ class ShareLink:
         self._waiting: dict[Membership, list[OnJoined]] = {}
         self._leaves: dict[tuple[str, str], int] = {}
         self._done: dict[int, list[int]] = {}
+        self._done_out: list[dict[int, list[int]]] = []
+        """What was told as done, and is not durable yet."""
         self._returned: dict[int, list[int]] = {}
         self._offline: dict[int, int] = {}
         self._credits: dict[int, int] = {}
@@ -165,7 +168,10 @@ class ShareLink:
         self._offline.clear()
         self._credits.clear()
         known = {membership.member_id for membership in memberships}
-        self._done = {member_id: done for member_id, done in self._done.items() if member_id in known}
+        untold, self._done, self._done_out = [*self._done_out, self._done], {}, []
+        for told in untold:
+            for member_id in told.keys() & known:
+                self._done.setdefault(member_id, []).extend(told[member_id])
         for membership in memberships:
             membership.credits.pop(self._link.name, None)
             self._joins[membership] = None
@@ -236,6 +242,7 @@ class ShareLink:
         start = membership.starts.get(self._link.name)
         if start is None:
             start = Place(0, 0 if membership.is_restored else AT_END)
+        planned, held = held_at(membership, self._link.name)
         return ShareJoin(
             membership.member_id,
             membership.name,
@@ -245,7 +252,8 @@ class ShareLink:
             membership.granted.qos,
             start.log_epoch or reader.log_epoch,
             start.position,
-            *held_at(membership, self._link.name),
+            planned + self._done.get(membership.member_id, []),
+            held,
         )
 
     def _joined(self, generation: int, some: list[Membership], result: Reply | HoldMQError) -> None:
@@ -276,7 +284,9 @@ class ShareLink:
         room, self._credits = self._credits, {}
         if not (done or returned or offline or room):
             return
-        connection.send_one_way(
+        if done:
+            self._done_out.append(done)
+        connection.request(
             RequestCode.SHARE_SETTLE,
             ShareSettleRequest(
                 [SharePositions(member_id, positions) for member_id, positions in done.items()],
@@ -284,7 +294,19 @@ class ShareLink:
                 [ShareOffline(member_id, expiry_s) for member_id, expiry_s in offline.items()],
                 [ShareCredit(member_id, messages) for member_id, messages in room.items()],
             ),
+            functools.partial(self._settled, self._generation, done),
+            CALL_TIMEOUT_S,
         )
+
+    def _settled(self, generation: int, done: dict[int, list[int]], result: Reply | HoldMQError) -> None:
+        if generation != self._generation or not done:
+            return
+        self._done_out.remove(done)
+        if isinstance(result, HoldMQError):
+            # It is told again; what the broker knows already changes nothing.
+            for member_id, positions in done.items():
+                self._done.setdefault(member_id, []).extend(positions)
+            self._loop.call_later(RETRY_S, self._flush_soon)
 
     # Receiving
 

@@ -350,7 +350,8 @@ class ShareGroups(Generic[C]):
     def expire(self, now_ms: int) -> None:
         """End the sessions that have been away for too long."""
         for ending in self._endings.due(now_ms / 1e3):
-            self._over(ending.member)
+            if not ending.is_over:  # a member may have been away twice in one millisecond
+                self._over(ending.member)
 
     def next_deadline(self) -> float | None:
         """When `expire` is due, in s since the epoch; None = nobody is away."""
@@ -371,7 +372,7 @@ class ShareGroups(Generic[C]):
                 group.waits.discard(position)
                 self.in_hand -= 1
                 self.counts.settled += 1
-                self.news.place(SETTLED, group.name, position)
+                self._note_settled(group, position)
         self._end_leaving(member)
 
     def back(self, owner: C, member_id: int, positions: list[int], *, is_unsent: bool = False) -> None:
@@ -432,7 +433,7 @@ class ShareGroups(Generic[C]):
             group.waits.discard(position)
             self.in_hand -= 1
             self.counts.behind += is_behind
-            self.news.place(SETTLED, group.name, position)
+            self._note_settled(group, position)
 
     # Inside
 
@@ -477,7 +478,13 @@ class ShareGroups(Generic[C]):
     def _settle(self, member: Member[C], position: int) -> None:
         self._take_in(member, position)
         self.counts.settled += 1
-        self.news.place(SETTLED, member.group.name, position)
+        self._note_settled(member.group, position)
+
+    def _note_settled(self, group: Group[C], position: int) -> None:
+        self.news.place(SETTLED, group.name, position)
+        if position >= group.position:
+            # A start looks at the log again from where a snapshot was: this one is not to be found anew.
+            group.settled.add(position)
 
     def _return(self, member: Member[C], position: int) -> None:
         group = member.group
@@ -520,7 +527,7 @@ class ShareGroups(Generic[C]):
         for position in list(member.out):
             self._take_in(member, position)
             self.counts.nobody += 1
-            self.news.place(SETTLED, group.name, position)
+            self._note_settled(group, position)
         if member.is_leaving:
             group.leaving.discard(member)
         else:

@@ -27,8 +27,8 @@ class ShareJoin(NamedTuple):
     `name` is the whole `$share/<name>/<filter>`; `uid` the session's own number: another one of the same
     client is another session, and ends the older. `expiry_s`: how long it stays after its connection. A group
     that is new here begins at `position` of `log_epoch`, or AT_END. `planned` are log positions of QoS 2
-    messages that the session's row has; `held` those of messages at the client that are not settled. What the
-    broker thinks that the session has with QoS 2, and is in neither, is free.
+    messages that the session's row has, and of all that it has settled; `held` those at the client that are
+    not settled. What the broker thinks that the session has with QoS 2, and is in neither, is free.
     """
 
     member_id: int
@@ -102,8 +102,9 @@ class ShareOffline(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShareSettleRequest(Header):
-    """One-way, done in this order: `done` and `back` (SharePositions) are settled or for others,
-    `offline` (ShareOffline), `credits` (ShareCredit). What is not known any more changes nothing.
+    """Done in this order: `done` and `back` (SharePositions) are settled or for others, `offline`
+    (ShareOffline), `credits` (ShareCredit). What is not known any more changes nothing. Answered when the log
+    has what is done: until then it is said again as `planned` of a SHARE_JOIN.
     """
 
     done: list[SharePositions] = field(default_factory=list)
