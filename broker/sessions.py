@@ -425,6 +425,7 @@ class SessionTable(Part):
 
     def _owe(self, changes: Sequence[tuple[str, str, bytes | None]]) -> None:
         """The log refused the ends of sessions: they count all the same, and are written later."""
+        self.wills.owe(changes)
         for client_id, key, value in changes:
             if key[0] == META and value is not None:
                 meta = decode_meta(value)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from broker.core.session_rows import WILL, decode_meta, meta_key, split_will_key, will_key
+from broker.core.session_rows import WILL, RowChange, decode_meta, meta_key, split_will_key, will_key
 from broker.core.sessions import Sessions
 from broker.core.wills import LEASE_S, WillKey
 from broker.session_rows import SessionRows
@@ -64,6 +64,7 @@ class DueWills:
         self._clock_ms = clock_ms
         self._loop = asyncio.get_running_loop()
         self._handed: dict[WillKey, tuple[Connection | None, float]] = {}
+        self._owed: dict[str, RowChange] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._is_closed = False
@@ -76,6 +77,7 @@ class DueWills:
         return {
             "wills": wills.count,
             "wills_publishing": len(self._handed),
+            "wills_owed": len(self._owed),
             "wills_published_total": wills.published,
             "wills_cancelled_total": wills.cancelled,
             "wills_deleted_total": wills.deleted,
@@ -230,9 +232,29 @@ class DueWills:
         self._put_back([key for key, (owner, _) in self._handed.items() if owner is connection], 0.0)
 
     def each_second(self, now: float) -> None:
-        """Wait no longer for who does not tell."""
+        """Wait no longer for who does not tell; write what the log refused."""
+        self._write_owed()
         self._put_back([key for key, (_, deadline) in self._handed.items() if deadline <= now], 0.0)
         self.look()
+
+    def owe(self, changes: Sequence[RowChange]) -> None:
+        """The log refused these changes: of those that take wills away nobody tells us again."""
+        self._owed.update(
+            {change[1]: change for change in changes if change[1][0] == WILL and change[2] is None}
+        )
+
+    def _write_owed(self) -> None:
+        owed, self._owed = self._owed, {}
+        if not owed or self._is_closed:
+            return
+        changes = list(owed.values())
+
+        def written(error: StorageError | None) -> None:
+            if error is not None:
+                self.owe(changes)  # twice is once
+
+        for at in range(0, len(changes), SCAN_ROWS):
+            self._rows.write(changes[at : at + SCAN_ROWS], written)
 
     def _put_back(self, keys: Sequence[WillKey], delay_s: float) -> None:
         due_at = self._loop.time() + delay_s

@@ -11,7 +11,7 @@ from session_peer import SessionPeer
 from broker import sessions as sessions_module
 from broker import wills as wills_module
 from broker.core import sessions as core_module
-from holdmq.errors import Code, HoldMQError
+from holdmq.errors import Code, HoldMQError, StorageError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import HeartbeatRequest
 from holdmq.wire.session_headers import DueWill
@@ -175,6 +175,24 @@ async def test_a_storm_of_reconnects_sends_no_will(broker: Stack, connect: Conne
     assert gateway.wills == []
     assert wills(broker) == 20
     assert broker.server.numbers()["wills_cancelled_total"] == 40
+
+
+async def test_a_will_that_was_deleted_stays_so_when_the_log_refused_that(
+    start: Start, connect: Connect
+) -> None:
+    stack = await start()
+    gateway = await connect(stack)
+    opened = await gateway.open("c", will=will())
+    rows = stack.server.sessions.rows
+    append = rows._change_many
+    rows._change_many = lambda changes, done: stack.server.sessions._loop.call_soon(  # type: ignore[method-assign]
+        done, None, StorageError("no space", operation="write")
+    )
+    assert await refused(gateway.end("c", opened.epoch, will=DELETE_WILL)) == Code.STORE_FAILED
+    assert stack.server.numbers()["wills_owed"] == 1
+    rows._change_many = append  # type: ignore[method-assign]
+    await until(lambda: not stack.server.numbers()["wills_owed"] and not rows.in_hand_bytes)
+    assert wills(await start()) == 0
 
 
 async def test_what_is_no_will_is_refused(broker: Stack, connect: Connect) -> None:
