@@ -55,6 +55,7 @@ class Restoring:
         shared = [(name, options) for name, options in every if name.startswith(SHARE_PREFIX)]
         filters = [(name, options) for name, options in every if not name.startswith(SHARE_PREFIX)]
         if not filters and not state.planned:
+            self._worker.retained.restore(session, state.retained, filters)
             self._restore_shared(session, shared, state)
             return False
         outbound = session.outgoing()

@@ -136,6 +136,8 @@ class RetainedAnswers:
         self, session: Session, state: RetainedState | None, filters: Sequence[tuple[str, FilterOptions]]
     ) -> None:
         """A session came back: it is owed what it was; `resume` goes on with it."""
+        if state is None and not filters:
+            return
         outbound = session.outgoing()
         numbers = {name: options.number for name, options in filters}
         outbound.retained_number = max([0 if state is None else state.number, *numbers.values()])
@@ -186,10 +188,12 @@ class RetainedAnswers:
             line = self._lines[link.name] = _Line(link)
         return line
 
-    def link_up(self, _link: BrokerLink) -> None:
-        """A broker is connected (again): go on with those that it owes something."""
+    def brokers_known(self) -> None:
+        """Brokers that keep messages came, or are connected (again): go on with whom they owe something."""
+        brokers = self._brokers()
         for session in self._worker.sessions():
             if session.outbound is not None and session.outbound.retained is not None:
+                session.outbound.retained.brokers_known(brokers)
                 self.ready(session)
 
     def _pump_soon(self) -> None:

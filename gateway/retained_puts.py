@@ -134,11 +134,13 @@ class RetainedPuts:
 
     # Brokers
 
-    def routes_changed(self, topics: Iterable[str]) -> None:
-        """Brokers that keep retained messages came; those that are away stay."""
-        if RETAINED_TOPIC in topics:
-            route = self._worker.routes.get(RETAINED_TOPIC)
-            self.brokers = [] if route is None else sorted({q.broker for q in route.write_queues})
+    def routes_changed(self, topics: Iterable[str]) -> bool:
+        """Whether other brokers keep retained messages now; those that are away stay."""
+        if RETAINED_TOPIC not in topics:
+            return False
+        route, before = self._worker.routes.get(RETAINED_TOPIC), self.brokers
+        self.brokers = [] if route is None else sorted({q.broker for q in route.write_queues})
+        return self.brokers != before
 
     def link_up(self, _link: BrokerLink) -> None:
         """A broker is connected (again)."""

@@ -222,7 +222,8 @@ class Worker:
         self.topics.routes_changed(topics)
         self.subscriptions.routes_changed(topics)
         self.persistent.routes_changed(topics)
-        self.retained_puts.routes_changed(topics)
+        if self.retained_puts.routes_changed(topics):
+            self.retained.brokers_known()
 
     def _link_up(self, link: Link, connection: Connection, hello: HelloResponse) -> None:
         own = self.links.get(link.name)
@@ -234,7 +235,7 @@ class Worker:
     def _linked(self, link: BrokerLink) -> None:
         self.persistent.link_up(link)
         self.retained_puts.link_up(link)
-        self.retained.link_up(link)
+        self.retained.brokers_known()
         self.shares.link_up(link)
 
     def _link_down(self, link: Link, reason: HoldMQError) -> None:

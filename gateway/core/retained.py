@@ -32,11 +32,14 @@ class Answer:
         self.places: dict[str, RetainedPlace] | None = None
 
     def begin(self, brokers: Collection[str]) -> None:
-        """The subscription is in effect: these brokers keep retained messages, of one topic only one does."""
+        """The subscription is in effect: these brokers keep retained messages, of one topic only one does.
+
+        No brokers: none is known yet; call it again.
+        """
         self.is_held = False
-        if self.places is not None:
+        if self.places is not None or not brokers:
             return
-        if brokers and "+" not in self.topic_filter and not self.topic_filter.endswith("#"):
+        if "+" not in self.topic_filter and not self.topic_filter.endswith("#"):
             brokers = [retained_owner(self.topic_filter, brokers)]
         self.places = dict.fromkeys(brokers, RetainedPlace(LOG_END, ""))
 
@@ -89,6 +92,12 @@ class RetainedDue:
             if answer.topic_filter in filters and answer.is_held:
                 answer.begin(brokers)
         self.drop_finished()
+
+    def brokers_known(self, brokers: Collection[str]) -> None:
+        """Brokers are known: what waits for that may begin."""
+        for answer in self.answers:
+            if not answer.is_held:
+                answer.begin(brokers)
 
     def drop_finished(self) -> None:
         """Forget what is answered."""

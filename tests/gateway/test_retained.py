@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -573,15 +572,18 @@ async def test_what_lags_and_what_is_kept_take_turns(start_worker: Start) -> Non
     assert min(last_live, last_kept) > 200
 
 
-async def test_without_brokers_that_keep_messages_subscriptions_are_in_effect_all_the_same(
-    start_worker: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_subscription_is_answered_when_it_is_known_who_keeps_messages(start_worker: Start) -> None:
     running = await start_worker()
-    running.worker.retained_puts.brokers = []
+    keep(running, {"a": b"x"})
+    puts = running.worker.retained_puts
+    brokers, puts.brokers = puts.brokers, []
     client = await running.client("s", MQTT_5)
     await client.subscribe("a")
     assert await silent(client)
-    assert running.worker.counters.retained_owed == 0
-    client.send(Publish("a", b"x", 1, retain=True, packet_id=1))
-    assert (await client.next()).reason_code == 0x89
-    await asyncio.sleep(0)
+    publisher = await running.client("p", MQTT_5)
+    publisher.send(Publish("a", b"y", 1, retain=True, packet_id=1))
+    assert (await publisher.next()).reason_code == 0x89
+    puts.brokers = brokers
+    running.worker.retained.brokers_known()
+    assert len(await take(client, 1)) == 1
+    await running.until(lambda: not running.worker.counters.retained_owed)

@@ -63,11 +63,17 @@ def test_an_answer_goes_on_where_it_stands_and_ends_with_its_last_broker() -> No
     assert due.answers == []
 
 
-def test_without_brokers_there_is_nothing_to_wait_for() -> None:
+def test_an_answer_begins_when_brokers_are_known() -> None:
     due = RetainedDue()
-    due.owe("a", 1)
-    due.begin(["a"], [])
-    assert due.answers == []
+    due.owe("a/#", 1)
+    due.owe("held", 1)
+    due.begin(["a/#"], [])
+    assert list(due.brokers()) == []
+    due.brokers_known([])
+    due.brokers_known(["b0"])
+    due.brokers_known(["b0", "b1"])
+    assert list(due.brokers()) == ["b0"]
+    assert places(due, "b0") == {"a/#": RetainedPlace(LOG_END, "")}
 
 
 def test_subscribing_again_begins_anew_and_unsubscribing_ends_it() -> None:
