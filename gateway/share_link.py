@@ -260,6 +260,8 @@ class ShareLink:
         if generation != self._generation:
             return
         if isinstance(result, HoldMQError):
+            if self._link.connection is None or self._link.connection.is_closed:
+                return  # `up` has all join
             log.warning("share groups cannot be joined yet", broker=self._link.name, reason=str(result))
             for membership in some:
                 if not membership.is_over and membership.member_id in self.joined:
@@ -324,6 +326,8 @@ class ShareLink:
             return
         self._reads -= 1
         if isinstance(result, HoldMQError):
+            if connection.is_closed:
+                return  # `up` begins anew
             log.warning("reading for shared subscriptions failed", broker=self._link.name, reason=str(result))
             self._loop.call_later(RETRY_S, self._flush_soon)
             return
