@@ -32,6 +32,7 @@ from pydantic import (
 from holdmq.config_access import AccessSection
 from holdmq.config_alarms import AlarmsSection
 from holdmq.config_listeners import DEFAULT_LISTENER, ListenerSettings, conflict_of
+from holdmq.config_mqtt_limits import MqttLimits
 from holdmq.config_protection import ProtectionSettings
 from holdmq.config_routes import RouteSettings, routes_fault
 from holdmq.config_section import Section, is_loopback
@@ -296,7 +297,7 @@ class StorageSection(Section):
         return value
 
 
-class GatewaySection(ProtectionSettings):
+class GatewaySection(MqttLimits, ProtectionSettings):
     """The MQTT front end."""
 
     bind: str = Field(
@@ -329,67 +330,12 @@ class GatewaySection(ProtectionSettings):
     allow_anonymous: bool | None = Field(
         None, description="Admit clients without credentials; unset = only while bind is a loopback address."
     )
-    packet_max_bytes: int = Field(
-        4 * _MIB, ge=256, le=12 * _MIB, description="Largest MQTT packet accepted: record_max_bytes' default."
-    )
-    connections_max: int = Field(
-        100_000, ge=1, le=1_000_000, description="Connections of one worker: about 300 MiB of session memory."
-    )
-    unauthenticated_s: float = Field(
-        10,
-        gt=0,
-        le=300,
-        description="Time from accept to a complete CONNECT: slow links need seconds, scanners wait.",
-    )
-    keepalive_max_s: int = Field(
-        60,
-        ge=1,
-        le=65535,
-        description="Longest keep alive granted to MQTT 5 clients (Server Keep Alive), which is what most ask "
-        "for by themselves: a dead device is known after 1.5 times this.",
-    )
     response_prefix: str = Field(
         "",
         max_length=128,
         pattern=r"^([^+#$\x00][^+#\x00]*)?$",
         description="MQTT 5 clients that ask for Response Information are told this and their client id, "
         "with a slash between, as a topic for answers; empty = not told.",
-    )
-    receive_max: int = Field(
-        1024,
-        ge=1,
-        le=65535,
-        description="Unacknowledged QoS 1 and 2 publishes that one client may have sent.",
-    )
-    inflight_max: int = Field(
-        64,
-        ge=1,
-        le=65535,
-        description="Unacknowledged deliveries to one client: small devices have small buffers.",
-    )
-    filters_per_client_max: int = Field(
-        1000,
-        ge=1,
-        le=100_000,
-        description="Subscriptions of one client: each costs trie memory in the worker.",
-    )
-    client_id_max_bytes: int = Field(
-        1024, ge=23, le=65535, description="Longest client id: it is a key in tables and logs."
-    )
-    topic_max_bytes: int = Field(
-        4096,
-        ge=64,
-        le=65535,
-        description="Longest MQTT topic or filter: it travels in every record's properties.",
-    )
-    topic_levels_max: int = Field(
-        128, ge=2, le=1024, description="Levels of an MQTT topic or filter: bounds the depth of the trie."
-    )
-    mqtt_topics_max: int = Field(
-        256,
-        ge=1,
-        le=100_000,
-        description="Log topics that MQTT may create; other first levels share the topic mqtt-other.",
     )
     routes: list[RouteSettings] = Field(
         [],
@@ -403,22 +349,12 @@ class GatewaySection(ProtectionSettings):
         description="How often clients that subscribed to $SYS/… get the gateway's numbers that changed; "
         "access.sys_topics and the ACL say who may.",
     )
-    session_expiry_max_s: int = Field(
-        30 * 86_400,
-        ge=0,
-        le=0xFFFFFFFE,
-        description="Longest time that a session outlives its connection, 0 = none does: rows of devices "
-        "that never come back must go.",
-    )
-    session_span_max: int = Field(
-        1000, ge=1, le=65535, description="Deliveries past the lowest unsettled one, then sending stops."
-    )
     drain_will_min_s: float = Field(
         30,
         ge=0,
         le=86_400,
-        description="Least delay of the wills of clients that a draining gateway sends away: time to come back "
-        "elsewhere.",
+        description="Least delay of the wills of clients that a draining gateway sends away: time to come "
+        "back elsewhere.",
     )
     drain_s: float = Field(
         10, ge=0, le=3600, description="Time to disconnect clients in good order after SIGTERM."
