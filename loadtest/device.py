@@ -78,6 +78,7 @@ class Device(asyncio.Protocol):
         "is_over",
         "is_resumed",
         "number",
+        "server_keep_alive_s",
     )
 
     def __init__(self, owner: Owner, plan: FleetPlan, number: int, began: float) -> None:
@@ -85,6 +86,8 @@ class Device(asyncio.Protocol):
         self.is_connected = False
         self.is_over = False
         self.is_resumed = False
+        self.server_keep_alive_s: int | None = None
+        """The keep alive that the server wants instead of ours (MQTT 5)."""
         self._owner = owner
         self._plan = plan
         self._began = began
@@ -132,6 +135,7 @@ class Device(asyncio.Protocol):
             self.fail(f"CONNACK 0x{packet.reason_code:02X}")
             return
         self.is_resumed = packet.session_present
+        self.server_keep_alive_s = packet.properties.server_keep_alive
         plan = self._plan
         if plan.subscribe and not packet.session_present and self._transport is not None:
             wanted = [Subscription(plan.filter_of(self.number), 1)]

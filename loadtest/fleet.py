@@ -90,6 +90,7 @@ class Fleet:
         self.is_running = False
         self.is_paced = publish is not None and publish.rate > 0
         self._plan = plan
+        self._keep_alive_s = plan.keep_alive_s
         self._publish = publish
         self._devices: list[Device] = []
         self._left = 0
@@ -189,6 +190,8 @@ class Fleet:
     def device_connected(self, device: Device, took_s: float) -> None:
         tally = self.tally
         self.last_connected_at = perf_counter()
+        if device.server_keep_alive_s:
+            self._keep_alive_s = device.server_keep_alive_s  # [MQTT-3.1.2-21]
         tally.connected += 1
         tally.resumed += device.is_resumed
         tally.connect_latency.record(took_s)
@@ -217,10 +220,12 @@ class Fleet:
 
     async def keep_alive(self) -> None:
         """Ping every device three times in two keep alives, a share of them each second; until cancelled."""
-        interval = max(1, int(self._plan.keep_alive_s * 2 / 3))
         turn = 0
-        while self._plan.keep_alive_s:
+        while True:
             await asyncio.sleep(1)
+            if not self._keep_alive_s:
+                continue
+            interval = max(1, int(self._keep_alive_s * 2 / 3))
             turn += 1
             for device in self._devices[turn % interval :: interval]:
                 device.ping()

@@ -185,8 +185,14 @@ def _memory(numbers: Numbers) -> int:
 async def _watch_wills(address: str, stopping: asyncio.Event) -> int:
     host, port = address.split(":")
     owner = _Nobody()
-    plan = FleetPlan(host, int(port), 1, mqtt="5", client_prefix="watch", username=USER, password=PASSWORD)
-    plan = replace(plan, subscribe="wills/#", keep_alive_s=KEEP_ALIVE_S)
+    plan = FleetPlan(
+        *(host, int(port), 1),
+        keep_alive_s=0,
+        client_prefix="watch",
+        username=USER,
+        password=PASSWORD,
+        subscribe="wills/#",
+    )
     device = _Wills(owner, plan, 0, perf_counter())
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: device, host, int(port))

@@ -8,7 +8,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from holdmq.mqtt import ConnAck, Connect, Decoder, PingReq, PublishRun, TopicTable, encode, encode_pubacks
+from holdmq.mqtt import (
+    ConnAck,
+    Connect,
+    Decoder,
+    PingReq,
+    Properties,
+    PublishRun,
+    TopicTable,
+    encode,
+    encode_pubacks,
+)
 from loadtest.fleet import Fleet, Tally
 from loadtest.plan import FleetPlan, PublishPlan
 
@@ -23,11 +33,15 @@ async def run(plan: PublishPlan) -> Tally:
 
 @asynccontextmanager
 async def broken_server(
-    *, connack: int = 0, forge: bool = False, pings: list[int] | None = None
+    *,
+    connack: int = 0,
+    forge: bool = False,
+    pings: list[int] | None = None,
+    keep_alive_s: int | None = None,
 ) -> AsyncIterator[int]:
     """A server that refuses with `connack`, or accepts and never answers, or forges acknowledgements.
 
-    Notes in `pings` the connection of every PINGREQ.
+    Notes in `pings` the connection of every PINGREQ; wants `keep_alive_s`.
     """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -35,7 +49,8 @@ async def broken_server(
         while data := await reader.read(65536):
             for item in decoder.feed(data):
                 if isinstance(item, Connect):
-                    writer.write(encode(ConnAck(reason_code=connack), decoder.version))
+                    told = Properties(server_keep_alive=keep_alive_s)
+                    writer.write(encode(ConnAck(reason_code=connack, properties=told), decoder.version))
                 elif isinstance(item, PingReq) and pings is not None:
                     pings.append(id(writer))
                 elif isinstance(item, PublishRun) and forge:
@@ -132,6 +147,18 @@ async def test_idle_devices_ping_within_their_keep_alive() -> None:
     pings: list[int] = []
     async with broken_server(pings=pings) as port:
         fleet = Fleet(FleetPlan("127.0.0.1", port, 3, 0, keep_alive_s=1))
+        await fleet.connect()
+        pinging = asyncio.create_task(fleet.keep_alive())
+        await fleet.stay(1.4)
+        pinging.cancel()
+        await fleet.leave()
+    assert len(set(pings)) == 3
+
+
+async def test_devices_keep_the_keep_alive_that_the_server_wants() -> None:
+    pings: list[int] = []
+    async with broken_server(pings=pings, keep_alive_s=1) as port:
+        fleet = Fleet(FleetPlan("127.0.0.1", port, 3, 0, mqtt="5", keep_alive_s=600))
         await fleet.connect()
         pinging = asyncio.create_task(fleet.keep_alive())
         await fleet.stay(1.4)
