@@ -176,16 +176,22 @@ class Shell:
 
     def topic_known(self) -> None:
         """The topic that a publish waited for is there, or its messages go elsewhere: go on."""
-        events, self.waiting = self.waiting, None
+        events = self._take_waiting()
         if events is None:
             return
         self.handle(events)
         if self.waiting is None:
             self.resume(TOPIC)
 
+    def _take_waiting(self) -> list[Event] | None:
+        # By itself: where it is looked at again behind a call, mypyc would still take it for None.
+        events = self.waiting
+        self.waiting = None
+        return events
+
     def topic_failed(self) -> None:
         """Nobody could say what is to become of the topic: the client must try again."""
-        events, self.waiting = self.waiting, None
+        events = self._take_waiting()
         ending = [event for event in events or () if isinstance(event, Closed)]
         if ending:
             self.handle(ending)
