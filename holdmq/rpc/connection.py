@@ -383,7 +383,10 @@ class Connection(asyncio.Protocol):
 
     def _deadline_reached(self) -> None:
         self._timer = None
-        now = self._loop.time()
+        self._time_out(self._loop.time())
+
+    def _time_out(self, now: float) -> None:
+        # By itself: mypyc would take the timer for None, also when what is told here has set it.
         late = [opaque for opaque, (deadline, _) in self._pending.items() if deadline <= now]
         for opaque in late:
             _, on_reply = self._pending.pop(opaque)
