@@ -203,9 +203,13 @@ class BrokerMachine(RuleBasedStateMachine):
         after = self.home / str(self.lives)
         if is_killed:
             log = before / "store" / "commitlog"
+            # A checkpoint says what queue files have: one that is newer than their copies would lie.
+            checkpoints = {path.name: path.read_bytes() for path in log.parent.glob("checkpoint.json*")}
             shutil.copytree(before, after, ignore=lambda path, _names: _names if Path(path) == log else [])
             for segment in sorted(log.iterdir()):
                 shutil.copy(segment, after / "store" / "commitlog" / segment.name)
+            for name, content in checkpoints.items():
+                (after / "store" / name).write_bytes(content)
         # Nobody is blamed for the broker's end: its members are there until then.
         await stop_broker(self.broker)
         for member in self.members:
