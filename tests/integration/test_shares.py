@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
+from command_line import command
 from mqtt_client import MqttClient
 from processes import Stack, end_all, wait_until
 
@@ -256,6 +260,33 @@ def test_what_is_malformed_ends_the_connection(stack: Stack) -> None:
     packet = bytearray(encode(Subscribe(1, [Subscription("$share/g/t", 1)]), MQTT_5))
     client.send_bytes(bytes(packet).replace(b"/g/", b"/+/"))  # [MQTT-4.8.2-2]
     assert client.wait_for(Disconnect).reason_code == 0x8F
+
+
+def test_people_are_shown_the_groups_and_a_dropped_session_holds_none(stack: Stack, topic: str) -> None:
+    shared = f"$share/g/{topic}"
+
+    def run(*arguments: str) -> Any:
+        done = subprocess.run(
+            command(stack, "session", *arguments),
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=stack.directory,
+        )
+        return json.loads(done.stdout)
+
+    client = member(stack, f"{topic}-a", shared, receive_max=1)
+    member(stack, f"{topic}-b", shared).disconnect()
+    sender = publisher(stack)
+    sender.publish(topic, b"x", b"y")
+    client.message()
+    (row,) = run("shares", "--prefix", shared, "--json")
+    assert (row["name"], row["sessions"], row["online"], row["in_flight"]) == (shared, 2, 1, 1)
+    assert row["behind_bytes"] > 0
+    assert list(run("show", f"{topic}-b", "--json")["filters"]) == [shared]
+    run("drop", f"{topic}-b", "--yes", "--json")
+    run("drop", f"{topic}-a", "--yes", "--json")
+    assert run("shares", "--prefix", shared, "--json") == []
 
 
 def test_members_and_brokers_die_and_every_message_comes(stack: Stack, topic: str) -> None:
