@@ -45,11 +45,9 @@ class ConnectionLog:
         if self._connects > LINES_PER_S:
             return
         session = shell.session
-        user = {"user": session.principal} if session.principal else {}
         log.info(
             "client connected",
             client=session.client_id,
-            **user,
             mqtt=_VERSIONS.get(session.version, ""),
             keep_alive_s=int(session.keep_alive_s),
             expiry_s=session.expiry_s,
