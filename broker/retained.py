@@ -351,11 +351,6 @@ class Retained(Part):
         count = max(1, min(header.max_rows, SLICE_ROWS_MAX))
         size = max(1, min(header.max_bytes, SLICE_BYTES_MAX))
         tables = self.tables
-        if not self._used()[0]:
-            # While nobody retains anything, subscriptions of a whole fleet cost no look-up.
-            nothing = [RetainedFound(0, None, end if item.before < 0 else item.before) for item in items]
-            request.reply(RetainedScanResponse(nothing, []))
-            return
 
         def answer(found: Slice) -> None:
             self.looked_at += found.looked_at
@@ -363,12 +358,15 @@ class Retained(Part):
             length = sum(map(len, found.values))
             request.reply(RetainedScanResponse(found.found, found.rows), found.values, length)
 
-        self.once_shown(
-            request,
-            lambda: self.lookups.run(
-                request, lambda: scan_slice(tables, items, end, now_ms, count, size), answer
-            ),
-        )
+        def look() -> None:
+            if tables.size_of(RETAINED_TOPIC).rows:
+                self.lookups.run(request, lambda: scan_slice(tables, items, end, now_ms, count, size), answer)
+                return
+            # While nobody retains anything, subscriptions of a whole fleet cost no look-up.
+            nothing = [RetainedFound(0, None, end if item.before < 0 else item.before) for item in items]
+            request.reply(RetainedScanResponse(nothing, []))
+
+        self.once_shown(request, look)
 
     def get(self, request: Request) -> None:
         """RETAINED_GET."""

@@ -11,6 +11,7 @@ from retained_peer import RetainedPeer
 
 import broker.retained as retained_part
 from holdmq.errors import Code
+from holdmq.rpc.connection import Request
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.retained_headers import (
     LOG_END,
@@ -21,6 +22,7 @@ from holdmq.wire.retained_headers import (
     RetainedPut,
     RetainedPutRequest,
 )
+from storage.lookups import TableSize
 
 Start = Callable[..., Awaitable[Stack]]
 
@@ -99,6 +101,30 @@ async def test_what_is_kept_is_there_after_a_restart_of_the_broker(start: Start)
     async with peer_of(stack) as peer:
         assert await peer.bodies("#") == {f"a/{n}": b"%d" % n for n in range(50)}
         assert stack.server.numbers()["retained_messages"] == 50
+
+
+async def test_whether_anything_is_kept_is_asked_when_the_table_shows_it(
+    broker: Stack, peer: RetainedPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await peer.put({"a": b"1"})
+    retained = broker.server.retained
+    size_of, once_shown = retained.tables.size_of, retained.once_shown
+    is_shown = False
+
+    def shown(request: Request, go_on: Callable[[], None]) -> None:
+        def now() -> None:
+            nonlocal is_shown
+            is_shown = True
+            go_on()
+
+        once_shown(request, now)
+
+    # As after a start: the log has more than the table.
+    monkeypatch.setattr(retained, "once_shown", shown)
+    monkeypatch.setattr(
+        retained.tables, "size_of", lambda topic: size_of(topic) if is_shown else TableSize(0, 0)
+    )
+    assert await peer.bodies("#") == {"a": b"1"}
 
 
 async def test_an_answer_is_a_slice_and_says_where_to_go_on(peer: RetainedPeer) -> None:
