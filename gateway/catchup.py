@@ -182,20 +182,25 @@ class CatchUp:
         Without a broker it waits for `reader_opened`, which makes it ready again.
         """
         is_waiting = False
-        for broker, position in lag.positions.items():
-            link = self._worker.links.get(broker)
-            if link is None or link.connection is None or not link.reader.is_open:
-                continue
-            if is_due(session, broker):
-                self._redelivery.begin(session, link, link.connection)
+        up = [
+            (link, link.connection, position)
+            for broker, position in lag.positions.items()
+            if (link := self._worker.links.get(broker)) is not None
+            and link.connection is not None
+            and link.reader.is_open
+        ]
+        for link, connection, _ in up:
+            if is_due(session, link.name):
+                self._redelivery.begin(session, link, connection)
                 return
+        for link, connection, position in up:
             if not _takes(session):
-                continue
+                break
             is_far = link.reader.live_from - position > FAR_BYTES
             if is_far and not is_gathered:
                 is_waiting = True
                 continue
-            self._open(session, lag, link, link.connection, is_far)
+            self._open(session, lag, link, connection, is_far)
             return
         if is_waiting:
             self._far_queue.append(session)

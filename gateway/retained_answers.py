@@ -171,7 +171,7 @@ class RetainedAnswers:
         if not due.answers:
             self._end_if_over(outbound)
             return False
-        if is_due(session) or not _takes(outbound):
+        if not _takes(outbound) or self._is_due(session):
             return False
         for broker in due.brokers():
             link = self._worker.links.get(broker)
@@ -181,6 +181,13 @@ class RetainedAnswers:
                 self._pump_soon()
                 return True
         return False
+
+    def _is_due(self, session: Session) -> bool:
+        """Whether something is to be sent again first by a broker that is there."""
+        links = self._worker.links
+        return is_due(session) and any(
+            is_due(session, broker) for broker, link in links.items() if link.connection is not None
+        )
 
     def _line_of(self, link: BrokerLink) -> _Line:
         line = self._lines.get(link.name)
