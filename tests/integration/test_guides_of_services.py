@@ -68,9 +68,16 @@ def test_the_command_that_compares_servers_is_understood() -> None:
     assert all(option in done.stdout for option in arguments if option.startswith("--"))
 
 
+def load_test_command(words: str) -> str:
+    """The command of the page in which these words are."""
+    lines = [line for e in examples_of("loadtest.md", "console") for line in e.code.splitlines()]
+    (found,) = [line for line in lines if words in line]
+    return found.removeprefix("$ ")
+
+
 def test_idle_devices_are_measured_as_the_page_says(holdmq_stack: StackMaker) -> None:
     stack = holdmq_stack()
-    program, *arguments = shlex.split(examples_of("loadtest.md", "console")[2].code.removeprefix("$ "))
+    program, *arguments = shlex.split(load_test_command("--devices 200000"))
     assert program == "holdmq"
     small = {**SMALL, "--admin": f"127.0.0.1:{stack.admin_ports['gateway']}"}
     for option, value in small.items():
@@ -91,7 +98,7 @@ def test_idle_devices_are_measured_as_the_page_says(holdmq_stack: StackMaker) ->
 
 
 def test_a_storm_ends_as_the_page_says() -> None:
-    program, *arguments = shlex.split(examples_of("loadtest.md", "console")[3].code.removeprefix("$ "))
+    program, *arguments = shlex.split(load_test_command("loadtest.bench.storm"))
     assert program == "python"
     for option, small in {"--clients": "60", "--publishers": "5", "--rate": "50"}.items():
         arguments[arguments.index(option) + 1] = small
