@@ -130,9 +130,8 @@ async def test_the_http_plugins_ask_a_server_once_for_each_answer(
         codes = [getattr(await client.next(), "reason_code", 0) for _ in range(3)]
         assert codes == [0, 0x87, 0]
     assert [kind for kind, _ in http_server.asked].count("user") == 1
-    assert [(body["topic"], body["acc"]) for kind, body in http_server.asked if kind == "acl"] == [
-        ("b/1", 4), ("c/1", 4), ("a/1", 2), ("c/1", 2),
-    ]  # fmt: skip
+    topics = sorted((body["topic"], body["acc"]) for kind, body in http_server.asked if kind == "acl")
+    assert topics == [("a/1", 2), ("b/1", 4), ("c/1", 2), ("c/1", 4)]
     refused = await running.client("c1", MQTT_5, username="ada", password=b"no", refused=True)
     assert refused.connack.reason_code == 0x86
 
