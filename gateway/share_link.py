@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.memberships import Membership, held_at
@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from gateway.shares import Shares
 
 JOINS_PER_REQUEST: Final = 500
+JOIN_BYTES: Final = 1 << 20
+"""What one SHARE_JOIN says, about: a frame's header holds 4 MiB."""
+POSITIONS_PER_REQUEST: Final = 30_000
+"""And those of one member more: far below what a broker takes."""
+POSITION_BYTES: Final = 9
 LEAVES_MAX: Final = 10_000
 """Sessions that left and are told to a broker that is away; of more of them it finds out by their expiry."""
 READS_OUTSTANDING: Final = 2
@@ -197,8 +202,8 @@ class ShareLink:
             self._send_leaves(connection)
         joining, self._joins = list(self._joins), {}
         joining = [m for m in joining if not m.is_over and m.session.state != CLOSED]
-        for at in range(0, len(joining), JOINS_PER_REQUEST):
-            self._send_joins(connection, joining[at : at + JOINS_PER_REQUEST])
+        for some in self._parts(joining):
+            self._send_joins(connection, some)
         for membership in joining:
             self._shares.top_up(membership, self)
         self._send_settled(connection)
@@ -226,13 +231,27 @@ class ShareLink:
         wanted = [ShareLeave(name, client_id, keep_uid) for (name, client_id), keep_uid in some]
         connection.request(RequestCode.SHARE_LEAVE, ShareLeaveRequest(wanted), left, CALL_TIMEOUT_S)
 
-    def _send_joins(self, connection: Connection, some: list[Membership]) -> None:
+    def _parts(self, joining: list[Membership]) -> Iterator[list[tuple[Membership, ShareJoin]]]:
+        """What joins, with its rows, in parts that fit a request."""
+        part: list[tuple[Membership, ShareJoin]] = []
+        size = 0
+        for membership in joining:
+            row = self._row(membership)
+            part.append((membership, row))
+            size += len(row.name) + POSITION_BYTES * (len(row.planned) + len(row.held)) + 100
+            if size >= JOIN_BYTES or len(part) == JOINS_PER_REQUEST:
+                yield part
+                part, size = [], 0
+        if part:
+            yield part
+
+    def _send_joins(self, connection: Connection, part: list[tuple[Membership, ShareJoin]]) -> None:
+        some = [membership for membership, _ in part]
         for membership in some:
             self.joined[membership.member_id] = membership
-        wanted = [self._row(membership) for membership in some]
         connection.request(
             RequestCode.SHARE_JOIN,
-            ShareJoinRequest(wanted),
+            ShareJoinRequest([row for _, row in part]),
             functools.partial(self._joined, self._generation, some),
             CALL_TIMEOUT_S,
         )
@@ -280,8 +299,9 @@ class ShareLink:
         self._shares.settle()
 
     def _send_settled(self, connection: Connection) -> None:
-        done, self._done = self._done, {}
-        returned, self._returned = self._returned, {}
+        done, returned = _some_of(self._done), _some_of(self._returned)
+        if self._done or self._returned:
+            self._flush_soon()
         offline, self._offline = self._offline, {}
         room, self._credits = self._credits, {}
         if not (done or returned or offline or room):
@@ -336,3 +356,14 @@ class ShareLink:
         given = rows(ShareGiven, result.header(ShareReadResponse).given)
         if given:
             self._shares.received(self, self._link, given, result.body)
+
+
+def _some_of(waiting: dict[int, list[int]]) -> dict[int, list[int]]:
+    """Take members' positions out, about as many as one request says."""
+    taken: dict[int, list[int]] = {}
+    left = POSITIONS_PER_REQUEST
+    while waiting and left > 0:
+        member_id = next(iter(waiting))
+        taken[member_id] = waiting.pop(member_id)
+        left -= len(taken[member_id])
+    return taken

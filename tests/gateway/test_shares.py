@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway import share_link
 from holdmq.errors import BusyError, Code
 from holdmq.mqtt import MQTT_5, Properties, PubAck, Subscribe, Subscription, Unsubscribe
 from holdmq.record import SYS_QOS_SHIFT, encode_record
@@ -161,6 +162,28 @@ async def test_after_a_lost_connection_a_member_says_what_it_holds_and_what_is_s
     again = groups.joins[1]
     assert (again.name, again.uid, again.planned, again.held) == (SHARED, groups.joins[0].uid, [10], [20])
     await running.until(lambda: groups.done == [10, 10])
+
+
+async def test_what_is_much_is_said_in_parts(
+    start_worker: Start, groups: ShareGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share_link, "POSITIONS_PER_REQUEST", 2)
+    monkeypatch.setattr(share_link, "JOINS_PER_REQUEST", 2)
+    running = await start_worker()
+    client = await subscribed(running, receive_max=9)
+    client.send(Subscribe(2, [Subscription(f"$share/{n}/t/1", 1) for n in range(4)]))
+    assert (await client.next()).reason_codes == [1] * 4
+    await running.until(lambda: len(groups.reads) == 2)
+    for position, join in enumerate(groups.joins):
+        groups.give(position, member_id=join.member_id)
+        await running.until(lambda: len(groups.reads) == 2)
+    ids = [(await client.next()).packet_id for _ in range(5)]
+    client.send(*(PubAck(packet_id) for packet_id in ids))
+    await running.until(lambda: len(groups.done) == 5)
+    assert sorted(groups.done) == [0, 1, 2, 3, 4]
+    cut(running)
+    await running.until(lambda: len(groups.joins) == 10)
+    assert len({join.member_id for join in groups.joins}) == 5
 
 
 async def test_what_comes_for_who_left_goes_back(start_worker: Start, groups: ShareGroups) -> None:
