@@ -261,7 +261,7 @@ class ShareMode(Part):
             core.back(owner, row.member_id, row.positions)
         now_ms = self._clock_ms()
         for gone in rows(ShareOffline, header.offline):
-            core.offline(owner, gone.member_id, gone.expiry_s, now_ms)
+            core.offline(owner, gone.member_id, gone.expiry_s, now_ms, gone.begun)
         for credit in rows(ShareCredit, header.credits):
             core.credit(owner, credit.member_id, credit.messages)
         self._settle()

@@ -95,7 +95,7 @@ class ShareLink:
         self._done_out: list[dict[int, list[int]]] = []
         """What was told as done, and is not durable yet."""
         self._returned: dict[int, list[int]] = {}
-        self._offline: dict[int, int] = {}
+        self._offline: dict[int, ShareOffline] = {}
         self._credits: dict[int, int] = {}
         self._is_leaving = False
         self._flush_due = False
@@ -143,7 +143,8 @@ class ShareLink:
     def offline(self, membership: Membership, expiry_s: int) -> None:
         """A member's connection ended."""
         if self.joined.pop(membership.member_id, None) is not None:
-            self._offline[membership.member_id] = expiry_s
+            begun = held_at(membership, self._link.name)[1]
+            self._offline[membership.member_id] = ShareOffline(membership.member_id, expiry_s, begun)
             self._flush_soon()
 
     def settled(self, member_id: int, position: int) -> None:
@@ -313,7 +314,7 @@ class ShareLink:
             ShareSettleRequest(
                 [SharePositions(member_id, positions) for member_id, positions in done.items()],
                 [SharePositions(member_id, positions) for member_id, positions in returned.items()],
-                [ShareOffline(member_id, expiry_s) for member_id, expiry_s in offline.items()],
+                list(offline.values()),
                 [ShareCredit(member_id, messages) for member_id, messages in room.items()],
             ),
             functools.partial(self._settled, self._generation, done),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Final, Generic, TypeVar
 
 from broker.core.deadlines import Deadlines
@@ -313,12 +313,17 @@ class ShareGroups(Generic[C]):
             member.group.ready.append(member)
         self._wake(member.group)
 
-    def offline(self, owner: C, member_id: int, expiry_s: int, now_ms: int) -> None:
-        """A member's connection ended: its session lasts for `expiry_s`, 0 = it is over."""
+    def offline(self, owner: C, member_id: int, expiry_s: int, now_ms: int, begun: Collection[int]) -> None:
+        """A member's connection ended: its session lasts for `expiry_s`, 0 = it is over.
+
+        Of QoS 2 it has `begun` with these; what was on its way to it is free.
+        """
         member = self._of_owner.get(owner, {}).get(member_id)
         if member is None:
             return
         member.expiry_s = expiry_s
+        for position in [p for p in member.out if p not in begun]:
+            self._return(member, position)
         if member.is_leaving or not expiry_s:
             self._over(member)
         else:

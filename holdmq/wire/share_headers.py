@@ -94,10 +94,14 @@ class ShareCredit(NamedTuple):
 
 
 class ShareOffline(NamedTuple):
-    """A member's connection ended: its session lasts for `expiry_s`, 0 = it is over."""
+    """A member's connection ended: its session lasts for `expiry_s`, 0 = it is over.
+
+    `begun` are positions of QoS 2 messages that it has; others, which may be on their way to it, are free.
+    """
 
     member_id: int
     expiry_s: int
+    begun: list[int]
 
 
 @dataclass(frozen=True, slots=True)

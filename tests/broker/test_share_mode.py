@@ -111,14 +111,29 @@ async def test_qos_2_stays_with_its_session_until_that_ends(broker: Stack, gatew
     assert await other.is_silent()
     back = gateway(broker)
     await back.join(5, "a", qos=2, planned=[planned.position], credit=0)
-    assert sorted(bodies(await other.take(2))) == [b"lost", b"not planned"]
-    await other.offline(1, expiry_s=0)
+    again = await other.take(2)
+    assert sorted(bodies(again)) == [b"lost", b"not planned"]
+    await other.offline(1, expiry_s=0, begun=[message.position for message in again])
     share = broker.server.share
     assert share is not None
     assert share.core.counts.nobody == 2
     await back.credit(5, 10)
     assert await back.is_silent()
     assert share.core.in_hand == 0
+
+
+async def test_what_was_on_its_way_to_a_session_that_left_is_for_others(
+    broker: Stack, gateway: Gateway
+) -> None:
+    await broker.create("t", 1)
+    peer, other = gateway(broker), gateway(broker)
+    await peer.join(1, "a", qos=2)
+    await publish(broker, b"begun", b"on its way", qos=2)
+    begun, _ = await peer.take(2)
+    await other.join(1, "b", qos=2)
+    await peer.offline(1, begun=[begun.position])
+    assert bodies(await other.take(1)) == [b"on its way"]
+    assert await other.is_silent()
 
 
 async def test_a_group_goes_with_the_last_session_that_holds_it(broker: Stack, gateway: Gateway) -> None:

@@ -129,7 +129,7 @@ async def test_what_the_window_does_not_take_goes_back_and_room_is_told(
     await running.until(lambda: groups.done == [20] and groups.credit == 4)
     await client.close()
     await running.until(lambda: groups.offline)
-    assert groups.offline == [ShareOffline(groups.joins[0].member_id, 0)]
+    assert groups.offline == [ShareOffline(groups.joins[0].member_id, 0, [10, 30])]
 
 
 async def test_suback_waits_for_the_broker_and_says_what_it_refuses(

@@ -96,8 +96,8 @@ def drain(client: MqttClient, seconds: float = 0.3) -> list[Publish]:
 
 
 def test_members_of_both_workers_share_the_messages_of_a_wildcard_filter(stack: Stack, topic: str) -> None:
-    members = [member(stack, f"{topic}-{n}", f"$share/g/{topic}/#") for n in range(6)]
-    wait_until(lambda: min(connections_by_worker(stack)) > 0 or None, "members on both workers", 5.0)
+    members = [member(stack, f"{topic}-{n}", f"$share/g/{topic}/#") for n in range(12)]
+    wait_until(lambda: min(connections_by_worker(stack)) > 0 or None, "members on both workers", 10.0)
     other = member(stack, f"{topic}-alone", f"$share/h/{topic}/#")
     plain = MqttClient(stack.mqtt_port, f"{topic}-plain")
     plain.subscribe(f"{topic}/+")
@@ -107,7 +107,7 @@ def test_members_of_both_workers_share_the_messages_of_a_wildcard_filter(stack: 
     assert bodies(plain.take(60)) == bodies(other.take(60)) == numbered(60)
     got = [bodies(drain(client, 0.1)) for client in members]
     assert sorted(itertools.chain(*got), key=int) == numbered(60)
-    assert min(len(own) for own in got) >= 5
+    assert min(len(own) for own in got) >= 2
     for own in got:
         assert own == sorted(own, key=int)
 

@@ -106,8 +106,8 @@ class SharePeer:
     async def credit(self, member_id: int, messages: int) -> None:
         await self.settle(credits=[ShareCredit(member_id, messages)])
 
-    async def offline(self, member_id: int, expiry_s: int = 3600) -> None:
-        await self.settle(offline=[ShareOffline(member_id, expiry_s)])
+    async def offline(self, member_id: int, expiry_s: int = 3600, begun: Sequence[int] = ()) -> None:
+        await self.settle(offline=[ShareOffline(member_id, expiry_s, list(begun))])
 
     async def leave(self, client_id: str, group: str = GROUP, keep_uid: int = 0) -> None:
         await self.client.call(

@@ -158,7 +158,8 @@ class ShareMachine(RuleBasedStateMachine):
         client = self.clients[number]
         if not client.is_known:
             return
-        self.core.offline(client.owner, client.member_id, client.expiry_s, self.now_ms)
+        begun = [position for position in client.at if client.is_persistent or position in self.sent]
+        self.core.offline(client.owner, client.member_id, client.expiry_s, self.now_ms, begun)
         self.flush()
         self.gone(client)
         if not client.is_persistent:
