@@ -3,7 +3,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker.core.retained_scan import COMPILED_FROM, NEXT, RetainedScan
@@ -44,6 +44,7 @@ FILTER = st.builds(
 ).filter(bool)
 
 
+@settings(deadline=None)
 @given(FILTER, st.lists(TOPIC, max_size=40, unique=True))
 @example("#", ["$a", "a", "$", "%"])
 @example("+/b", ["$SYS/b", "a/b", "!/b", "/b"])
@@ -56,6 +57,7 @@ def test_a_walk_takes_what_matches_and_nothing_else(topic_filter: str, topics: l
     assert sorted(taken) == sorted(topic for topic in topics if matches(topic_filter, topic))
 
 
+@settings(deadline=None)
 @given(FILTER, st.lists(TOPIC, min_size=1, max_size=8, unique=True))
 def test_the_compiled_pattern_says_the_same(topic_filter: str, topics: list[str]) -> None:
     fresh = [RetainedScan(topic_filter).judge(topic.encode()) for topic in topics]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core import retained
@@ -121,6 +121,7 @@ ANSWERS = st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(ANSWERS, st.integers(1, 1000), st.dictionaries(st.sampled_from(FILTERS), st.integers(0, 2000)))
 def test_what_is_owed_comes_back_from_a_sessions_rows(
     answers: dict[str, dict[str, RetainedPlace] | None], number: int, numbers: dict[str, int]
