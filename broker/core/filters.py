@@ -18,8 +18,8 @@ from holdmq.errors import Code, WireError
 from holdmq.mqtt.filters import matches
 from holdmq.wire.headers import FilterTerm, TermKind
 
-TERMS_MAX: Final = 1_000_000
-"""Terms of one filter: a worker's bound on MQTT filters."""
+TERMS_MAX: Final = 4_000_000
+"""Terms of one reader: for a worker's million MQTT filters, each in its topic, the shared one and trees."""
 
 Hashes = npt.NDArray[np.uint64]
 K = TypeVar("K", int, str)
