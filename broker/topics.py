@@ -31,6 +31,7 @@ from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import TopicCreateRequest, TopicCreateResponse
+from holdmq.wire.retained_headers import RETAINED_TOPIC
 from holdmq.wire.session_headers import SESSION_TOPIC
 from holdmq.wire.topic_headers import (
     DELETE,
@@ -52,6 +53,8 @@ HIDE_GRACE_S: Final = 45.0
 PARKED_MAX: Final = 1_000
 """TOPIC_CREATEs that wait until a topic of their name is deleted; past it BUSY."""
 RETRY_AFTER_MS: Final = 500
+OWN_TABLES: Final = (SESSION_TOPIC, RETAINED_TOPIC)
+"""What every broker has at its first start: nobody's topics, and not counted in `broker.topics_max`."""
 
 Changed = Callable[[Topic | None, Topic | None], None]
 Required = Callable[[HoldMQError | None], None]
@@ -217,8 +220,7 @@ class Topics(Part):
             topic = topic_changes.new_topic(known, header, self.table.queues_default)
             if topic is None:
                 return
-            # The table of sessions every broker has: nobody's topic.
-            own = staged.get(SESSION_TOPIC) is not None
+            own = sum(staged.get(name) is not None for name in OWN_TABLES)
             if len(staged) - own >= self.table.topics_max:
                 raise RemoteError(
                     Code.TOPIC_LIMIT,

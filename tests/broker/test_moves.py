@@ -12,6 +12,7 @@ from broker_stack import Stack, make_record, produce_body
 
 from broker.copies import DeadLetter, Moved
 from broker.moves import MOVES_MAX
+from broker.topics import OWN_TABLES
 from holdmq.errors import Code, HoldMQError, RemoteError, StoreFullError
 from holdmq.record import Record, decode_record, encode_record
 from holdmq.record_batch import split_records
@@ -38,7 +39,6 @@ from holdmq.wire.move_headers import (
     SentBack,
 )
 from holdmq.wire.offset_headers import TO_EARLIEST, OffsetResetRequest
-from holdmq.wire.session_headers import SESSION_TOPIC
 from storage.store import Batch
 
 Start = Callable[..., Any]
@@ -144,7 +144,7 @@ async def test_a_failing_consumer_sees_all_sixteen_levels_and_then_the_dead_lett
     assert stack.store.bounds("t", 2) == (0, 2)
     assert (await read(stack, "%RETRY%g", 0, "other"))[0] == Code.TOPIC_PERM
     assert (await read(stack, "%RETRY%g"))[0] == Code.TOPIC_PERM
-    topics = {row.topic for row in stack.server.topics.table.rows()} - {SESSION_TOPIC}
+    topics = {row.topic for row in stack.server.topics.table.rows()} - {*OWN_TABLES}
     assert topics == {"t", "%RETRY%g", "%DLQ%g"}
     numbers = stack.server.numbers()
     assert (numbers["moves_retried_total"], numbers["moves_dead_letters_total"]) == (16, 1)
