@@ -115,10 +115,11 @@ class Service:
 ServiceMain = Callable[[Config, Service], Awaitable[None]]
 
 
-def run_service(name: str, config: Config, main: ServiceMain) -> int:
+def run_service(name: str, config: Config, main: ServiceMain, stop_limit_s: float = STOP_LIMIT_S) -> int:
     """Run ``main`` as the service `name` until it has drained; return the exit code.
 
-    Sets up telemetry, the admin server of the section `name`, uvloop and the signals.
+    Sets up telemetry, the admin server of the section `name`, uvloop and the signals. A drain that takes
+    more than `stop_limit_s` ends the process with exit code 1.
     """
 
     async def shell(stopping: asyncio.Event) -> None:
@@ -132,7 +133,7 @@ def run_service(name: str, config: Config, main: ServiceMain) -> int:
             beating.cancel()
             admin.close()
 
-    return guard(name, config, lambda: run_until_stopped(shell))
+    return guard(name, config, lambda: run_until_stopped(shell, stop_limit_s))
 
 
 def guard(name: str, config: Config, run: Callable[[], None]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +29,9 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Show what a client sends and is sent, whichever worker of this machine's gateway it is connected to."""
+    # Shells start what runs in the background with SIGINT ignored, and Python leaves it so.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         for row in ask(
             configuration(config, set_),

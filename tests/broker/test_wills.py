@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -51,6 +52,14 @@ async def beat(peer: SessionPeer) -> None:
     await peer.client.call(RequestCode.HEARTBEAT, HeartbeatRequest({}))
 
 
+async def until_told(peer: SessionPeer, count: int = 1) -> None:
+    """Keep `peer` alive until it was told of so many wills: a lease ends in its own time."""
+    async with asyncio.timeout(10):
+        while len(peer.wills) < count:
+            await beat(peer)
+            await asyncio.sleep(0.005)
+
+
 def will(delay_s: int = 0, payload: bytes = b"gone") -> bytes:
     return SessionWill(delay_s, 3600, "w", 2, b"", payload, bytes(8)).encode()
 
@@ -98,15 +107,7 @@ async def test_a_gateway_that_does_not_tell_in_time_is_told_again(
     gateway = await connect(broker)
     opened = await gateway.open("c", will=will())
     await gateway.end("c", opened.epoch, will=PUBLISH_WILL)
-
-    async def again() -> bool:
-        await beat(gateway)
-        return len(gateway.wills) > 1
-
-    for _ in range(1000):
-        if await again():
-            break
-    assert len(gateway.wills) > 1
+    await until_told(gateway, 2)
     await gateway.will_done("c", opened.epoch)
     assert wills(broker) == 0
 
@@ -118,10 +119,7 @@ async def test_a_lost_gateway_has_the_time_of_its_lease_to_come_back(broker: Sta
     await gateway.client.close()
     gateway = await connect(broker)
     assert (await gateway.open("claimed", epoch=claimed.epoch, will=HAS_WILL)).code == Code.OK
-    for _ in range(1000):
-        if gateway.wills:
-            break
-        await beat(gateway)
+    await until_told(gateway)
     assert [due.client_id for due in gateway.wills] == ["lost"]
     await gateway.will_done("lost", lost.epoch)
     assert (await gateway.open("lost", epoch=lost.epoch, will=HAS_WILL)).code == Code.SESSION_FENCED
@@ -133,10 +131,7 @@ async def test_a_silent_gateways_sessions_are_taken_and_their_wills_published_by
 ) -> None:
     silent, other = await connect(broker), await connect(broker, "gateway-2")
     opened = await silent.open("c", will=will())
-    for _ in range(1000):
-        if other.wills:
-            break
-        await beat(other)
+    await until_told(other)
     assert [due.client_id for due in other.wills] == ["c"]
     await until(lambda: silent.taken)
     assert (silent.taken[0].client_id, silent.taken[0].epoch) == ("c", opened.epoch)
@@ -153,10 +148,7 @@ async def test_wills_outlive_their_broker_and_wait_for_a_gateway(start: Start, c
     assert wills(stack) == 3
     gateway = await connect(stack)
     assert (await gateway.open("stays", epoch=stays.epoch, will=HAS_WILL)).code == Code.OK
-    for _ in range(1000):
-        if gateway.wills:
-            break
-        await beat(gateway)
+    await until_told(gateway)
     assert gateway.wills == [DueWill("gone", gone.epoch, will())]
     assert wills(stack) == 3
     back = await gateway.open("delayed")

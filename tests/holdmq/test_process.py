@@ -141,7 +141,7 @@ def test_a_second_interrupt_ends_a_drain_that_hangs(start: Start) -> None:
 
 def test_a_drain_past_the_limit_ends_by_itself(start: Start) -> None:
     body = SERVES.replace('service.log.info("drained")', "await asyncio.sleep(60)")
-    process = start("import holdmq.process\nholdmq.process.STOP_LIMIT_S = 0.2\n" + body)
+    process = start(body, tail=TAIL.replace("main)", "main, stop_limit_s=0.2)"))
     event(process, "serves")
     process.terminate()
     event(process, "the process ends without having drained")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import signal
@@ -49,15 +50,22 @@ def command(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@contextlib.contextmanager
+def running(words: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process for the block, killed at its end: waiting for it would hide why the block failed."""
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_a_client_is_traced_whichever_worker_it_comes_to(stack: Stack) -> None:
     admin = f"127.0.0.1:{stack.admin_ports['gateway']}"
     words = ["trace", "traced", "--seconds", "600", "--json", "--admin", admin]
-    with subprocess.Popen(
-        [sys.executable, "-m", "holdmq.cli", *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    ) as tracing:
+    # As a script's background job, which has SIGINT ignored.
+    ignoring = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+    with running([*ignoring, sys.executable, "-m", "holdmq.cli", *words]) as tracing:
         assert tracing.stdout is not None
         assert json.loads(tracing.stdout.readline())["workers"] == 2
         wait_until(lambda: stack.metric("gateway", "holdmq_gateway_traces") == 1, "both workers trace")
@@ -76,6 +84,7 @@ def test_a_client_is_traced_whichever_worker_it_comes_to(stack: Stack) -> None:
             if len(workers) == 2:
                 break
         tracing.send_signal(signal.SIGINT)
+        assert tracing.wait(10) == 0
     assert workers == {0, 1}
     first = [row["packet"] for row in seen[: seen.index(next(r for r in seen if "event" in r))]]
     assert first == ["CONNECT", "CONNACK", "PUBLISH", "PUBACK", "DISCONNECT"]
