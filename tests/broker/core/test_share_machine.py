@@ -8,6 +8,7 @@ gateways have them do.
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ GROUP = "$share/g/t/#"
 CLIENTS = 4
 STEP = 10
 EXPIRY_S = 100
+EXAMPLES = int(os.environ.get("HOLDMQ_SHARE_EXAMPLES", "80"))
+"""Runs of the machine, some seconds; after a change of share_groups.py, some thousand are worth it."""
 
 
 class Client:
@@ -159,9 +162,11 @@ class ShareMachine(RuleBasedStateMachine):
         if not client.is_known:
             return
         begun = [position for position in client.at if client.is_persistent or position in self.sent]
-        self.core.offline(client.owner, client.member_id, client.expiry_s, self.now_ms, begun)
-        self.flush()
+        owner = client.owner
+        # Its gateway knows first: what is on its way to the client then, or waits for the log, is not sent.
         self.gone(client)
+        self.core.offline(owner, client.member_id, client.expiry_s, self.now_ms, begun)
+        self.flush()
         if not client.is_persistent:
             self.end_session(client)
 
@@ -376,11 +381,42 @@ class ShareMachine(RuleBasedStateMachine):
 
 TestShareMachine = ShareMachine.TestCase
 TestShareMachine.settings = settings(
-    max_examples=150,
+    max_examples=EXAMPLES,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+def test_qos_2_on_its_way_to_a_session_that_ends_is_for_the_clients_next_session() -> None:
+    machine = ShareMachine()
+    machine.disconnect(number=1)
+    machine.nothing_is_lost()
+    machine.join(number=1, credit=1)
+    machine.publish(kinds=[0], blocked=set())
+    machine.flushed()
+    assert machine.sent == {10: {("c1", 102)}}
+    machine.teardown()
+    assert machine.core.counts.nobody == 0
+
+
+def test_qos_2_on_its_way_to_a_session_that_ends_is_for_other_members() -> None:
+    machine = ShareMachine()
+    machine.disconnect(number=1)
+    machine.nothing_is_lost()
+    machine.teardown()
+    assert machine.sent == {position: {("c0", 1)} for position in (10, 30, 50)}
+    assert machine.core.counts.nobody == 0
+
+
+def test_qos_2_that_a_session_has_begun_is_for_nobody_after_it() -> None:
+    machine = ShareMachine()
+    machine.flushed()
+    machine.disconnect(number=1)
+    machine.nothing_is_lost()
+    machine.teardown()
+    assert machine.sent == {position: {("c1", 2)} for position in (10, 30, 50)}
+    assert machine.core.counts.nobody == 3
 
 
 def entries_of(*entries: list[Any]) -> Restored:
