@@ -301,9 +301,12 @@ class ShareLink:
 
     def _send_settled(self, connection: Connection) -> None:
         done, returned = _some_of(self._done), _some_of(self._returned)
+        offline: dict[int, ShareOffline] = {}
         if self._done or self._returned:
             self._flush_soon()
-        offline, self._offline = self._offline, {}
+        else:
+            # Behind all that they settled: what a member has when it goes is free, or the session's for good.
+            offline, self._offline = self._offline, offline
         room, self._credits = self._credits, {}
         if not (done or returned or offline or room):
             return

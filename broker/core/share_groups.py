@@ -322,7 +322,8 @@ class ShareGroups(Generic[C]):
         if member is None:
             return
         member.expiry_s = expiry_s
-        for position in [p for p in member.out if p not in begun]:
+        kept = frozenset(begun)
+        for position in [p for p in member.out if p not in kept]:
             self._return(member, position)
         if member.is_leaving or not expiry_s:
             self._over(member)
