@@ -133,6 +133,11 @@ class ShareLink:
             self._leaves[name, client_id] = keep_uid
             self._flush_soon()
 
+    def left(self, membership: Membership) -> None:
+        """A session has left its group: the end of its connection is told only if it still has something."""
+        if not held_at(membership, self._link.name)[1]:
+            self.joined.pop(membership.member_id, None)
+
     def drop(self, membership: Membership) -> None:
         """A session is no member any more: what was asked for it is not waited for."""
         self._joins.pop(membership, None)

@@ -159,16 +159,21 @@ class Shares:
         self._drop(membership)
         for link in self._all():
             link.leave(name, session.client_id, 0)
+            link.left(membership)
         return True
 
     def forget(self, session: Session) -> None:
         """A connection ended: what is at it is for others, unless it is the session's for good."""
         outbound = session.outbound
-        if outbound is None or outbound.shared is None:
+        if outbound is None:
             return
-        shared, outbound.shared = outbound.shared, None
+        # Of groups that it has left, too, what it did not settle is for others.
+        inflight = outbound.inflight or {}
+        holders = {item.member for item in inflight.values() if item is not None and item.member is not None}
+        shared, outbound.shared = outbound.shared or {}, None
         for membership in shared.values():
             self._drop(membership)
+        for membership in holders.union(shared.values()):
             for link in self._links.values():
                 link.offline(membership, session.expiry_s)
 

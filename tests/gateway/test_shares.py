@@ -195,3 +195,26 @@ async def test_what_comes_for_who_left_goes_back(start_worker: Start, groups: Sh
     groups.give(10)
     await running.until(lambda: groups.back == [10])
     assert running.worker.counters.shared_subscriptions == 0
+
+
+async def test_who_left_with_messages_and_ends_gives_them_back(
+    start_worker: Start, groups: ShareGroups
+) -> None:
+    running = await start_worker()
+    client = await subscribed(running)
+    await running.until(lambda: groups.reads)
+    groups.give(10, 20)
+    got = [await client.next() for _ in range(2)]
+    client.send(Unsubscribe(2, [SHARED]), PubAck(got[0].packet_id))
+    await running.until(lambda: groups.left and groups.done == [10])
+    await client.close()
+    await running.until(lambda: groups.offline)
+    assert groups.offline == [ShareOffline(groups.joins[0].member_id, 0, [20])]
+
+
+async def test_who_left_with_nothing_is_not_spoken_of_again(start_worker: Start, groups: ShareGroups) -> None:
+    running = await start_worker()
+    client = await subscribed(running)
+    client.send(Unsubscribe(2, [SHARED]))
+    await running.until(lambda: groups.left)
+    assert [link.joined for link in running.worker.shares._links.values()] == [{}]
