@@ -271,8 +271,11 @@ async def test_the_blocking_facade_does_the_same(cluster: Cluster) -> None:
             with table.watch("k") as watch:
                 table.put("k2", b"2")
                 seen: dict[str, bytes | None] = {}
-                while len(seen) < 2:
-                    seen |= {e.key: e.value for e in watch.poll() if isinstance(e, TableChange)}
+                complete: set[str] = set()
+                while len(seen) < 2 or len(complete) < 2:
+                    events = watch.poll()
+                    seen |= {e.key: e.value for e in events if isinstance(e, TableChange)}
+                    complete |= {e.broker for e in events if isinstance(e, TableComplete)}
                 assert seen == {"k": b"1", "k2": b"2"}
                 assert watch.poll(0.01) == []
             assert [entry.key for entry in table.scan()] == ["k", "k2"]
