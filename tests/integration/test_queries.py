@@ -32,7 +32,8 @@ async def send(cluster: Cluster, *sent: Message, one_by_one: bool = False) -> li
 
 
 async def found_all(messages: Messages, topic: str, key: str, total: int, **more: Any) -> list[Message]:
-    """All pages, once the index has caught up with `total` messages."""
+    """All pages, asked for once the index has caught up with `total` messages."""
+    has_caught_up = False
     while True:
         found: list[Message] = []
         cursor = None
@@ -42,9 +43,10 @@ async def found_all(messages: Messages, topic: str, key: str, total: int, **more
             cursor = page.cursor
             if cursor is None:
                 break
-        if len(found) >= total:
+        if has_caught_up:
             assert page.is_complete
             return found
+        has_caught_up = len(found) >= total
         await asyncio.sleep(0.02)
 
 
