@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from holdmq.mqtt import MqttError
-from holdmq.mqtt.filters import check_filter, matches
+from holdmq.mqtt.filters import SHARE_PREFIX, check_filter, matches
 
 READ: Final = 1
 WRITE: Final = 2
@@ -40,8 +40,6 @@ _GRANTS: Final = {
     "replay": READ | REPLAY,
 }
 _DENIALS: Final = {"deny": READ | WRITE | REPLAY, "denyread": READ | REPLAY, "denywrite": WRITE}
-_DELAYED: Final = "$delayed/"
-_SHARE: Final = "$share/"
 
 
 class AclError(ValueError):
@@ -177,23 +175,17 @@ def overlaps(one: str, other: str) -> bool:
         a = left[at] if at < len(left) else None
         b = right[at] if at < len(right) else None
         if a == "#" or b == "#":
-            return True  # `sport/#` matches `sport` too (4.7.1.2)
+            # `sport/#` matches `sport` too (4.7.1.2), but `/#` no empty topic: there is none [MQTT-4.7.3-1].
+            return at != 1 or None not in (a, b) or "" not in (left[0], right[0])
         if a is None or b is None or (a != b and "+" not in (a, b)):
             return False
     return True
 
 
-def topic_of(mqtt_topic: str) -> str:
-    """The topic on which a publish needs permission: for `$delayed/<seconds>/<topic>` the last part."""
-    if mqtt_topic.startswith(_DELAYED):
-        return mqtt_topic[len(_DELAYED) :].partition("/")[2]
-    return mqtt_topic
-
-
 def filter_of(topic_filter: str) -> str:
     """The filter on which a subscription needs permission: for `$share/<name>/<filter>` the last part."""
-    if topic_filter.startswith(_SHARE):
-        return topic_filter[len(_SHARE) :].partition("/")[2]
+    if topic_filter.startswith(SHARE_PREFIX):
+        return topic_filter[len(SHARE_PREFIX) :].partition("/")[2]
     return topic_filter
 
 
