@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import structlog
 
 from broker.core.readers import EVERYWHERE, NOWHERE, Picked, Reader, Window, scan
 from broker.core.topics import Topic, TopicTable
+from broker.log_reads import LogRead, read_on
 from broker.part import Part
-from holdmq.errors import BehindError, Code, CorruptRecordError, HoldMQError, RemoteError
+from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
@@ -75,7 +77,6 @@ class Reads(Part):
         self._open: dict[Connection, dict[int, _Open]] = {}
         self._loop = asyncio.get_running_loop()
         self._tick: asyncio.TimerHandle | None = None
-        self._cold: set[asyncio.Future[Any]] = set()
 
     def open(self, request: Request) -> None:
         """READ_OPEN: `position` None is the confirmed end; one outside the log is moved into it."""
@@ -288,11 +289,10 @@ class Reads(Part):
         self.cold_reads += 1
         is_late = bool(reader.late)
         position = reader.late_at if is_late else reader.position
-        future = self._loop.run_in_executor(self._store.reader_pool, self._read_cold, position)
-        self._cold.add(future)
+        read = partial(read_on, self._store, position, COLD_CHUNK_BYTES, "a reader")
+        future = self._loop.run_in_executor(self._store.reader_pool, read)
 
-        def done(finished: asyncio.Future[tuple[list[Batch], int]]) -> None:
-            self._cold.discard(finished)
+        def done(finished: asyncio.Future[LogRead]) -> None:
             reader.is_loading = False
             if finished.cancelled() or opened.connection.is_closed:
                 return
@@ -331,18 +331,6 @@ class Reads(Part):
             if not picked.count:
                 return
             self._answer(opened, picked, True)
-
-    def _read_cold(self, position: int) -> tuple[list[Batch], int]:
-        """On the reader pool: a chunk of the log, and where the next one begins."""
-        try:
-            batches = self._store.read_log(position, COLD_CHUNK_BYTES)
-        except CorruptRecordError as e:
-            log.error("the log is damaged; readers go on after it", reason=str(e))
-            return [], e.resume_at
-        except BehindError as e:
-            log.warning("a reader was behind retention; it goes on at the log's start", reason=str(e))
-            return [], e.resume_at
-        return batches, batches[-1].end if batches else position
 
     def _cold_read_failed(self, opened: _Open, error: BaseException) -> None:
         log.error("reading the log failed", position=opened.reader.position, reason=str(error))

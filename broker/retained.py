@@ -113,7 +113,7 @@ class Retained(Part):
         self._topics = topics
         self._retained_max = settings.retained_max
         self._retained_max_bytes = settings.retained_max_bytes
-        self._message_max_bytes = min(settings.retained_message_max_bytes, record_max_bytes)
+        self._message_max_bytes = settings.retained_message_max_bytes
         self._record_max_bytes = record_max_bytes
         self._clock_ms = clock_ms
         self._loop = asyncio.get_running_loop()
@@ -207,8 +207,9 @@ class Retained(Part):
 
         codes = [self._size_fault(put) for put in puts]
         taken = [put for put, code in zip(puts, codes, strict=True) if not code and put.value is not None]
-        if self._has_room(len(taken), sum(map(_size_of, taken))):
-            self._append(puts, codes, len(taken), sum(map(_size_of, taken)), told)
+        size = sum(map(_size_of, taken))
+        if self._has_room(len(taken), size):
+            self._append(puts, codes, len(taken), size, told)
         else:
             self._put_by_topic(request, puts, codes, told)
 
@@ -239,9 +240,8 @@ class Retained(Part):
     def _size_fault(self, put: Put) -> int:
         if put.value is None:
             return 0
-        size = len(put.value)
-        too_long = size + len(put.topic.encode()) + ROW_OVERHEAD_BYTES > self._record_max_bytes
-        if too_long or size > self._message_max_bytes:
+        too_long = _size_of(put) + ROW_OVERHEAD_BYTES > self._record_max_bytes
+        if too_long or len(put.value) > self._message_max_bytes:
             self.refused_size += 1
             return Code.RECORD_TOO_LARGE
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -66,7 +66,6 @@ class RetainedExpiry:
         self._is_stopped = False
         self._changed: set[str] | None = None
         """Topics of which a page that is read may show an older message; None = no page is."""
-        self._futures: set[asyncio.Future[Any]] = set()
 
     def start(self) -> None:
         """Begin with a pass over the table."""
@@ -105,11 +104,9 @@ class RetainedExpiry:
         future = self._loop.run_in_executor(
             self._store.reader_pool, _read_page, self._remover.tables, after, self._clock_ms()
         )
-        self._futures.add(future)
         future.add_done_callback(self._read)
 
     def _read(self, finished: asyncio.Future[_Page]) -> None:
-        self._futures.discard(finished)
         if finished.cancelled() or self._is_stopped:
             return
         error = finished.exception()

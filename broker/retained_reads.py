@@ -92,12 +92,11 @@ def _scan_item(
         if row is not None and row.version < before and not _is_expired(row.value, now_ms):
             budget.add(RetainedRow(row.key, row.version, len(row.value)), row.value)
         return None
-    looked_until = budget.looked_at + LOOKED_AT_MAX
     before_last = last = item.after.encode()
 
     def judge(topic: bytes) -> Judged:
         nonlocal before_last, last
-        if budget.looked_at >= looked_until:
+        if budget.looked_at >= LOOKED_AT_MAX:
             return STOP
         budget.looked_at += 1
         before_last, last = last, topic
@@ -113,7 +112,7 @@ def _scan_item(
             budget.add(RetainedRow(met.key.decode(), met.version, len(met.value)), bytes(met.value))
             if len(budget.rows) - first >= most:
                 return last.decode()
-    return last.decode() if budget.looked_at >= looked_until else None
+    return last.decode() if budget.looked_at >= LOOKED_AT_MAX else None
 
 
 def _is_expired(value: bytes | memoryview, now_ms: int) -> bool:

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from broker.core.session_rows import Meta, decode_meta, meta_key
 from broker.core.sessions import Sessions
+from broker.log_reads import record_at
 from broker.lookups import Lookups
 from broker.session_rows import Session, SessionRows, check_client_id
-from holdmq.errors import BehindError, Code, CorruptRecordError, HoldMQError, RemoteError, WireError
+from holdmq.errors import Code, HoldMQError, RemoteError, WireError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
@@ -157,7 +158,7 @@ class SessionQueries:
             parts: list[memoryview] = []
             size = 0
             for at, position in enumerate(positions):
-                record = _record_at(self._store, position) if position < end else None
+                record = record_at(self._store, position) if position < end else None
                 if record is not None:
                     parts.append(record)
                     size += len(record)
@@ -168,14 +169,3 @@ class SessionQueries:
         self.lookups.run(
             request, look_up, lambda found: request.reply(found[0], found[1], sum(map(len, found[1])))
         )
-
-
-def _record_at(store: MessageStore, position: int) -> memoryview | None:
-    """Blocking: the record at a log position; None = it is gone, damaged, or none begins there."""
-    try:
-        batches = store.read_log(position, 1)
-    except (BehindError, CorruptRecordError):
-        return None
-    if not batches or not len(batches[0].sizes):
-        return None
-    return batches[0].records[: int(batches[0].sizes[0])]

@@ -31,7 +31,7 @@ from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.topics import TREE_PREFIX, topic_of_filter
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.header import rows
+from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import Empty
 from holdmq.wire.share_headers import (
     JOINS_MAX,
@@ -179,20 +179,18 @@ class ShareMode(Part):
 
     def topic_changed(self, before: Topic | None, after: Topic | None) -> None:
         """A topic appeared, was resumed, or is gone: filters mean something else, or messages may go on."""
-        if after is not None and after.name.startswith(TREE_PREFIX):
-            self.serving.trees = None
-        if after is None or not self.core.groups:
+        if after is None:
             return
-        is_new = before is None or before.key_levels != after.key_levels
-        if is_new and after.name.startswith(TREE_PREFIX):
-            for group in list(self.core.groups.values()):
-                self.serving.remove(group)
-                self.serving.add(group)
-        for group in self.serving.of_topic(after.name):
-            if is_new and topic_of_filter(group.topic_filter) == after.name:
-                self.serving.remove(group)
-                self.serving.add(group)
-            self.serving.serve(group)
+        core, serving = self.core, self.serving
+        is_tree = after.name.startswith(TREE_PREFIX)
+        if is_tree:
+            serving.trees = None
+        if before is None or before.key_levels != after.key_levels:
+            for group in list(core.groups.values()) if is_tree else serving.of_topic(after.name):
+                if is_tree or topic_of_filter(group.topic_filter) == after.name:
+                    serving.add(group)
+        for group in serving.of_topic(after.name):
+            serving.serve(group)
         self._settle()
 
     def needs(self) -> Iterator[LogNeed]:
@@ -220,15 +218,7 @@ class ShareMode(Part):
             position = confirmed if row.position < 0 else max(first, min(row.position, end))
             joined.append(ShareJoined(*self.core.join(request.connection, row, position, confirmed)))
         self._take_groups()
-
-        def written(error: StorageError | None) -> None:
-            if error is None:
-                request.reply(ShareJoinResponse(joined))
-            else:
-                self._refusals += 1
-                request.refuse(error)
-
-        self.journal.write(written)
+        self.journal.write(partial(self._answer, request, ShareJoinResponse(joined)))
         self._settle()
 
     def leave(self, request: Request) -> None:
@@ -237,13 +227,12 @@ class ShareMode(Part):
         self._check(len(wanted))
         for row in wanted:
             self.core.leave(row.name, row.client_id, row.keep_uid)
-
+        self.journal.write(partial(self._answer, request, Empty()))
         self._settle()
-        self.journal.write(partial(self._answer, request))
 
-    def _answer(self, request: Request, error: StorageError | None) -> None:
+    def _answer(self, request: Request, answer: Header, error: StorageError | None) -> None:
         if error is None:
-            request.reply(Empty())
+            request.reply(answer)
         else:
             self._refusals += 1
             request.refuse(error)
@@ -266,7 +255,7 @@ class ShareMode(Part):
             core.credit(owner, credit.member_id, credit.messages)
         self._settle()
         if done:
-            self.journal.write(partial(self._answer, request))
+            self.journal.write(partial(self._answer, request, Empty()))
         else:
             request.reply(Empty())
 
@@ -334,6 +323,8 @@ class ShareMode(Part):
                 woken, core.woken = core.woken, {}
                 for group in woken.values():
                     self.serving.serve(group)
+            while core.crowded and not core.is_full:
+                self.serving.serve(core.crowded.pop(next(iter(core.crowded))))
         finally:
             self._is_settling = False
         if core.news:
@@ -376,12 +367,10 @@ class ShareMode(Part):
             return
         self._refusals += 1
         for share in answer.shares.values():
-            member = share.member
-            if member.owner is not None:
-                self.core.back(member.owner, member.member_id, share.positions, is_unsent=True)
-        answer.shares.clear()
-        answer.size_bytes = 0
-        answer.send()
+            if share.member.owner is feed.connection:
+                self.core.unsent(share.member, share.positions)
+        answer.request.reply(ShareReadResponse([]))
+        self._settle()
         self._loop.call_later(RETRY_S, self._try_again, feed)
 
     def _try_again(self, feed: Feed) -> None:

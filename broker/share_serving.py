@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import structlog
 
+from broker.core.filters import FilterSet
 from broker.core.readers import EVERYWHERE, NOWHERE, Window, scan
 from broker.core.share_groups import Group, ShareGroups
 from broker.core.topics import TopicTable
+from broker.log_reads import LogRead, read_on, record_at
 from broker.share_feeds import Feed
-from holdmq.errors import BehindError, CorruptRecordError, RecordError
+from holdmq.errors import RecordError
 from holdmq.mqtt.filters import matches
 from holdmq.record import Record, decode_record
 from holdmq.rpc.connection import Connection
@@ -35,16 +37,13 @@ CHUNK_MIN_BYTES: Final = 64 << 10
 CHUNK_MAX_BYTES: Final = 1 << 20
 """One read from disk: twice as much as the last, while nothing is found."""
 WAITING_READ_MAX: Final = 256
-"""Messages that come again and are read at a time: some milliseconds of a reader thread."""
+"""Messages that come again and are looked at at a time: some milliseconds of a reader thread."""
+ROOM_ENOUGH: Final = WAITING_READ_MAX
+"""More than is handed out at a time: so many members' room is counted, of however many."""
+RETRY_S: Final = 1.0
+"""When a group whose part of the log could not be read looks again."""
 
 log = structlog.get_logger("holdmq.broker")
-
-
-class _Found(NamedTuple):
-    """What a read from disk gave: batches, and where the next one begins."""
-
-    batches: list[Batch]
-    next_position: int
 
 
 class ShareServing:
@@ -75,19 +74,20 @@ class ShareServing:
         self._settle = settle
         self._loop = asyncio.get_running_loop()
         self._by_topic: dict[str, dict[str, Group[Connection]]] = {}
-        self._cold: set[asyncio.Future[Any]] = set()
 
     # Filters
 
     def add(self, group: Group[Connection]) -> None:
         """A group came, or what its filter means changed: look for its messages."""
-        filters = group.filters = type(group.filters)()
+        self.remove(group)
+        filters = group.filters = FilterSet()
         filters.is_hidden = self._topics.is_table
         topic = topic_of_filter(group.topic_filter)
         levels = 1 if topic is None else self._topics.key_levels(topic)
         terms = filter_terms(group.topic_filter, levels, self._find_trees())
         filters.change(terms, ())
-        for name in {term.topic for term in terms}:
+        group.topics = {term.topic for term in terms}
+        for name in group.topics:
             self._by_topic.setdefault(name, {})[group.name] = group
 
     def _find_trees(self) -> list[tuple[str, int]]:
@@ -98,12 +98,12 @@ class ShareServing:
 
     def remove(self, group: Group[Connection]) -> None:
         """A group is gone."""
-        for name in [name for name, groups in self._by_topic.items() if group.name in groups]:
-            groups = self._by_topic[name]
-            if groups[group.name] is group:
+        for name in group.topics:
+            groups = self._by_topic.get(name, {})
+            if groups.get(group.name) is group:
                 del groups[group.name]
-            if not groups:
-                del self._by_topic[name]
+                if not groups:
+                    del self._by_topic[name]
 
     def of_topic(self, topic: str) -> list[Group[Connection]]:
         """The groups that may want messages of a topic."""
@@ -131,8 +131,7 @@ class ShareServing:
         core, store = self._core, self._store
         if group.is_reading or self.is_draining or core.groups.get(group.name) is not group:
             return
-        room = self._room(group)
-        if room and group.waits and not self._serve_waiting(group, room):
+        if group.waits and (room := self._room(group)) and not self._serve_waiting(group, room):
             return
         looked = 0
         while True:
@@ -140,7 +139,7 @@ class ShareServing:
                 group.is_live = True
                 group.settled.clear()
                 return
-            room = self._room(group)
+            room = self._room_ahead(group)
             if not room:
                 return
             if group.position < store.first_position:
@@ -163,11 +162,11 @@ class ShareServing:
         self._settle()
 
     def _room(self, group: Group[Connection]) -> int:
-        """How many messages its members have room for; feeds that can take none know that it waits."""
-        if self._core.is_full:
-            return 0
+        """How many messages its members have room for, about; if none, feeds that can take none know."""
         room = 0
         for member in group.ready:
+            if room >= ROOM_ENOUGH:
+                break
             feed = None if member.owner is None or member.credit <= 0 else self._feeds.get(member.owner)
             if feed is None:
                 continue
@@ -176,6 +175,13 @@ class ShareServing:
             else:
                 feed.stalled[group.name] = group
         return room
+
+    def _room_ahead(self, group: Group[Connection]) -> int:
+        """The same for messages that are not in hand yet: none at the bound of these."""
+        if self._core.is_full:
+            self._core.crowded[group.name] = group
+            return 0
+        return self._room(group)
 
     def _can_take(self, connection: Connection) -> bool:
         feed = self._feeds.get(connection)
@@ -234,7 +240,13 @@ class ShareServing:
             tag = record.tag
             mqtt_topic = join_mqtt_topic(record.topic.decode(), None if tag is None else tag.decode())
         except (RecordError, UnicodeError) as error:
-            self._note_damage(group, group.position, str(error))
+            self.damaged += 1
+            log.error(
+                "a record for a share group is damaged, and passed by",
+                group=group.name,
+                position=group.position,
+                reason=str(error),
+            )
             return None
         return record if mqtt_topic is not None and matches(group.topic_filter, mqtt_topic) else None
 
@@ -254,10 +266,10 @@ class ShareServing:
         chunk = group.chunk_bytes = min(CHUNK_MAX_BYTES, max(CHUNK_MIN_BYTES, 2 * group.chunk_bytes))
         position = group.position
 
-        def loaded(found: _Found) -> None:
+        def loaded(found: LogRead) -> None:
             given = self._core.counts.given
             while group.position < found.next_position:
-                room = self._room(group)
+                room = self._room_ahead(group)
                 if not room:
                     break
                 before = group.position
@@ -273,35 +285,20 @@ class ShareServing:
             if is_through:
                 self.serve(group)
 
-        self._run(group, lambda: self._read(position, chunk), loaded)
-
-    def _read(self, position: int, chunk: int) -> _Found:
-        """On the reader pool."""
-        try:
-            batches = self._store.read_log(position, chunk)
-        except CorruptRecordError as error:
-            log.error("the log is damaged; share groups go on after it", reason=str(error))
-            return _Found([], error.resume_at)
-        except BehindError as error:
-            log.warning(
-                "a share group was behind retention; it goes on at the log's start", reason=str(error)
-            )
-            return _Found([], error.resume_at)
-        return _Found(batches, batches[-1].end if batches else position)
+        self._run(group, lambda: read_on(self._store, position, chunk, "a share group"), loaded)
 
     def _run(self, group: Group[Connection], read: Callable[[], Any], done: Callable[[Any], None]) -> None:
         group.is_reading = True
         future = self._loop.run_in_executor(self._store.reader_pool, read)
-        self._cold.add(future)
 
         def finished(result: asyncio.Future[Any]) -> None:
-            self._cold.discard(result)
             group.is_reading = False
             if result.cancelled():
                 return
             error = result.exception()
             if error is not None:
                 log.error("reading for a share group failed", group=group.name, reason=str(error))
+                self._loop.call_later(RETRY_S, self._serve_on, group)
                 return
             if self._core.groups.get(group.name) is group:
                 done(result.result())
@@ -312,7 +309,7 @@ class ShareServing:
     # What comes again
 
     def _serve_waiting(self, group: Group[Connection], room: int) -> bool:
-        """Hand out what waits; False = it is being read from disk."""
+        """Hand out what waits; False = it goes on by itself, after a read from disk or others' turn."""
         positions = self._core.next_waiting(group, min(room, WAITING_READ_MAX))
         cold: list[int] = []
         for position in positions:
@@ -325,7 +322,10 @@ class ShareServing:
             elif not self._give_again(group, position, _record_in(batches, position)):
                 return True
         if not cold:
-            return True
+            if len(positions) < WAITING_READ_MAX or not group.waits:
+                return True
+            self._loop.call_soon(self._serve_on, group)
+            return False
 
         def loaded(found: list[tuple[int, memoryview | None]]) -> None:
             for position, raw in found:
@@ -334,7 +334,7 @@ class ShareServing:
             self.serve(group)
 
         self.cold_reads += 1
-        self._run(group, lambda: [(p, _record_at(self._store, p)) for p in cold], loaded)
+        self._run(group, lambda: [(p, record_at(self._store, p)) for p in cold], loaded)
         return False
 
     def _give_again(self, group: Group[Connection], position: int, raw: memoryview | None) -> bool:
@@ -344,15 +344,6 @@ class ShareServing:
             self._core.drop(group, position, is_behind=raw is None)
             return True
         return not self._is_paused(record) and self._hand_out(group, record, raw)
-
-    def _note_damage(self, group: Group[Connection], position: int, reason: str) -> None:
-        self.damaged += 1
-        log.error(
-            "a record for a share group is damaged, and passed by",
-            group=group.name,
-            position=position,
-            reason=reason,
-        )
 
 
 def _record_in(batches: Any, position: int) -> memoryview | None:
@@ -365,11 +356,3 @@ def _record_in(batches: Any, position: int) -> memoryview | None:
                 found: memoryview = batch.records[at : at + int(batch.sizes[index])]
                 return found
     return None
-
-
-def _record_at(store: MessageStore, position: int) -> memoryview | None:
-    """Blocking: the record at a log position; None = it is gone or damaged."""
-    try:
-        return _record_in(store.read_log(position, 1), position)
-    except (BehindError, CorruptRecordError):
-        return None

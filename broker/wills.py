@@ -9,6 +9,7 @@ once, whoever published it (`broker.core.received`). Source: mqtt.md, Wills.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -64,12 +65,12 @@ class DueWills:
         self._clock_ms = clock_ms
         self._loop = asyncio.get_running_loop()
         self._handed: dict[WillKey, tuple[Connection | None, float]] = {}
+        """Whose each is now, and until when; nobody's, and without a deadline, while its row is read."""
         self._owed: dict[str, RowChange] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._is_closed = False
         self._turn = 0
-        self._futures: set[asyncio.Future[Any]] = set()
 
     def numbers(self) -> Mapping[str, int]:
         """Gauges and counters."""
@@ -161,15 +162,14 @@ class DueWills:
         due = self._core.wills.take_due(now, min(room, READ_MAX))
         if due:
             keys = [key for key, _ in due]
-            for key, owner in due:
-                self._handed[key] = (owner, now + PUBLISH_TIMEOUT_S)
+            self._handed.update(dict.fromkeys(keys, (None, math.inf)))
 
             def read(found: list[Row | None] | HoldMQError) -> None:
                 if isinstance(found, HoldMQError):
                     log.error("wills that are due cannot be read; trying again", reason=str(found))
                     self._put_back(keys, RETRY_S)
                 else:
-                    self._hand_over(keys, found)
+                    self._hand_over(due, found)
 
             self._load(keys, read)
         self.look()
@@ -187,15 +187,18 @@ class DueWills:
 
         self._rows.tables.wait_applied(self._store.confirmed_position, applied)
 
-    def _hand_over(self, keys: Sequence[WillKey], found: Sequence[Row | None]) -> None:
+    def _hand_over(
+        self, due: Sequence[tuple[WillKey, Connection | None]], found: Sequence[Row | None]
+    ) -> None:
         """Push wills to gateways: each to the one that told of its end, or all others to the next in turn."""
         now = self._loop.time()
         gateways = [owner for owner in self._core.leased(now) if not owner.is_closed]
         self._turn += 1
         parts: dict[Connection, list[DueWill]] = {}
         nobody: list[WillKey] = []
-        for key, row in zip(keys, found, strict=True):
-            owner, deadline = self._handed[key]
+        for (key, owner), row in zip(due, found, strict=True):
+            if key not in self._handed:
+                continue  # a gateway of before told, late, that it is over
             if row is None:
                 del self._handed[key]
                 self._core.wills.is_gone(key)
@@ -205,7 +208,7 @@ class DueWills:
             if owner is None:
                 nobody.append(key)
                 continue
-            self._handed[key] = (owner, deadline)
+            self._handed[key] = (owner, now + PUBLISH_TIMEOUT_S)
             parts.setdefault(owner, []).append(DueWill(*key, row.value))
         self._put_back(nobody, RETRY_S)
         for owner, wills in parts.items():
@@ -259,17 +262,15 @@ class DueWills:
     def _put_back(self, keys: Sequence[WillKey], delay_s: float) -> None:
         due_at = self._loop.time() + delay_s
         for key in keys:
-            del self._handed[key]
-            self._core.wills.put_back(key, due_at)
+            if self._handed.pop(key, None) is not None:
+                self._core.wills.put_back(key, due_at)
         if keys:
             self.look()
 
     def _read(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         future = self._loop.run_in_executor(self._store.reader_pool, work)
-        self._futures.add(future)
 
         def finished(ended: asyncio.Future[Any]) -> None:
-            self._futures.discard(ended)
             if ended.cancelled() or self._is_closed:
                 return
             error = ended.exception()

@@ -45,7 +45,7 @@ GROUPS_MAX: Final = 10_000
 MEMBERS_MAX: Final = 200_000
 """Sessions that hold groups at a broker, connected or not."""
 OUT_MAX: Final = 500_000
-"""Messages out and waiting, of all groups: 100 MB at worst. At the bound no more are handed out."""
+"""Messages out and waiting, of all groups: 100 MB at worst. At the bound only what waits is handed out."""
 CREDIT_MAX: Final = 65_535
 """MQTT's largest receive maximum."""
 LINGER_S: Final = 60.0
@@ -84,7 +84,7 @@ class Member(Generic[C]):
 
 
 class Group(Generic[C]):
-    """One `$share/<name>/<filter>`. `filters` are its shell's.
+    """One `$share/<name>/<filter>`. `filters`, and the `topics` that they name, are its shell's.
 
     `is_live`: all of the log was looked at, so that its position is the log's end until a batch comes that
     may concern it.
@@ -92,7 +92,7 @@ class Group(Generic[C]):
 
     __slots__ = (
         "chunk_bytes", "filters", "is_live", "is_reading", "leaving", "members", "name", "online", "out",
-        "position", "qos0_from", "ready", "settled", "topic_filter", "waiting", "waits",
+        "position", "qos0_from", "ready", "settled", "topic_filter", "topics", "waiting", "waits",
     )  # fmt: skip
 
     def __init__(self, name: str, position: int) -> None:
@@ -112,6 +112,7 @@ class Group(Generic[C]):
         self.settled: set[int] = set()
         """After a start: positions past the group's own that were settled before."""
         self.filters = FilterSet()
+        self.topics: set[str] = set()
         self.is_live = False
         self.is_reading = False
         self.chunk_bytes = 0
@@ -180,6 +181,8 @@ class ShareGroups(Generic[C]):
         self.news = ShareNews()
         self.counts = Counts()
         self.woken: dict[str, Group[C]] = {}
+        self.crowded: dict[str, Group[C]] = {}
+        """Those that may have more to hand out once less is in hand."""
         self.made: list[Group[C]] = []
         """Groups that came, for the shell to give them their filters."""
         self.ended: list[Group[C]] = []
@@ -244,6 +247,10 @@ class ShareGroups(Generic[C]):
             # The client has begun anew: its older session is over, and its group if nobody else holds it.
             self._over(member)
             group, member = self.groups.get(row.name), None
+        elif member is not None and member.owner is owner and member.member_id != row.member_id:
+            # It left, and came again before that was told: what it has is settled under its old number.
+            self._leave(member)
+            group, member = self.groups.get(row.name), None
         if member is None and self.members >= self.members_max:
             self.counts.refused += 1
             return Code.LIMIT_EXCEEDED, f"{self.members_max} sessions hold share groups at this broker"
@@ -270,12 +277,7 @@ class ShareGroups(Generic[C]):
 
     def _change(self, member: Member[C], row: ShareJoin) -> None:
         """The options of a subscription changed."""
-        assert member.owner is not None
-        of_owner = self._of_owner[member.owner]
-        of_owner.pop(member.member_id, None)
-        member.member_id, member.qos = row.member_id, row.qos
-        of_owner[row.member_id] = member
-        member.expiry_s = row.expiry_s
+        member.qos, member.expiry_s = row.qos, row.expiry_s
         # Told again: the log may have refused it the first time.
         self.news.add(BEGINS, member.group.name, member.group.position)
         self._note(member)
@@ -296,22 +298,15 @@ class ShareGroups(Generic[C]):
             elif position not in held:
                 self._return(member, position)
         for position in held:
-            if position in group.waits:
-                group.waits.discard(position)
-                self.in_hand -= 1
+            if self._take_up(group, position):
                 self._put_out(member, position, False)
         self._wake(group)
 
     def credit(self, owner: C, member_id: int, messages: int) -> None:
         """A member has room for so many messages more."""
         member = self._of_owner.get(owner, {}).get(member_id)
-        if member is None or member.is_leaving or messages <= 0:
-            return
-        member.credit = min(member.credit + messages, CREDIT_MAX)
-        if not member.is_ready:
-            member.is_ready = True
-            member.group.ready.append(member)
-        self._wake(member.group)
+        if member is not None:
+            self._make_room(member, messages)
 
     def offline(self, owner: C, member_id: int, expiry_s: int, now_ms: int, begun: Collection[int]) -> None:
         """A member's connection ended: its session lasts for `expiry_s`, 0 = it is over.
@@ -343,15 +338,8 @@ class ShareGroups(Generic[C]):
         """A session holds the group no more. What its client has it may still settle."""
         group = self.groups.get(name)
         member = None if group is None else group.members.get(client_id)
-        if group is None or member is None or (keep_uid and member.uid == keep_uid):
-            return
-        if member.owner is None or not member.out:
-            self._over(member)
-            return
-        member.is_leaving = True
-        member.credit = 0
-        group.leaving.add(member)
-        self._unhold(member)
+        if member is not None and not (keep_uid and member.uid == keep_uid):
+            self._leave(member)
 
     def expire(self, now_ms: int) -> None:
         """End the sessions that have been away for too long."""
@@ -374,31 +362,28 @@ class ShareGroups(Generic[C]):
         for position in positions:
             if position in member.out:
                 self._settle(member, position)
-            elif position in group.waits:
-                group.waits.discard(position)
-                self.in_hand -= 1
+            elif self._take_up(group, position):
                 self.counts.settled += 1
                 self._note_settled(group, position)
+            elif position not in group.out and (position < group.position or position in group.settled):
+                # Told again: the log may have refused it the first time.
+                self.news.place(SETTLED, group.name, position)
         self._end_leaving(member)
 
-    def back(self, owner: C, member_id: int, positions: list[int], *, is_unsent: bool = False) -> None:
-        """A member gives messages back, for others or a later time. `is_unsent`: it never got them."""
+    def back(self, owner: C, member_id: int, positions: list[int]) -> None:
+        """A member gives messages back, for others or a later time."""
         member = self._of_owner.get(owner, {}).get(member_id)
-        if member is None:
-            return
-        for position in positions:
-            if position in member.out:
-                self._return(member, position)
-                if is_unsent and not member.is_leaving:
-                    member.credit += 1
-        self._end_leaving(member)
-        if is_unsent and member.credit and not member.is_ready:
-            member.is_ready = True
-            member.group.ready.append(member)
+        if member is not None:
+            self._give_back(member, positions)
+
+    def unsent(self, member: Member[C], positions: list[int]) -> None:
+        """Messages that were handed out did not leave; the member is connected as it was then."""
+        self._give_back(member, positions)
+        self._make_room(member, len(positions))
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more is handed out until something is settled."""
+        """Whether nothing more but what waits is handed out until something is settled."""
         return self.in_hand >= self.out_max
 
     def next_waiting(self, group: Group[C], count: int) -> list[int]:
@@ -421,10 +406,7 @@ class ShareGroups(Generic[C]):
             return None
         member.credit -= 1
         self.counts.given += 1
-        if position in group.waits:
-            group.waits.discard(position)
-            self.in_hand -= 1
-            self.counts.given_again += 1
+        self.counts.given_again += self._take_up(group, position)
         if not qos:
             return member
         is_taken = min(qos, member.qos) == 2
@@ -435,9 +417,7 @@ class ShareGroups(Generic[C]):
 
     def drop(self, group: Group[C], position: int, *, is_behind: bool = False) -> None:
         """A message that waits is wanted by nobody any more, or gone from the log."""
-        if position in group.waits:
-            group.waits.discard(position)
-            self.in_hand -= 1
+        if self._take_up(group, position):
             self.counts.behind += is_behind
             self._note_settled(group, position)
 
@@ -455,6 +435,15 @@ class ShareGroups(Generic[C]):
             if can_take(member.owner):
                 return member
         return None
+
+    def _make_room(self, member: Member[C], messages: int) -> None:
+        if member.is_leaving or messages <= 0:
+            return
+        member.credit = min(member.credit + messages, CREDIT_MAX)
+        if not member.is_ready:
+            member.is_ready = True
+            member.group.ready.append(member)
+        self._wake(member.group)
 
     def _wake(self, group: Group[C]) -> None:
         if group.ready:
@@ -475,6 +464,14 @@ class ShareGroups(Generic[C]):
         del member.group.out[position]
         self.in_hand -= 1
         return member.out.pop(position)
+
+    def _take_up(self, group: Group[C], position: int) -> bool:
+        """Have a message wait no longer; whether it did."""
+        if position not in group.waits:
+            return False
+        group.waits.discard(position)
+        self.in_hand -= 1
+        return True
 
     def _put_back(self, group: Group[C], position: int) -> None:
         group.waits.add(position)
@@ -499,6 +496,22 @@ class ShareGroups(Generic[C]):
         self.counts.returned += 1
         self._put_back(group, position)
         self._wake(group)
+
+    def _give_back(self, member: Member[C], positions: list[int]) -> None:
+        for position in positions:
+            if position in member.out:
+                self._return(member, position)
+        self._end_leaving(member)
+
+    def _leave(self, member: Member[C]) -> None:
+        """A session holds its group no more; what its client has it may still settle."""
+        if member.owner is None or not member.out:
+            self._over(member)
+            return
+        member.is_leaving = True
+        member.credit = 0
+        member.group.leaving.add(member)
+        self._unhold(member)
 
     def _disconnect(self, member: Member[C]) -> None:
         """Nobody speaks for a member any more: what is not taken is for others."""
@@ -558,6 +571,7 @@ class ShareGroups(Generic[C]):
     def _end_group(self, group: Group[C]) -> None:
         del self.groups[group.name]
         self.woken.pop(group.name, None)
+        self.crowded.pop(group.name, None)
         for member in list(group.leaving):
             for position in list(member.out):
                 self._take_in(member, position)

@@ -69,8 +69,7 @@ class Wills(Generic[O]):
 
     def has(self, client_id: str, epoch: int) -> bool:
         """Whether this connection's will is there, and not being published."""
-        will = self._find(client_id, epoch)
-        return will is not None and not will.is_publishing
+        return self._waiting(client_id, epoch) is not None
 
     # Connections
 
@@ -81,13 +80,13 @@ class Wills(Generic[O]):
 
     def claimed(self, client_id: str, epoch: int) -> None:
         """The connection is there after all."""
-        will = self._find(client_id, epoch)
-        if will is not None and not will.is_publishing:
+        will = self._waiting(client_id, epoch)
+        if will is not None:
             will.due_at = None
 
     def lost(self, client_id: str, epoch: int, expiry_s: float, lease_end: float) -> None:
         """The connection's gateway was lost: the will is due after the lease, if nobody claims it."""
-        will = self._find(client_id, epoch)
+        will = self._waiting(client_id, epoch)
         if will is not None and will.due_at is None:
             self._schedule(client_id, will, lease_end + min(will.delay_s, expiry_s))
 
@@ -98,16 +97,16 @@ class Wills(Generic[O]):
 
         The session's end is the will's [MQTT-3.1.3-9], but for what a drain adds.
         """
-        will = self._find(client_id, epoch)
-        if will is not None and not will.is_publishing:
+        will = self._waiting(client_id, epoch)
+        if will is not None:
             will.owner = owner
             will.delay_s = max(will.delay_s, least_delay_s)
             self._schedule(client_id, will, now + max(min(will.delay_s, expiry_s), least_delay_s))
 
     def delete(self, client_id: str, epoch: int) -> bool:
         """DISCONNECT 0 [MQTT-3.1.2-10]: whether there was a will, whose row goes."""
-        will = self._find(client_id, epoch)
-        if will is None or will.is_publishing:
+        will = self._waiting(client_id, epoch)
+        if will is None:
             return False
         self._remove(client_id, will)
         self.deleted += 1
@@ -134,8 +133,8 @@ class Wills(Generic[O]):
     def cancel(self, keys: Iterable[WillKey]) -> None:
         """These wills will never be published: their session went on [MQTT-3.1.3-9]."""
         for key in keys:
-            will = self._find(*key)
-            if will is not None and not will.is_publishing:
+            will = self._waiting(*key)
+            if will is not None:
                 self._remove(key.client_id, will)
                 self.cancelled += 1
 
@@ -184,6 +183,11 @@ class Wills(Generic[O]):
             if will.epoch == epoch:
                 return will
         return None
+
+    def _waiting(self, client_id: str, epoch: int) -> _Will[O] | None:
+        """The will, unless it is being published."""
+        will = self._find(client_id, epoch)
+        return None if will is None or will.is_publishing else will
 
     def _schedule(self, client_id: str, will: _Will[O], due_at: float) -> None:
         will.due_at = due_at

@@ -6,9 +6,11 @@ import pytest
 from broker_stack import Stack, Start, until
 from share_peer import GROUP, Gateway, Given, publish
 
-from holdmq.errors import Code
+from broker import share_mode, share_serving
+from holdmq.errors import Code, RemoteError, StorageError, StoreFullError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.topic_headers import TopicPauseRequest
+from storage.store import Batch
 
 
 def bodies(messages: list[Given]) -> list[bytes]:
@@ -70,6 +72,18 @@ async def test_what_a_lost_connection_had_goes_to_others(broker: Stack, gateway:
     await dying.close()
     assert bodies(await living.take(1)) == [b"not done"]
     assert (await living.groups())[GROUP]._replace(behind_bytes=0) == (GROUP, 2, 1, 1, 0, 0)
+
+
+async def test_all_that_a_lost_connection_had_goes_to_who_has_room(broker: Stack, gateway: Gateway) -> None:
+    count = share_serving.WAITING_READ_MAX + 50
+    await broker.create("t", 1)
+    dying, living = gateway(broker), gateway(broker)
+    await dying.join(1, "a", credit=count)
+    await publish(broker, *(b"%d" % n for n in range(count)))
+    await dying.take(count)
+    await living.join(1, "b", credit=count)
+    await dying.close()
+    assert bodies(await living.take(count)) == [b"%d" % n for n in range(count)]
 
 
 async def test_what_is_given_back_comes_to_who_has_room(broker: Stack, gateway: Gateway) -> None:
@@ -239,6 +253,92 @@ async def test_a_connection_that_comes_back_keeps_what_it_holds(broker: Stack, g
     assert await again.is_silent()
 
 
+async def test_who_leaves_and_comes_again_settles_what_it_had_under_its_old_number(
+    broker: Stack, gateway: Gateway
+) -> None:
+    await broker.create("t", 1)
+    peer, other = gateway(broker), gateway(broker)
+    await peer.join(1, "a", qos=2)
+    await other.join(1, "b", qos=2, credit=0)
+    await publish(broker, b"x", qos=2)
+    got = await peer.take(1)
+    await peer.join(2, "a", qos=2)
+    await peer.done(*got)
+    group = (await peer.groups())[GROUP]
+    assert (group.sessions, group.online, group.in_flight) == (2, 2, 0)
+    await peer.offline(2, expiry_s=0)
+    await other.credit(1, 10)
+    assert await other.is_silent()
+
+
+async def test_what_the_log_refuses_to_be_taken_is_handed_out_when_it_does_not(
+    broker: Stack, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share_mode, "RETRY_S", 0.01)
+    share = broker.server.share
+    assert share is not None
+    await broker.create("t", 1)
+    peer = gateway(broker)
+    await peer.join(1, "a", qos=2, credit=0)
+    await publish(broker, b"0", qos=0)
+    await publish(broker, b"2", qos=2)
+    broker.store._watermark_passed(StoreFullError("no space", operation="write"))
+    await peer.credit(1, 2)
+    await until(lambda: share.journal.refused > 0)
+    assert not peer.got
+    broker.store._watermark_passed(None)
+    assert bodies(await peer.take(1)) == [b"2"]
+    await publish(broker, b"3", qos=1)
+    assert bodies(await peer.take(1)) == [b"3"]
+
+
+async def test_what_the_log_refused_of_settled_messages_is_written_when_it_is_said_again(
+    start: Start, gateway: Gateway
+) -> None:
+    broker = await start()
+    await broker.create("t", 1)
+    peer = gateway(broker)
+    await peer.join(1, "a", qos=2)
+    await publish(broker, b"1")
+    await publish(broker, b"2", qos=2)
+    got = await peer.take(2)
+    broker.store._watermark_passed(StoreFullError("no space", operation="write"))
+    with pytest.raises(RemoteError):
+        await peer.done(*got)
+    broker.store._watermark_passed(None)
+    await peer.done(*got)
+    await peer.close()
+    broker = await start()
+    peer = gateway(broker)
+    await peer.join(1, "a", qos=2)
+    await publish(broker, b"3")
+    assert bodies(await peer.take(1)) == [b"3"]
+    assert await peer.is_silent()
+
+
+async def test_a_read_from_disk_that_fails_is_tried_again(
+    broker: Stack, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share_serving, "RETRY_S", 0.01)
+    await broker.create("t", 1)
+    peer = gateway(broker)
+    await peer.join(1, "a", credit=0)
+    await publish(broker, b"x")
+    failures = [StorageError("Input/output error", operation="read")]
+    read_log = broker.store.read_log
+
+    def read(position: int, max_bytes: int) -> list[Batch]:
+        if failures:
+            raise failures.pop()
+        return read_log(position, max_bytes)
+
+    monkeypatch.setattr(broker.store, "read_log", read)
+    monkeypatch.setattr(broker.store, "tail", lambda position, max_bytes=0: None)
+    await peer.credit(1, 1)
+    assert bodies(await peer.take(1)) == [b"x"]
+    assert not failures
+
+
 async def test_a_paused_topic_holds_the_group_until_it_is_resumed(broker: Stack, gateway: Gateway) -> None:
     await broker.create("t", 1)
     peer = gateway(broker)
@@ -317,6 +417,31 @@ async def test_at_the_bound_of_messages_in_hand_nothing_more_is_handed_out(
     await peer.done(*got)
     await peer.credit(1, 1)
     assert bodies(await peer.take(1)) == [b"2"]
+
+
+async def test_at_the_bound_what_waits_is_handed_out_and_other_groups_go_on_when_there_is_place(
+    broker: Stack, gateway: Gateway
+) -> None:
+    share = broker.server.share
+    assert share is not None
+    share.core.out_max = 2
+    await broker.create("t", 1)
+    dying, peer, other = gateway(broker), gateway(broker), gateway(broker)
+    await dying.join(1, "a")
+    await other.join(1, "b", group="$share/h/t/#")
+    await publish(broker, b"0")
+    await publish(broker, b"1")
+    await dying.take(1)
+    held = await other.take(1)
+    await dying.close()
+    await peer.join(1, "c")
+    again = await peer.take(1)
+    assert bodies(again) == [b"0"]
+    assert await peer.is_silent()
+    await other.done(*held)
+    await peer.done(*again)
+    assert bodies(await peer.take(1)) == bodies(await other.take(1)) == [b"1"]
+    assert share.core.in_hand == 2
 
 
 async def test_topics_of_routing_rules_are_read_whenever_they_come(broker: Stack, gateway: Gateway) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from broker_stack import Stack, Start, broker, refused, start, until
@@ -15,7 +17,7 @@ from broker.core import sessions as core_module
 from holdmq.errors import Code, HoldMQError, StorageError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import HeartbeatRequest
-from holdmq.wire.session_headers import DueWill
+from holdmq.wire.session_headers import END, DueWill, SessionChange
 from holdmq.wire.session_will import DELETE_WILL, HAS_WILL, PUBLISH_WILL, SessionWill
 
 __all__ = ["broker", "start"]
@@ -68,6 +70,24 @@ def wills(stack: Stack) -> int:
     return int(stack.server.numbers()["wills"])
 
 
+@contextmanager
+def readers_held(stack: Stack) -> Iterator[None]:
+    """Nothing is read from disk meanwhile."""
+    go_on = threading.Event()
+    for _ in range(stack.store.reader_pool._max_workers):
+        stack.store.reader_pool.submit(go_on.wait, 10)
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+async def end_all(peer: SessionPeer, epochs: dict[str, int]) -> None:
+    """End connections whose wills are due at once."""
+    ends = [SessionChange(name, epoch, END, PUBLISH_WILL, b"", 3600) for name, epoch in epochs.items()]
+    assert await peer.write(*ends) == []
+
+
 async def test_a_will_goes_to_the_gateway_that_tells_of_its_end_and_its_row_goes(
     broker: Stack, connect: Connect
 ) -> None:
@@ -110,6 +130,38 @@ async def test_a_gateway_that_does_not_tell_in_time_is_told_again(
     await until_told(gateway, 2)
     await gateway.will_done("c", opened.epoch)
     assert wills(broker) == 0
+
+
+async def test_a_will_that_is_over_while_it_is_read_again_keeps_no_other_back(
+    broker: Stack, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_module, "LEASE_S", 60.0)
+    gateway = await connect(broker)
+    epochs = {name: (await gateway.open(name, will=will())).epoch for name in ("c", "d")}
+    with readers_held(broker):
+        await end_all(gateway, epochs)
+        await until(lambda: broker.server.numbers()["wills_publishing"] == 2)
+        await gateway.will_done("c", epochs["c"])
+    await until(lambda: gateway.wills)
+    assert [due.client_id for due in gateway.wills] == ["d"]
+    assert (wills(broker), broker.server.numbers()["wills_publishing"]) == (1, 1)
+
+
+async def test_wills_go_once_to_another_gateway_when_theirs_dies_while_they_are_read(
+    broker: Stack, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_module, "LEASE_S", 60.0)
+    gateway, other = await connect(broker), await connect(broker, "gateway-2")
+    epochs = {name: (await gateway.open(name, will=will())).epoch for name in ("c", "d")}
+    connections = broker.server.numbers()["connections"]
+    with readers_held(broker):
+        await end_all(gateway, epochs)
+        await until(lambda: broker.server.numbers()["wills_publishing"] == 2)
+        await gateway.client.close()
+        await until(lambda: broker.server.numbers()["connections"] < connections)
+    await until(lambda: len(other.wills) == 2)
+    assert [due.client_id for due in other.wills] == ["c", "d"]
+    assert broker.server.numbers()["wills_retried_total"] == 0
 
 
 async def test_a_lost_gateway_has_the_time_of_its_lease_to_come_back(broker: Stack, connect: Connect) -> None:

@@ -294,6 +294,15 @@ def test_times_of_clients_that_came_back_are_swept_out() -> None:
     assert wills.take_due(7.0, 10) == [(("stays", 1), None)]
 
 
+def test_a_will_that_is_being_published_is_not_due_again_when_its_connection_is_lost() -> None:
+    wills: Wills[str] = Wills()
+    wills.arm("c", 1, 0)
+    assert wills.opened("c", is_over=False, now=1.0) == []
+    assert wills.take_due(1.0, 10) == [(("c", 1), None)]
+    wills.lost("c", 1, 50.0, 1.0)
+    assert wills.take_due(1.0, 10) == []
+
+
 def test_wills_and_keys_are_read_as_they_were_written() -> None:
     found = SessionWill(5, 6, "a/b", 5, b"\x26", b"\x00x", bytes(8))
     assert decode_will(found.encode()) == found
