@@ -13,7 +13,6 @@ import ipaddress
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
@@ -112,7 +111,18 @@ class Fleet:
     async def connect(self) -> None:
         """Connect every device along the ramp; failures are counted by reason."""
         plan = self._plan
-        await self._connect_all(range(plan.first, plan.first + plan.devices), plan.ramp_s)
+        self._began = perf_counter()
+        places = asyncio.Semaphore(CONNECTING_MAX)
+        async with asyncio.TaskGroup() as tasks:
+            for k in range(plan.devices):
+                wait = self._began + plan.ramp_s * k / plan.devices - perf_counter()
+                if wait > 0:
+                    await self.stay(wait)
+                if self.is_stopped:
+                    break
+                await places.acquire()
+                tasks.create_task(self._connect_one(plan.first + k, places))
+        self.tally.connect_s = perf_counter() - self._began
 
     async def reconnect(self, seconds: float, pause_s: float) -> None:
         """Connect those that are not connected, at once; who fails tries again after a pause, for so long."""
@@ -135,20 +145,6 @@ class Fleet:
             if await self._connect_one(number, places):
                 return
             await self.stay(pause_s * (0.5 + random.random()))  # not all of them at once again
-
-    async def _connect_all(self, numbers: Sequence[int], ramp_s: float) -> None:
-        self._began = perf_counter()
-        places = asyncio.Semaphore(CONNECTING_MAX)
-        async with asyncio.TaskGroup() as tasks:
-            for k, number in enumerate(numbers):
-                wait = self._began + ramp_s * k / len(numbers) - perf_counter()
-                if wait > 0:
-                    await self.stay(wait)
-                if self.is_stopped:
-                    break
-                await places.acquire()
-                tasks.create_task(self._connect_one(number, places))
-        self.tally.connect_s = perf_counter() - self._began
 
     def cut(self) -> None:
         """Reset every connection without a word."""

@@ -17,19 +17,24 @@ Numbers = dict[str, dict[int, float]]
 """`connections` and `memory_bytes`, each by worker."""
 
 
-def read_numbers(admin: str) -> Numbers:
-    """Connections and resident bytes by worker, as HOST:PORT tells them. UsageError, StartupError."""
+def read_metrics(admin: str) -> str:
+    """What HOST:PORT answers to /metrics. UsageError, StartupError."""
     host, _, port = admin.rpartition(":")
     if not host or not port.isdigit():
         raise UsageError(f"{admin!r} is no HOST:PORT")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=10)
     try:
         connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
+        return connection.getresponse().read().decode()
     except (OSError, http.client.HTTPException) as error:
         raise StartupError(f"no gateway tells its numbers at {admin}: {error}") from error
     finally:
         connection.close()
+
+
+def read_numbers(admin: str) -> Numbers:
+    """Connections and resident bytes by worker, as HOST:PORT tells them. UsageError, StartupError."""
+    text = read_metrics(admin)
     numbers: Numbers = {"connections": {}, "memory_bytes": {}}
     for what, worker, value in _SAMPLE.findall(text):
         numbers[what][int(worker)] = float(value)

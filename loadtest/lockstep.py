@@ -12,8 +12,9 @@ import time
 from dataclasses import dataclass
 
 from holdmq.errors import StartupError
-from holdmq.mqtt import Connect, Publish, encode
+from holdmq.mqtt import Publish, encode
 from holdmq.mqtt.protocol import MQTT_3_1_1
+from loadtest.swarm import open_client
 
 _PUBACK_BYTES = 4
 
@@ -33,12 +34,11 @@ class Lockstep:
 
         Raises StartupError when the server refuses a connection, closes one, or answers anything but PUBACK.
         """
-        host, _, port = target.rpartition(":")
         sockets: dict[int, socket.socket] = {}
         windows: dict[int, bytes] = {}
         try:
             for number in range(self.connections):
-                opened = _open(host, int(port), number)
+                opened = open_client(target, f"lockstep-{number}")
                 sockets[opened.fileno()] = opened
                 windows[opened.fileno()] = self._window(number)
             return self._drive(target, sockets, windows)
@@ -76,14 +76,3 @@ class Lockstep:
             return acknowledged / (time.perf_counter() - began)
         finally:
             poll.close()
-
-
-def _open(host: str, port: int, number: int) -> socket.socket:
-    opened = socket.create_connection((host, port), 10)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    opened.sendall(encode(Connect(f"lockstep-{number}", MQTT_3_1_1, keep_alive=600), MQTT_3_1_1))
-    answer = opened.recv(4)
-    if answer[:1] != b"\x20" or len(answer) < 4 or answer[3]:
-        opened.close()
-        raise StartupError(f"{host}:{port} refused a connection: {answer.hex() or 'closed'}")
-    return opened

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -52,13 +52,10 @@ def mosquitto(directory: Path) -> Iterator[str]:
 
     Raises StartupError when it is not installed or does not come up.
     """
-    program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    if program is None:
-        raise StartupError("mosquitto is not installed; on Debian: apt-get install mosquitto")
     port = free_port()
     config = directory / "mosquitto.conf"
     config.write_text(MOSQUITTO.format(port=port))
-    with _process([program, "-c", str(config)], directory / "mosquitto.log") as child:
+    with _process([_need("mosquitto"), "-c", str(config)], directory / "mosquitto.log") as child:
         _wait_for(port, [child])
         yield f"127.0.0.1:{port}"
 
@@ -92,24 +89,9 @@ def holdmq_services(directory: Path, *more: str) -> Iterator[Services]:
 
     Raises StartupError when one of them does not come up; its log is in `directory`.
     """
-    ports = {name: free_port() for name in ("registry", "broker", "gateway")}
-    sets = [f"{name}.port={port}" for name, port in ports.items()]
-    sets += [f"{name}.admin_port=0" for name in ports]
-    sets += [
-        f"registry.data_dir={directory / 'registry'}",
-        f"storage.data_dir={directory / 'store'}",
-        *more,
-    ]
-    flags = [part for setting in sets for part in ("--set", setting)]
-    with ExitStack() as stack:
-        children = []
-        for name, port in ports.items():
-            command = [sys.executable, "-m", "holdmq.cli", name, *flags]
-            children.append(stack.enter_context(_process(command, directory / f"{name}.log")))
-            _wait_for(port, children)
+    with _services(directory, ("registry", "broker", "gateway"), more) as (ports, pids):
         # The gateway listens before it knows its brokers: a first message says that the whole way is open.
-        pids = [child.process.pid for child in children]
-        yield Services(f"127.0.0.1:{ports['gateway']}", pids[1], pids[2])
+        yield Services(f"127.0.0.1:{ports['gateway']}", pids["broker"], pids["gateway"])
 
 
 def missing_peers() -> list[str]:
@@ -191,18 +173,27 @@ def holdmq_broker(directory: Path, *sets: str) -> Iterator[BrokerProcess]:
 
     Raises StartupError when one of them does not come up; its log is in `directory`.
     """
-    registry, broker = free_port(), free_port()
-    own = [f"registry.port={registry}", f"broker.port={broker}", f"storage.data_dir={directory / 'store'}"]
-    own += [f"registry.data_dir={directory / 'registry'}"]
-    own += ["registry.admin_port=0", "broker.admin_port=0", *sets]
-    flags = [part for setting in own for part in ("--set", setting)]
+    with _services(directory, ("registry", "broker"), sets) as (ports, pids):
+        yield BrokerProcess(f"127.0.0.1:{ports['broker']}", f"127.0.0.1:{ports['registry']}", pids["broker"])
+
+
+@contextmanager
+def _services(
+    directory: Path, names: Sequence[str], more: Sequence[str]
+) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+    """Run services one after the other; yields their ports and their process ids."""
+    ports = {name: free_port() for name in names}
+    sets = [f"{name}.port={port}" for name, port in ports.items()]
+    sets += [f"{name}.admin_port=0" for name in names]
+    sets += [f"registry.data_dir={directory / 'registry'}", f"storage.data_dir={directory / 'store'}", *more]
+    flags = [part for setting in sets for part in ("--set", setting)]
     with ExitStack() as stack:
-        children = []
-        for name, port in (("registry", registry), ("broker", broker)):
+        children: dict[str, _Child] = {}
+        for name, port in ports.items():
             command = [sys.executable, "-m", "holdmq.cli", name, *flags]
-            children.append(stack.enter_context(_process(command, directory / f"{name}.log")))
-            _wait_for(port, children)
-        yield BrokerProcess(f"127.0.0.1:{broker}", f"127.0.0.1:{registry}", children[-1].process.pid)
+            children[name] = stack.enter_context(_process(command, directory / f"{name}.log"))
+            _wait_for(port, list(children.values()))
+        yield ports, {name: child.process.pid for name, child in children.items()}
 
 
 class _Child:

@@ -21,6 +21,8 @@ from holdmq.mqtt.protocol import MQTT_3_1_1
 PER_ADDRESS_MAX: Final = 20_000
 """Connections from one loopback address: the kernel has some 28,000 ports per source and target."""
 KEEP_ALIVE_S: Final = 3_600
+ANSWER_S: Final = 60.0
+"""How long a client that stands alone waits for the server."""
 OnMessage = Callable[[int, bytes], None]
 """Told of a message: the client's number, and topic and payload as they lie in its PUBLISH."""
 
@@ -44,10 +46,6 @@ class Swarm:
     def sockets(self) -> list[socket.socket]:
         """The clients' sockets, in the order of their making."""
         return list(self._sockets.values())
-
-    def numbers(self) -> dict[int, int]:
-        """The clients' numbers by their descriptors, as they are now."""
-        return self._numbers
 
     def client_id(self, number: int) -> str:
         """The id of a client."""
@@ -82,19 +80,19 @@ class Swarm:
                     data += encode(Subscribe(1, [Subscription(topic_filter, 1)]), MQTT_3_1_1)
                 client.sendall(data)
                 client.setblocking(False)
-                waiting[client.fileno()] = wanted
+                waiting[number] = wanted
                 made += 1
-            for fd, packet_type, payload in self.step(0.1):
+            for number, packet_type, payload in self.step(0.1):
                 if packet_type == 2 and payload[1]:
                     raise StartupError(f"{self.target} refused a connection with {payload[1]}")
                 if packet_type == 9 and payload[-1] >= 0x80:
                     raise StartupError(f"{self.target} refused a subscription")
                 if packet_type == 3 and on_message is not None:
-                    on_message(self._numbers[fd], payload)
-                if packet_type in (2, 9) and fd in waiting:
-                    waiting[fd] -= 1
-                    if not waiting[fd]:
-                        del waiting[fd]
+                    on_message(number, payload)
+                if packet_type in (2, 9) and number in waiting:
+                    waiting[number] -= 1
+                    if not waiting[number]:
+                        del waiting[number]
         return time.perf_counter() - began
 
     def _open(self, number: int) -> socket.socket:
@@ -109,9 +107,9 @@ class Swarm:
         return client
 
     def step(self, timeout_s: float) -> Iterator[tuple[int, int, bytes]]:
-        """Read once; descriptor, type and body of each packet that came. PUBLISHes are acknowledged."""
+        """Read once; client's number, type and body of each packet that came. PUBLISHes are acknowledged."""
         for fd, _ in self._poll.poll(timeout_s):
-            client = self._sockets[fd]
+            client, number = self._sockets[fd], self._numbers[fd]
             data = self._rest.pop(fd, b"") + client.recv(1 << 18)
             if not data:
                 raise StartupError(f"{self.target} closed a connection")
@@ -134,7 +132,7 @@ class Swarm:
                 if first >> 4 == 3 and first & 6:
                     id_at = at + 2 + (data[at] << 8 | data[at + 1])
                     acks += b"\x40\x02" + data[id_at : id_at + 2]
-                yield fd, first >> 4, data[at : at + length]
+                yield number, first >> 4, data[at : at + length]
                 pos = at + length
             if pos < end:
                 self._rest[fd] = data[pos:]
@@ -162,6 +160,19 @@ class Swarm:
         """Drop all, for good."""
         self.drop()
         self._poll.close()
+
+
+def open_client(target: str, client_id: str) -> socket.socket:
+    """A client without a session, connected to ``HOST:PORT``; StartupError when it is refused."""
+    host, _, port = target.rpartition(":")
+    client = socket.create_connection((host, int(port)), ANSWER_S)
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    client.sendall(encode(Connect(client_id, MQTT_3_1_1, keep_alive=KEEP_ALIVE_S), MQTT_3_1_1))
+    answer = client.recv(4)
+    if answer[:1] != b"\x20" or answer[3:] != b"\0":
+        client.close()
+        raise StartupError(f"{target} refused a connection: {answer.hex() or 'closed'}")
+    return client
 
 
 @contextmanager

@@ -23,6 +23,11 @@ def resident_bytes(pid: int) -> int:
     return 0
 
 
+def waited_s(pid: int) -> float:
+    """How long a process's main thread was ready to run while others had the cores."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
 def children_of(pid: int) -> list[int]:
     """The processes that a process has begun."""
     found = []

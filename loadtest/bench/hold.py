@@ -48,32 +48,13 @@ from holdmq.wire.headers import (
     TopicCreateRequest,
 )
 from loadtest.peers import BrokerProcess, holdmq_broker
+from loadtest.usage import cpu_s, resident_bytes, waited_s
 
 TOPIC: Final = "held"
 HOLD_MS: Final = 60_000
 CONNECTIONS: Final = 10
 TICK_S: Final = 0.001
 DRAIN_S: Final = 1.0
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-
-
-def rss_bytes(pid: int) -> int:
-    """Resident memory of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) << 10
-    raise HoldMQError(f"process {pid} is gone")
-
-
-def cpu_s(pid: int) -> float:
-    """CPU time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-def waited_s(pid: int) -> float:
-    """How long a process's main thread was ready to run while others had the cores."""
-    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 class OwnLag:
@@ -220,11 +201,11 @@ async def idle(broker: BrokerProcess, options: argparse.Namespace) -> None:
     await clients[0].call(RequestCode.TOPIC_CREATE, TopicCreateRequest(TOPIC, options.queues))
     await park(clients, 0, options.queues)
     await asyncio.sleep(DRAIN_S)
-    memory, before = rss_bytes(broker.pid), cpu_s(broker.pid)
+    memory, before = resident_bytes(broker.pid), cpu_s(broker.pid)
     await asyncio.sleep(options.idle_s)
     unloaded = (cpu_s(broker.pid) - before) / options.idle_s
     await park(clients, options.pulls, options.queues)
-    parked_bytes = rss_bytes(broker.pid) - memory
+    parked_bytes = resident_bytes(broker.pid) - memory
     await asyncio.sleep(DRAIN_S)
     before = cpu_s(broker.pid)
     await asyncio.sleep(options.idle_s)

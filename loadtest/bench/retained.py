@@ -46,6 +46,7 @@ from holdmq.mqtt import (
     encode_acks,
 )
 from loadtest.peers import Services, holdmq_services
+from loadtest.usage import waited_s
 
 WINDOW: Final = 500
 SPREAD: Final = 100
@@ -183,11 +184,6 @@ def pinging(address: str, every_s: float) -> Iterator[list[float]]:
         ours.send("stop")
         took += ours.recv()
         child.join()
-
-
-def waited_s(pid: int) -> float:
-    """How long a process's main thread was ready to run while others had the cores."""
-    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def _pings(took: list[float]) -> str:

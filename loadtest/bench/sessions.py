@@ -17,20 +17,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import socket
 import struct
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from holdmq.errors import HoldMQError, StartupError
-from holdmq.mqtt import Connect, encode
-from holdmq.mqtt.protocol import MQTT_3_1_1
 from loadtest.peers import Services, holdmq_services
 from loadtest.processes import raise_file_limit
-from loadtest.swarm import Swarm, payload_of, publish_run, swarm
+from loadtest.swarm import Swarm, open_client, payload_of, publish_run, swarm
 from loadtest.usage import cpu_s, resident_bytes
 
 WARM_SESSIONS: Final = 500
@@ -91,7 +90,7 @@ class Pair:
     def __init__(self, target: str) -> None:
         self._subscriber = Swarm(target, "live-sub")
         self._subscriber.connect(1, clean=True, subscribe="live/x")
-        self._publisher = _open(target, "live-publisher")
+        self._publisher = open_client(target, "live-publisher")
         self._publisher.setblocking(False)
         self._sent = 0
         self._due = time.perf_counter()
@@ -129,33 +128,18 @@ class Pair:
         self._publisher.close()
 
 
-def _open(target: str, client_id: str) -> socket.socket:
-    host, _, port = target.rpartition(":")
-    opened = socket.create_connection((host, int(port)), 10)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    opened.sendall(encode(Connect(client_id, MQTT_3_1_1, keep_alive=3600), MQTT_3_1_1))
-    if opened.recv(4)[3:] != b"\0":
-        raise StartupError(f"{target} refused {client_id}")
-    opened.settimeout(60)
-    return opened
+def _publish(target: str, count: int, packets: Callable[[int, int], bytes]) -> float:
+    """Publish messages over one connection, all acknowledged; seconds it took.
 
-
-def _publish(target: str, topic: str, count: int, first: int = 0, payload_bytes: int = 100) -> float:
-    """Publish numbered messages over one connection, all acknowledged; seconds it took."""
-    pad = b"x" * (payload_bytes - _NUMBER.size)
+    `packets(first, end)` gives the PUBLISHes of some of them, with packet ids by `_packet_id`.
+    """
     began = time.perf_counter()
-    with _open(target, f"publisher-{os.getpid()}-{topic.replace('/', '-')}") as publisher:
+    with open_client(target, f"publisher-{os.getpid()}") as publisher:
         sent = acked = 0
         while acked < count:
             room = min(PUBLISH_WINDOW - (sent - acked), count - sent)
             if room >= PUBLISH_WINDOW // 2 or (room and sent + room == count):
-                payloads = [_NUMBER.pack(first + sent + k) + pad for k in range(room)]
-                # Ids of a window never meet: it is a small part of them.
-                at = sent % 60_000
-                split = min(room, 60_000 - at)
-                publisher.sendall(publish_run(topic, payloads[:split], at + 1))
-                if split < room:
-                    publisher.sendall(publish_run(topic, payloads[split:], 1))
+                publisher.sendall(packets(sent, sent + room))
                 sent += room
             data = publisher.recv(1 << 16)
             if not data:
@@ -167,12 +151,32 @@ def _publish(target: str, topic: str, count: int, first: int = 0, payload_bytes:
     return time.perf_counter() - began
 
 
+def _packet_id(number: int) -> int:
+    """Ids of a window never meet: it is a small part of them."""
+    return number % 60_000 + 1
+
+
+def _publish_numbered(target: str, topic: str, count: int, payload_bytes: int = 100) -> float:
+    """Publish messages that tell their numbers to one topic; seconds it took."""
+    pad = b"x" * (payload_bytes - _NUMBER.size)
+
+    def packets(first: int, end: int) -> bytes:
+        wrap = min(end, first - first % 60_000 + 60_000)
+        runs = ((first, wrap), (wrap, end))
+        return b"".join(
+            publish_run(topic, [_NUMBER.pack(n) + pad for n in range(at, to)], _packet_id(at))
+            for at, to in runs
+        )
+
+    return _publish(target, count, packets)
+
+
 def replay(services: Services, messages: int) -> None:
     """How fast an offline session gets what waited for it."""
     with swarm(services.address, "replay") as one:
         one.connect(1, subscribe="replay/#")
         one.disconnect()
-        took = _publish(services.address, "replay/x", messages)
+        took = _publish_numbered(services.address, "replay/x", messages)
         _say(f"replay    {messages:,} messages published in {took:.1f} s")
         pair = Pair(services.address)
         pair.run(2.0)
@@ -193,9 +197,9 @@ def replay(services: Services, messages: int) -> None:
         while expected < messages:
             if time.perf_counter() - began > PATIENCE_S:
                 raise StartupError(f"only {expected:,} of {messages:,} messages came")
-            for _, packet_type, body in one.step(0.01):
+            for number, packet_type, body in one.step(0.01):
                 if packet_type == 3:
-                    came(0, body)
+                    came(number, body)
             pair.turn()
         took = time.perf_counter() - began
         us = [(cpu_s(pid) - before) / messages * 1e6 for pid, before in zip(pids, used, strict=True)]
@@ -214,8 +218,8 @@ def many(services: Services, offline: int, each: int, others: int) -> None:
         crowd.connect(offline, subscribe="box/{id}")
         crowd.disconnect()
         for part in range(each):
-            _publish_to_each(services.address, crowd, offline, part)
-            _publish(services.address, "noise/x", others // each)
+            _publish(services.address, offline, partial(_to_each, crowd, part))
+            _publish_numbered(services.address, "noise/x", others // each)
         began = time.perf_counter()
         got = [0] * offline
         left = offline * each
@@ -231,13 +235,12 @@ def many(services: Services, offline: int, each: int, others: int) -> None:
         pids = [*services.workers(), services.broker_pid]
         used = [cpu_s(pid) for pid in pids]
         connected = crowd.connect(offline, on_message=came)
-        numbers = crowd.numbers()
         while left:
             if time.perf_counter() - began > PATIENCE_S:
                 raise StartupError(f"{left:,} messages did not come")
-            for fd, packet_type, body in crowd.step(0.1):
+            for number, packet_type, body in crowd.step(0.1):
                 if packet_type == 3:
-                    came(numbers[fd], body)
+                    came(number, body)
         _say(
             f"many      {offline:,} sessions with {each} messages among {others:,}: all served within "
             f"{time.perf_counter() - began:.1f} s (connected in {connected:.1f} s)"
@@ -247,28 +250,12 @@ def many(services: Services, offline: int, each: int, others: int) -> None:
         crowd.disconnect()
 
 
-def _publish_to_each(target: str, crowd: Swarm, count: int, part: int) -> None:
-    with _open(target, f"publisher-{os.getpid()}") as publisher:
-        sent = acked = 0
-        while acked < count:
-            if sent < count and sent - acked < PUBLISH_WINDOW:
-                room = min(PUBLISH_WINDOW - (sent - acked), count - sent, 100)
-                publisher.sendall(
-                    b"".join(
-                        publish_run(f"box/{crowd.client_id(n)}", [_NUMBER.pack(part)], n % 60_000 + 1)
-                        for n in range(sent, sent + room)
-                    )
-                )
-                sent += room
-                if sent < count and sent - acked < PUBLISH_WINDOW:
-                    continue
-            data = publisher.recv(1 << 16)
-            if not data:
-                raise StartupError(f"{target} closed a publisher's connection")
-            acked += len(data) // 4
-            while len(data) % 4:
-                data = publisher.recv(4 - len(data) % 4)
-                acked += 1
+def _to_each(crowd: Swarm, part: int, first: int, end: int) -> bytes:
+    """The PUBLISHes of `part` to some clients of a crowd."""
+    payload = [_NUMBER.pack(part)]
+    return b"".join(
+        publish_run(f"box/{crowd.client_id(n)}", payload, _packet_id(n)) for n in range(first, end)
+    )
 
 
 def main() -> int:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from holdmq.memory import memory_used
 from holdmq.record_batch import encode_batch
 from loadtest.bench.storage import TOPIC, Bench, prepare
 from storage.store import Batch, Run
@@ -91,10 +92,6 @@ def open_seconds(directory: str, segment_mib: int) -> tuple[float, Bench]:
     return time.perf_counter() - begin, bench
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def bench_log(directory: str, gib: float, segment_mib: int) -> None:
     out = sys.stdout.write
     command = [sys.executable, "-m", "loadtest.bench.storage_open", "--write", directory]
@@ -118,9 +115,9 @@ def bench_log(directory: str, gib: float, segment_mib: int) -> None:
 def bench_queues(directory: str, queues: int) -> None:
     out = sys.stdout.write
     write_queues(directory, queues)
-    before = resident_bytes()
+    before = memory_used()
     clean, bench = open_seconds(directory, 16)
-    grown = resident_bytes() - before
+    grown = memory_used() - before
     files = len(os.listdir("/proc/self/fd"))
     bench.store.close()
     (Path(directory) / "clean").unlink()

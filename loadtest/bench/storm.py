@@ -36,9 +36,9 @@ import uvloop
 
 from holdmq.errors import HoldMQError, StartupError
 from holdmq.mqtt import PublishRun
-from loadtest.device import Device
+from loadtest.device import Device, Owner
 from loadtest.fleet import Fleet
-from loadtest.gateway_memory import Numbers, read_numbers
+from loadtest.gateway_memory import Numbers, read_metrics, read_numbers
 from loadtest.peers import free_port, holdmq_services
 from loadtest.plan import FleetPlan, PublishPlan
 from loadtest.processes import raise_file_limit
@@ -59,9 +59,13 @@ class _Wills(Device):
 
     __slots__ = ("messages",)
 
+    def __init__(self, owner: Owner, plan: FleetPlan, number: int, began: float) -> None:
+        super().__init__(owner, plan, number, began)
+        self.messages = 0
+
     def received(self, item: object, now: float) -> None:
         if isinstance(item, PublishRun):
-            self.messages = getattr(self, "messages", 0) + len(item.messages)
+            self.messages += len(item.messages)
 
 
 class _Nobody:
@@ -165,17 +169,11 @@ class _Child:
             self._process.kill()
 
 
-def _gateway_metric(admin: str, name: str) -> float:
-    import http.client
-
-    host, _, port = admin.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=10)
-    try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
-    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{name} "))
+def _gateway_metrics(admin: str, *names: str) -> dict[str, float]:
+    found = dict(
+        line.rsplit(" ", 1) for line in read_metrics(admin).splitlines() if line[:1] not in ("", "#")
+    )
+    return {name: float(found.get(f"holdmq_gateway_{name}", 0)) for name in names}
 
 
 def _memory(numbers: Numbers) -> int:
@@ -201,7 +199,7 @@ async def _watch_wills(address: str, stopping: asyncio.Event) -> int:
     if owner.failed is not None:
         raise StartupError(f"nobody watched the wills: {owner.failed}")
     device.leave()
-    return int(getattr(device, "messages", 0))
+    return device.messages
 
 
 def storm(address: str, admin: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -279,10 +277,9 @@ def storm(address: str, admin: str, options: argparse.Namespace) -> dict[str, An
         fleet.pipe.send("end")
         present, lost = fleet.told()
         found["still_there"] = {"clients": present, "lost": lost}
-        found["gateway"] = {
-            name: _gateway_metric(admin, f"holdmq_gateway_{name}")
-            for name in ("worker_restarts_total", "wills_total", "overload_total", "overload_refused_total")
-        }
+        found["gateway"] = _gateway_metrics(
+            admin, "worker_restarts_total", "wills_total", "overload_total", "overload_refused_total"
+        )
     finally:
         for child in children:
             child.end()

@@ -23,9 +23,9 @@ def test_clients_take_what_others_publish_in_order(peer: tuple[str, int]) -> Non
         publisher.sendall(publish_run(f"box/{takers.client_id(1)}", payloads, 1))
         got: list[tuple[int, bytes]] = []
         while len(got) < 20:
-            for fd, packet_type, body in takers.step(5):
+            for number, packet_type, body in takers.step(5):
                 if packet_type == 3:
-                    got.append((takers.numbers()[fd], payload_of(body)))
+                    got.append((number, payload_of(body)))
         assert got == [(1, payload) for payload in payloads]
         takers.disconnect()
         assert len(takers) == 0
