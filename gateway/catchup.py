@@ -247,7 +247,7 @@ class CatchUp:
         self.turns += 1
         log_epoch = lag.epochs.get(broker, link.reader.log_epoch)
         turn.sessions[session] = lag.filters_added
-        terms = self._worker.terms_of(session)
+        terms = self._worker.subscriptions.terms_of(session)
         position = self._join_neighbours(turn, lag.positions[broker], log_epoch, terms)
         connection.request(
             RequestCode.READ_OPEN,
@@ -274,7 +274,7 @@ class CatchUp:
             if is_due(other) or not _takes(other):
                 continue
             turn.sessions[other] = lag.filters_added
-            terms += self._worker.terms_of(other)
+            terms += self._worker.subscriptions.terms_of(other)
             lowest = min(lowest, own)
             if len(turn.sessions) >= SESSIONS_PER_READER or len(terms) >= TERMS_PER_READER:
                 break

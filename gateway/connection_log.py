@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from typing import TYPE_CHECKING, Any, Final
@@ -129,9 +128,7 @@ def _traffic(shell: Shell) -> tuple[int, int] | None:
     if handle is None or handle.fileno() < 0 or handle.family == socket.AF_UNIX:
         return None
     try:
-        # The event loop's own object has no getsockopt.
-        with socket.socket(fileno=os.dup(handle.fileno())) as own:
-            told = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_AT + _BYTES.size)
+        told = handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_AT + _BYTES.size)
     except OSError:
         return None
     if len(told) < _BYTES_AT + _BYTES.size:

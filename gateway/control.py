@@ -146,13 +146,16 @@ class Controls:
             number, trace = next(self._numbers), _Trace()
             self._traces[number] = trace
         self._command({"trace": number, "client": client_id, "topic": topic, "seconds": seconds})
-        return ControlAnswer(HTTPStatus.OK, self._lines(number, trace, client_id, seconds))
+        lines = self._lines(number, trace, client_id, seconds)
+        next(lines)  # one that was not begun would not end either: who asked may be gone by now
+        return ControlAnswer(HTTPStatus.OK, lines)
 
     def _lines(self, number: int, trace: _Trace, client_id: str, seconds: float) -> Iterator[bytes]:
         left_bytes = TRACE_BYTES_MAX
         why = "its time is over"
         until = time.monotonic() + seconds
         try:
+            yield b""
             yield _line(
                 {"event": "traced", "client": client_id, "seconds": seconds, "workers": self._workers}
             )

@@ -183,10 +183,7 @@ class Records:
 
 
 class Delivery:
-    """Delivers records of brokers to the sessions of this worker.
-
-    `fall_behind(session)` is called when a session leaves the live feed; `wall_ms` is the wall clock.
-    """
+    """Delivers records of brokers to the sessions of this worker. `wall_ms` is the wall clock."""
 
     def __init__(
         self,

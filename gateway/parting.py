@@ -22,17 +22,18 @@ PARTING_BYTES_MAX: Final = 1 << 20
 class Parting:
     """Takes the place of a shell at its socket."""
 
-    __slots__ = ("_left", "_shell", "_transport")
+    __slots__ = ("_left", "_shell")
 
-    def __init__(self, shell: Shell, transport: ClientSocket) -> None:
+    def __init__(self, shell: Shell) -> None:
+        # The socket is the shell's: two that know each other stay until a full collection of garbage.
         self._shell = shell
-        self._transport = transport
         self._left = PARTING_BYTES_MAX
 
     def data_received(self, data: bytes) -> None:
         self._left -= len(data)
-        if self._left < 0:
-            self._transport.abort()
+        transport = self._shell.transport
+        if self._left < 0 and transport is not None:
+            transport.abort()
 
     def connection_made(self, transport: ClientSocket) -> None:
         """It was there before."""
@@ -49,6 +50,6 @@ class Parting:
 
 def part(shell: Shell, transport: ClientSocket) -> None:
     """Close our half of the connection behind what was written; the transport is the shell's and open."""
-    transport.set_protocol(Parting(shell, transport))
+    transport.set_protocol(Parting(shell))
     transport.write_eof()
     transport.resume_reading()  # whatever it was paused for

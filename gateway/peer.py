@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from typing import Any, Final, NamedTuple, Protocol
@@ -124,7 +123,5 @@ def _uid_of(transport: Transport) -> int | None:
     handle = transport.get_extra_info("socket")
     if handle is None or handle.fileno() < 0 or handle.family != socket.AF_UNIX:
         return None
-    # The event loop's own object has no getsockopt.
-    with socket.socket(fileno=os.dup(handle.fileno())) as own:
-        credentials = own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[1])
+    told = handle.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(told)[1])

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from gateway.worker import Worker
 
 HEARTBEAT_S: Final = 5.0
-COMMAND_MAX_BYTES: Final = 64 << 10
+MESSAGE_MAX_BYTES: Final = 64 << 10
+"""A message between a worker and its parent, either way: who takes it reads so much at once, and no more."""
 
 
 class Reporting:
@@ -105,7 +106,7 @@ class Reporting:
     def _told(self) -> None:
         assert self._report is not None
         try:
-            data = self._report.recv(COMMAND_MAX_BYTES)
+            data = self._report.recv(MESSAGE_MAX_BYTES)
         except BlockingIOError:
             return
         except ConnectionError:
@@ -132,11 +133,12 @@ class Reporting:
             worker.set_tracing(worker.tracing)
 
     def tell(self, message: dict[str, object]) -> bool:
-        """Send the parent a message; False when it has no room for it now."""
-        if self._report is None:
+        """Send the parent a message; False when it has no room for it now, or never will."""
+        data = json.dumps(message).encode()
+        if self._report is None or len(data) > MESSAGE_MAX_BYTES:
             return False
         try:
-            self._report.send(json.dumps(message).encode())
+            self._report.send(data)
         except (BlockingIOError, ConnectionError):
             return False
         return True

@@ -54,14 +54,20 @@ class Restoring:
         every = [(name, decode_options(options)) for name, options in content.filters]
         shared = [(name, options) for name, options in every if name.startswith(SHARE_PREFIX)]
         filters = [(name, options) for name, options in every if not name.startswith(SHARE_PREFIX)]
-        if not filters and not state.planned:
-            self._worker.retained.restore(session, state.retained, filters)
-            self._restore_shared(session, shared, state)
-            return False
-        outbound = session.outgoing()
-        outbound.next_id = state.next_id
-        self._restore_planned(session, state)
-        lag = outbound.lag = Lag()
+        is_behind = bool(filters or state.planned)
+        if is_behind:
+            session.outgoing().next_id = state.next_id
+            self._restore_planned(session, state)
+            self._restore_filters(session, filters, state)
+        self._worker.retained.restore(session, state.retained, filters)
+        self._restore_shared(session, shared, state)
+        return is_behind
+
+    def _restore_filters(
+        self, session: Session, filters: list[tuple[str, FilterOptions]], state: SessionState
+    ) -> None:
+        """Give a session its own subscriptions, and its place in each broker's log."""
+        lag = session.outgoing().lag = Lag()
         lag.holds += 1
         self._worker.counters.lagging_sessions += 1
         for broker, place in self._places(state, filters).items():
@@ -83,9 +89,6 @@ class Restoring:
                 continue
             granted.left_out = left_out or None
             self._worker.subscriptions.restore(session, name, granted)
-        self._worker.retained.restore(session, state.retained, filters)
-        self._restore_shared(session, shared, state)
-        return True
 
     def _restore_shared(
         self, session: Session, shared: list[tuple[str, FilterOptions]], state: SessionState

@@ -23,6 +23,7 @@ from holdmq.wire.retained_headers import (
     RetainedGetResponse,
     RetainedRow,
     RetainedVersion,
+    with_values,
 )
 
 AGAIN_MAX: Final = 1_000
@@ -76,11 +77,10 @@ class RetainedAgain:
                 failed(result)
                 return
             answer = result.header(RetainedGetResponse)
-            found: dict[tuple[str, int], memoryview] = {}
-            at = 0
-            for topic, version, length in rows(RetainedRow, answer.rows):
-                found[topic, version] = result.body[at : at + length]
-                at += length
+            found = {
+                (row.topic, row.version): value
+                for row, value in with_values(rows(RetainedRow, answer.rows), result.body)
+            }
             answered = part[: max(1, answer.answered)]
             inflight = outbound.inflight or {}
             for packet_id, planned in answered:

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.core.retained import Answer, RetainedDue, restored
@@ -30,6 +31,7 @@ from holdmq.wire.retained_headers import (
     RetainedScanRequest,
     RetainedScanResponse,
     retained_owner,
+    with_values,
 )
 from holdmq.wire.session_state import FilterOptions, RetainedState
 
@@ -305,15 +307,11 @@ class RetainedAnswers:
         """Send an answer, each subscription's part as far as its session takes it."""
         answer = reply.header(RetainedScanResponse)
         found = rows(RetainedFound, answer.found)
-        taken = rows(RetainedRow, answer.rows)
-        first = at = 0
+        taken = with_values(rows(RetainedRow, answer.rows), reply.body)
         for (session, due, one), told in zip(asked, found, strict=False):
-            part = taken[first : first + told.rows]
-            first += told.rows
-            end = at + sum(row.length_bytes for row in part)
+            part = list(islice(taken, told.rows))
             if _due_of(session) is due and one in due.answers and not due.is_outdated:
-                self._deliver_part(link, session, due, one, told, part, reply.body[at:end])
-            at = end
+                self._deliver_part(link, session, due, one, told, part)
 
     def _deliver_part(
         self,
@@ -322,8 +320,7 @@ class RetainedAnswers:
         due: RetainedDue,
         answer: Answer,
         told: RetainedFound,
-        part: Sequence[RetainedRow],
-        body: memoryview,
+        part: Sequence[tuple[RetainedRow, memoryview]],
     ) -> None:
         outbound = session.outbound
         assert outbound is not None
@@ -332,23 +329,19 @@ class RetainedAnswers:
             return
         brokers = self._brokers()
         met = due.met or ()
-        at = 0
-        last: str | None = None
-        for row in part:
-            end = at + row.length_bytes
+        sent = 0
+        for row, value in part:
             is_ours = len(brokers) < 2 or retained_owner(row.topic, brokers) == link.name
             is_wanted = is_ours and row.topic.encode() not in met
-            if is_wanted and not self._delivery.send(link, session, granted, row, body[at:end]):
+            if is_wanted and not self._delivery.send(link, session, granted, row, value):
                 break
-            at, last = end, row.topic
-        else:
-            answer.advance(link.name, told.before, told.next_after)
-            due.drop_finished()
-            self._stale(session)
+            sent += 1
+        if part and not sent:
             return
-        if last is not None:
-            answer.advance(link.name, told.before, last)
-            self._stale(session)
+        after = told.next_after if sent == len(part) else part[sent - 1][0].topic
+        answer.advance(link.name, told.before, after)
+        due.drop_finished()
+        self._stale(session)
 
     def _stale(self, session: Session) -> None:
         """The row lags behind where the answer stands."""

@@ -219,9 +219,10 @@ class Sessions:
             self._worker.shares.discarded(session.client_id, answer.uid, dropped)
             content = Content(b"", [])
         names = [name for name, _ in content.filters]
-        again = partial(self.opened, session, owner, answer, content)
-        if names and not self._worker.access.knows_filters(session, names, again):
-            return
+        if names:
+            again = partial(self.opened, session, owner, answer, content)
+            if not self._worker.access.knows_filters(session, names, again):
+                return
         self._decided(session)
         session.epoch = answer.epoch
         session.owner = owner

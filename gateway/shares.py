@@ -17,7 +17,6 @@ from gateway.delivery import UNDELIVERABLE, Outgoing
 from gateway.session.outbound import Granted, Planned
 from gateway.session.session import CLOSED, Session
 from gateway.share_link import ShareLink
-from holdmq import telemetry
 from holdmq.errors import Code
 from holdmq.mqtt import MQTT_5, ReasonCode
 from holdmq.mqtt.filters import SHARE_PREFIX
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 SENT: Final = 0
 SETTLED: Final = 1
 RETURNED: Final = 2
-
-log = telemetry.get_logger()
 
 
 class Waiter(Protocol):
@@ -66,11 +63,11 @@ class Shares:
 
     def link_up(self, link: BrokerLink) -> None:
         """A broker is connected (again)."""
-        if not self._members and link.name not in self._links:
-            return
-        if link.name not in self._links:
-            self._links[link.name] = ShareLink(self, link)
-        self._links[link.name].up(list(self._members.values()))
+        known = self._links.get(link.name)
+        if known is None and self._members:
+            known = self._links[link.name] = ShareLink(self, link)
+        if known is not None:
+            known.up(list(self._members.values()))
 
     def link_down(self, link: BrokerLink) -> None:
         """A broker's connection is gone."""
@@ -82,10 +79,7 @@ class Shares:
 
     def subscribe(self, session: Session, name: str, granted: Granted) -> Membership:
         """A session subscribes to `$share/…`, again or for the first time; `join` follows."""
-        outbound = session.outgoing()
-        if outbound.shared is None:
-            outbound.shared = {}
-        known = outbound.shared.get(name)
+        known = (session.outgoing().shared or {}).get(name)
         if known is not None:
             known.granted = granted
             # Brokers that know of less must not find more at the client.
@@ -243,8 +237,7 @@ class Shares:
             try:
                 outcome = self._send(broker, membership, outgoing)
             except UNDELIVERABLE as error:
-                self._worker.counters.messages_malformed_total += 1
-                log.error("a record cannot be delivered", position=position, reason=str(error))
+                delivery.malformed(broker, position, str(error))
                 outcome = SETTLED
             if outcome == RETURNED:
                 returned.append(position)

@@ -102,6 +102,14 @@ class ClientSocket:
         finally:
             own.detach()
 
+    def getsockopt(self, level: int, option: int, size_bytes: int) -> bytes:
+        """What the kernel says of the socket; raises OSError."""
+        own = socket.socket(fileno=self._fd)
+        try:
+            return own.getsockopt(level, option, size_bytes)
+        finally:
+            own.detach()
+
     def is_closing(self) -> bool:
         """Whether it is closed, or closed once what was written is sent."""
         return self._is_closing
@@ -111,7 +119,7 @@ class ClientSocket:
         return 0 if self._out is None else len(self._out)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """`peername` (address, port), or `socket`, which has a descriptor and a family."""
+        """`peername` (address, port), or `socket`, which has a descriptor, a family and options."""
         if self._fd >= 0 and name == "socket":
             return self
         if name == "peername" and self.host is not NO_HOST:
@@ -394,7 +402,11 @@ def packed_host(address: Any) -> bytes:
     """What accept() tells of a peer, as records carry it: 4 or 16 bytes of address, 4 of port."""
     if not isinstance(address, tuple):
         return NO_HOST
-    host: str = address[0].partition("%")[0].removeprefix("::ffff:")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    host: str = address[0].partition("%")[0]
     port: int = address[1]
-    return socket.inet_pton(family, host) + port.to_bytes(4, "big")
+    # An IPv4 client of an IPv6 socket is one of IPv4; ::ffff:0:102:304 only looks like it (RFC 2765).
+    mapped = host.removeprefix("::ffff:")
+    packed = (
+        socket.inet_pton(socket.AF_INET6, host) if ":" in mapped else socket.inet_pton(socket.AF_INET, mapped)
+    )
+    return packed + port.to_bytes(4, "big")

@@ -212,23 +212,14 @@ class Subscriptions:
 
     def unsubscribe(self, session: Session, event: Unsubscribing) -> None:
         """Take filters away and answer at once: nothing more is delivered for them [MQTT-3.10.4-2]."""
-        outbound = session.outbound
         codes: list[int] = []
         gone: list[str] = []
         for topic_filter in event.topic_filters:
-            if self.shares is not None and self.shares.unsubscribe(session, topic_filter):
+            if self._take_away(session, topic_filter):
                 gone.append(topic_filter)
                 codes.append(ReasonCode.SUCCESS)
-                continue
-            if outbound is None or outbound.subscriptions.pop(topic_filter, None) is None:
+            else:
                 codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
-                continue
-            self._drop(topic_filter, session)
-            if outbound.retained is not None:
-                outbound.retained.forget(topic_filter)
-            gone.append(topic_filter)
-            codes.append(ReasonCode.SUCCESS)
-        self._counters.filters = len(self.trie)
         if session.cursor is None or not gone:
             session.unsubscribed(event.packet_id, codes)
             return
@@ -247,16 +238,23 @@ class Subscriptions:
 
     def revoke(self, session: Session, topic_filter: str) -> None:
         """Take a filter away that the client may not have any more: nothing more is delivered for it."""
-        outbound = session.outbound
-        if self.shares is None or not self.shares.unsubscribe(session, topic_filter):
-            if outbound is None or outbound.subscriptions.pop(topic_filter, None) is None:
-                return
-            self._drop(topic_filter, session)
-            self._counters.filters = len(self.trie)
-        if session.cursor is not None and not self._rows.drop_filter(
-            session, DROP_FILTER, topic_filter, _ignore
-        ):
+        if not self._take_away(session, topic_filter) or session.cursor is None:
+            return
+        if not self._rows.drop_filter(session, DROP_FILTER, topic_filter, _ignore):
             self._doom(session)
+
+    def _take_away(self, session: Session, topic_filter: str) -> bool:
+        """Deliver nothing more for a filter, shared or not; whether the session had it."""
+        if self.shares is not None and self.shares.unsubscribe(session, topic_filter):
+            return True
+        outbound = session.outbound
+        if outbound is None or outbound.subscriptions.pop(topic_filter, None) is None:
+            return False
+        self._drop(topic_filter, session)
+        if outbound.retained is not None:
+            outbound.retained.forget(topic_filter)
+        self._counters.filters = len(self.trie)
+        return True
 
     def _store(self, session: Session, wanted: dict[str, bool], waiter: _Waiter) -> None:
         """Have the rows of filters written (True: a new one), and then the SUBACK sent.

@@ -19,6 +19,7 @@ from gateway.binding import Place, bind
 from gateway.control import Controls
 from gateway.listeners import Listener, listeners_of
 from gateway.metrics import GatewayCollector, Reports
+from gateway.reporting import MESSAGE_MAX_BYTES
 from gateway.worker import serve
 from holdmq import telemetry
 from holdmq.admin import AdminServer
@@ -28,7 +29,6 @@ from holdmq.process import die_with_parent, run_until_stopped, start_admin
 
 GC_THRESHOLD: Final = 20_000
 """Container objects made between two young collections: a full batch of publishes makes about as many."""
-REPORT_MAX_BYTES: Final = 64 << 10
 RESTART_PAUSE_S: Final = 1.0
 """A worker that ends at once is not started in a tight circle."""
 KILL_AFTER_S: Final = 5.0
@@ -237,7 +237,7 @@ class Supervisor:
 
     def _read_report(self, child: _Child) -> None:
         try:
-            data = child.report.recv(REPORT_MAX_BYTES)
+            data = child.report.recv(MESSAGE_MAX_BYTES)
         except BlockingIOError:
             return
         except ConnectionError:
@@ -319,5 +319,9 @@ def _wake(wake: socket.socket) -> None:
 
 def _command(child: _Child, command: dict[str, object]) -> None:
     """Tell a worker; one that hangs, or is gone, does without."""
+    data = json.dumps(command).encode()
+    if len(data) > MESSAGE_MAX_BYTES:
+        log.error("a command is too long for a worker", worker=child.index, bytes=len(data))
+        return
     with contextlib.suppress(BlockingIOError, ConnectionError):
-        child.report.send(json.dumps(command).encode())
+        child.report.send(data)

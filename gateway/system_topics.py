@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,10 +83,10 @@ class SystemTopics:
         """The totals have come."""
         said = system_messages(Totals(totals["numbers"], totals["workers"], totals["uptime_s"]), __version__)
         fresh, self._fresh = self._fresh, []
-        changed: dict[str, str] = {}
+        changed: list[str] = []
         if self._is_due and not self._rounds:
             self._is_due = False
-            changed = {topic: value for topic, value in said.items() if self._said.get(topic) != value}
+            changed = [topic for topic, value in said.items() if self._said.get(topic) != value]
         if changed or not self._said:
             self._said = said
         if fresh or changed:
@@ -101,24 +102,29 @@ class SystemTopics:
         self._worker.settle()
 
     def _each(
-        self, said: Mapping[str, str], fresh: list[tuple[Session, str]], changed: Mapping[str, str]
+        self, said: Mapping[str, str], fresh: list[tuple[Session, str]], changed: Collection[str]
     ) -> Iterator[None]:
-        """Send first values, then what has changed; a step is a message."""
+        """Send first values, then what has changed; a step is a message, or a filter that is done."""
         match = self._worker.subscriptions.trie.match
+
+        @cache
+        def outgoing(topic: str) -> Outgoing:
+            return _outgoing(topic, said[topic])
+
         for session, name in fresh:
             outbound = session.outbound
-            for topic, value in said.items():
+            for topic in said:
                 granted = outbound.subscriptions.get(name) if outbound is not None else None
                 if granted is not None and matches(name, topic):
-                    self._send(_outgoing(topic, value), session, [granted], is_first=True)
+                    self._send(outgoing(topic), session, [granted], is_first=True)
                     yield
-        for topic, value in changed.items():
+            yield  # a filter that matches nothing takes its time, too
+        for topic in changed:
             merged: dict[Session, list[Granted]] = {}
             for session, granted in match(topic.encode()):
                 merged.setdefault(session, []).append(granted)
-            outgoing = _outgoing(topic, value)
             for session, several in merged.items():
-                self._send(outgoing, session, several, is_first=False)
+                self._send(outgoing(topic), session, several, is_first=False)
                 yield
 
     def _send(self, outgoing: Outgoing, session: Session, several: list[Granted], *, is_first: bool) -> None:

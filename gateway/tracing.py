@@ -5,8 +5,9 @@ A worker has a Tracing only then; without one a read or a write costs a test for
 
 from __future__ import annotations
 
+import json
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.core.tracing import View, views
 from gateway.limits import TOPIC_ALIASES_OUT_MAX
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
 
 LINES_PER_S: Final = 500
 """Packets shown per second of one trace and worker: more than a person reads, less than a worker notices."""
+LINE_BYTES_MAX: Final = 16 << 10
+"""What one packet may take, as the parent is told it; of a longer one only the kind is."""
 MESSAGE_BYTES: Final = 32 << 10
 """Lines told at a time: half of what the parent reads at once."""
+_OF_LONG_ONES: Final = ("at_ms", "worker", "direction", "packet", "packet_id")
 
 _topics: TopicTable[bytes] = TopicTable(bytes)
 
@@ -44,7 +48,8 @@ class Trace:
         self.client_id = client_id
         self.topic_filter = topic_filter
         self.until = until
-        self.lines: list[View] = []
+        self.lines: list[tuple[int, View]] = []
+        """Each with its bytes, as the parent is told it."""
         self.left_out = 0
         self.room = LINES_PER_S
 
@@ -141,20 +146,32 @@ class Tracing:
             trace.left_out += 1
             return
         trace.room -= 1
-        trace.lines.append({"at_ms": time.time_ns() // 1_000_000, "worker": self._worker.index, **view})
+        line = {"at_ms": time.time_ns() // 1_000_000, "worker": self._worker.index, **view}
+        size = len(json.dumps(line))
+        if size > LINE_BYTES_MAX:
+            line = {name: line[name] for name in _OF_LONG_ONES if name in line} | {"too_long_bytes": size}
+            size = len(json.dumps(line))
+        trace.lines.append((size, line))
 
     def _tell(self, trace: Trace) -> None:
         """Tell the parent the lines that fit into some messages; what it has no room for is left out."""
         lines, trace.lines = trace.lines, []
-        while lines:
-            some: list[Any] = []
-            size = 0
-            while lines and size < MESSAGE_BYTES // 2:
-                size += len(repr(lines[0]))
-                some.append(lines.pop(0))
-            if not self._worker.reporting.tell({"trace": trace.number, "lines": some}):
-                trace.left_out += len(some)
+        some: list[View] = []
+        room = MESSAGE_BYTES
+        for size, line in lines:
+            if size > room:
+                self._tell_lines(trace, some)
+                some = []
+                room = MESSAGE_BYTES
+            some.append(line)
+            room -= size
+        if some:
+            self._tell_lines(trace, some)
         if trace.left_out and self._worker.reporting.tell(
             {"trace": trace.number, "lines": [], "left_out": trace.left_out}
         ):
             trace.left_out = 0
+
+    def _tell_lines(self, trace: Trace, lines: list[View]) -> None:
+        if not self._worker.reporting.tell({"trace": trace.number, "lines": lines}):
+            trace.left_out += len(lines)

@@ -138,8 +138,7 @@ class Wills:
 
         def kept(outcomes: list[int]) -> None:
             if outcomes[0]:
-                self._count(outcomes[0], "not_retained")
-                done(outcomes[0])
+                self.settled(outcomes[0], done, "not_retained")
             else:
                 self._publish(client_id, will, pair, done)
 
@@ -150,7 +149,7 @@ class Wills:
         topics = self._worker.topics
         entry = self._worker.context.topics.admit(will.topic.encode())
         if entry.refusal:
-            self._refuse(entry.refusal, done)
+            self.settled(entry.refusal, done)
             return
         topic, tag = entry.own
         if topic != OTHER_TOPIC and topics.uses_other(topic, client_id):
@@ -164,7 +163,7 @@ class Wills:
             )
             return
         if isinstance(target, int):
-            self._refuse(target, done)
+            self.settled(target, done)
             return
         try:
             pairs, separator, mqtt = record_properties(tag, client_id, will.block).partition(b"\0")
@@ -179,14 +178,14 @@ class Wills:
                 prepared=self._worker.ingress.mark,
             )
         except RecordError:
-            self._refuse(ReasonCode.QUOTA_EXCEEDED, done)
+            self.settled(ReasonCode.QUOTA_EXCEEDED, done)
             return
         self._add(target, record, pair, done)
 
     def _add(self, target: Target, record: bytes, pair: bytes, done: Done) -> None:
         producer = target.producer
         if len(record) > (producer.record_max_bytes or BATCH_MAX_BYTES):
-            self._refuse(ReasonCode.QUOTA_EXCEEDED, done)
+            self.settled(ReasonCode.QUOTA_EXCEEDED, done)
             return
         run = producer.open_run(target, self._worker.now())
         run.records.append(record)
@@ -194,20 +193,12 @@ class Wills:
         run.receipts.append(Receipt(_Waiting(self, done), 0))
         producer.shell.added(len(record))
 
-    def _refuse(self, code: int, done: Done) -> None:
-        self._count(code, ReasonCode(code).name.lower())
-        done(code)
-
-    def _count(self, code: int, reason: str) -> None:
-        if not code & CLOSE:
-            self._worker.counters.refused[f"will_{reason}"] += 1
-
-    def settled(self, outcome: int, done: Done) -> None:
-        """A broker has a will, or refused it, or did not say."""
+    def settled(self, outcome: int, done: Done, reason: str = "") -> None:
+        """A will is in the log, or refused, or nobody knows; refusals count under `reason`, or their own."""
         if not outcome:
             self._worker.counters.wills_total += 1
         elif not outcome & CLOSE:
-            self._count(outcome, ReasonCode(outcome).name.lower())
+            self._worker.counters.refused[f"will_{reason or ReasonCode(outcome).name.lower()}"] += 1
         done(outcome)
 
 

@@ -54,7 +54,7 @@ from holdmq.errors import HoldMQError
 from holdmq.mqtt import ReasonCode, TopicTable
 from holdmq.rpc.connection import Connection
 from holdmq.rpc.security import Security
-from holdmq.wire.headers import FilterTerm, HelloResponse
+from holdmq.wire.headers import HelloResponse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -267,10 +267,6 @@ class Worker:
         link.reader.position = position
         self.settle()
 
-    def terms_of(self, session: Session) -> list[FilterTerm]:
-        """The filter terms of one session."""
-        return self.subscriptions.terms_of(session)
-
     @staticmethod
     def wall_ms() -> int:
         """The wall clock."""
@@ -361,7 +357,10 @@ class Worker:
             self.tracing.closed(session, event)
         self.counters.disconnects_total += session.began_at > 0
         transport = shell.transport
-        if transport is not None:
+        if transport is None:
+            # Without the cycle a closed connection is freed at once, not at the next full collection.
+            session.shell = None
+        else:
             shell.write()
             # Nothing more is read: what the peer still sends must not keep the socket busy.
             shell.end(event.reason)
@@ -381,7 +380,6 @@ class Worker:
             link.held.pop(shell, None)
         self._wheel.remove(shell.session)
         if shell.waiting is None:
-            # Without the cycle a closed connection is freed at once, not at the next full collection.
             shell.session.shell = None
         self.counters.connections = len(self.shells)
 

@@ -124,9 +124,7 @@ class AccessSection(Section):
     @property
     def is_used(self) -> bool:
         """Whether anything is decided about clients at all."""
-        return bool(
-            self.password_file or self.scram_file or self.certificates or self.acl_file or self.plugins
-        )
+        return self.authenticates or bool(self.acl_file)
 
     @property
     def authenticates(self) -> bool:

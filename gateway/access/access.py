@@ -14,11 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.access.askers import Answer, Askers, Question
-from gateway.access.checking import check_somebody_authenticates
 from gateway.access.files import AccessFiles
 from gateway.access.plugins import PUBLISH, SUBSCRIBE, Client, check_plugins
 from gateway.access.scram_file import Exchanges
-from gateway.core.acl import READ, REPLAY, filter_of, topic_of
+from gateway.core.acl import READ, REPLAY, filter_of
 from gateway.core.answers import Answers
 from gateway.core.entries import TopicEntry
 from gateway.core.permit import ALLOWED, REFUSED, UNASKED, Permit
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 
 FILE_AGE_S: Final = 86_400.0
 """How long an answer of the password file counts; its key changes with the user's line."""
-LOOKS_PER_TICK: Final = 200
-"""Sessions whose filters are looked at in one tick: some milliseconds of the loop."""
+LOOKS_PER_TICK: Final = 1000
+"""Filters, and sessions without any, that are looked at in one tick: some milliseconds of the loop."""
 LOOKS_WAITING_MAX: Final = 200
 """Questions in hand at which looking at filters in force waits: those of clients that wait come first."""
 NEVER: Final = float("inf")
@@ -67,7 +66,6 @@ class Access:
         self._counters = worker.counters
         self._allows_anonymous = section.anonymous_allowed(config.gateway)
         kinds = check_plugins(section.plugins)
-        check_somebody_authenticates(config, any(kind.authenticates for kind in kinds))
         self._plugins_authenticate = any(kind.authenticates for kind in kinds)
         self._plugins_decide = any(kind.decides_on_topics for kind in kinds)
         self.files = AccessFiles(section, worker.counters, worker.index)
@@ -83,9 +81,8 @@ class Access:
                 timeout_s=section.ask_timeout_s,
                 asks_max=section.asks_max,
             )
-        self._exchanges = None if self.files.scram is None else Exchanges(self.files.scram)
-        if self._exchanges is not None:
-            worker.context.methods[METHOD] = self._exchanges.begin
+        if self.files.scram is not None:
+            worker.context.methods[METHOD] = Exchanges(self.files.verifier_of).begin
         worker.context.keeps_connect = section.is_used
         self._has_permits = self.files.acl is not None or self._plugins_decide
         self.version = self.files.acl_version
@@ -115,8 +112,6 @@ class Access:
         """Give up what takes too long; look at filters whose permission may be gone."""
         if self._askers is not None:
             self._askers.tick(now)
-        if self._exchanges is not None and self.files.scram is not None:
-            self._exchanges.file = self.files.scram
         if not self._has_permits:
             return
         self._counters.access_answers = len(self._answers)
@@ -124,14 +119,13 @@ class Access:
             self.version = self.files.acl_version
             self._look_at = now + max(1.0, self._section.cache_age_s) if self._plugins_decide else NEVER
             self._looking = iter(list(self._worker.sessions()))
-        for _ in range(LOOKS_PER_TICK):
-            if self._looking is None or self._is_busy:
-                return
+        looks = 0
+        while self._looking is not None and looks < LOOKS_PER_TICK and not self._is_busy:
             session = next(self._looking, None)
             if session is None:
                 self._looking = None
                 return
-            self._look(session)
+            looks += self._look(session)
 
     @property
     def _is_busy(self) -> bool:
@@ -175,9 +169,9 @@ class Access:
         if passwords is not None and name is not None:
             hash_text = passwords.hash_of(name)
             if hash_text is not None or not self._plugins_authenticate:
-                return Question(client, _ignore, hash_text=hash_text, is_known=True)
+                return Question(client, hash_text=hash_text, is_of_file=True)
         if self._plugins_authenticate:
-            return Question(client, _ignore)
+            return Question(client)
         if has_said_nothing and self._allows_anonymous:
             return ""  # a certificate that nobody was told to look at
         code = (
@@ -189,7 +183,7 @@ class Access:
 
     def _ask_connect(self, session: Session, client: Client, question: Question) -> None:
         key = self._connect_key(client, question)
-        age_s = FILE_AGE_S if question.is_known else self._section.cache_age_s
+        age_s = FILE_AGE_S if question.is_of_file else self._section.cache_age_s
 
         def answered(answer: Answer) -> None:
             if session.state == CLOSED:
@@ -227,7 +221,6 @@ class Access:
         if permit is None or will is None:
             self._worker.identified(session)
             return
-        topic = topic_of(will.topic)
 
         def answered(answer: Answer) -> None:
             if session.state == CLOSED:
@@ -240,7 +233,7 @@ class Access:
 
         verdict = self.publish_verdict(permit, will.topic)
         if verdict == UNASKED:
-            self._ask_topic(permit, topic, PUBLISH, answered)
+            self._ask_topic(permit, will.topic, PUBLISH, answered)
         else:
             answered(Answer(verdict == ALLOWED))
 
@@ -249,9 +242,8 @@ class Access:
 
     # Who may publish
 
-    def publish_verdict(self, permit: Permit, mqtt_topic: str) -> int:
-        """ALLOWED, REFUSED or UNASKED; of `$delayed/<seconds>/<topic>` the topic counts."""
-        topic = topic_of(mqtt_topic)
+    def publish_verdict(self, permit: Permit, topic: str) -> int:
+        """ALLOWED, REFUSED or UNASKED; for `$delayed/<seconds>/<topic>` it is called with the topic."""
         acl = self.files.acl
         if acl is not None and not acl.may_publish(permit.user, permit.client_id, topic):
             return REFUSED
@@ -261,7 +253,14 @@ class Access:
         if answer is None:
             return UNASKED
         self._counters.access_cached_total += 1
-        return ALLOWED if answer.is_yes else REFUSED
+        return self._verdict(permit, answer)
+
+    def _verdict(self, permit: Permit, answer: Answer) -> int:
+        """A plug-in's answer as it is kept beside the client, a refusal for no longer than in memory."""
+        if answer.is_yes:
+            return ALLOWED
+        permit.until = min(permit.until, self._worker.now() + self._section.cache_refused_age_s)
+        return REFUSED
 
     def ask_publish(self, session: Session, entry: TopicEntry, on_known: Callable[[], None]) -> None:
         """Have a topic decided that was UNASKED; then its verdict is known, a failure's once."""
@@ -269,13 +268,17 @@ class Access:
         assert permit is not None
 
         def answered(answer: Answer) -> None:
-            if permit.publishes is not None:
-                permit.publishes[entry] = ALLOWED if answer.is_yes else REFUSED
+            if permit.publishes is None:
+                permit.publishes = {}
+            permit.publishes[entry] = self._verdict(permit, answer)
+            # However short its time is, who waited gets it: else the same would be asked for ever.
+            until, permit.until = permit.until, NEVER
             on_known()
+            permit.until = min(permit.until, until)
             if answer.failure and permit.publishes is not None:
                 permit.publishes.pop(entry, None)
 
-        self._ask_topic(permit, topic_of(entry.mqtt_topic), PUBLISH, answered)
+        self._ask_topic(permit, entry.mqtt_topic, PUBLISH, answered)
 
     def refresh(self, session: Session, permit: Permit) -> None:
         """Forget verdicts that have had their time; called before a run of publishes."""
@@ -312,6 +315,8 @@ class Access:
             self._ask_filters(session, asked, on_known)
             return False
         event.granted = granted
+        if session.permit is not None:
+            session.permit.filters = None
         return True
 
     def _refusal(self, session: Session, topic_filter: str, right: int) -> int:
@@ -351,8 +356,9 @@ class Access:
         permit = session.permit
         assert permit is not None
         left = len(asked)
-        # Beside the cache: what was answered for this SUBSCRIBE is there when the last one is, failures too.
-        known = permit.filters = dict[str, bool]()
+        # Beside the cache: what was answered for this SUBSCRIBE is there when the last one is, failures too,
+        # and still there if what was remembered at first has aged meanwhile and is asked for as well.
+        known = permit.filters = dict(permit.filters or {})
 
         def answered(topic_filter: str, answer: Answer) -> None:
             nonlocal left
@@ -360,7 +366,8 @@ class Access:
             known[topic_filter] = answer.is_yes
             if not left:
                 on_known()
-                permit.filters = None
+                if permit.filters is known:
+                    permit.filters = None
 
         for topic_filter in asked:
             self._ask_topic(permit, filter_of(topic_filter), SUBSCRIBE, partial(answered, topic_filter))
@@ -379,12 +386,13 @@ class Access:
 
     # Filters in force
 
-    def _look(self, session: Session) -> None:
-        """Take filters away that the client may not have any more."""
+    def _look(self, session: Session) -> int:
+        """Take filters away that the client may not have any more; how many it had, at least 1."""
         outbound = session.outbound
         if outbound is None or session.permit is None or session.state == CLOSED:
-            return
-        for name in [*outbound.subscriptions, *(outbound.shared or ())]:
+            return 1
+        names = [*outbound.subscriptions, *(outbound.shared or ())]
+        for name in names:
             verdict = self.filter_verdict(session, name)
             if verdict == UNASKED:
                 looked = partial(self._looked, session, name)
@@ -393,6 +401,7 @@ class Access:
                 self._revoke(session, name)
             elif isinstance(verdict, tuple) and name in outbound.subscriptions:
                 outbound.subscriptions[name].left_out = verdict or None
+        return max(1, len(names))
 
     def _looked(self, session: Session, name: str, answer: Answer) -> None:
         # While nobody can say, what was allowed stays: a lost server must not cost every subscription.
@@ -411,7 +420,7 @@ class Access:
     ) -> None:
         client = permit.client
         assert isinstance(client, Client)
-        question = Question(client, _ignore, topic=topic, action=action)
+        question = Question(client, topic=topic, action=action)
         self._ask(self._topic_key(permit, topic, action), question, self._section.cache_age_s, on_answer)
 
     def _ask(self, key: bytes, question: Question, age_s: float, on_answer: Callable[[Answer], None]) -> None:
@@ -435,12 +444,11 @@ class Access:
                 waiter(answer)
             self._worker.settle()
 
-        question.on_answer = answered
         assert self._askers is not None
-        self._askers.ask(question)
+        self._askers.ask(question, answered)
 
     def _connect_key(self, client: Client, question: Question) -> bytes:
-        if question.is_known:
+        if question.is_of_file:
             # The hash in the key: a user's new password makes the old answer nobody's.
             facts = (client.username, client.password, question.hash_text)
             return self._digest(b"file", *facts)
@@ -485,7 +493,3 @@ def _facts(client: Client) -> tuple[str | bytes | None, ...]:
     tls = client.ssl_object
     certificate = None if tls is None else tls.getpeercert(binary_form=True)
     return client.username, client.password, client.client_id, client.address, certificate
-
-
-def _ignore(_answer: Answer) -> None:
-    """Replaced before the question is asked."""

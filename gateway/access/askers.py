@@ -44,26 +44,25 @@ log = telemetry.get_logger()
 class Question:
     """What is asked: whether a password is right, whether a client may come in, or may use a topic.
 
-    `topic` None = may it come in? `hash_text`: the password file knows the user, and only it is asked.
-    `on_answer` is called once, on the event loop: with an `Answer`.
+    `topic` None = may it come in? `is_of_file`: only the password file is asked, where the user's hash is
+    `hash_text`; None = it does not know him. `on_answer` is called once, on the event loop; None = it was.
     """
 
-    __slots__ = ("action", "asker", "client", "deadline", "hash_text", "is_known", "on_answer", "topic")
+    __slots__ = ("action", "asker", "client", "deadline", "hash_text", "is_of_file", "on_answer", "topic")
 
     def __init__(
         self,
         client: Client,
-        on_answer: Callable[[Answer], None],
         *,
         hash_text: str | None = None,
-        is_known: bool = False,
+        is_of_file: bool = False,
         topic: str | None = None,
         action: str = "",
     ) -> None:
         self.client = client
-        self.on_answer: Callable[[Answer], None] | None = on_answer
+        self.on_answer: Callable[[Answer], None] | None = None
         self.hash_text = hash_text
-        self.is_known = is_known
+        self.is_of_file = is_of_file
         self.topic = topic
         self.action = action
         self.deadline = 0.0
@@ -124,8 +123,9 @@ class Askers:
         self._askers.append(asker)
         asker.start()
 
-    def ask(self, question: Question) -> None:
-        """Have a question answered: its `on_answer` is called in a later turn of the loop."""
+    def ask(self, question: Question, on_answer: Callable[[Answer], None]) -> None:
+        """Have a question answered: `on_answer` is called in a later turn of the loop."""
+        question.on_answer = on_answer
         self._counters.access_asks_total += 1
         if self.waiting >= self._asks_max or not self._askers:
             failure = Answer(False, failure="too many questions wait for an answer")
@@ -137,7 +137,7 @@ class Askers:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._line:
+        while self._line and not self._is_closed:
             asker = min(self._askers, key=lambda a: a.in_hand, default=None)
             if asker is None or asker.in_hand >= ASKED_AT_A_TIME:
                 break
@@ -229,7 +229,7 @@ class Asker:
         self._failed_at = 0.0
         self._is_started = False
         self._is_closing = False
-        self._starting: asyncio.Lock | None = None
+        self._starting = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self.in_hand = 0
         self.plugins = Plugins(kinds)
@@ -294,18 +294,19 @@ class Asker:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, question: Question) -> None:
-        if question.on_answer is None:
-            answer = Answer(False)  # it was given up meanwhile
-        else:
-            try:
+        answer = Answer(False, failure="the question could not be asked")
+        try:
+            if question.on_answer is not None:  # else it was given up meanwhile
                 answer = await self._find(question)
-            except PluginFailure as failure:
-                answer = Answer(False, failure=f"{failure.name}: {failure}")
-        self._tell(question, answer)
+        except PluginFailure as failure:
+            answer = Answer(False, failure=f"{failure.name}: {failure}")
+        finally:
+            # Whatever happened: a question that is not told of would be in hand for ever.
+            self._tell(question, answer)
 
     async def _find(self, question: Question) -> Answer:
         client = question.client
-        if question.is_known or not self._has_plugins:
+        if question.is_of_file:
             self.plugins.entered = "access.password_file"
             return Answer(verify(question.hash_text, client.password or b""))
         if not await self._ready():
@@ -317,8 +318,6 @@ class Asker:
 
     async def _ready(self) -> bool:
         """Whether the plug-ins are made; tried again at intervals."""
-        if self._starting is None:
-            self._starting = asyncio.Lock()
         async with self._starting:
             if self._is_started:
                 return True

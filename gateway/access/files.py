@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from gateway.access.passwords import PasswordFile
@@ -11,6 +12,7 @@ from gateway.access.scram_file import ScramFile
 from gateway.access.user_file import read_text
 from gateway.core.acl import AclError, AclRules
 from gateway.core.counters import Counters
+from gateway.core.scram import Verifier
 from holdmq import telemetry
 from holdmq.config_access import AccessSection
 from holdmq.errors import ConfigError, HoldMQError
@@ -19,6 +21,7 @@ ACL_WHAT = "access.acl_file"
 
 log = telemetry.get_logger()
 
+AccessFile = AclRules | PasswordFile | ScramFile
 Signature = tuple[int, int, int]
 
 
@@ -30,10 +33,20 @@ def read_acl(path: Path) -> AclRules:
         raise ConfigError(f"{path} ({ACL_WHAT}), {error}") from error
 
 
+def files_of(section: AccessSection) -> list[tuple[Path, Callable[[Path], AccessFile]]]:
+    """The files that are configured, each with what reads it (blocking, raises ConfigError)."""
+    kinds: list[tuple[str, Callable[[Path], AccessFile]]] = [
+        (section.acl_file, read_acl),
+        (section.password_file, PasswordFile.read),
+        (section.scram_file, ScramFile.read),
+    ]
+    return [(Path(name), read) for name, read in kinds if name]
+
+
 class AccessFiles:
     """What the files say; None for one that is not configured. The constructor reads them (blocking).
 
-    Raises ConfigError naming file, and line or user. `changes` rises with each that was read again.
+    Raises ConfigError naming file, and line or user. `acl_version` rises each time that the ACL is read.
     """
 
     def __init__(self, section: AccessSection, counters: Counters, worker: int) -> None:
@@ -41,32 +54,28 @@ class AccessFiles:
         self._counters = counters
         self._worker = worker
         self._wake = asyncio.Event()
-        self._seen: dict[str, Signature] = {}
+        self._files = files_of(section)
+        self._seen: dict[Path, Signature] = {}
         self.acl: AclRules | None = None
         self.passwords: PasswordFile | None = None
         self.scram: ScramFile | None = None
         self.acl_version = 0
-        for kind, path in self._paths():
-            self._seen[kind] = _signature(path)
-            self._set(kind, _read(kind, path))
+        for path, read in self._files:
+            self._seen[path] = _signature(path)
+            self._set(read(path))
 
-    def _paths(self) -> list[tuple[str, Path]]:
-        section = self._section
-        named = {
-            "acl": section.acl_file,
-            "passwords": section.password_file,
-            "scram": section.scram_file,
-        }
-        return [(kind, Path(name)) for kind, name in named.items() if name]
-
-    def _set(self, kind: str, read: object) -> None:
-        if isinstance(read, AclRules):
-            self.acl = read
+    def _set(self, file: AccessFile) -> None:
+        if isinstance(file, AclRules):
+            self.acl = file
             self.acl_version += 1
-        elif isinstance(read, PasswordFile):
-            self.passwords = read
-        elif isinstance(read, ScramFile):
-            self.scram = read
+        elif isinstance(file, PasswordFile):
+            self.passwords = file
+        else:
+            self.scram = file
+
+    def verifier_of(self, user: str) -> Verifier | None:
+        """A user's SCRAM verifier, as the file has it now; None = there is no such user."""
+        return None if self.scram is None else self.scram.verifier_of(user)
 
     def reload_soon(self) -> None:
         """Look at the files now (SIGHUP)."""
@@ -74,20 +83,18 @@ class AccessFiles:
 
     async def run(self) -> None:
         """Look at the files at intervals until cancelled; returns at once when there are none."""
-        loop = asyncio.get_running_loop()
-        paths = self._paths()
-        while paths:
+        while self._files:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._section.reload_interval_s):
                     await self._wake.wait()
             self._wake.clear()
-            for kind, path in paths:
-                signature = await loop.run_in_executor(None, _signature, path)
-                if signature == self._seen.get(kind):
+            for path, read in self._files:
+                signature = await asyncio.to_thread(_signature, path)
+                if signature == self._seen[path]:
                     continue
-                self._seen[kind] = signature
+                self._seen[path] = signature
                 try:
-                    read = await loop.run_in_executor(None, _read, kind, path)
+                    file = await asyncio.to_thread(read, path)
                 except HoldMQError as error:
                     self._counters.access_reloads_failed_total += 1
                     log.error(
@@ -95,15 +102,9 @@ class AccessFiles:
                         file=str(path), worker=self._worker, reason=str(error),
                     )  # fmt: skip
                 else:
-                    self._set(kind, read)
+                    self._set(file)
                     if not self._worker:
                         log.info("a file of access was read again", file=str(path))
-
-
-def _read(kind: str, path: Path) -> object:
-    if kind == "acl":
-        return read_acl(path)
-    return PasswordFile.read(path) if kind == "passwords" else ScramFile.read(path)
 
 
 def _signature(path: Path) -> Signature:

@@ -49,9 +49,6 @@ class PasswordFile:
     def __init__(self, users: dict[str, str]) -> None:
         self._users = users
 
-    def __len__(self) -> int:
-        return len(self._users)
-
     @classmethod
     def read(cls, path: Path) -> PasswordFile:
         """Read a file (blocking). Raises ConfigError naming file and user."""

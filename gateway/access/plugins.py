@@ -13,13 +13,13 @@ import importlib
 import inspect
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from holdmq import telemetry
 from holdmq.config_access import PluginSettings
-from holdmq.errors import ConfigError
+from holdmq.errors import ConfigError, UsageError
 
 PUBLISH: Final = "publish"
 SUBSCRIBE: Final = "subscribe"
@@ -29,6 +29,8 @@ PLUGINS_MAX: Final = 16
 """Plug-ins of a gateway: each is asked for every answer that is not known."""
 CLOSE_S: Final = 2.0
 """How long a plug-in may take to close."""
+_FAILS: Final = (Exception, asyncio.CancelledError, SystemExit)
+"""What a plug-in may end with instead of an answer; what it cancels is its own affair."""
 
 log = telemetry.get_logger()
 
@@ -132,7 +134,7 @@ class Plugins:
                     self._made.append((name, plugin))
                     for hook in _START:
                         await _call(plugin, hook, timeout_s)
-                except Exception as error:
+                except _FAILS as error:
                     raise PluginFailure(name, _told(error)) from error
         except PluginFailure:
             await self.close()
@@ -145,7 +147,7 @@ class Plugins:
             for hook in _STOP:
                 try:
                     await _call(plugin, hook, CLOSE_S)
-                except Exception as error:  # noqa: BLE001 - whatever a plug-in does at its end, the others end too
+                except _FAILS as error:  # the others end too
                     log.warning("a plug-in did not close", plugin=name, reason=_told(error))
 
     async def authenticate(self, client: Client, timeout_s: float) -> tuple[bool | None, bool]:
@@ -153,16 +155,16 @@ class Plugins:
 
         As in amqtt, all that have an opinion must agree. Raises PluginFailure.
         """
-        if not _is_text(client.password):
-            return False, False  # amqtt's plug-ins know passwords as text only
         session = _session_of(client)
+        if session is None:
+            return False, False
         answer: bool | None = None
         is_named = False
         for kind, (name, plugin) in zip(self._kinds, self._made, strict=True):
             if not kind.authenticates:
                 continue
             session.is_anonymous = False
-            said = await self._ask(name, plugin.authenticate(session=session), timeout_s)
+            said = await self._ask(name, timeout_s, plugin.authenticate, session=session)
             if said is None:
                 continue
             if not said:
@@ -179,24 +181,28 @@ class Plugins:
         from amqtt.contexts import Action
 
         session = _session_of(client)
+        if session is None:
+            return False
         is_allowed = False
         for kind, (name, plugin) in zip(self._kinds, self._made, strict=True):
             if kind.decides_on_topics:
-                asked = plugin.topic_filtering(session=session, topic=topic, action=Action(action))
-                said = await self._ask(name, asked, timeout_s)
+                question = {"session": session, "topic": topic, "action": Action(action)}
+                said = await self._ask(name, timeout_s, plugin.topic_filtering, **question)
                 if said is not None and not said:
                     return False
                 is_allowed = is_allowed or bool(said)
         return is_allowed
 
-    async def _ask(self, name: str, asked: Any, timeout_s: float) -> bool | None:
+    async def _ask(
+        self, name: str, timeout_s: float, method: Callable[..., Awaitable[Any]], **question: Any
+    ) -> bool | None:
         self.entered = name
         try:
             async with asyncio.timeout(timeout_s):
-                said = await asked
+                said = await method(**question)
         except TimeoutError as error:
             raise PluginFailure(name, f"no answer within {timeout_s:g} s") from error
-        except Exception as error:
+        except _FAILS as error:
             raise PluginFailure(name, _told(error)) from error
         return None if said is None else bool(said)
 
@@ -227,8 +233,11 @@ def _context(kind: PluginKind) -> Any:
         def get_session(self, _client_id: str) -> None:
             return None
 
-        async def broadcast_message(self, *_: Any, **__: Any) -> None:
-            raise NotImplementedError("a plug-in in HoldMQ's gateway decides on access, and sends nothing")
+        def broadcast_message(self, *_: Any, **__: Any) -> NoReturn:
+            raise UsageError(
+                "a plug-in of HoldMQ's gateway decides on access and cannot send or subscribe: let a program "
+                "of its own do that, with MQTT or holdmq.client"
+            )
 
         retain_message = add_subscription = broadcast_message
 
@@ -236,7 +245,11 @@ def _context(kind: PluginKind) -> Any:
 
 
 def _session_of(client: Client) -> Any:
-    """The session that a plug-in is asked about."""
+    """The session that a plug-in is asked about; None = the password is no text, which amqtt's have to be."""
+    try:
+        password = None if client.password is None else client.password.decode()
+    except UnicodeDecodeError:
+        return None
     pattern = _pattern()
     # Its constructor takes 1 ms, for a state machine and queues that nobody here uses.
     session = pattern.__class__.__new__(pattern.__class__)
@@ -244,7 +257,7 @@ def _session_of(client: Client) -> Any:
     session.attributes = {}
     session.client_id = client.client_id
     session.username = client.username
-    session.password = None if client.password is None else client.password.decode()
+    session.password = password
     session.remote_address = client.address
     session.remote_port = client.port
     session.ssl_object = client.ssl_object
@@ -258,13 +271,6 @@ def _pattern() -> Any:
     from amqtt.session import Session
 
     return Session()
-
-
-def _is_text(password: bytes | None) -> bool:
-    try:
-        return password is None or password.decode() is not None
-    except UnicodeDecodeError:
-        return False
 
 
 def _told(error: BaseException) -> str:

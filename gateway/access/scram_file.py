@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +24,6 @@ class ScramFile:
     def __init__(self, users: dict[str, Verifier]) -> None:
         self._users = users
 
-    def __len__(self) -> int:
-        return len(self._users)
-
     @classmethod
     def read(cls, path: Path) -> ScramFile:
         """Read a file (blocking). Raises ConfigError naming file and user."""
@@ -43,16 +41,16 @@ class ScramFile:
 
 
 class Exchanges:
-    """Begins exchanges over the file that was read last."""
+    """Begins exchanges with the users that `verifier_of` finds."""
 
-    def __init__(self, file: ScramFile) -> None:
-        self.file = file
+    def __init__(self, verifier_of: Callable[[str], Verifier | None]) -> None:
+        self._verifier_of = verifier_of
         # Nobody outside can tell an invented salt, which is the same at each try, from a real one.
         self._secret = secrets.token_bytes(32)
 
     def begin(self) -> ScramServer:
         """A new exchange."""
-        return ScramServer(self.file.verifier_of, self._invented, secrets.token_urlsafe(NONCE_BYTES))
+        return ScramServer(self._verifier_of, self._invented, secrets.token_urlsafe(NONCE_BYTES))
 
     def _invented(self, user: str) -> Verifier:
         salt = hmac.digest(self._secret, user.encode(), "sha256")[:SALT_BYTES]

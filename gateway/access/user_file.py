@@ -64,8 +64,11 @@ def write_users(path: Path, changes: dict[str, str | None], what: str) -> tuple[
             if secret is not None:
                 lines.append(f"{name}:{secret}")
     lines += [f"{name}:{secret}" for name, secret in left.items() if secret is not None]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_private(path, "".join(f"{line}\n" for line in lines).encode())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_private(path, "".join(f"{line}\n" for line in lines).encode())
+    except OSError as error:
+        raise ConfigError(f"{path} ({what}) cannot be written: {error.strerror}") from error
     return found, len(left)
 
 

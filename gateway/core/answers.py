@@ -38,7 +38,3 @@ class Answers(Generic[A]):
         self._entries.move_to_end(key)
         if len(self._entries) > self._entries_max:
             self._entries.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._entries.clear()

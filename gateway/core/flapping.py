@@ -118,7 +118,10 @@ class Flapping:
 
     def expire(self, now: float) -> None:
         """Forget windows that are over."""
-        for key, (began, _) in list(self._connects.items()):
+        over: list[Key] = []
+        for key, (began, _) in self._connects.items():
             if now - began < self._window_s:
                 break
+            over.append(key)
+        for key in over:
             del self._connects[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from holdmq.record import PHYSICAL_OFFSET_AT
 from holdmq.wire.session_state import Place
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ def positions_of(records: bytes) -> list[int]:
     """The log positions of whole records, one after the other."""
     found: list[int] = []
     at = 0
-    while at + 36 <= len(records):
-        found.append(int.from_bytes(records[at + 28 : at + 36], "big"))
+    while (place := at + PHYSICAL_OFFSET_AT) + 8 <= len(records):
+        found.append(int.from_bytes(records[place : place + 8], "big"))
         size = int.from_bytes(records[at : at + 4], "big")
         if size <= 0:
             break

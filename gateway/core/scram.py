@@ -39,11 +39,7 @@ _NONCE: Final = re.compile(r"[\x21-\x2b\x2d-\x7e]{1,512}\Z")
 
 
 class ScramError(Exception):
-    """The exchange has failed; the text is for the log. `is_malformed`: the message breaks the syntax."""
-
-    def __init__(self, why: str, *, is_malformed: bool = False) -> None:
-        super().__init__(why)
-        self.is_malformed = is_malformed
+    """The exchange has failed; the client is told the text, which says nothing of whether a user exists."""
 
 
 class Verifier(NamedTuple):
@@ -55,11 +51,11 @@ class Verifier(NamedTuple):
     server_key: bytes
 
     @classmethod
-    def of(cls, password: str, salt: bytes, iterations: int = ITERATIONS) -> Verifier:
+    def of(cls, password: str, salt: bytes) -> Verifier:
         """Make one: takes as long as a client needs. Raises ValueError for a password that cannot be."""
-        salted = hashlib.pbkdf2_hmac("sha256", saslprep(password).encode(), salt, iterations)
+        salted = hashlib.pbkdf2_hmac("sha256", saslprep(password).encode(), salt, ITERATIONS)
         client_key = _hmac(salted, b"Client Key")
-        return cls(iterations, salt, hashlib.sha256(client_key).digest(), _hmac(salted, b"Server Key"))
+        return cls(ITERATIONS, salt, hashlib.sha256(client_key).digest(), _hmac(salted, b"Server Key"))
 
     @classmethod
     def parse(cls, text: str) -> Verifier:
@@ -69,7 +65,7 @@ class Verifier(NamedTuple):
             raise ValueError("no SCRAM-SHA-256 verifier")
         salt, stored_key, server_key = (base64.b64decode(part, validate=True) for part in found.groups()[1:])
         iterations = int(found[1])
-        if not 4096 <= iterations <= ITERATIONS_MAX or len(stored_key) != 32 or len(server_key) != 32:
+        if not ITERATIONS <= iterations <= ITERATIONS_MAX or len(stored_key) != 32 or len(server_key) != 32:
             raise ValueError("a SCRAM-SHA-256 verifier with wrong numbers")
         return cls(iterations, salt, stored_key, server_key)
 
@@ -79,7 +75,9 @@ class Verifier(NamedTuple):
 
 
 class ScramServer:
-    """One exchange. `verifier_of` finds a user; `invented` makes the salt of one that there is not.
+    """One exchange. `verifier_of` finds a user; `invented` makes what stands for one that there is not.
+
+    That one has a salt, and no keys, so that no proof fits.
 
     Feed messages to `receive`; when `is_done`, `user` is who it is.
     """
@@ -108,58 +106,54 @@ class ScramServer:
     def receive(self, message: bytes) -> bytes:
         """Take the client's message, return ours. Raises ScramError."""
         if len(message) > MESSAGE_MAX_BYTES or self.is_done:
-            raise ScramError("a message that has no place here", is_malformed=True)
+            raise ScramError("a message that has no place here")
         try:
             text = message.decode()
         except UnicodeDecodeError as error:
-            raise ScramError("a message that is not UTF-8", is_malformed=True) from error
-        return (self._final(text) if self._auth_message else self._first(text)).encode()
+            raise ScramError("a message that is not UTF-8") from error
+        verifier = self._verifier
+        return (self._first(text) if verifier is None else self._final(text, verifier)).encode()
 
     def _first(self, text: str) -> str:
         binding, _, rest = text.partition(",")
         authzid, comma, bare = rest.partition(",")
         if not comma or binding not in ("n", "y"):
             # p=…: it wants a binding that we did not offer (RFC 5802, 6).
-            raise ScramError(f"channel binding {binding[:32]!r} is not offered", is_malformed=True)
+            raise ScramError(f"channel binding {binding[:32]!r} is not offered")
         fields = bare.split(",")
         if len(fields) < 2 or not fields[0].startswith("n=") or not fields[1].startswith("r="):
             # m=…: an extension that we must know (RFC 5802, 5.1).
-            raise ScramError("a first message without user and nonce", is_malformed=True)
+            raise ScramError("a first message without user and nonce")
         client_nonce = fields[1][2:]
         if not _NONCE.match(client_nonce):
-            raise ScramError("a nonce that is none", is_malformed=True)
+            raise ScramError("a nonce that is none")
         self.user = _name(fields[0][2:])
         if authzid and (not authzid.startswith("a=") or _name(authzid[2:]) != self.user):
             raise ScramError("it wants to act as another user")
-        verifier = self._verifier_of(self.user)
-        self._verifier = verifier
-        shown = verifier or self._invented(self.user)
+        verifier = self._verifier = self._verifier_of(self.user) or self._invented(self.user)
         self._nonce = client_nonce + self._server_nonce
         self._gs2 = f"{binding},{authzid},".encode()
-        challenge = f"r={self._nonce},s={_text(shown.salt)},i={shown.iterations}"
+        challenge = f"r={self._nonce},s={_text(verifier.salt)},i={verifier.iterations}"
         self._auth_message = f"{bare},{challenge}"
         return challenge
 
-    def _final(self, text: str) -> str:
+    def _final(self, text: str, verifier: Verifier) -> str:
         without_proof, mark, proof_text = text.rpartition(",p=")
         fields = without_proof.split(",")
         if not mark or len(fields) < 2 or not fields[0].startswith("c=") or not fields[1].startswith("r="):
-            raise ScramError("a final message without binding, nonce and proof", is_malformed=True)
+            raise ScramError("a final message without binding, nonce and proof")
         if _bytes(fields[0][2:]) != self._gs2:
             raise ScramError("the channel binding changed between its messages")
         if not hmac.compare_digest(fields[1][2:].encode(), self._nonce.encode()):
             raise ScramError("the nonce is not that of the challenge")
         proof = _bytes(proof_text)
-        verifier = self._verifier
-        if verifier is None:
-            raise ScramError(f"there is no user {self.user[:64]!r}")
         signed = f"{self._auth_message},{without_proof}".encode()
         signature = _hmac(verifier.stored_key, signed)
         if len(proof) != len(signature):
-            raise ScramError("a proof of a wrong length", is_malformed=True)
+            raise ScramError("a proof of a wrong length")
         client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
         if not hmac.compare_digest(hashlib.sha256(client_key).digest(), verifier.stored_key):
-            raise ScramError(f"a wrong password of {self.user[:64]!r}")
+            raise ScramError(f"no such user, or a wrong password of {self.user[:64]!r}")
         self.is_done = True
         return f"v={_text(_hmac(verifier.server_key, signed))}"
 
@@ -189,11 +183,11 @@ def _name(text: str) -> str:
     """A user name as it is sent: `,` is =2C and `=` is =3D."""
     name = text.replace("=2C", ",").replace("=3D", "=")
     if not name or re.search(r"=(?!2C|3D)", text):
-        raise ScramError("a user name that is none", is_malformed=True)
+        raise ScramError("a user name that is none")
     try:
         return saslprep(name)
     except ValueError as error:
-        raise ScramError(f"a user name: {error}", is_malformed=True) from error
+        raise ScramError(f"a user name: {error}") from error
 
 
 def _hmac(key: bytes, data: bytes) -> bytes:
@@ -208,4 +202,4 @@ def _bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ScramError("a field that is no base64", is_malformed=True) from error
+        raise ScramError("a field that is no base64") from error

@@ -85,7 +85,8 @@ class Wheel(Generic[T]):
         while hand < target:
             hand += 1
             slot = self._slots[hand % SLOTS]
-            if slot:
+            if slot is not None:
+                # Empty or not: a set keeps the room of all that it ever had.
                 self._slots[hand % SLOTS] = None
                 for item in slot:
                     item.wheel_slot = NOWHERE

@@ -74,6 +74,10 @@ class Inbound:
             self.tail = None
         return settled
 
+    def drop_receipts(self) -> None:
+        """Nobody is answered any more: receipts and their session would keep each other."""
+        self.head = self.tail = None
+
     def is_repeat(self, packet_id: int) -> bool:
         """Whether this QoS 2 packet id is unreleased; one that is not becomes so (4.3.3)."""
         if self.unreleased is None:

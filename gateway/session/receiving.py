@@ -60,22 +60,27 @@ def _count(session: Session, run: PublishRun[TopicEntry], flags: list[int]) -> i
     counters = session.context.counters
     qos0 = sum(not flag & 6 for flag in flags)
     counters.messages_in_qos0_total += qos0
-    qos2 = [message for message in run.messages if message[1] & 6 == 4]
-    counters.messages_in_qos1_total += len(flags) - qos0 - len(qos2)
+    qos2 = sum(flag & 6 == 4 for flag in flags)
+    counters.messages_in_qos1_total += len(flags) - qos0 - qos2
     if not qos2:
         return len(flags) - qos0
     inbound = session.inbound
     if inbound is None:
         inbound = session.inbound = Inbound()
-    repeats = [message for message in qos2 if inbound.is_repeat(message[2])]
+    messages, run.messages = run.messages, []
+    repeats: list[int] = []
+    for message in messages:
+        if message[1] & 6 == 4 and inbound.is_repeat(message[2]):
+            repeats.append(message[2])
+        else:
+            run.messages.append(message)
     if repeats:
         counters.messages_repeated_total += len(repeats)
-        run.messages = [message for message in run.messages if message not in repeats]
         unreleased = inbound.unreleased or {}
         # [MQTT-4.3.3-9], -10: answered again without a second append; one that the log does not
         # have yet is answered when it has.
-        session.send(encode_pubrecs([m[2] for m in repeats if unreleased.get(m[2]) == RECORDED]))
-    counters.messages_in_qos2_total += len(qos2) - len(repeats)
+        session.send(encode_pubrecs([i for i in repeats if unreleased.get(i) == RECORDED]))
+    counters.messages_in_qos2_total += qos2 - len(repeats)
     return len(flags) - qos0 - len(repeats)
 
 
@@ -109,7 +114,7 @@ def answer_settled(session: Session, receipt: Receipt) -> None:
 def release(session: Session, packet_ids: list[int]) -> None:
     """PUBREL: forget the packet ids, answer PUBCOMP, if need be when the session's row says it."""
     inbound = session.inbound
-    known = [i for i in packet_ids if inbound is not None and inbound.release(i)]
+    known = {i for i in packet_ids if inbound is not None and inbound.release(i)}
     cursor = session.cursor
     if cursor is not None and cursor.received is not None:
         for packet_id in packet_ids:

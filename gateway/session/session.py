@@ -299,6 +299,8 @@ class Session:
         will = self.will if with_will and self.state == CONNECTED_STATE else None
         self.will = None  # [MQTT-3.1.2-10]
         self.state = CLOSED
+        if self.inbound is not None:
+            self.inbound.drop_receipts()
         if reason:
             self.context.counters.refused[reason] += 1
         return [Closed(reason, sentence, will, had_will)]
@@ -438,6 +440,8 @@ class Session:
         """Answer what is settled at the head of the chain (gateway.core.receipts)."""
         if self.state != CLOSED:
             answer_settled(self, receipt)
+        elif self.inbound is not None:
+            self.inbound.drop_receipts()  # of what waited for its topic when the session ended
 
     # Out
 

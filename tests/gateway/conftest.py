@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from memory_retained import MemoryRetained
 from security import Authority
+from session_table import SessionTable
 
 from broker.core.filters import FilterSet
 from broker.core.received import Received
@@ -70,6 +71,7 @@ from holdmq.wire.headers import (
     TopicCreateResponse,
     TopicRow,
 )
+from holdmq.wire.session_headers import SESSION_TOPIC
 
 
 class _Reader:
@@ -421,6 +423,22 @@ async def memory_broker() -> AsyncIterator[MemoryBroker]:
     await broker.listen()
     yield broker
     await broker.server.close()
+
+
+@pytest.fixture
+def table(memory_broker: MemoryBroker) -> SessionTable:
+    """The broker keeps sessions."""
+    table = SessionTable()
+    memory_broker.topics[SESSION_TOPIC] = TopicRow(SESSION_TOPIC, 4, 4, 6, "table", 1, True)
+    memory_broker.server._routes.update(table.routes())
+    gone = memory_broker.server._on_closed
+
+    def closed(connection: Connection) -> None:
+        gone(connection)
+        table.gone(connection)
+
+    memory_broker.server._on_closed = closed
+    return table
 
 
 @pytest.fixture

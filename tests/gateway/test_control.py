@@ -84,6 +84,14 @@ def test_a_reader_that_goes_away_ends_the_trace() -> None:
     assert controls.take() == [({"untrace": 1}, -1)]
 
 
+def test_a_reader_that_is_gone_before_its_trace_began_ends_it_as_well() -> None:
+    controls = Controls(1)
+    for _ in range(TRACES_MAX + 1):
+        answer = controls.trace("GET", {"client": "c1", "seconds": "60"})
+        assert answer.status == 200
+        answer.pieces.close()  # type: ignore[attr-defined]
+
+
 def test_a_trace_shows_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "TRACE_BYTES_MAX", 100)
     controls = Controls(1)

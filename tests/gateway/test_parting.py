@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from gateway import parting
+from gateway.session.session import Session
+from gateway.sockets import ClientSocket
 from holdmq.mqtt import MQTT_5, AckRun, Disconnect, Publish, PubRel
 
 Start = Callable[..., Awaitable[Any]]
@@ -60,3 +63,19 @@ async def test_a_client_that_says_goodbye_is_not_waited_for(start_worker: Start)
     client = await running.client("polite", MQTT_5)
     client.send(Disconnect())
     await running.until(lambda: running.worker.counters.connections == 0)
+
+
+async def test_nothing_stays_of_a_connection_that_the_gateway_closed(start_worker: Start) -> None:
+    running = await start_worker()
+    gc.collect()
+    gc.disable()
+    try:
+        client = await running.client("sent-away", MQTT_5)
+        running.worker.close_session(running.worker.session("sent-away"), 0x98, "test", "ends")
+        assert isinstance(await last_packet(client), Disconnect)
+        client.writer.close()
+        await running.until(
+            lambda: not [o for o in gc.get_objects() if isinstance(o, Session | ClientSocket)]
+        )
+    finally:
+        gc.enable()

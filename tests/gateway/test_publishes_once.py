@@ -6,39 +6,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from session_table import SessionTable
+from session_table import SessionTable, persistent
 
 from gateway.core import received as received_module
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Properties, Publish, PubRel
 from holdmq.record import decode_record
 from holdmq.record_once import Once, once_of
 from holdmq.wire.headers import TopicRow
-from holdmq.wire.session_headers import SESSION_TOPIC
 from holdmq.wire.session_state import ids_of
 
 Start = Callable[..., Awaitable[Any]]
-HOUR = Properties(session_expiry_interval=3600)
-
-
-@pytest.fixture
-def table(memory_broker: Any) -> SessionTable:
-    """The broker keeps sessions."""
-    table = SessionTable()
-    memory_broker.topics[SESSION_TOPIC] = TopicRow(SESSION_TOPIC, 4, 4, 6, "table", 1, True)
-    memory_broker.server._routes.update(table.routes())
-    gone = memory_broker.server._on_closed
-
-    def closed(connection: Any) -> None:
-        gone(connection)
-        table.gone(connection)
-
-    memory_broker.server._on_closed = closed
-    return table
-
-
-async def persistent(running: Any, client_id: str = "c", version: int = MQTT_5, **fields: Any) -> Any:
-    properties = {"properties": HOUR} if version == MQTT_5 else {}
-    return await running.client(client_id, version, clean_start=False, **{**properties, **fields})
 
 
 def publish(body: bytes, packet_id: int, *, dup: bool = False) -> Publish:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from session_table import SessionTable
+from session_table import HOUR, SessionTable, persistent
 
 from gateway import owner as owner_module
 from gateway.session.session import Session
@@ -16,7 +16,6 @@ from holdmq.errors import BusyError, Code, RemoteError
 from holdmq.mqtt import (
     MQTT_5,
     Disconnect,
-    Properties,
     PubAck,
     PubComp,
     Publish,
@@ -35,33 +34,11 @@ from holdmq.wire.session_headers import (
     END,
     PUT_FILTER,
     PUT_STATE,
-    SESSION_TOPIC,
     SessionRecordsRequest,
     SessionRecordsResponse,
 )
 
 Start = Callable[..., Awaitable[Any]]
-HOUR = Properties(session_expiry_interval=3600)
-
-
-@pytest.fixture
-def table(memory_broker: Any) -> SessionTable:
-    """The broker keeps sessions."""
-    table = SessionTable()
-    memory_broker.topics[SESSION_TOPIC] = TopicRow(SESSION_TOPIC, 4, 4, 6, "table", 1, True)
-    memory_broker.server._routes.update(table.routes())
-    gone = memory_broker.server._on_closed
-
-    def closed(connection: Any) -> None:
-        gone(connection)
-        table.gone(connection)
-
-    memory_broker.server._on_closed = closed
-    return table
-
-
-async def persistent(running: Any, client_id: str = "c", **fields: Any) -> Any:
-    return await running.client(client_id, MQTT_5, clean_start=False, properties=HOUR, **fields)
 
 
 def cut(running: Any) -> None:

@@ -259,4 +259,5 @@ async def test_peers_are_known_by_their_address(served: Callable[..., Served], t
     assert decode_host(packed_host(("::1", 7, 0, 0))) == ("::1", 7)
     assert decode_host(packed_host(("fe80::1%eth0", 7, 0, 2))) == ("fe80::1", 7)
     assert decode_host(packed_host(("::ffff:10.1.2.3", 65535, 0, 0))) == ("10.1.2.3", 65535)
+    assert decode_host(packed_host(("::ffff:0:102:304", 7, 0, 0))) == ("::ffff:0:102:304", 7)
     assert packed_host("") is NO_HOST

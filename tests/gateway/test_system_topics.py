@@ -133,6 +133,15 @@ async def test_many_subscribers_get_them_over_several_ticks(
         assert len(await values(client, 11)) == 11
 
 
+async def test_filters_that_match_nothing_wait_for_their_turn_as_well(start_worker: Start) -> None:
+    running = await start_allowed(start_worker)
+    client = await running.client("s")
+    await subscribe(client, "$SYS/nothing/+")
+    session = running.worker.session("s")
+    steps = running.worker.system._each({"$SYS/a": "1", "$SYS/b": "2"}, [(session, "$SYS/nothing/+")] * 5, [])
+    assert sum(1 for _ in steps) == 5
+
+
 async def test_without_a_subscriber_nobody_is_asked(start_worker: Start) -> None:
     running = await start_allowed(start_worker, sys_interval_s=1)
     client = await running.client("s", MQTT_5)

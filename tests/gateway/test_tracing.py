@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gateway import tracing
-from holdmq.mqtt import MQTT_5, Disconnect, Publish
+from gateway.reporting import MESSAGE_MAX_BYTES
+from holdmq.mqtt import MQTT_5, Disconnect, Properties, Publish
 
 Start = Callable[..., Awaitable[Any]]
 
@@ -129,6 +130,30 @@ async def test_past_so_many_a_second_only_the_number_of_packets_is_told(
     await running.until(lambda: parent[0].read() and parent[0].left_out)
     assert len(parent[0].lines) <= 6
     assert len(parent[0].lines) + parent[0].left_out == 53
+
+
+async def test_of_a_packet_that_is_too_long_to_be_told_the_kind_is(traced: Start, parent: Any) -> None:
+    running = await traced()
+    client = await running.client("c1", MQTT_5)
+    long = Properties(user_properties=(("a", "x" * 30_000), ("b", "y" * 30_000)))
+    client.send(Publish("a/b", b"x", 1, packet_id=1, properties=long))
+    # Each is a thousand characters, and twelve thousand in JSON.
+    client.send(*(Publish("\U0001f4e1" * 1000, b"x", 1, packet_id=n) for n in range(2, 8)))
+    await client.acked(7)
+    await running.until(lambda: parent[0].packets().count(("in", "PUBLISH")) == 7)
+    first, *others = [line for line in parent[0].lines if line.get("packet") == "PUBLISH"]
+    assert first["too_long_bytes"] > 60_000
+    assert "properties" not in first
+    assert {line["topic"] for line in others} == {"\U0001f4e1" * 1000}
+    assert parent[0].left_out == 0
+
+
+async def test_what_is_too_long_for_the_parent_is_not_told(traced: Start, parent: Any) -> None:
+    running = await traced()
+    assert not running.worker.reporting.tell({"trace": 1, "lines": ["x" * MESSAGE_MAX_BYTES]})
+    assert running.worker.reporting.tell({"trace": 1, "lines": [], "left_out": 1})
+    parent[0].read()
+    assert (parent[0].lines, parent[0].left_out) == ([], 1)
 
 
 async def test_a_parent_that_does_not_read_blocks_nobody(traced: Start, parent: Any) -> None:

@@ -15,28 +15,11 @@ from holdmq.mqtt import MQTT_5, Disconnect, Properties, Will
 from holdmq.record import SYS_RETAIN, decode_properties, decode_record
 from holdmq.record_once import once_of
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.headers import TopicRow
-from holdmq.wire.session_headers import END, SESSION_TOPIC, WILL_DONE, DueWill, SessionWillsRequest
+from holdmq.wire.session_headers import END, WILL_DONE, DueWill, SessionWillsRequest
 from holdmq.wire.session_will import DELETE_WILL, NO_WILL, PUBLISH_WILL, SessionWill
 
 Start = Callable[..., Awaitable[Any]]
 WILL = Will("d/gone", b"bye", 1, properties=Properties(will_delay_interval=0, content_type="text"))
-
-
-@pytest.fixture
-def table(memory_broker: Any) -> SessionTable:
-    """The broker keeps sessions."""
-    table = SessionTable()
-    memory_broker.topics[SESSION_TOPIC] = TopicRow(SESSION_TOPIC, 4, 4, 6, "table", 1, True)
-    memory_broker.server._routes.update(table.routes())
-    gone = memory_broker.server._on_closed
-
-    def closed(connection: Any) -> None:
-        gone(connection)
-        table.gone(connection)
-
-    memory_broker.server._on_closed = closed
-    return table
 
 
 def told(table: SessionTable, kind: str) -> list[str]:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from gateway.draining import drain
+from gateway.session.session import Session
 from holdmq.errors import Code, RemoteError
 from holdmq.mqtt import (
     MQTT_3_1_1,
@@ -17,6 +19,7 @@ from holdmq.mqtt import (
     Will,
 )
 from holdmq.record import encode_properties, encode_record
+from holdmq.wire.codes import RequestCode
 
 Start = Callable[..., Awaitable[Any]]
 
@@ -387,3 +390,32 @@ async def test_what_is_published_after_a_whole_batch_was_refused_is_in_the_log(s
     assert await other.acked(1) == [2]
     assert broker.bodies == [b"first", b"first", b"second"]
     assert running.worker.links["b0"].producer.epochs == 1
+
+
+@pytest.mark.parametrize("what", ["a topic", "an answer"])
+async def test_nothing_stays_of_a_client_that_left_while_its_publishes_waited_for(
+    start_worker: Start, what: str
+) -> None:
+    running = await start_worker()
+    broker = running.broker
+    create, waiting = broker.server._routes[RequestCode.TOPIC_CREATE], []
+    if what == "a topic":
+        broker.server._routes[RequestCode.TOPIC_CREATE] = waiting.append
+    else:
+        broker.hold = True
+    gc.collect()
+    gc.disable()
+    try:
+        client = await running.client("leaves")
+        client.send(Publish("a/b", b"last words", 1, packet_id=1))
+        await running.until(lambda: waiting or broker.held)
+        await client.close()
+        if waiting:
+            # Nothing is read meanwhile: the gateway learns of the end behind what it read before.
+            create(waiting[0])
+        await running.until(lambda: running.worker.counters.connections == 0)
+        broker.release()
+        await running.until(lambda: broker.bodies == [b"last words"])
+        await running.until(lambda: not [o for o in gc.get_objects() if isinstance(o, Session)])
+    finally:
+        gc.enable()

@@ -158,18 +158,21 @@ class MqttClient:
         """The next PUBLISH, not acknowledged."""
         return self.wait_for(Publish, timeout_s)
 
+    def settle(self, message: Publish, timeout_s: float = 15.0) -> None:
+        """Acknowledge a message to the end."""
+        if message.qos == 1:
+            self.send(PubAck(message.packet_id or 0))
+        elif message.qos == 2:
+            self.send(PubRec(message.packet_id or 0))
+            self.wait_for(PubRel, timeout_s)
+            self.send(PubComp(message.packet_id or 0))
+
     def take(self, count: int, timeout_s: float = 20.0) -> list[Publish]:
         """So many messages, acknowledged to the end as they come."""
         taken: list[Publish] = []
         while len(taken) < count:
-            message = self.message(timeout_s)
-            taken.append(message)
-            if message.qos == 1:
-                self.send(PubAck(message.packet_id or 0))
-            elif message.qos == 2:
-                self.send(PubRec(message.packet_id or 0))
-                self.wait_for(PubRel, timeout_s)
-                self.send(PubComp(message.packet_id or 0))
+            taken.append(self.message(timeout_s))
+            self.settle(taken[-1], timeout_s)
         return taken
 
     def is_silent(self, seconds: float = 0.5) -> bool:
@@ -194,3 +197,30 @@ class MqttClient:
         """Cut every connection of the test."""
         while cls._open:
             cls._open.pop().close()
+
+
+def connect_again(port: int, client_id: str, **options: Any) -> MqttClient:
+    """Connect as a device does that has a session: again, while nobody listens or its owner is away."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            client = MqttClient(port, client_id, **options)
+        except OSError:
+            pass
+        else:
+            if client.connack.reason_code != 0x88:
+                assert client.connack.session_present, client.connack
+                return client
+            client.close()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def bodies(messages: list[Publish]) -> list[bytes]:
+    """Their payloads."""
+    return [bytes(message.payload) for message in messages]
+
+
+def numbered(count: int, first: int = 0) -> list[bytes]:
+    """Payloads that are told apart, and sort as they were made: b"0", b"1", …"""
+    return [b"%d" % n for n in range(first, first + count)]

@@ -77,6 +77,37 @@ class Raising(BaseAuthPlugin):  # type: ignore[misc]
         raise RuntimeError("the data base is on fire")
 
 
+class Sending(BaseAuthPlugin):  # type: ignore[misc]
+    """Wants to tell everybody who comes."""
+
+    async def authenticate(self, *, session: Any) -> bool | None:
+        await self.context.broadcast_message("news", session.username.encode())
+        return True
+
+
+class Starting(BaseAuthPlugin):  # type: ignore[misc]
+    """Wants to keep a message when it starts."""
+
+    async def on_broker_post_start(self) -> None:
+        await self.context.retain_message("news", b"I am here")
+
+
+class Misfit(BaseAuthPlugin):  # type: ignore[misc]
+    """Cannot be called as plug-ins are."""
+
+    async def authenticate(self, *, connection: Any) -> bool | None:
+        return bool(connection)
+
+
+class Cancelling(BaseAuthPlugin):  # type: ignore[misc]
+    """Waits for what it has cancelled."""
+
+    async def authenticate(self, *, session: Any) -> bool | None:
+        asked = asyncio.ensure_future(asyncio.sleep(3600, True))
+        asked.cancel()
+        return await asked
+
+
 class Unmakeable(BaseAuthPlugin):  # type: ignore[misc]
     """Cannot be made while `is_broken`."""
 

@@ -12,14 +12,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from loadtest.usage import children_of
+
 READY_S = 60.0
 STOP_S = 30.0
-
+SERVICES: Final = ("registry", "broker", "gateway")
 
 PORTS_FIRST: Final = 10_000
 PORTS_PER_PROCESS: Final = 2_000
@@ -99,6 +102,13 @@ class Stack:
             self.wait_ready(name)
         return self.processes[name]
 
+    def start_all(self, services: tuple[str, ...] = SERVICES) -> None:
+        """Start services side by side, and wait until all are ready."""
+        for name in services:
+            self.start(name, wait=False)
+        for name in services:
+            self.wait_ready(name)
+
     def wait_ready(self, name: str) -> None:
         """Wait until /readyz says yes; fails with the process's log."""
         deadline = time.monotonic() + READY_S
@@ -128,6 +138,32 @@ class Stack:
         """Stop a service with a signal and start it again: same ports, same data."""
         self.stop(name, number)
         self.start(name)
+
+    def workers(self) -> list[int]:
+        """The process ids of the gateway's workers."""
+        return children_of(self.processes["gateway"].pid)
+
+    def kill_workers(self) -> None:
+        """kill -9 of every worker; back when their successors serve."""
+        killed = self.workers()
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+
+        def are_new() -> bool:
+            now = self.workers()
+            return len(now) == len(killed) and not set(now) & set(killed)
+
+        wait_until(are_new, "new workers")
+        wait_until(lambda: self.http("gateway", "/readyz")[0] == 200, "ready again")
+
+    def kill_broker(self) -> None:
+        """kill -9 of the broker, and a start; back when every worker of the gateway has it again."""
+        before = self.log("gateway").count("broker connected")
+        self.restart("broker", signal.SIGKILL)
+        goal = before + len(self.workers())
+        wait_until(
+            lambda: self.log("gateway").count("broker connected") >= goal, "every worker has its broker"
+        )
 
     def log(self, name: str) -> str:
         """What a service wrote so far."""
@@ -168,6 +204,17 @@ def end_all(stacks: list[Stack]) -> None:
     assert not problems, "\n".join(problems)
 
 
+@contextmanager
+def running_stack(directory: Path, *services: str, **overrides: Any) -> Iterator[Stack]:
+    """Registry, broker and gateway, or these services, for all tests of a module; ended as by `end_all`."""
+    stack = Stack(directory, overrides)
+    try:
+        stack.start_all(services or SERVICES)
+        yield stack
+    finally:
+        end_all([stack])
+
+
 @pytest.fixture
 def holdmq_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
     """A function that starts registry, broker and gateway and returns their Stack::
@@ -182,15 +229,12 @@ def holdmq_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
     """
     stacks: list[Stack] = []
 
-    def make(services: tuple[str, ...] = ("registry", "broker", "gateway"), **overrides: Any) -> Stack:
+    def make(services: tuple[str, ...] = SERVICES, **overrides: Any) -> Stack:
         directory = tmp_path / f"stack{len(stacks)}"
         directory.mkdir()
         stack = Stack(directory, overrides)
         stacks.append(stack)
-        for name in services:
-            stack.start(name, wait=False)
-        for name in services:
-            stack.wait_ready(name)
+        stack.start_all(services)
         return stack
 
     yield make

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 from broker.core.session_rows import Found, RowChange, decode_meta, filter_key, meta_key, state_key, will_key
 from broker.core.sessions import Sessions
+from holdmq.mqtt import MQTT_5, Properties
 from holdmq.rpc.connection import Connection, Request
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
@@ -25,6 +27,14 @@ from holdmq.wire.session_headers import (
 from holdmq.wire.session_state import SessionState, decode_state
 
 NOW_MS = 1_000_000
+HOUR = Properties(session_expiry_interval=3600)
+
+
+async def persistent(running: Any, client_id: str = "c", version: int = MQTT_5, **fields: Any) -> Any:
+    """A client of a worker of tests/gateway whose session outlives its connection."""
+    if version == MQTT_5:
+        fields = {"properties": HOUR, **fields}
+    return await running.client(client_id, version, clean_start=False, **fields)
 
 
 class SessionTable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -47,8 +47,8 @@ class Given(NamedTuple):
     body: bytes
 
 
-async def publish(broker: Stack, *bodies: bytes, tag: str = "1", qos: int = 1, topic: str = "t") -> list[int]:
-    """Publish as a gateway does; the log positions."""
+async def publish(broker: Stack, *bodies: bytes, tag: str = "1", qos: int = 1, topic: str = "t") -> None:
+    """Publish as a gateway does."""
     properties = encode_properties([("TAGS", tag)])
     records = [
         encode_record(topic.encode(), 0, body, properties, 1_700_000_000_000, bytes(8), qos << SYS_QOS_SHIFT)
@@ -58,7 +58,6 @@ async def publish(broker: Stack, *bodies: bytes, tag: str = "1", qos: int = 1, t
     before = broker.store.confirmed_position
     await broker.produce_raw(produce_body(records), [ProduceRun(topic, 0, len(records), 1, 1, first)])
     assert broker.store.confirmed_position > before
-    return []
 
 
 class SharePeer:
@@ -175,6 +174,3 @@ async def gateway() -> AsyncIterator[Gateway]:
     yield run
     for peer in peers:
         await peer.close()
-
-
-Awaited = Awaitable[SharePeer]

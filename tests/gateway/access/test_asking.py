@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from odd_plugins import Blocking, Gated, Unmakeable
+from access_files import QUICK, password_file
+from odd_plugins import Blocking, Gated, TopicsOnly, Unmakeable
 
+from gateway.access.user_file import write_users
+from gateway.core.answers import Answers
 from holdmq.mqtt import (
     MQTT_3_1_1,
     MQTT_5,
@@ -127,6 +131,34 @@ async def test_answers_are_remembered_for_their_time_only(start_worker: Start) -
             await asyncio.sleep(0.05)
 
 
+async def test_an_answer_that_counts_once_is_enough_for_what_waited_for_it(start_worker: Start) -> None:
+    running = await start_worker(
+        access=asking("TopicsOnly", cache_age_s=0, cache_refused_age_s=0), allow_anonymous=True
+    )
+    Gated.answers["publish b"] = False
+    client = await running.client("c1", MQTT_5)
+    client.send(*[Publish(topic, b"x", 1, packet_id=n) for n, topic in enumerate("aba", 1)])
+    assert await client.acked(1) == [1]
+    assert (await client.next()).reason_code == 0x87
+    assert await client.acked(1) == [3]
+    asked = len(Gated.asked)
+    client.send(Publish("a", b"x", 1, packet_id=4))
+    assert await client.acked(1) == [4]
+    assert Gated.asked[asked:] == ["publish a"]
+    assert (await client.subscribe("a", "b")).reason_codes == [1, 1]
+
+
+async def test_a_refused_publish_is_asked_about_again_as_soon_as_refusals_are(start_worker: Start) -> None:
+    running = await start_worker(access=asking("TopicsOnly", cache_refused_age_s=0), allow_anonymous=True)
+    Gated.answers["publish a"] = False
+    client = await running.client("c1", MQTT_5)
+    client.send(Publish("a", b"1", 1, packet_id=1))
+    assert (await client.next()).reason_code == 0x87
+    Gated.answers["publish a"] = True
+    client.send(Publish("a", b"2", 1, packet_id=2))
+    assert await client.acked(1) == [2]
+
+
 async def test_a_permission_that_has_aged_is_asked_for_again(start_worker: Start) -> None:
     running = await start_worker(access=asking("TopicsOnly", cache_age_s=0.2), allow_anonymous=True)
     client = await running.client("c1", MQTT_5)
@@ -158,6 +190,27 @@ async def test_while_nobody_can_say_a_subscription_in_force_stays(
     assert list(running.worker.session("c1").outbound.subscriptions) == ["a"]
 
 
+async def test_a_filter_whose_answer_ages_while_others_are_asked_about_is_asked_about_with_them(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_worker(access=asking("TopicsOnly", ask_timeout_s=10), allow_anonymous=True)
+    client = await running.client("c1", MQTT_5)
+    assert (await client.subscribe("a")).reason_codes == [1]
+    Gated.reset(is_open=False)
+
+    async def fails(plugin: Any, **question: Any) -> None:
+        await Gated.topic_filtering(plugin, **question)
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(TopicsOnly, "topic_filtering", fails)
+    client.send(Subscribe(2, [Subscription("a", 1), Subscription("b", 1)]))
+    await running.until(lambda: Gated.asked == ["subscribe b"])
+    running.worker.access._answers = Answers(100)  # as if all others' answers had come since
+    Gated.gate.set()
+    assert (await client.next()).reason_codes == [0x87, 0x87]
+    assert Gated.asked == ["subscribe b", "subscribe a"]
+
+
 async def test_a_topic_that_nobody_could_decide_is_asked_about_again(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +237,10 @@ async def test_a_topic_that_nobody_could_decide_is_asked_about_again(
         ("Hanging", "Hanging: no answer within 0.3 s"),
         ("Raising", "Raising: RuntimeError: the data base is on fire"),
         ("Unmakeable", "Unmakeable: ConnectionError: no server at 192.0.2.1"),
+        ("Misfit", "Misfit: TypeError: Misfit.authenticate() got an unexpected keyword argument 'session'"),
+        ("Cancelling", "Cancelling: CancelledError"),
+        ("Sending", "Sending: UsageError: a plug-in of HoldMQ's gateway decides on access and cannot send"),
+        ("Starting", "Starting: UsageError: a plug-in of HoldMQ's gateway decides on access and cannot send"),
     ],
 )
 async def test_a_plugin_without_an_answer_refuses_and_is_named(
@@ -196,6 +253,35 @@ async def test_a_plugin_without_an_answer_refuses_and_is_named(
     assert old.connack.reason_code == 0x88  # return code 3
     assert running.worker.counters.access_failures_total == 2
     assert reason in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["Misfit", "Cancelling"])
+async def test_a_plugin_that_fails_keeps_no_place_at_its_thread(
+    start_worker: Start, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("gateway.access.askers.ASKED_AT_A_TIME", 2)
+    users = password_file(tmp_path / "passwd", ada="secret")
+    running = await start_worker(access=asking(name, ask_threads=1, password_file=users))
+    for n in range(3):
+        refused = await running.client("c1", MQTT_5, username=f"u{n}", refused=True)
+        assert refused.connack.reason_code == 0x88
+    await running.client("c2", MQTT_5, username="ada", password=b"secret")
+
+
+async def test_a_password_that_is_no_text_is_refused_where_plugins_decide(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("gateway.access.askers.ASKED_AT_A_TIME", 1)
+    users = tmp_path / "passwd"
+    write_users(users, {name: QUICK.hash(word) for name, word in (("ada", b"\xff"), ("eve", b"x"))}, "")
+    running = await start_worker(access=asking("TopicsOnly", ask_threads=1, password_file=str(users)))
+    ada = await running.client("c1", MQTT_5, username="ada", password=b"\xff")
+    ada.send(Publish("a", b"1", 1, packet_id=1))
+    assert (await ada.next()).reason_code == 0x87
+    eve = await running.client("c2", MQTT_5, username="eve", password=b"x")
+    eve.send(Publish("a", b"1", 1, packet_id=1))
+    assert await eve.acked(1) == [1]
+    assert running.worker.counters.access_failures_total == 0
 
 
 async def test_a_plugin_that_can_be_made_later_is(

@@ -26,5 +26,3 @@ def test_a_new_answer_replaces_the_old_one() -> None:
     answers.put("a", "yes", 20.0)
     assert answers.get("a", 15.0) == "yes"
     assert len(answers) == 1
-    answers.clear()
-    assert answers.get("a", 1.0) is None

@@ -100,6 +100,8 @@ def test_a_wrong_password_and_an_unknown_user_are_refused_alike(user: str, word:
     refusal = made.sent()[0]
     assert isinstance(refusal, ConnAck)
     assert refusal.reason_code == 0x87
+    said = refusal.properties.reason_string
+    assert said == f"SCRAM-SHA-256: no such user, or a wrong password of '{user}'"
     assert made.session.principal == ""
 
 

@@ -10,6 +10,7 @@ from session_bench import VERSIONS, Bench, ids, reasons
 from gateway.core.cursor import Cursor
 from gateway.core.receipts import CLOSE, Receipt
 from gateway.session.events import Closed, Subscribing, Unsubscribing, WindowOpened
+from gateway.session.receiving import take_publishes
 from holdmq.mqtt import (
     MQTT_3_1_1,
     MQTT_5,
@@ -26,6 +27,7 @@ from holdmq.mqtt import (
     PubAck,
     PubComp,
     Publish,
+    PublishRun,
     PubRec,
     PubRel,
     ReasonCode,
@@ -179,6 +181,30 @@ def test_a_repeat_in_the_same_read_is_handed_on_once() -> None:
     bench.connect()
     message = Publish("a", b"once", 2, packet_id=9)
     assert len(bench.feed(message, message, Publish("a", b"", 1, packet_id=1))[0].messages) == 2
+
+
+class Topic:
+    """A topic that counts what it is compared with."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Topic.compared += 1
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+def test_a_read_full_of_repeats_is_not_compared_each_with_each() -> None:
+    bench = Bench()
+    bench.connect()
+    run: PublishRun[Any] = PublishRun(b"")
+    run.messages = [(Topic(), 4, n % 2 + 1, 0, 0, b"") for n in range(100)]
+    events: list[Any] = []
+    take_publishes(bench.session, run, events)
+    assert [message[2] for message in events[0].messages] == [1, 2]
+    assert bench.counters.messages_repeated_total == 98
+    assert Topic.compared == 0
 
 
 @pytest.mark.mqtt("MQTT-4.3.3-9", "MQTT-3.5.2-1")
