@@ -13,10 +13,9 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-import psutil
 import pytest
 from mqtt_client import MqttClient
-from processes import Stack, end_all, wait_until
+from processes import Stack, running_stack, wait_until
 from session_traffic import Device, Publisher, Subscriber
 
 from holdmq.client.pull_consumer import PullConsumer
@@ -30,11 +29,8 @@ PROGRESS = 10
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    started = Stack(tmp_path_factory.mktemp("stack"), {"gateway.workers": WORKERS})
-    for name in ("registry", "broker", "gateway"):
-        started.start(name)
-    yield started
-    end_all([started])
+    with running_stack(tmp_path_factory.mktemp("killed"), **{"gateway.workers": WORKERS}) as stack:
+        yield stack
 
 
 @pytest.fixture
@@ -46,19 +42,15 @@ def devices() -> Iterator[list[Device]]:
     MqttClient.close_all()
 
 
-def workers(stack: Stack) -> list[int]:
-    return [child.pid for child in psutil.Process(stack.processes["gateway"].pid).children()]
-
-
 def kill(stack: Stack, victim: str, chance: random.Random) -> None:
     if victim == "broker":
         stack.restart("broker", signal.SIGKILL)
         return
-    running = workers(stack)
+    running = stack.workers()
     killed = running if victim == "all workers" else [chance.choice(running)]
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(set(workers(stack)) - set(killed)) >= WORKERS, "new workers")
+    wait_until(lambda: len(set(stack.workers()) - set(killed)) >= WORKERS, "new workers")
 
 
 @pytest.mark.timeout(600)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 from access_files import password_file, written
 from guides import examples_of, run_console, run_python
 from mqtt_client import MqttClient
-from processes import Stack, end_all, free_port, wait_until
+from processes import Stack, free_port, running_stack, wait_until
 
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, ConnAck, PubAck, Publish
 
@@ -21,31 +19,16 @@ ACL = "user ada\ntopic readwrite a/#\ntopic readwrite b/#\nuser eve\ntopic readw
 LESS = "user ada\ntopic readwrite b/#\nuser eve\ntopic readwrite #\n"
 
 
-@pytest.fixture(autouse=True)
-def _ended_clients() -> Iterator[None]:
-    yield
-    MqttClient.close_all()
-
-
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     directory = tmp_path_factory.mktemp("access")
-    made = Stack(
-        directory,
-        {
-            "access.password_file": password_file(directory / "users", ada="x", eve="y"),
-            "access.acl_file": written(directory / "acl", ACL),
-            "access.reload_interval_s": 0.1,
-        },
-    )
-    try:
-        for name in ("registry", "broker", "gateway"):
-            made.start(name, wait=False)
-        for name in ("registry", "broker", "gateway"):
-            made.wait_ready(name)
-        yield made
-    finally:
-        end_all([made])
+    settings = {
+        "access.password_file": password_file(directory / "users", ada="x", eve="y"),
+        "access.acl_file": written(directory / "acl", ACL),
+        "access.reload_interval_s": 0.1,
+    }
+    with running_stack(directory, **settings) as stack:
+        yield stack
 
 
 def connect(
@@ -83,15 +66,9 @@ def test_a_user_is_shown_as_the_owner_of_the_session(stack: Stack) -> None:
 
 
 def test_a_worker_that_dies_loses_no_users_session(stack: Stack) -> None:
-    import psutil
-
     ada = connect(stack, "survivor", "ada")
     assert ada.subscribe("a/x").reason_codes == [1]
-    gateway = psutil.Process(stack.processes["gateway"].pid)
-    for worker in gateway.children():
-        os.kill(worker.pid, signal.SIGKILL)
-    wait_until(lambda: len([w for w in gateway.children() if w.status() != "zombie"]) == 2, "new workers")
-    wait_until(lambda: stack.http("gateway", "/readyz")[0] == 200, "ready again")
+    stack.kill_workers()
     assert code_of(connect(stack, "survivor", "eve").connack) == 0x85
     back = connect(stack, "survivor", "ada")
     assert back.connack.session_present

@@ -9,10 +9,11 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from processes import Stack, running_stack
 
 VERSIONS = ["mqttv31", "mqttv311", "mqttv5"]
 
@@ -58,9 +59,10 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 15.0) ->
         time.sleep(0.05)
 
 
-@pytest.fixture
-def stack(holdmq_stack: Any) -> Any:
-    return holdmq_stack()
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with running_stack(tmp_path_factory.mktemp("gateway")) as stack:
+        yield stack
 
 
 @pytest.mark.mqtt("MQTT-4.2-1")
@@ -220,6 +222,7 @@ def test_a_will_is_published_when_a_client_is_killed(stack: Any) -> None:
 def test_sigterm_drains_and_exits_with_0(stack: Any) -> None:
     subscriber = start_sub(stack.mqtt_port, "-V", "mqttv5", "-t", "a/#")
     assert stack.stop("gateway") == 0
+    stack.start("gateway")
     subscriber.terminate()
     assert subscriber.stdout is not None
     with subscriber.stdout as lines:
@@ -230,10 +233,7 @@ def test_sigterm_drains_and_exits_with_0(stack: Any) -> None:
 
 def test_a_worker_that_crashes_is_started_again_and_said_so(holdmq_stack: Any) -> None:
     stack = holdmq_stack(**{"gateway.workers": 1})
-    parent = stack.processes["gateway"].pid
-    children = f"/proc/{parent}/task/{parent}/children"
-    with open(children) as file:
-        victim = int(file.read().split()[0])
+    (victim,) = stack.workers()
     os.kill(victim, signal.SIGKILL)
     metric = "holdmq_gateway_worker_restarts_total"
     wait_for(lambda: stack.metric("gateway", metric) == 1, metric)
@@ -244,9 +244,7 @@ def test_a_worker_that_crashes_is_started_again_and_said_so(holdmq_stack: Any) -
 
 def test_a_worker_that_hangs_makes_the_gateway_unready_and_is_replaced(holdmq_stack: Any) -> None:
     stack = holdmq_stack(**{"gateway.workers": 1})
-    parent = stack.processes["gateway"].pid
-    with open(f"/proc/{parent}/task/{parent}/children") as file:
-        victim = int(file.read().split()[0])
+    (victim,) = stack.workers()
     os.kill(victim, signal.SIGSTOP)
     wait_for(lambda: stack.http("gateway", "/readyz")[0] == 503, "unready", 30)
     wait_for(lambda: stack.metric("gateway", "holdmq_gateway_worker_restarts_total") == 1, "replaced", 40)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from guides import examples_of
 from mqtt_client import MqttClient
-from processes import Stack, end_all, wait_until
+from processes import Stack, running_stack, wait_until
 
 from holdmq.mqtt import MQTT_3_1_1, Disconnect
 
@@ -25,17 +25,13 @@ REFERENCE = "other.example:1883"
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    made = Stack(
-        tmp_path_factory.mktemp("control"),
-        {"gateway.flapping_connects_max": 10, "gateway.drain_rate": 4, "gateway.server_reference": REFERENCE},
-    )
-    try:
-        for name in ("registry", "broker", "gateway"):
-            made.start(name)
-        yield made
-    finally:
-        MqttClient.close_all()
-        end_all([made])
+    settings = {
+        "gateway.flapping_connects_max": 10,
+        "gateway.drain_rate": 4,
+        "gateway.server_reference": REFERENCE,
+    }
+    with running_stack(tmp_path_factory.mktemp("control"), **settings) as stack:
+        yield stack
 
 
 def command(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:

@@ -14,6 +14,7 @@ import pytest
 from deliveries import Deliveries
 from group_machine import crash
 from member_process import Member
+from processes import running_stack
 from structlog.testing import capture_logs
 
 from holdmq.client import Admin, Consumer, Message, Producer, TopicQueue
@@ -28,14 +29,16 @@ StackMaker = Callable[..., Any]
 STOPS = 3
 
 
-@pytest.fixture
-def stack(holdmq_stack: StackMaker) -> Any:
-    return holdmq_stack(services=("registry", "broker"))
+@pytest.fixture(scope="module")
+def registries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    with running_stack(tmp_path_factory.mktemp("groups"), "registry", "broker") as stack:
+        yield [stack.registry]
 
 
 @pytest.fixture
-def registries(stack: Any) -> list[str]:
-    return [f"127.0.0.1:{stack.registry_port}"]
+def group(topic: str) -> str:
+    """A group that no other test has."""
+    return f"g-{topic}"
 
 
 @pytest.fixture
@@ -84,35 +87,38 @@ async def spread(producer: Producer, topic: str, count: int, size_bytes: int = 1
         await producer.send_batch([Message(topic, os.urandom(size_bytes)) for _ in range(count)], queue=queue)
 
 
-def queues_of(consumer: Consumer, topic: str = "t") -> list[TopicQueue]:
+def queues_of(consumer: Consumer, topic: str) -> list[TopicQueue]:
     return [queue for queue in consumer.positions() if queue.topic == topic]
 
 
-async def test_a_message_sent_after_the_start_is_handled(registries: list[str], producer: Producer) -> None:
+async def test_a_message_sent_after_the_start_is_handled(
+    registries: list[str], producer: Producer, topic: str, group: str
+) -> None:
     got: asyncio.Queue[Message] = asyncio.Queue()
-    await producer.send(Message("t", b"before"))
-    async with Consumer(registries, "g", got.put, ["t"]) as consumer:
-        await producer.send(Message("t", b"after"))
+    await producer.send(Message(topic, b"before"))
+    async with Consumer(registries, group, got.put, [topic]) as consumer:
+        await producer.send(Message(topic, b"after"))
         assert (await got.get()).body == b"after"
         assert len(consumer.positions()) == 4
 
 
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_24_queues_are_shared_evenly_and_never_consumed_by_two(
-    registries: list[str], producer: Producer, ordered: bool
+    registries: list[str], producer: Producer, topic: str, group: str, ordered: bool
 ) -> None:
     async with Admin(registries) as admin:
-        await admin.create_topic("t", 24)
+        await admin.create_topic(topic, 24)
     deliveries = Deliveries()
     members = [
-        Consumer(registries, "g", deliveries.handler(f"m{i}", 0.03), ["t"], ordered=ordered) for i in range(3)
+        Consumer(registries, group, deliveries.handler(f"m{i}", 0.03), [topic], ordered=ordered)
+        for i in range(3)
     ]
 
     def shares(*counts: int) -> Callable[[], bool]:
-        return lambda: tuple(len(queues_of(m)) for m in members[: len(counts)]) == counts
+        return lambda: tuple(len(queues_of(m, topic)) for m in members[: len(counts)]) == counts
 
     await members[0].start()
-    async with traffic(producer, "t", 24, 0.05) as sent:
+    async with traffic(producer, topic, 24, 0.05) as sent:
         await until(shares(24), "one member has all queues")
         await members[1].start()
         await until(shares(12, 12), "two members have half each")
@@ -133,13 +139,15 @@ async def test_24_queues_are_shared_evenly_and_never_consumed_by_two(
 
 
 @pytest.fixture
-def start_member(stack: Any, tmp_path: Path) -> Iterator[Callable[..., Member]]:
+def start_member(
+    registries: list[str], topic: str, group: str, tmp_path: Path
+) -> Iterator[Callable[..., Member]]:
     """Starts members as processes; what is left of them is killed with the test."""
     started: list[Member] = []
 
-    def start(name: str, topic: str = "t", **settings: object) -> Member:
+    def start(name: str, **settings: object) -> Member:
         texts = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-        member = Member(tmp_path, name, f"127.0.0.1:{stack.registry_port}", "g", topic, *texts)
+        member = Member(tmp_path, name, registries[0], group, topic, *texts)
         started.append(member)
         member.wait_started()
         return member
@@ -159,13 +167,13 @@ def all_of(members: list[Member]) -> Deliveries:
 
 @pytest.mark.parametrize("ordered", [False, True])
 async def test_what_a_killed_member_had_goes_to_the_others_at_once(
-    producer: Producer, start_member: Callable[..., Member], ordered: bool
+    producer: Producer, topic: str, start_member: Callable[..., Member], ordered: bool
 ) -> None:
-    await producer.send(Message("t", b"the topic's first"))
+    await producer.send(Message(topic, b"the topic's first"))
     members = [
         await asyncio.to_thread(start_member, f"m{i}", pause_s=0.002, ordered=ordered) for i in range(3)
     ]
-    async with traffic(producer, "t", 4) as sent:
+    async with traffic(producer, topic, 4) as sent:
         await until(lambda: all(m.deliveries() for m in members), "all three are at work")
         members[1].end(signal.SIGKILL)
         count = len(all_of([members[0], members[2]]).all)
@@ -218,19 +226,19 @@ async def test_a_member_that_stood_still_too_long_hands_out_nothing_that_it_had(
 
 
 async def test_an_ordered_queue_waits_for_its_failed_message_and_the_others_do_not(
-    registries: list[str], producer: Producer
+    registries: list[str], producer: Producer, topic: str, group: str
 ) -> None:
-    await producer.send(Message("t", b"the topic's first"))
+    await producer.send(Message(topic, b"the topic's first"))
     handled: list[tuple[int, int, int]] = []
 
     async def handle(message: Message) -> bool:
         handled.append((message.queue_id, message.queue_offset, message.reconsume_times))
         return message.queue_id != 1 or message.queue_offset != first + 1 or message.reconsume_times >= 3
 
-    async with Consumer(registries, "g", handle, ["t"], ordered=True, suspend_s=0.2) as consumer:
-        await until(lambda: len(queues_of(consumer)) == 4, "it has its queues")
+    async with Consumer(registries, group, handle, [topic], ordered=True, suspend_s=0.2) as consumer:
+        await until(lambda: len(queues_of(consumer, topic)) == 4, "it has its queues")
         first = {q.queue_id: p.offset for q, p in consumer.positions().items()}[1]
-        await spread(producer, "t", 3)
+        await spread(producer, topic, 3)
         await until(lambda: consumer.numbers()["handled_total"] == 12, "everything is handled")
         assert consumer.numbers()["failed_total"] == 3
     in_first_queue = [(offset - first, times) for queue_id, offset, times in handled if queue_id == 1]
@@ -240,64 +248,66 @@ async def test_an_ordered_queue_waits_for_its_failed_message_and_the_others_do_n
 
 
 async def test_queues_that_are_added_are_read_from_their_beginning(
-    registries: list[str], producer: Producer
+    registries: list[str], producer: Producer, topic: str, group: str
 ) -> None:
     deliveries = Deliveries()
-    await producer.send(Message("t", b"the topic's first"))
-    async with Consumer(registries, "g", deliveries.handler("m"), ["t"]) as consumer:
+    await producer.send(Message(topic, b"the topic's first"))
+    async with Consumer(registries, group, deliveries.handler("m"), [topic]) as consumer:
         link = producer.routes.link("broker-0")
-        await link.client.call(RequestCode.TOPIC_GROW, TopicGrowRequest("t", 6))
+        await link.client.call(RequestCode.TOPIC_GROW, TopicGrowRequest(topic, 6))
         # The producer may know of them long before the consumer does.
         await producer.routes.refresh()
-        await until(lambda: len(producer.routes.get("t").write_queues) == 6, "the route has six queues")
+        await until(lambda: len(producer.routes.get(topic).write_queues) == 6, "the route has six queues")
         sent = [b"%d" % i for i in range(6)]
         for i, body in enumerate(sent):
-            await producer.send(Message("t", body), queue=TopicQueue("t", "broker-0", i))
+            await producer.send(Message(topic, body), queue=TopicQueue(topic, "broker-0", i))
         consumer.routes.refresh_soon()
         await until(lambda: deliveries.bodies() >= set(sent), "everything is delivered")
-        assert len(queues_of(consumer)) == 6
+        assert len(queues_of(consumer, topic)) == 6
 
 
 async def test_a_group_begins_where_it_was_and_first_where_it_is_told(
-    registries: list[str], producer: Producer
+    registries: list[str], producer: Producer, topic: str, group: str
 ) -> None:
-    await producer.send_batch([Message("t", b"%d" % i) for i in range(8)])
+    await producer.send_batch([Message(topic, b"%d" % i) for i in range(8)])
     for start, expected in (("earliest", {b"%d" % i for i in range(8)}), ("latest", set())):
         deliveries = Deliveries()
-        consumer = Consumer(registries, f"g-{start}", deliveries.handler("m"), ["t"], start=start)
+        consumer = Consumer(registries, f"{group}-{start}", deliveries.handler("m"), [topic], start=start)
         with capture_logs() as logs:
             await consumer.start()
             await until(lambda: deliveries.bodies() >= expected, "the old ones are delivered")  # noqa: B023
             await consumer.close()
         (said,) = [entry for entry in logs if entry["event"] == "first start of a group in a topic"]
-        assert (said["start"], said["topic"], said["group"]) == (start, "t", f"g-{start}")
-        await producer.send(Message("t", b"between"))
+        assert (said["start"], said["topic"], said["group"]) == (start, topic, f"{group}-{start}")
+        await producer.send(Message(topic, b"between"))
         other = Deliveries()
-        async with Consumer(registries, f"g-{start}", other.handler("m"), ["t"], start="earliest"):
+        async with Consumer(registries, f"{group}-{start}", other.handler("m"), [topic], start="earliest"):
             await until(lambda: other.all, "what came between is delivered")  # noqa: B023
         assert other.bodies() == {b"between"} if start == "latest" else b"between" in other.bodies()
         assert len(deliveries.all) == len(expected)
 
 
 async def test_a_seek_moves_the_group_and_a_pause_hands_out_nothing(
-    registries: list[str], producer: Producer
+    registries: list[str], producer: Producer, topic: str, group: str
 ) -> None:
-    await producer.send(Message("t", b"the topic's first"))
-    await spread(producer, "t", 10)
+    await producer.send(Message(topic, b"the topic's first"))
+    await spread(producer, topic, 10)
     deliveries = Deliveries()
-    async with Consumer(registries, "g", deliveries.handler("m"), ["t"]) as consumer:
-        queue = TopicQueue("t", "broker-0", 2)
-        await until(lambda: len(queues_of(consumer)) == 4, "it has its queues")
+    async with Consumer(registries, group, deliveries.handler("m"), [topic]) as consumer:
+        queue = TopicQueue(topic, "broker-0", 2)
+        await until(lambda: len(queues_of(consumer, topic)) == 4, "it has its queues")
         await consumer.seek(queue, "earliest")
         await until(lambda: len(deliveries.all) >= 10, "the queue is consumed again")
         assert {d.place[2] for d in deliveries.all} == {2}
         assert sorted(d.offset for d in deliveries.all)[:10] == list(range(10))
         count = len(deliveries.all)
         with pytest.raises(UsageError, match="not this member's"):
-            await consumer.seek(TopicQueue("t", "broker-0", 9), "latest")
+            await consumer.seek(TopicQueue(topic, "broker-0", 9), "latest")
         consumer.pause()
-        await producer.send_batch([Message("t", b"later %d" % i) for i in range(4)])
-        async with Consumer(registries, "other", deliveries.handler("other"), ["t"], start="earliest"):
+        await producer.send_batch([Message(topic, b"later %d" % i) for i in range(4)])
+        async with Consumer(
+            registries, f"other-{topic}", deliveries.handler("other"), [topic], start="earliest"
+        ):
             await until(lambda: b"later 3" in deliveries.bodies("other"), "another group has seen them")
         assert len([d for d in deliveries.all if d.member == "m"]) == count
         consumer.resume()
@@ -306,49 +316,56 @@ async def test_a_seek_moves_the_group_and_a_pause_hands_out_nothing(
 
 
 async def test_a_paused_group_gets_nothing_until_it_is_resumed(
-    registries: list[str], producer: Producer
+    registries: list[str], producer: Producer, topic: str, group: str
 ) -> None:
-    await producer.send(Message("t", b"the topic's first"))
+    await producer.send(Message(topic, b"the topic's first"))
     deliveries = Deliveries()
-    async with Consumer(registries, "g", deliveries.handler("m"), ["t"]) as consumer:
+    async with Consumer(registries, group, deliveries.handler("m"), [topic]) as consumer:
         call = producer.routes.link("broker-0").client.call
-        await call(RequestCode.GROUP_PAUSE, GroupPauseRequest("g", True))
+        await call(RequestCode.GROUP_PAUSE, GroupPauseRequest(group, True))
         await until(lambda: consumer._hand_out.paused_brokers == {"broker-0"}, "the member knows")
-        await producer.send(Message("t", b"while paused"))
-        async with Consumer(registries, "other", deliveries.handler("other"), ["t"], start="earliest"):
+        await producer.send(Message(topic, b"while paused"))
+        async with Consumer(
+            registries, f"other-{topic}", deliveries.handler("other"), [topic], start="earliest"
+        ):
             await until(lambda: b"while paused" in deliveries.bodies("other"), "another group gets it")
         assert deliveries.bodies("m") == set()
-        await call(RequestCode.GROUP_PAUSE, GroupPauseRequest("g", False))
+        await call(RequestCode.GROUP_PAUSE, GroupPauseRequest(group, False))
         await until(lambda: deliveries.bodies("m") == {b"while paused"}, "it is handled after all")
 
 
-async def test_life_goes_on_without_any_registry(
-    stack: Any, registries: list[str], producer: Producer
-) -> None:
-    await producer.send(Message("t", b"the topic's first"))
+async def test_life_goes_on_without_any_registry(holdmq_stack: StackMaker) -> None:
+    stack = holdmq_stack(services=("registry", "broker"))
+    registries = [stack.registry]
     deliveries = Deliveries()
-    async with (
-        Consumer(registries, "g", deliveries.handler("a"), ["t"]) as first,
-        Consumer(registries, "g", deliveries.handler("b"), ["t"]) as second,
-    ):
-        await until(lambda: len(queues_of(first)) == len(queues_of(second)) == 2, "both have their share")
-        await asyncio.to_thread(stack.stop, "registry")
-        async with traffic(producer, "t", 4) as sent:
-            await until(lambda: len(sent) > 50, "messages are sent")
-            await asyncio.to_thread(stack.stop, "broker", signal.SIGKILL)
-            stack.start("broker", wait=False)  # without a registry it is not ready, and serves
-            count = len(sent)
-            await until(lambda: len(sent) > count + 50, "messages are sent again")
-        await until(lambda: deliveries.bodies() >= set(sent), "everything is delivered")
-        await second.close()
-        await until(lambda: len(queues_of(first)) == 4, "who stays has all queues")
+
+    def share(consumer: Consumer) -> int:
+        return len(queues_of(consumer, "t"))
+
+    async with Producer(registries) as producer:
+        await producer.send(Message("t", b"the topic's first"))
+        async with (
+            Consumer(registries, "g", deliveries.handler("a"), ["t"]) as first,
+            Consumer(registries, "g", deliveries.handler("b"), ["t"]) as second,
+        ):
+            await until(lambda: share(first) == share(second) == 2, "both have their share")
+            await asyncio.to_thread(stack.stop, "registry")
+            async with traffic(producer, "t", 4) as sent:
+                await until(lambda: len(sent) > 50, "messages are sent")
+                await asyncio.to_thread(stack.stop, "broker", signal.SIGKILL)
+                stack.start("broker", wait=False)  # without a registry it is not ready, and serves
+                count = len(sent)
+                await until(lambda: len(sent) > count + 50, "messages are sent again")
+            await until(lambda: deliveries.bodies() >= set(sent), "everything is delivered")
+            await second.close()
+            await until(lambda: share(first) == 4, "who stays has all queues")
 
 
 async def test_a_slow_handler_leaves_a_bounded_amount_in_hand(
-    registries: list[str], producer: Producer
+    registries: list[str], producer: Producer, topic: str, group: str
 ) -> None:
-    await producer.send(Message("t", b"the topic's first"))
-    await spread(producer, "t", 200, 10_000)
+    await producer.send(Message(topic, b"the topic's first"))
+    await spread(producer, topic, 200, 10_000)
     gate = asyncio.Event()
 
     async def handle(_: Message) -> None:
@@ -356,7 +373,7 @@ async def test_a_slow_handler_leaves_a_bounded_amount_in_hand(
 
     bound = 1 << 20
     async with Consumer(
-        registries, "g", handle, ["t"], start="earliest", buffer_max_bytes=bound, concurrency=5
+        registries, group, handle, [topic], start="earliest", buffer_max_bytes=bound, concurrency=5
     ) as consumer:
         try:
             await until(lambda: consumer.numbers()["bytes_waiting"] > bound // 4, "the buffer fills")
@@ -371,9 +388,9 @@ async def test_a_slow_handler_leaves_a_bounded_amount_in_hand(
 
 
 async def test_a_failed_message_comes_again_to_its_group_only_and_the_others_pass_it(
-    registries: list[str], producer: Producer
+    registries: list[str], producer: Producer, topic: str, group: str
 ) -> None:
-    await producer.send(Message("t", b"the topic's first"))
+    await producer.send(Message(topic, b"the topic's first"))
     seen: list[tuple[bytes, str, int]] = []
 
     async def handle(message: Message) -> None:
@@ -383,59 +400,59 @@ async def test_a_failed_message_comes_again_to_its_group_only_and_the_others_pas
 
     other = Deliveries()
     async with (
-        Consumer(registries, "g", handle, {"t": "a"}) as consumer,
-        Consumer(registries, "other", other.handler("other"), ["t"]),
+        Consumer(registries, group, handle, {topic: "a"}) as consumer,
+        Consumer(registries, f"other-{topic}", other.handler("other"), [topic]),
     ):
-        settings = GroupUpdateRequest("g", retry_max_times=2, delay_levels_ms=[100, 300])
+        settings = GroupUpdateRequest(group, retry_max_times=2, delay_levels_ms=[100, 300])
         await producer.routes.link("broker-0").client.call(RequestCode.GROUP_UPDATE, settings)
-        await producer.send(Message("t", b"bad", "a"))
-        await producer.send(Message("t", b"good", "a"))
+        await producer.send(Message(topic, b"bad", "a"))
+        await producer.send(Message(topic, b"good", "a"))
         await until(lambda: consumer.numbers()["sent_back_total"] == 3, "it failed three times")
-        await producer.send(Message("t", b"last", "a"))
+        await producer.send(Message(topic, b"last", "a"))
         await until(lambda: b"last" in {body for body, _, _ in seen}, "others are handled")
         await until(lambda: b"last" in other.bodies(), "the other group has everything")
-    assert [entry for entry in seen if entry[0] == b"bad"] == [(b"bad", "t", i) for i in range(3)]
+    assert [entry for entry in seen if entry[0] == b"bad"] == [(b"bad", topic, i) for i in range(3)]
     assert len(seen) == 5
     assert sorted(d.body for d in other.all) == [b"bad", b"good", b"last"]
 
 
 async def test_a_message_that_cannot_be_sent_back_is_tried_again_where_it_is(
-    registries: list[str], producer: Producer, monkeypatch: pytest.MonkeyPatch
+    registries: list[str], producer: Producer, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SEND_BACK_AGAIN_S", 0.05)
-    await producer.send(Message("t", b"the topic's first"))
+    await producer.send(Message(topic, b"the topic's first"))
     attempts: list[int] = []
 
     async def handle(message: Message) -> bool:
         attempts.append(message.reconsume_times)
         return len(attempts) == 4
 
-    async with Consumer(registries, "g", handle, ["t"]) as consumer:
+    async with Consumer(registries, group, handle, [topic]) as consumer:
         monkeypatch.setattr(module, "SendBackRequest", lambda _group, sent: SendBackRequest("unknown", sent))
-        sent = await producer.send(Message("t", b"x"))
+        sent = await producer.send(Message(topic, b"x"))
         await until(lambda: consumer.numbers()["handled_total"] == 1, "it succeeds at last")
         assert attempts == [0, 1, 2, 3]
         assert consumer.positions()[sent.queue].offset == sent.queue_offset + 1
 
 
 async def test_who_cannot_be_a_member_is_told_at_once_and_leaves_nothing_behind(
-    registries: list[str], producer: Producer, tmp_path: Path
+    registries: list[str], producer: Producer, topic: str, group: str, tmp_path: Path
 ) -> None:
-    await producer.send(Message("t", b"the topic's first"))
+    await producer.send(Message(topic, b"the topic's first"))
     deliveries = Deliveries()
     handler = deliveries.handler("m")
-    async with Consumer(registries, "g", handler, ["t"]):
-        other = Consumer(registries, "g", handler, ["t"], mode="broadcast", offsets_directory=tmp_path)
+    async with Consumer(registries, group, handler, [topic]):
+        other = Consumer(registries, group, handler, [topic], mode="broadcast", offsets_directory=tmp_path)
         with pytest.raises(RemoteError, match="MODE_CONFLICT"):
             await other.start()
         with pytest.raises(UsageError, match="started once"):
             await other.start()
     with pytest.raises(UsageError, match="strategy <lambda> failed: list index out of range"):
         await Consumer(
-            registries, "h", handler, ["t"], strategy=lambda queues, _: {"x": [queues[99]]}
+            registries, "h", handler, [topic], strategy=lambda queues, _: {"x": [queues[99]]}
         ).start()
     with pytest.raises(TransportError, match="no registry answer"):
-        await Consumer(["127.0.0.1:1"], "g", handler, ["t"]).start(timeout_s=1)
+        await Consumer(["127.0.0.1:1"], group, handler, [topic]).start(timeout_s=1)
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
@@ -458,9 +475,9 @@ def test_settings_that_cannot_be_are_refused() -> None:
 
 
 async def test_what_a_handler_had_when_its_member_crashed_is_delivered_again(
-    registries: list[str], producer: Producer
+    registries: list[str], producer: Producer, topic: str, group: str
 ) -> None:
-    first = await producer.send(Message("t", b"the topic's first"))
+    first = await producer.send(Message(topic, b"the topic's first"))
     handled: set[bytes] = set()
 
     async def handle(message: Message) -> None:
@@ -468,15 +485,15 @@ async def test_what_a_handler_had_when_its_member_crashed_is_delivered_again(
             await asyncio.Event().wait()
         handled.add(message.body)
 
-    consumer = Consumer(registries, "g", handle, ["t"])
+    consumer = Consumer(registries, group, handle, [topic])
     await consumer.start()
     for body in (b"done", b"stuck", b"passed it"):
-        await producer.send(Message("t", body), queue=first.queue)
+        await producer.send(Message(topic, body), queue=first.queue)
     await until(lambda: handled == {b"done", b"passed it"}, "what came later passes what is stuck")
     await consumer._progress.report(consumer._queues)
     assert consumer.positions()[first.queue].offset == first.queue_offset + 2
     await crash(consumer)
     deliveries = Deliveries()
-    async with Consumer(registries, "g", deliveries.handler("m"), ["t"]):
+    async with Consumer(registries, group, deliveries.handler("m"), [topic]):
         await until(lambda: b"passed it" in deliveries.bodies(), "the next member goes on")
     assert [d.body for d in deliveries.all] == [b"stuck", b"passed it"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from mqtt_client import MqttClient
-from processes import Stack, end_all, free_port
+from processes import Stack, free_port, running_stack
 
 ROOT = Path(__file__).parent.parent.parent
 JS = Path(__file__).parent.parent / "support/mqttjs_client.cjs"
@@ -34,17 +34,11 @@ class Gateway(NamedTuple):
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     ws = free_port()
-    stack = Stack(
-        tmp_path_factory.mktemp("interoperability"),
-        {"gateway.listeners": json.dumps([{"name": "web", "kind": "ws", "port": ws}])},
-    )
-    try:
-        for name in ("registry", "broker", "gateway"):
-            stack.start(name)
+    listeners = json.dumps([{"name": "web", "kind": "ws", "port": ws}])
+    directory = tmp_path_factory.mktemp("interoperability")
+    with running_stack(directory, **{"gateway.listeners": listeners}) as stack:
         yield Gateway(stack, stack.mqtt_port, ws)
         assert "Traceback" not in stack.log("gateway")
-    finally:
-        end_all([stack])
 
 
 @pytest.fixture
@@ -54,7 +48,6 @@ def listener(gateway: Gateway) -> Iterator[MqttClient]:
     client.subscribe("makes/#", qos=2)
     yield client
     client.disconnect()
-    MqttClient.close_all()
 
 
 async def mosquitto(gateway: Gateway, _transport: str, version: int, topic: str) -> list[bytes]:

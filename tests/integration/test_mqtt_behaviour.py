@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from mqtt_client import MqttClient
-from processes import Stack, end_all
+from processes import running_stack
 
 from holdmq.mqtt import (
     MQTT_3_1_1,
@@ -26,19 +26,8 @@ from holdmq.mqtt import (
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    stack = Stack(tmp_path_factory.mktemp("behaviour"), {"gateway.receive_max": 50})
-    try:
-        for name in ("registry", "broker", "gateway"):
-            stack.start(name)
+    with running_stack(tmp_path_factory.mktemp("behaviour"), **{"gateway.receive_max": 50}) as stack:
         yield stack.mqtt_port
-    finally:
-        end_all([stack])
-
-
-@pytest.fixture(autouse=True)
-def _ended_clients() -> Iterator[None]:
-    yield
-    MqttClient.close_all()
 
 
 @pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5])

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from mqtt_client import MqttClient
 from mqtt_mutations import Mutator
-from processes import Stack, end_all, wait_until
+from processes import Stack, running_stack, wait_until
 
 from holdmq.mqtt import MQTT_3_1, MQTT_3_1_1, MQTT_5
 
@@ -34,17 +34,9 @@ GROWTH_BYTES = 24 << 20
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(
-        tmp_path_factory.mktemp("fuzz"),
-        {"gateway.workers": 1, "gateway.unauthenticated_s": 5, "gateway.log_connections": "false"},
-    )
-    try:
-        for name in ("registry", "broker", "gateway"):
-            stack.start(name)
+    settings = {"gateway.workers": 1, "gateway.unauthenticated_s": 5, "gateway.log_connections": "false"}
+    with running_stack(tmp_path_factory.mktemp("fuzz"), **settings) as stack:
         yield stack
-    finally:
-        end_all([stack])
-        MqttClient.close_all()
 
 
 async def _one(port: int, data: bytes) -> int:
@@ -90,7 +82,7 @@ async def _send_all(port: int, streams: Iterator[bytes], progress: Any) -> int:
 @pytest.mark.parametrize("version", [MQTT_3_1, MQTT_3_1_1, MQTT_5])
 def test_a_worker_survives_mutated_packets_and_does_not_grow(stack: Stack, version: int) -> None:
     port = stack.mqtt_port
-    (worker,) = psutil.Process(stack.processes["gateway"].pid).children()
+    (worker,) = map(psutil.Process, stack.workers())
     steady = MqttClient(port, f"steady-{version}", clean=True, expiry_s=0)
     steady.subscribe(f"steady/{version}")
     sizes: list[int] = []

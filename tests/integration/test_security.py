@@ -11,14 +11,15 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from devices import Device
-from processes import Stack, free_port, wait_until
+from processes import SERVICES, Stack, end_all, free_port, wait_until
 from security import ADMIN_SECRET, KEYS, SECRET, SERVICE_SECRET, Authority, write_keys
 
 from holdmq.client import (
@@ -44,14 +45,14 @@ TOPIC = "orders"
 class Secured:
     """A stack with access keys, TLS and client certificates, and credentials for it."""
 
-    def __init__(self, start: StackMaker, directory: Path, *services: str) -> None:
+    def __init__(self, directory: Path) -> None:
         self.authority = Authority(directory / "certs")
         server = self.authority.issue("server")
         service = self.authority.issue("service-client", ("service-client",))
         self.keys_file = Path(write_keys(directory / "keys.toml"))
-        self.stack = start(
-            ("registry", "broker", *services),
-            **{
+        self.stack = Stack(
+            directory,
+            {
                 "security.keys_file": self.keys_file,
                 "security.tls_cert": server.cert,
                 "security.tls_key": server.key,
@@ -73,9 +74,20 @@ class Secured:
         return Security(access_key, secret, tls_ca=self.authority.ca, **own)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def secured(holdmq_stack: StackMaker, tmp_path: Path) -> Secured:
-    return Secured(holdmq_stack, tmp_path)
+@contextmanager
+def started(directory: Path, *services: str) -> Iterator[Secured]:
+    secured = Secured(directory)
+    try:
+        secured.stack.start_all(services)
+        yield secured
+    finally:
+        end_all([secured.stack])
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with started(tmp_path_factory.mktemp("secured"), "registry", "broker") as secured:
+        yield secured
 
 
 def read(consumer: SyncPullConsumer, count: int) -> list[bytes]:
@@ -88,27 +100,29 @@ def read(consumer: SyncPullConsumer, count: int) -> list[bytes]:
 
 
 def test_a_devices_message_goes_through_everything_over_tls_with_client_certificates(
-    holdmq_stack: StackMaker, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    secured = Secured(holdmq_stack, tmp_path, "gateway")
-    device = Device(secured.stack.mqtt_port, "dev", f"{TOPIC}/1")
-    wait_until(device.connect, "the gateway takes a device")
-    device.publish(10)
-    wait_until(lambda: device.receive() or not device.waits, "ten PUBACKs")
-    with SyncPullConsumer(secured.registries, security=secured.by_certificate("orders-client")) as consumer:
-        consumer.assign([TOPIC], "earliest")
-        assert sorted(read(consumer, 10)) == sorted(f"dev:{n}".encode() for n in range(1, 11))
-    device.close()
-    with SyncAdmin(secured.registries, security=secured.by_key("admin", ADMIN_SECRET)) as admin:
-        connections = admin.connections()["broker-0"]
-    assert isinstance(connections, list)
-    assert {row.role: row.state["principal"] for row in connections} == {
-        "gateway": "service",
-        "console": "admin",
-    }
-    for name in ("registry", "broker", "gateway"):
-        assert SECRET not in secured.stack.log(name)
-        assert SERVICE_SECRET not in secured.stack.log(name)
+    with started(tmp_path, *SERVICES) as secured:
+        device = Device(secured.stack.mqtt_port, "dev", f"{TOPIC}/1")
+        wait_until(device.connect, "the gateway takes a device")
+        device.publish(10)
+        wait_until(lambda: device.receive() or not device.waits, "ten PUBACKs")
+        with SyncPullConsumer(
+            secured.registries, security=secured.by_certificate("orders-client")
+        ) as consumer:
+            consumer.assign([TOPIC], "earliest")
+            assert sorted(read(consumer, 10)) == sorted(f"dev:{n}".encode() for n in range(1, 11))
+        device.close()
+        with SyncAdmin(secured.registries, security=secured.by_key("admin", ADMIN_SECRET)) as admin:
+            connections = admin.connections()["broker-0"]
+        assert isinstance(connections, list)
+        assert {row.role: row.state["principal"] for row in connections} == {
+            "gateway": "service",
+            "console": "admin",
+        }
+        for name in ("registry", "broker", "gateway"):
+            assert SECRET not in secured.stack.log(name)
+            assert SERVICE_SECRET not in secured.stack.log(name)
 
 
 def test_each_principal_may_do_what_its_entry_says(secured: Secured) -> None:
@@ -155,27 +169,29 @@ def test_who_shows_no_certificate_does_not_get_in(
         admin.cluster()
 
 
-def test_a_wrong_key_does_not_get_in_and_a_deleted_one_is_thrown_out(secured: Secured) -> None:
-    wrong = secured.by_key("orders", "w" * 40)
-    with (
-        SyncProducer(secured.registries, security=wrong) as producer,
-        pytest.raises(HoldMQError, match="unknown or its secret is wrong"),
-    ):
-        producer.send(Message(TOPIC, b"x"), timeout_s=3)
-    orders = secured.by_key("orders", SECRET)
-    with SyncProducer(secured.registries, security=orders) as producer:
-        producer.send(Message(TOPIC, b"before"))
-        without = re.sub(r"\[keys.orders\].*?(?=\[keys.service\])", "", KEYS, flags=re.DOTALL)
-        write_keys(secured.keys_file, without)
-        for name in ("registry", "broker"):
-            secured.stack.processes[name].send_signal(signal.SIGHUP)
-        wait_until(
-            lambda: "access keys were read again" in secured.stack.log("broker"), "the broker reads its keys"
-        )
-        with pytest.raises(HoldMQError):
-            producer.send(Message(TOPIC, b"after"), timeout_s=3)
-    with SyncAdmin(secured.registries, security=secured.by_key("admin", ADMIN_SECRET)) as admin:
-        assert isinstance(admin.connections()["broker-0"], list), "others are not concerned"
+def test_a_wrong_key_does_not_get_in_and_a_deleted_one_is_thrown_out(tmp_path: Path) -> None:
+    with started(tmp_path, "registry", "broker") as secured:
+        wrong = secured.by_key("orders", "w" * 40)
+        with (
+            SyncProducer(secured.registries, security=wrong) as producer,
+            pytest.raises(HoldMQError, match="unknown or its secret is wrong"),
+        ):
+            producer.send(Message(TOPIC, b"x"), timeout_s=3)
+        orders = secured.by_key("orders", SECRET)
+        with SyncProducer(secured.registries, security=orders) as producer:
+            producer.send(Message(TOPIC, b"before"))
+            without = re.sub(r"\[keys.orders\].*?(?=\[keys.service\])", "", KEYS, flags=re.DOTALL)
+            write_keys(secured.keys_file, without)
+            for name in ("registry", "broker"):
+                secured.stack.processes[name].send_signal(signal.SIGHUP)
+            wait_until(
+                lambda: "access keys were read again" in secured.stack.log("broker"),
+                "the broker reads its keys",
+            )
+            with pytest.raises(HoldMQError):
+                producer.send(Message(TOPIC, b"after"), timeout_s=3)
+        with SyncAdmin(secured.registries, security=secured.by_key("admin", ADMIN_SECRET)) as admin:
+            assert isinstance(admin.connections()["broker-0"], list), "others are not concerned"
 
 
 def test_the_command_line_takes_credentials_from_a_file(secured: Secured, tmp_path: Path) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 from command_line import command
-from mqtt_client import MqttClient
-from processes import Stack, end_all, wait_until
+from mqtt_client import MqttClient, bodies, connect_again, numbered
+from processes import Stack, running_stack, wait_until
 
 from holdmq.mqtt import (
     MQTT_3_1_1,
@@ -31,35 +29,18 @@ from holdmq.mqtt import (
     encode,
 )
 
-_names = itertools.count()
+_publishers = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Registry, broker and a gateway with two workers, for all tests here."""
-    stack = Stack(tmp_path_factory.mktemp("shares"))
-    for name in ("registry", "broker", "gateway"):
-        stack.start(name, wait=False)
-    for name in ("registry", "broker", "gateway"):
-        stack.wait_ready(name)
-    yield stack
-    end_all([stack])
-
-
-@pytest.fixture(autouse=True)
-def _ended_clients() -> Iterator[None]:
-    yield
-    MqttClient.close_all()
-
-
-@pytest.fixture
-def topic() -> str:
-    """A first level that no other test publishes to."""
-    return f"t{next(_names)}"
+    """A gateway with two workers, for all tests here."""
+    with running_stack(tmp_path_factory.mktemp("shares")) as stack:
+        yield stack
 
 
 def publisher(stack: Stack) -> MqttClient:
-    return MqttClient(stack.mqtt_port, f"pub-{next(_names)}", clean=True, expiry_s=0)
+    return MqttClient(stack.mqtt_port, f"pub-{next(_publishers)}", clean=True, expiry_s=0)
 
 
 def member(stack: Stack, name: str, shared: str, **options: object) -> MqttClient:
@@ -67,18 +48,6 @@ def member(stack: Stack, name: str, shared: str, **options: object) -> MqttClien
     client = MqttClient(stack.mqtt_port, name, **options)  # type: ignore[arg-type]
     assert client.subscribe(shared, qos=qos).reason_codes == [qos]
     return client
-
-
-def bodies(messages: list[Publish]) -> list[bytes]:
-    return [bytes(message.payload) for message in messages]
-
-
-def numbered(count: int, first: int = 0) -> list[bytes]:
-    return [b"%d" % n for n in range(first, first + count)]
-
-
-def workers(stack: Stack) -> list[int]:
-    return [child.pid for child in psutil.Process(stack.processes["gateway"].pid).children()]
 
 
 def connections_by_worker(stack: Stack) -> list[int]:
@@ -97,7 +66,7 @@ def drain(client: MqttClient, seconds: float = 0.3) -> list[Publish]:
 
 def test_members_of_both_workers_share_the_messages_of_a_wildcard_filter(stack: Stack, topic: str) -> None:
     members = [member(stack, f"{topic}-{n}", f"$share/g/{topic}/#") for n in range(12)]
-    wait_until(lambda: min(connections_by_worker(stack)) > 0 or None, "members on both workers", 10.0)
+    wait_until(lambda: min(connections_by_worker(stack)) > 0, "members on both workers", 10.0)
     other = member(stack, f"{topic}-alone", f"$share/h/{topic}/#")
     plain = MqttClient(stack.mqtt_port, f"{topic}-plain")
     plain.subscribe(f"{topic}/+")
@@ -149,30 +118,14 @@ def test_while_nobody_is_there_messages_wait_over_restarts_of_everything(stack: 
     sender.publish(f"{topic}/1", b"qos 0 is not kept", qos=0)
     sender.ping()
     stack.restart("broker", signal.SIGKILL)
-    before = workers(stack)
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
-    wait_until(
-        lambda: (len(workers(stack)) == 2 and not set(workers(stack)) & set(before)) or None, "new workers"
-    )
-    wait_until(lambda: stack.http("gateway", "/readyz")[0] == 200 or None, "ready again")
+    stack.kill_workers()
     sender = publisher(stack)
     sender.publish(f"{topic}/2", *numbered(50, 50))
-    back = connect_again(stack, f"{topic}-b")
+    back = connect_again(stack.mqtt_port, f"{topic}-b")
     assert bodies(back.take(100)) == numbered(100)
     sender.publish(f"{topic}/1", b"live")
     assert bodies(back.take(1)) == [b"live"]
     assert back.is_silent()
-
-
-def connect_again(stack: Stack, name: str) -> MqttClient:
-    client = MqttClient(stack.mqtt_port, name)
-    deadline = time.monotonic() + 30
-    while client.connack.reason_code == 0x88:
-        assert time.monotonic() < deadline
-        client = MqttClient(stack.mqtt_port, name)
-    assert client.connack.session_present
-    return client
 
 
 @pytest.mark.mqtt("MQTT-4.8.2-4")
@@ -303,7 +256,7 @@ def test_members_and_brokers_die_and_every_message_comes(stack: Stack, topic: st
     seen += bodies(second.take(10))
     first.close()
     stack.restart("broker", signal.SIGKILL)
-    third = connect_again(stack, f"{topic}-c")
+    third = connect_again(stack.mqtt_port, f"{topic}-c")
     deadline = time.monotonic() + 30
     while set(seen) != set(numbered(60)):
         assert time.monotonic() < deadline, sorted(set(numbered(60)) - set(seen))

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-from mqtt_client import MqttClient
-from processes import Stack, end_all, wait_until
+from mqtt_client import MqttClient, bodies
+from processes import Stack, end_all, running_stack, wait_until
 
 from broker.core.wills import LEASE_S
 from holdmq.client.pull_consumer import PullConsumer
-from holdmq.mqtt import MQTT_3_1_1, Disconnect, Properties, Publish, Will
+from holdmq.mqtt import MQTT_3_1_1, Disconnect, Properties, Will
 
 TOPIC = "wills"
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    started = Stack(tmp_path_factory.mktemp("stack"), {"gateway.drain_will_min_s": 2})
-    for name in ("registry", "broker", "gateway"):
-        started.start(name)
-    yield started
-    end_all([started])
-
-
-@pytest.fixture(autouse=True)
-def _ended_clients() -> Iterator[None]:
-    yield
-    MqttClient.close_all()
+    with running_stack(tmp_path_factory.mktemp("wills"), **{"gateway.drain_will_min_s": 2}) as stack:
+        yield stack
 
 
 def will(name: str, delay_s: int = 0, **fields: object) -> Will:
@@ -52,10 +41,6 @@ def watcher(stack: Stack, name: str = "watcher") -> MqttClient:
     return client
 
 
-def bodies(messages: list[Publish]) -> list[bytes]:
-    return [bytes(message.payload) for message in messages]
-
-
 async def in_log(stack: Stack) -> list[bytes]:
     found: list[bytes] = []
     async with PullConsumer([stack.registry]) as consumer:
@@ -63,10 +48,6 @@ async def in_log(stack: Stack) -> list[bytes]:
         while messages := await consumer.poll(hold_ms=200):
             found += [message.body for message in messages]
     return found
-
-
-def workers(stack: Stack) -> list[int]:
-    return [child.pid for child in psutil.Process(stack.processes["gateway"].pid).children()]
 
 
 @pytest.mark.mqtt("MQTT-3.1.2-7", "MQTT-3.1.2-8", "MQTT-3.1.2-10", "MQTT-3.14.4-3")
@@ -119,9 +100,7 @@ def test_wills_outlive_workers_and_brokers_and_are_published_once(stack: Stack) 
     device(stack, "killed")
     device(stack, "killed-and-back", 3600)
     device(stack, "killed-clean", expiry_s=0, clean=True)
-    for pid in workers(stack):
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: stack.http("gateway", "/readyz")[0] == 200, "ready again")
+    stack.kill_workers()
     watching = watcher(stack)
     back = device(stack, "killed-and-back", 3600)
     assert back.connack.session_present
@@ -130,10 +109,9 @@ def test_wills_outlive_workers_and_brokers_and_are_published_once(stack: Stack) 
         got += bodies(watching.take(1, LEASE_S + 10))
     assert sorted(got) == [b"killed", b"killed-clean"]
     stays, ends = device(stack, "stays"), device(stack, "ends")
-    pids = workers(stack)
-    stack.restart("broker", signal.SIGKILL)
-    wait_until(lambda: stack.http("gateway", "/readyz")[0] == 200, "ready again")
-    assert workers(stack) == pids
+    pids = stack.workers()
+    stack.kill_broker()
+    assert stack.workers() == pids
     stays.ping()
     assert stack.metric("broker", "holdmq_broker_wills") == 3, "every connection is claimed again"
     ends.close()

@@ -69,6 +69,9 @@ def test_a_scram_verifier_is_no_password_and_stays_out_of_a_password_file(
     assert "of no known kind" in mixed.stderr
     assert "nothing was changed" in mixed.stderr
     assert list(path.read_text().splitlines()) == [f"ada:{verifier}"]
+    with mock.patch("gateway.access.passwords.hash_password") as hashed:
+        assert set_password(holdmq, path, "eve", "x").returncode == 2
+    hashed.assert_not_called()  # a batch would take an hour to be refused
 
 
 @pytest.mark.parametrize(
@@ -111,6 +114,14 @@ def test_a_file_that_cannot_be_read_is_named(holdmq: Holdmq, tmp_path: Path) -> 
     done = set_password(holdmq, path, "ada", "x")
     assert done.returncode == 2
     assert f"{path} (access.password_file) is not UTF-8" in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_named(holdmq: Holdmq, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "users"
+    done = set_password(holdmq, path, "ada", "x")
+    assert done.returncode == 2
+    assert f"{path} (access.password_file) cannot be written: " in done.stderr
 
 
 def test_the_hash_does_not_slow_the_help_down(holdmq: Holdmq) -> None:

@@ -61,7 +61,9 @@ def test_a_message_is_shown_as_it_is(cli: Cli) -> None:
 
 
 def test_a_message_is_dropped_once(cli: Cli, stack: Stack) -> None:
-    assert cli("retained", "drop", "d/4/s", stdin="n\n").returncode == 1
+    refused = cli("retained", "drop", "d/4/s", "--json", stdin="n\n")
+    assert (refused.returncode, refused.stdout.strip()) == (1, "")
+    assert "d/4/s away for good?" in refused.stderr
     assert json.loads(cli("retained", "drop", "d/4/s", "--yes", "--json").stdout) == {"dropped": "d/4/s"}
     assert cli("retained", "drop", "d/4/s", "--yes").stdout == "d/4/s had no retained message\n"
     client = MqttClient(stack.mqtt_port, "sub", clean=True, expiry_s=0)
