@@ -155,11 +155,11 @@ def _handler(
                 self._stream(control(method, {name: values[-1] for name, values in query.items()}))
 
         def _stream(self, answer: ControlAnswer) -> None:
-            self.send_response(answer.status)
-            self.send_header("Content-Type", "application/x-ndjson")
-            self.end_headers()
             pieces = iter(answer.pieces)
             try:
+                self.send_response(answer.status)
+                self.send_header("Content-Type", "application/x-ndjson")
+                self.end_headers()
                 for piece in pieces:
                     self.wfile.write(piece)
             except OSError:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import os
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -13,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.calls import first_of, run_calls
+from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
 from holdmq.config import Config
 from holdmq.errors import UsageError
 
@@ -71,15 +70,10 @@ def read(
 
     async def work(letters: DeadLetters) -> list[ReadLetter]:
         start = dict([_place(after)]) if after else {}
-        found: list[ReadLetter] = []
-        async for letter in letters.read(group, start):
-            # Brokers come in the order of their names.
-            if start and letter.broker < next(iter(start)):
-                continue
-            found.append(letter)
-            if len(found) == count:
-                break
-        return found
+        broker = next(iter(start), "")
+        every = letters.read(group, start)
+        # Brokers come in the order of their names.
+        return await first_of((letter async for letter in every if letter.broker >= broker), count)
 
     for letter in _run(configuration(config, set_), work):
         if as_json:
@@ -118,14 +112,14 @@ def purge(
         list[str] | None,
         typer.Option("--until", metavar="BROKER/OFFSET", help="Only what lies before this one; repeat it."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     config: ConfigFile = None,
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
     """Give up a group's dead letters for good, at every broker."""
-    if not yes and not typer.confirm(f"Give up the dead letters of {group} for good?"):
-        raise typer.Exit(1)
+    if not yes:
+        confirm(f"Give up the dead letters of {group} for good?")
     ends = dict(_place(place) for place in until) if until else None
     purged = _run(configuration(config, set_), lambda letters: letters.purge(group, ends))
     if as_json:
@@ -136,14 +130,8 @@ def purge(
 
 def _run(config: Config, work: Callable[[DeadLetters], Awaitable[T]]) -> T:
     from holdmq.client.dead_letters import DeadLetters
-    from holdmq.rpc.security import Security
 
-    async def run() -> T:
-        name = f"holdmq-dlq-{os.getpid()}"
-        async with DeadLetters(config.registries(), client_id=name, security=Security.of(config)) as letters:
-            return await work(letters)
-
-    return asyncio.run(run())
+    return run_calls(config, DeadLetters, work)
 
 
 def _place(text: str) -> tuple[str, int]:

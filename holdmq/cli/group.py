@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -13,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.calls import run_calls
+from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
 from holdmq.config import Config
 from holdmq.errors import UsageError
@@ -38,7 +37,6 @@ Topics = Annotated[
     list[str] | None, typer.Option("--topic", help="Only this topic; repeat it.", show_default=False)
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and change nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Consume = Annotated[
     bool | None,
     typer.Option("--consume/--no-consume", help="Whether its members may consume.", show_default=False),
@@ -138,8 +136,8 @@ def delete(
     name: Group, yes: Yes = False, config: ConfigFile = None, set_: Sets = None, as_json: Json = False
 ) -> None:
     """Delete a group without members, with its offsets, at every broker."""
-    if not yes and not typer.confirm(f"Delete group {name} and its offsets for good?"):
-        raise typer.Exit(1)
+    if not yes:
+        confirm(f"Delete group {name} and its offsets for good?")
     _run(configuration(config, set_), lambda groups: groups.delete(name))
     if as_json:
         print_json({"deleted": name})
@@ -255,15 +253,8 @@ def resume(name: Group, config: ConfigFile = None, set_: Sets = None, as_json: J
 
 def _run(config: Config, work: Callable[[GroupAdmin], Awaitable[T]]) -> T:
     from holdmq.client.groups import GroupAdmin
-    from holdmq.rpc.security import Security
 
-    async def run() -> T:
-        security = Security.of(config)
-        admin = GroupAdmin(config.registries(), client_id=f"holdmq-cli-{os.getpid()}", security=security)
-        async with admin as groups:
-            return await work(groups)
-
-    return asyncio.run(run())
+    return run_calls(config, GroupAdmin, work)
 
 
 def _update(config: Config, name: str, as_json: bool, **settings: Any) -> None:
@@ -304,8 +295,7 @@ def _confirmed(
             _show_moved(planned, as_json)
         if dry_run:
             return
-        if not typer.confirm(question, err=as_json):
-            raise typer.Exit(1)
+        confirm(question)
     done = move(False)
     if as_json or yes:
         _show_moved(done, as_json)

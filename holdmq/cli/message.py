@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from holdmq.cli.calls import first_of
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.shown import fields_of, name_of, write_line
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
@@ -163,13 +163,8 @@ async def _find(
 
 
 async def _tail(config: Config, topic: str, tag: str | None, count: int) -> list[Message]:
-    found: list[Message] = []
     async with _messages(config) as messages:
-        async for message in messages.newest(topic, tag):
-            found.append(message)
-            if len(found) == count:
-                break
-    return found[::-1]
+        return (await first_of(messages.newest(topic, tag), count))[::-1]
 
 
 async def _replay(
@@ -188,7 +183,7 @@ async def _resend(
     count = 0
     async with _messages(config) as messages, Producer(routes=messages.routes) as producer:
         replayed = messages.replay(topic, begin_ms, end_ms, tag)
-        while batch := await _some(replayed):
+        while batch := await first_of(replayed, RESEND_MESSAGES):
             by_queue: dict[str, list[Message]] = {}
             for message in batch:
                 by_queue.setdefault(f"{message.broker}/{message.queue_id}", []).append(
@@ -199,15 +194,6 @@ async def _resend(
                 await producer.send_batch(own, key=queue)
             count += len(batch)
     return count
-
-
-async def _some(replayed: AsyncIterator[Message]) -> list[Message]:
-    found: list[Message] = []
-    async for message in replayed:
-        found.append(message)
-        if len(found) == RESEND_MESSAGES:
-            break
-    return found
 
 
 def _again(message: Message, topic: str) -> Message:

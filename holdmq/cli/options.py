@@ -25,11 +25,17 @@ Sets = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 def configuration(path: Path | None, sets: list[str] | None) -> Config:
     """Return the configuration that the options name. Raises ConfigError."""
     return load(path, sets or ())
+
+
+def confirm(question: str) -> None:
+    """Ask, on standard error; whoever does not say yes ends the command with exit code 1."""
+    typer.confirm(question, abort=True, err=True)
 
 
 def print_json(value: Any) -> None:

@@ -11,7 +11,6 @@ import typer
 from holdmq.cli.options import Json, print_json
 from holdmq.errors import ConfigError, UsageError
 
-PASSWORD_MAX_BYTES: Final = 4096
 BATCH_MAX: Final = 100_000
 """Users of one batch: an hour of hashing on one core."""
 
@@ -55,9 +54,9 @@ def passwd(
         _say(as_json, file, f"user {user} is no longer in {file}", deleted=1)
         return
     wanted = _wanted(user, batch)
-    changes: dict[str, str | None] = {name: _secret(name, word, scram) for name, word in wanted.items()}
     if file.exists():
         _check_kind(file, scram)
+    changes: dict[str, str | None] = {name: _secret(name, word, scram) for name, word in wanted.items()}
     changed, added = write_users(file, changes, what)
     told = f"user {user} is" if user else f"{len(changes)} users are"
     _say(as_json, file, f"{told} in {file}: {added} new, {changed} changed", added=added, changed=changed)
@@ -90,6 +89,8 @@ def _wanted(user: str, batch: bool) -> dict[str, str]:
 
 
 def _secret(name: str, password: str, scram: bool) -> str:
+    from gateway.access.passwords import PASSWORD_MAX_BYTES, hash_password
+
     if not password or len(password.encode()) > PASSWORD_MAX_BYTES:
         raise UsageError(f"the password of {name!r} has to have 1 to {PASSWORD_MAX_BYTES} bytes")
     if scram:
@@ -102,8 +103,6 @@ def _secret(name: str, password: str, scram: bool) -> str:
             return str(make_verifier(password))
         except ValueError as error:
             raise UsageError(f"user {name!r}: {error}") from error
-    from gateway.access.passwords import hash_password
-
     return hash_password(password.encode())
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -11,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.calls import first_of, run_calls
+from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
 from holdmq.cli.shown import content, write_line
 from holdmq.cli.times import show_time
 from holdmq.config import Config
@@ -40,16 +39,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List topics with a retained message that match a filter, broker by broker."""
-
-    async def work(retained: RetainedAdmin) -> list[RetainedView]:
-        found: list[RetainedView] = []
-        async for view in retained.list(topic_filter):
-            found.append(view)
-            if len(found) == count:
-                break
-        return found
-
-    views = _run(configuration(config, set_), work)
+    views = _run(configuration(config, set_), lambda retained: first_of(retained.list(topic_filter), count))
     if as_json:
         print_json([_shown(view) for view in views])
         return
@@ -83,15 +73,11 @@ def show(topic: Topic, config: ConfigFile = None, set_: Sets = None, as_json: Js
 
 @app.command(epilog="Example: holdmq retained drop devices/42/state --yes")
 def drop(
-    topic: Topic,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
+    topic: Topic, yes: Yes = False, config: ConfigFile = None, set_: Sets = None, as_json: Json = False
 ) -> None:
     """Take a topic's retained message away; nobody is told."""
-    if not yes and not typer.confirm(f"Take the retained message of {topic} away for good?"):
-        raise typer.Exit(1)
+    if not yes:
+        confirm(f"Take the retained message of {topic} away for good?")
     was_there = _run(configuration(config, set_), lambda retained: retained.drop(topic))
     if as_json:
         print_json({"dropped": topic if was_there else None})
@@ -101,16 +87,8 @@ def drop(
 
 def _run(config: Config, work: Callable[[RetainedAdmin], Awaitable[T]]) -> T:
     from holdmq.client.retained import RetainedAdmin
-    from holdmq.rpc.security import Security
 
-    async def run() -> T:
-        name = f"holdmq-retained-{os.getpid()}"
-        async with RetainedAdmin(
-            config.registries(), client_id=name, security=Security.of(config)
-        ) as retained:
-            return await work(retained)
-
-    return asyncio.run(run())
+    return run_calls(config, RetainedAdmin, work)
 
 
 def _shown(view: RetainedView) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -11,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.calls import first_of, run_calls
+from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
 from holdmq.cli.times import show_time
 from holdmq.config import Config
 
@@ -43,13 +42,8 @@ def list_(
     """List sessions by client id, at each broker that owns them."""
 
     async def work(sessions: SessionAdmin) -> list[SessionView]:
-        found: list[SessionView] = []
-        async for view in sessions.list(prefix):
-            if not (offline and view.row.owner):
-                found.append(view)
-            if len(found) == count:
-                break
-        return found
+        every = sessions.list(prefix)
+        return await first_of((view async for view in every if not (offline and view.row.owner)), count)
 
     views = _run(configuration(config, set_), work)
     if as_json:
@@ -83,15 +77,11 @@ def show(client_id: ClientId, config: ConfigFile = None, set_: Sets = None, as_j
 
 @app.command(epilog="Example: holdmq session drop meter-42 --yes")
 def drop(
-    client_id: ClientId,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
+    client_id: ClientId, yes: Yes = False, config: ConfigFile = None, set_: Sets = None, as_json: Json = False
 ) -> None:
     """Disconnect a client, and forget its session with all that waits for it."""
-    if not yes and not typer.confirm(f"Disconnect {client_id} and forget its session for good?"):
-        raise typer.Exit(1)
+    if not yes:
+        confirm(f"Disconnect {client_id} and forget its session for good?")
     was_present = _run(configuration(config, set_), lambda sessions: sessions.drop(client_id))
     if as_json:
         print_json({"dropped": client_id if was_present else None})
@@ -124,16 +114,8 @@ def shares(
 
 def _run(config: Config, work: Callable[[SessionAdmin], Awaitable[T]]) -> T:
     from holdmq.client.sessions import SessionAdmin
-    from holdmq.rpc.security import Security
 
-    async def run() -> T:
-        name = f"holdmq-session-{os.getpid()}"
-        async with SessionAdmin(
-            config.registries(), client_id=name, security=Security.of(config)
-        ) as sessions:
-            return await work(sessions)
-
-    return asyncio.run(run())
+    return run_calls(config, SessionAdmin, work)
 
 
 def _cells(row: SessionRow) -> tuple[str, str, str]:

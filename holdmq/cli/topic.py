@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
 from holdmq.config import Config
 from holdmq.errors import Code, RemoteError, TransportError, UsageError
 
@@ -187,7 +187,7 @@ def delete(
     force: Annotated[
         bool, typer.Option("--force", help="At once, whoever uses it: unconsumed messages are lost.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     wait_s: WaitS = 600.0,
     config: ConfigFile = None,
     set_: Sets = None,
@@ -195,7 +195,7 @@ def delete(
 ) -> None:
     """Delete a topic and all its messages on every broker, once every group has consumed them."""
     if not yes:
-        typer.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
+        confirm(f"Delete topic {name} and all its messages?")
 
     async def work(admin: Admin) -> None:
         if not force:

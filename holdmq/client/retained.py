@@ -24,6 +24,7 @@ from holdmq.wire.retained_headers import (
     RetainedScanResponse,
     RetainedVersion,
     decode_retained,
+    with_values,
 )
 
 TIMEOUT_S: Final = 10.0
@@ -87,9 +88,7 @@ class RetainedAdmin(AdminCalls):
 
 
 def _views(broker: str, found: Sequence[RetainedRow], body: memoryview) -> list[RetainedView]:
-    views: list[RetainedView] = []
-    at = 0
-    for topic, version, length in found:
-        views.append(RetainedView(topic, broker, version, decode_retained(body[at : at + length])))
-        at += length
-    return views
+    return [
+        RetainedView(row.topic, broker, row.version, decode_retained(value))
+        for row, value in with_values(found, body)
+    ]

@@ -12,7 +12,7 @@ Retained.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
@@ -157,6 +157,15 @@ class RetainedRow(NamedTuple):
     topic: str
     version: int
     length_bytes: int
+
+
+def with_values(found: Iterable[RetainedRow], body: memoryview) -> Iterator[tuple[RetainedRow, memoryview]]:
+    """Rows with their values, which lie one behind the other in an answer's body."""
+    at = 0
+    for row in found:
+        end = at + row.length_bytes
+        yield row, body[at:end]
+        at = end
 
 
 class RetainedVersion(NamedTuple):
