@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from any_disk import ANY_DISK
 from watched_disk import WatchedDisk
 
 from holdmq.config import StorageSection
@@ -30,7 +31,7 @@ class Driver:
         self.directory = directory
         self.settings = {
             "data_dir": str(directory), "segment_size_bytes": MIB, "tail_cache_bytes": MIB,
-            "flush_interval_ms": 20, **settings,
+            "flush_interval_ms": 20, **(ANY_DISK if disk is None else {}), **settings,
         }  # fmt: skip
         self.clock_ms = 1_700_000_000_000
         self.results: list[StorageError | None] = []

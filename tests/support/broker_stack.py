@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from any_disk import ANY_DISK
 
 from broker.core.topics import TopicTable
 from broker.groups import Groups
@@ -117,7 +118,7 @@ Start = Callable[..., Awaitable[Stack]]
 async def start_broker(directory: Path, **settings: object) -> Stack:
     """Start a broker over `directory`/store."""
     loop = asyncio.get_running_loop()
-    section = StorageSection(data_dir=str(directory / "store"), segment_size_bytes=16 << 20)
+    section = StorageSection(data_dir=str(directory / "store"), segment_size_bytes=16 << 20, **ANY_DISK)
     table = TopicTable(int(str(settings.get("topics_max", 100))), 4)
     clock_ms = cast("Callable[[], int]", settings.get("clock_ms", now_ms))
     store = open_store(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from any_disk import ANY_DISK
 
 from loadtest.usage import children_of
 
@@ -80,6 +81,7 @@ class Stack:
             "storage.segment_size_bytes": 64 << 20,
             "log.format": "json",
         }
+        settings |= {f"storage.{name}": percent for name, percent in ANY_DISK.items()}
         settings |= {f"{name}.admin_port": port for name, port in self.admin_ports.items()}
         settings |= overrides or {}
         self._sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]

@@ -24,6 +24,7 @@ from typing import Final
 from zlib import crc32
 
 import structlog
+from any_disk import ANY_DISK
 
 from holdmq.config import StorageSection
 from holdmq.errors import StorageError
@@ -52,9 +53,7 @@ def settings_of(directory: Path, flush: str) -> StorageSection:
             "tail_cache_bytes": MIB,
             "retention_segments": 4,
             "retention_interval_ms": 10,
-            "disk_early_percent": 100,
-            "disk_forced_percent": 100,
-            "disk_refuse_percent": 100,
+            **ANY_DISK,
         }
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from any_disk import ANY_DISK
 
 from holdmq.config import StorageSection
 from holdmq.record import encode_properties
@@ -22,7 +23,9 @@ Holdmq = Callable[..., Any]
 def write(directory: Path, topic: str = "devices") -> int:
     """Three batches in two queues; the log's end."""
     posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-    settings = StorageSection(data_dir=str(directory), segment_size_bytes=1 << 20, flush_interval_ms=20)
+    settings = StorageSection(
+        data_dir=str(directory), segment_size_bytes=1 << 20, flush_interval_ms=20, **ANY_DISK
+    )
     store = open_store(settings, "b1", lambda _: 1, posted.put)
     store.open()
     answers: list[Any] = []

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from any_disk import ANY_DISK
 
 from holdmq.config import StorageSection
 from holdmq.disk import RealDisk
@@ -41,7 +42,7 @@ class QuickDisk(RealDisk):
 class Store:
     def __init__(self, directory: Path) -> None:
         self.posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        settings = StorageSection.model_validate({"data_dir": str(directory)})
+        settings = StorageSection.model_validate({"data_dir": str(directory), **ANY_DISK})
         settings = settings.model_copy(
             update={"segment_size_bytes": SEGMENT_BYTES, "consume_queue_file_bytes": 2000}
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from any_disk import ANY_DISK
 
 from holdmq.disk import RealDisk
 from holdmq.errors import StoreFullError, StoreReadOnlyError
@@ -309,8 +310,7 @@ def small_filesystem(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_real_full_filesystem_refuses_and_resumes(driver: MakeDriver, small_filesystem: Path) -> None:
-    unlimited = {"disk_early_percent": 100, "disk_forced_percent": 100, "disk_refuse_percent": 100}
-    d = driver(small_filesystem / "store", disk=RealDisk(), **unlimited).open()
+    d = driver(small_filesystem / "store", disk=RealDisk(), **ANY_DISK).open()
     filler = small_filesystem / "filler"
     expected = b""
     errors: list[Any] = []

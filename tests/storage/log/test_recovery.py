@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from any_disk import ANY_DISK
 
 from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.record import VERIFY_ALL, decode_record
@@ -256,13 +258,16 @@ def test_missing_segments_are_refused(driver: MakeDriver, tmp_path: Path) -> Non
 
 
 APPENDER = """
-import queue, sys
+import json, queue, sys
 from holdmq.config import StorageSection
 from holdmq.record_batch import encode_batch
 from storage.log.store import open_store
 from storage.store import Batch, Run
 posted = queue.SimpleQueue()
-settings = StorageSection(data_dir=sys.argv[1], segment_size_bytes=1 << 20, flush_interval_ms=20)
+directory, any_disk = sys.argv[1], json.loads(sys.argv[2])
+settings = StorageSection.model_validate(
+    {"data_dir": directory, "segment_size_bytes": 1 << 20, "flush_interval_ms": 20, **any_disk}
+)
 store = open_store(settings, "b1", lambda _: 1, posted.put)
 store.open()
 waiting, number = 0, store.confirmed_position
@@ -289,7 +294,9 @@ def test_nothing_acknowledged_is_lost_by_kill_9(driver: MakeDriver, tmp_path: Pa
     acknowledged: list[tuple[int, int, int, int]] = []
     for epoch in range(1, 5):
         process = subprocess.Popen(
-            [sys.executable, "-c", APPENDER, str(tmp_path / "store")], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", APPENDER, str(tmp_path / "store"), json.dumps(ANY_DISK)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert process.stdout is not None
         with process.stdout:

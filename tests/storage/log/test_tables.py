@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import random
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 import lmdb
 import pytest
+from any_disk import ANY_DISK
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -39,7 +41,8 @@ class Tabled:
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.directory = directory
-        values = {"data_dir": str(directory), "segment_size_bytes": MIB, "flush_interval_ms": 10, **settings}
+        values = {"data_dir": str(directory), "segment_size_bytes": MIB, "flush_interval_ms": 10}
+        values |= {**ANY_DISK, **settings}
         self.settings = StorageSection.model_validate(values)
         self.errors: list[StorageError | None] = []
         self.end = 0
@@ -368,7 +371,7 @@ def test_a_store_without_tables_has_none(driver: Callable[..., Any], tmp_path: P
 
 
 CHILD: Final = """
-import queue, random, sys, time
+import json, queue, random, sys, time
 from holdmq.config import StorageSection
 from storage.log import tables
 from storage.log.store import open_store
@@ -378,7 +381,7 @@ directory, seed = sys.argv[1], int(sys.argv[2])
 rnd = random.Random(seed)
 posted = queue.SimpleQueue()
 settings = StorageSection.model_validate(
-    {"data_dir": directory, "segment_size_bytes": 1 << 20, "flush_interval_ms": 10}
+    {"data_dir": directory, "segment_size_bytes": 1 << 20, "flush_interval_ms": 10, **json.loads(sys.argv[3])}
 )
 store = open_store(settings, "b1", lambda _: 1, posted.put, is_table=lambda topic: topic == "%T")
 store.open()
@@ -416,7 +419,9 @@ def test_tables_are_exact_across_kills(make: Callable[..., Tabled], tmp_path: Pa
     answered: dict[str, str] = {}
     for seed in range(4):
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(directory), str(seed)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", CHILD, str(directory), str(seed), json.dumps(ANY_DISK)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert child.stdout is not None
         first = child.stdout.readline()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -11,12 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from any_disk import ANY_DISK
+
 from holdmq.record import decode_record
 from storage.log.core.delayed import value_of
 
 ROUNDS: Final = 6
 CHILD: Final = """
-import queue, random, sys, time
+import json, queue, random, sys, time
 from holdmq.config import StorageSection
 from holdmq.record import encode_record
 from storage.log import timer
@@ -28,7 +31,7 @@ directory, seed = sys.argv[1], int(sys.argv[2])
 rnd = random.Random(seed)
 posted = queue.SimpleQueue()
 settings = StorageSection.model_validate(
-    {"data_dir": directory, "segment_size_bytes": 1 << 20, "flush_interval_ms": 20}
+    {"data_dir": directory, "segment_size_bytes": 1 << 20, "flush_interval_ms": 20, **json.loads(sys.argv[3])}
 )
 store = open_store(settings, "b1", lambda _: 1, posted.put)
 store.open()
@@ -64,7 +67,9 @@ while True:
 def kill_after(directory: Path, seed: int, seconds: float) -> list[str]:
     """Run the child for a while, then kill -9; the names that it said are stored."""
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(directory), str(seed)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CHILD, str(directory), str(seed), json.dumps(ANY_DISK)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert child.stdout is not None
     lines = [child.stdout.readline()]  # it is open, and has stored something
