@@ -9,10 +9,9 @@ Source: broker.md, Three ways to consume.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, header
 
 CLUSTERING: Final = "clustering"
 BROADCAST: Final = "broadcast"
@@ -27,7 +26,7 @@ class Subscription(NamedTuple):
     filter: str
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class GroupJoinRequest(Header):
     """Become a member, or change what this member subscribes to; a repeat is a renewal.
 
@@ -41,7 +40,7 @@ class GroupJoinRequest(Header):
     strategy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class GroupState(Header):
     """Answer to GROUP_JOIN, and what GROUP_CHANGED (one-way, broker → member) carries.
 
@@ -57,7 +56,7 @@ class GroupState(Header):
     freed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class GroupRequest(Header):
     """Names a group: GROUP_LEAVE, GROUP_MEMBERS, GROUP_DELETE."""
 
@@ -78,7 +77,7 @@ class MemberRow(NamedTuple):
     subscriptions: list[Subscription]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class GroupMembersResponse(Header):
     """Rows are MemberRow."""
 
@@ -107,7 +106,7 @@ class LeasedQueue(NamedTuple):
     holder: str
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class QueueLeaseRequest(Header):
     """Ask for leases, and renew those in hand. `version` is that of the GroupState acted upon."""
 
@@ -116,7 +115,7 @@ class QueueLeaseRequest(Header):
     version: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class QueueLeaseResponse(Header):
     """Rows are LeasedQueue, in the order of the request; `lease_ms` is how long they hold unrenewed."""
 
@@ -134,7 +133,7 @@ class ReleasedQueue(NamedTuple):
     log_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class QueueReleaseRequest(Header):
     """Report and give back leases in one step. Leases of another generation are left alone."""
 
@@ -163,14 +162,14 @@ class GroupRow(NamedTuple):
     members: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class GroupListResponse(Header):
     """Rows are GroupRow, by name."""
 
     groups: list[GroupRow]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class GroupUpdateRequest(Header):
     """Create a group or change its settings; None leaves a setting as it is (or at its default).
 
@@ -188,7 +187,7 @@ class GroupUpdateRequest(Header):
     delay_levels_ms: list[int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class GroupPauseRequest(Header):
     """Pause (`pause` True) or resume a group: while paused it keeps its offsets and gets nothing."""
 

@@ -7,15 +7,15 @@ the epoch or durations, as the name says.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, NamedTuple
 
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, header
 
 PROTOCOL_VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class Empty(Header):
     """A header without fields."""
 
@@ -23,7 +23,7 @@ class Empty(Header):
 # HELLO, HEARTBEAT
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class HelloRequest(Header):
     """The first request of a connection. `role`: client, gateway, broker, console, stats.
 
@@ -39,7 +39,7 @@ class HelloRequest(Header):
     proof: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class HelloResponse(Header):
     """Who answers. `store_id` and `log_epoch` are empty and 0 at a registry.
 
@@ -58,7 +58,7 @@ class HelloResponse(Header):
     proof: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class HeartbeatRequest(Header):
     """Sent at intervals by clients; `state` is shown by CONNECTION_LIST (numbers and short texts)."""
 
@@ -87,7 +87,7 @@ class RunResult(NamedTuple):
     remark: str
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ProduceRequest(Header):
     """Body: count u32 | sizes u32 x count | records. `crc` is the body's CRC-32.
 
@@ -103,7 +103,7 @@ class ProduceRequest(Header):
     noted: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ProduceResponse(Header):
     """One RunResult per run; `positions`: per accepted run its records' log positions, if wanted."""
 
@@ -141,7 +141,7 @@ class PulledQueue(NamedTuple):
     length_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class PullRequest(Header):
     """Read from many queues; held up to `hold_ms` when there is nothing at all.
 
@@ -157,7 +157,7 @@ class PullRequest(Header):
     generations: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class PullResponse(Header):
     """Body: the records of each queue one after the other, in the order of `queues`."""
 
@@ -187,7 +187,7 @@ class TermKind:
     MQTT: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class FilterSetRequest(Header):
     """Register a filter on this connection, or change it."""
 
@@ -196,7 +196,7 @@ class FilterSetRequest(Header):
     remove: list[FilterTerm] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class FilterSetResponse(Header):
     """`position`: the confirmed position from which the change holds."""
 
@@ -207,7 +207,7 @@ class FilterSetResponse(Header):
 # Readers
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ReadOpenRequest(Header):
     """Register a reader. `position` None = the confirmed end."""
 
@@ -217,7 +217,7 @@ class ReadOpenRequest(Header):
     add: list[FilterTerm] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ReadFilterRequest(Header):
     """Change a reader's filter set."""
 
@@ -226,7 +226,7 @@ class ReadFilterRequest(Header):
     remove: list[FilterTerm] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ReadPosition(Header):
     """Where a reader stands, or where a filter change took effect."""
 
@@ -234,7 +234,7 @@ class ReadPosition(Header):
     log_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ReadRequest(Header):
     """Ask for the next batch in log order; answered when something matched or `hold_ms` ended."""
 
@@ -243,7 +243,7 @@ class ReadRequest(Header):
     hold_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ReadResponse(Header):
     """Body: records as they lie in the log. `position`: everything below it has been scanned.
 
@@ -256,14 +256,14 @@ class ReadResponse(Header):
     is_late: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ReadCloseRequest(Header):
     """Forget a reader."""
 
     reader_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ReadAtRequest(Header):
     """Where a reader begins that is to get what was stored at `store_ms` (the broker's clock) or later.
 
@@ -308,7 +308,7 @@ class TopicStats(NamedTuple):
     messages_stored: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TopicCreateRequest(Header):
     """Create a topic; creating it again with the same settings succeeds.
 
@@ -328,21 +328,21 @@ class TopicCreateRequest(Header):
     retention_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TopicCreateResponse(Header):
     """`topics`: one TopicRow, as it is now and durable in topic.json."""
 
     topics: list[TopicRow]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TopicListRequest(Header):
     """List topics; system topics only when asked for."""
 
     include_system: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TopicListResponse(Header):
     """Rows are TopicRow and TopicStats, in the same order."""
 
@@ -359,14 +359,14 @@ class QueueBounds(NamedTuple):
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class QueueBoundsRequest(Header):
     """Bounds of every queue of these topics; unknown topics are left out of the answer."""
 
     topics: list[str]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class QueueBoundsResponse(Header):
     """Rows are QueueBounds."""
 
@@ -402,14 +402,14 @@ class ConnectionRow(NamedTuple):
     subscriptions: list[SubscriptionRow] = []  # noqa: RUF012 - a row is never changed
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ConnectionListResponse(Header):
     """Rows are ConnectionRow."""
 
     connections: list[ConnectionRow]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class BrokerStatusResponse(Header):
     """The broker's own numbers: names as in its metrics."""
 
@@ -436,7 +436,7 @@ class BrokerRow(NamedTuple):
     address: str
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class BrokerRegisterRequest(Header):
     """A broker with all its topics (TopicRow); replaces what it said before."""
 
@@ -448,7 +448,7 @@ class BrokerRegisterRequest(Header):
     topics: list[TopicRow]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class BrokerUnregisterRequest(Header):
     """Take a broker out of every table."""
 
@@ -470,7 +470,7 @@ class RouteRow(NamedTuple):
     order: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class RouteGetRequest(Header):
     """Routes of these topics, or of all when None.
 
@@ -486,7 +486,7 @@ class RouteGetRequest(Header):
     after: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class RouteGetResponse(Header):
     """Rows are RouteRow and BrokerRow. `version` rises with every change of any table.
 
@@ -508,21 +508,21 @@ class OrderRow(NamedTuple):
     queues: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class OrderGetRequest(Header):
     """Ordered topics as this registry keeps them: these, or all when None."""
 
     topics: list[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class OrderGetResponse(Header):
     """Rows are OrderRow, by topic; topics that are not ordered are left out."""
 
     topics: list[OrderRow]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class OrderSetRequest(Header):
     """Make a topic ordered at exactly these brokers (name → queues); {} = not ordered any more.
 
@@ -533,7 +533,7 @@ class OrderSetRequest(Header):
     queues: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ClusterGetResponse(Header):
     """Live brokers (BrokerRow) and, per broker name, the ms since it last registered."""
 

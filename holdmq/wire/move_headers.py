@@ -14,10 +14,9 @@ Source: broker.md, Failure of a consumer; storage.md, Moves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, header
 
 DELAY_LEVELS_MS: Final = (
     1_000,
@@ -64,7 +63,7 @@ class SendBackResult(NamedTuple):
     remark: str
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SendBackRequest(Header):
     """Rows are SentBack, at most SEND_BACK_MAX; may be repeated as often as needed."""
 
@@ -72,7 +71,7 @@ class SendBackRequest(Header):
     messages: list[SentBack]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SendBackResponse(Header):
     """Rows are SendBackResult, in the order of the request."""
 
@@ -95,21 +94,21 @@ class DeadLetterRow(NamedTuple):
     resent: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class DlqListRequest(Header):
     """One group's dead letters, or all groups' when None."""
 
     group: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class DlqListResponse(Header):
     """Rows are DeadLetterRow, by group; groups that never had one are left out."""
 
     groups: list[DeadLetterRow]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class DlqResendRequest(Header):
     """Send dead letters again: to their real topic, or to `topic`.
 
@@ -133,7 +132,7 @@ class ResendFailure(NamedTuple):
     remark: str
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class DlqResendResponse(Header):
     """How many were sent now, how many had been before, and what failed (rows: ResendFailure).
 
@@ -146,7 +145,7 @@ class DlqResendResponse(Header):
     next_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class DlqPurgeRequest(Header):
     """Give up a group's dead letters below `end_offset` (-1 = all of now)."""
 
@@ -154,7 +153,7 @@ class DlqPurgeRequest(Header):
     end_offset: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class DlqPurgeResponse(Header):
     """How many went, durably, and the first offset that is left."""
 

@@ -6,10 +6,9 @@ raises the generation of every lease on the queue. Source: broker.md, Offsets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, header
 
 FROM_MEMORY: Final = "memory"
 FROM_STORE: Final = "store"
@@ -31,7 +30,7 @@ class OffsetReport(NamedTuple):
     log_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class OffsetReportRequest(Header):
     """Report progress; usually one-way. `wait_for_disk`: answered when consumerOffset.json has it."""
 
@@ -48,7 +47,7 @@ class OffsetResult(NamedTuple):
     status: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class OffsetReportResponse(Header):
     """Rows are OffsetResult, of refused reports only."""
 
@@ -72,7 +71,7 @@ class OffsetRow(NamedTuple):
     done: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class OffsetGetRequest(Header):
     """A group's offsets. `topics` None = all; `read_type`: memory, store or memory_then_store."""
 
@@ -81,7 +80,7 @@ class OffsetGetRequest(Header):
     read_type: str = MEMORY_THEN_STORE
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class OffsetGetResponse(Header):
     """Rows are OffsetRow."""
 
@@ -89,7 +88,7 @@ class OffsetGetResponse(Header):
     log_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class OffsetResetRequest(Header):
     """Move a group in a topic to earliest, latest, a time (`value` in ms) or an offset (`value`).
 
@@ -114,14 +113,14 @@ class OffsetChange(NamedTuple):
     after: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class OffsetChangeResponse(Header):
     """Rows are OffsetChange; durable in consumerOffset.json unless it was a dry run."""
 
     changes: list[OffsetChange]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class OffsetCloneRequest(Header):
     """Give `target` the offsets of `source` (`topics` None = all). The target must have no members."""
 

@@ -5,13 +5,12 @@ Bodies hold whole records as they lie in the log, one after the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, header
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class MessageGetRequest(Header):
     """The message that an id (32 hex digits) names, of the broker whose store id it begins with.
 
@@ -21,7 +20,7 @@ class MessageGetRequest(Header):
     message_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class MessageFindRequest(Header):
     """Messages of a topic by a key of theirs, or by their unique id (`by_unique_id`), newest first.
 
@@ -37,7 +36,7 @@ class MessageFindRequest(Header):
     max_count: int = 64
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class MessageFindResponse(Header):
     """Body: the records. `next_before`: ask again before this position; None = there are no more.
 
@@ -50,7 +49,7 @@ class MessageFindResponse(Header):
     is_complete: bool
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class MessageBackwardsRequest(Header):
     """Messages of a queue before an offset (None = its end), newest first.
 
@@ -65,7 +64,7 @@ class MessageBackwardsRequest(Header):
     tag_filter: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class MessageBackwardsResponse(Header):
     """Body: the records. `next_offset`: go on before it; None = the queue's first message was looked at."""
 
@@ -82,7 +81,7 @@ class QueueOffset(NamedTuple):
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class OffsetAtRequest(Header):
     """Where each queue of a topic stood at a time (ms since the epoch, the broker's clock)."""
 
@@ -90,7 +89,7 @@ class OffsetAtRequest(Header):
     store_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class OffsetAtResponse(Header):
     """Rows are QueueOffset, of every queue to read."""
 

@@ -13,7 +13,6 @@ Retained.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -21,7 +20,7 @@ import xxhash
 
 from holdmq.errors import WireError
 from holdmq.topics import queue_of_key
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, header
 
 RETAINED_TOPIC: Final = "%RETAIN"
 RETAINED_QUEUES: Final = 64
@@ -175,7 +174,7 @@ class RetainedVersion(NamedTuple):
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class RetainedPutRequest(Header):
     """1 to PUTS_MAX rows of RetainedPut, done in their order. Body: their values, one behind the other.
 
@@ -185,14 +184,14 @@ class RetainedPutRequest(Header):
     puts: list[RetainedPut]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class RetainedPutResponse(Header):
     """The log has the rows whose code is 0; others are refused for good: LIMIT_EXCEEDED, RECORD_TOO_LARGE."""
 
     codes: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class RetainedScanRequest(Header):
     """1 to ITEMS_MAX rows of RetainedItem. An answer has at most `max_rows` and `max_bytes`, but one row."""
 
@@ -201,7 +200,7 @@ class RetainedScanRequest(Header):
     max_bytes: int = 256 << 10
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class RetainedScanResponse(Header):
     """`found` are RetainedFound of the first items, at least one; ask again for the others.
 
@@ -213,14 +212,14 @@ class RetainedScanResponse(Header):
     rows: list[RetainedRow]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class RetainedGetRequest(Header):
     """Rows of RetainedVersion: messages as they were sent before, from the table or else from the log."""
 
     wanted: list[RetainedVersion]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class RetainedGetResponse(Header):
     """Of the first `answered` (at least one) what is still there, as RetainedRow. Body: the values."""
 

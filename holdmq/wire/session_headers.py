@@ -9,14 +9,13 @@ cursors.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgpack
 
 from holdmq.errors import WireError
 from holdmq.topics import queue_of_key
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, header
 
 SESSION_TOPIC: Final = "%SESSION"
 SESSION_QUEUES: Final = 64
@@ -133,14 +132,14 @@ class SessionRow(NamedTuple):
     is_stored: bool
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionOpenRequest(Header):
     """1 to OPENINGS_MAX rows of SessionOpening."""
 
     sessions: list[SessionOpening]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionOpenResponse(Header):
     """Rows of SessionOpened, in the order of the request, when all are decided and written down.
 
@@ -150,21 +149,21 @@ class SessionOpenResponse(Header):
     sessions: list[SessionOpened]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionWriteRequest(Header):
     """1 to CHANGES_MAX rows of SessionChange, done in their order."""
 
     changes: list[SessionChange]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionWriteResponse(Header):
     """The log has the changes, but for those at the indices `fenced`: their session has another epoch."""
 
     fenced: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionTakenRequest(Header):
     """Pushed by the owner: this session is opened elsewhere, or dropped. Close it, then END it.
 
@@ -184,7 +183,7 @@ class DueWill(NamedTuple):
     will: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionWillsRequest(Header):
     """Pushed by the owner: publish these (rows of DueWill), and tell by WILL_DONE.
 
@@ -194,7 +193,7 @@ class SessionWillsRequest(Header):
     wills: list[DueWill]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionListRequest(Header):
     """Sessions whose client id begins with `prefix`, behind the client id `after`, in their order."""
 
@@ -203,7 +202,7 @@ class SessionListRequest(Header):
     max_count: int = 1_000
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionListResponse(Header):
     """Rows of SessionRow; `next_after` None = that was all."""
 
@@ -211,35 +210,35 @@ class SessionListResponse(Header):
     next_after: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionShowRequest(Header):
     """One session."""
 
     client_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionShowResponse(Header):
     """One row of SessionRow, none if there is no such session. Body: what it has (`decode_content`)."""
 
     sessions: list[SessionRow]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionDropRequest(Header):
     """Disconnect a client, and forget its session."""
 
     client_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionDropResponse(Header):
     """Whether there was one."""
 
     was_present: bool
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionRecordsRequest(Header):
     """The records at these log positions, which were learnt in the log epoch `log_epoch` or before."""
 
@@ -247,7 +246,7 @@ class SessionRecordsRequest(Header):
     positions: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SessionRecordsResponse(Header):
     """Of the first `answered` positions (at least one) the records that are still there: the body."""
 

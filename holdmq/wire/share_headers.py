@@ -8,10 +8,10 @@ is the member's until it is settled, given back, or the member's connection ends
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, NamedTuple
 
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, header
 
 JOINS_MAX: Final = 1_000
 """Rows of one SHARE_JOIN or SHARE_LEAVE."""
@@ -50,14 +50,14 @@ class ShareJoined(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ShareJoinRequest(Header):
     """1 to JOINS_MAX rows of ShareJoin."""
 
     joins: list[ShareJoin]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ShareJoinResponse(Header):
     """Rows of ShareJoined, in order, when the log has them."""
 
@@ -72,7 +72,7 @@ class ShareLeave(NamedTuple):
     keep_uid: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ShareLeaveRequest(Header):
     """1 to JOINS_MAX rows of ShareLeave; answered when the log has them."""
 
@@ -104,7 +104,7 @@ class ShareOffline(NamedTuple):
     begun: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ShareSettleRequest(Header):
     """Done in this order: `done` and `back` (SharePositions) are settled or for others, `offline`
     (ShareOffline), `credits` (ShareCredit). What is not known any more changes nothing. Answered when the log
@@ -117,7 +117,7 @@ class ShareSettleRequest(Header):
     credits: list[ShareCredit] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ShareReadRequest(Header):
     """Ask for messages of all members on this connection, up to about `credit_bytes`; held for `hold_ms`."""
 
@@ -133,14 +133,14 @@ class ShareGiven(NamedTuple):
     length_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ShareReadResponse(Header):
     """Rows of ShareGiven; body: their records, in log order within a row."""
 
     given: list[ShareGiven]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ShareListRequest(Header):
     """Groups whose name (`$share/…`) begins with `prefix`, behind the name `after`, in their order."""
 
@@ -162,7 +162,7 @@ class ShareGroupRow(NamedTuple):
     behind_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class ShareListResponse(Header):
     """Rows of ShareGroupRow; `next_after` None = that was all."""
 

@@ -8,11 +8,11 @@ to consume.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, NamedTuple
 
 from holdmq.wire.group_headers import Subscription
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, header
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -26,7 +26,7 @@ class SharedStart(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SharedOpenRequest(Header):
     """Become a member of a shared group on this connection.
 
@@ -43,7 +43,7 @@ class SharedOpenRequest(Header):
     start: str = LATEST
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SharedOpenResponse(Header):
     """`member_id` is valid on this connection; `started` (SharedStart) is durable."""
 
@@ -51,7 +51,7 @@ class SharedOpenResponse(Header):
     started: list[SharedStart] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SharedPullRequest(Header):
     """Ask for up to `messages_max` messages, held up to `hold_ms` when there are none.
 
@@ -76,7 +76,7 @@ class SharedDelivery(NamedTuple):
     length_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SharedPullResponse(Header):
     """Rows are SharedDelivery; body: their records one after the other, with their queue offsets.
 
@@ -95,7 +95,7 @@ class SharedRange(NamedTuple):
     messages: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SharedAckRequest(Header):
     """Done with these messages (SharedRange); answered when the log has it."""
 
@@ -103,7 +103,7 @@ class SharedAckRequest(Header):
     ranges: list[SharedRange]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SharedSettleResponse(Header):
     """`refused` are the SharedRange rows of which something was not in flight here any more
     (RECEIPT_UNKNOWN); the rest of such a row was taken.
@@ -121,7 +121,7 @@ class SharedNack(NamedTuple):
     delay_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SharedNackRequest(Header):
     """Give messages back (SharedNack). `is_attempt` False: nobody tried them, attempts stay as they are."""
 
@@ -130,7 +130,7 @@ class SharedNackRequest(Header):
     is_attempt: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SharedExtendRequest(Header):
     """Let these deliveries (SharedRange) end `invisible_ms` from now; shorter is possible too."""
 
@@ -139,14 +139,14 @@ class SharedExtendRequest(Header):
     invisible_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SharedCloseRequest(Header):
     """End a member: what is in flight at it comes again, its attempts as they are."""
 
     member_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SharedStateRequest(Header):
     """How a group is doing here; "" = every group that is known."""
 
@@ -183,7 +183,7 @@ class SharedMemberRow(NamedTuple):
     is_parked: bool
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class SharedStateResponse(Header):
     """Rows are SharedQueueRow and SharedMemberRow."""
 

@@ -6,10 +6,10 @@ added. Source: broker.md, Statistics and connections.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, header
 
 
 class CountsRow(NamedTuple):
@@ -39,7 +39,7 @@ class SegmentRow(NamedTuple):
     hits: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class StatisticsRequest(Header):
     """`topics`, `groups`: those to tell of; None = the `rows_max` that were busiest in the last minute.
 
@@ -52,7 +52,7 @@ class StatisticsRequest(Header):
     rows_max: int = 100
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class StatisticsResponse(Header):
     """Rows are CountsRow and SegmentRow; `broker` is one CountsRow of everything together.
 
@@ -84,7 +84,7 @@ class BacklogRow(NamedTuple):
     queues: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class BacklogRequest(Header):
     """`groups` None = all, of which the `rows_max` rows with most messages are answered."""
 
@@ -92,7 +92,7 @@ class BacklogRequest(Header):
     rows_max: int = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class BacklogResponse(Header):
     """Rows are BacklogRow, most messages first; `now_ms` is the broker's clock, to count ages by.
 
@@ -132,7 +132,7 @@ class ChannelRow(NamedTuple):
     last_error: str
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class AlarmListResponse(Header):
     """Rows are AlarmRow, the longest raised first, and ChannelRow."""
 

@@ -8,10 +8,9 @@ before the request came.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, header
 
 NO_VALUE: Final = -1
 """As a version and as a length: the key has no value."""
@@ -28,7 +27,7 @@ class TableRow(NamedTuple):
     length_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TableGetRequest(Header):
     """The rows of 1 to 1,000 keys."""
 
@@ -36,7 +35,7 @@ class TableGetRequest(Header):
     keys: list[str]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TableGetResponse(Header):
     """Rows are TableRow, in the order of the keys, as they were at one moment. Body: their values.
 
@@ -46,7 +45,7 @@ class TableGetResponse(Header):
     rows: list[TableRow]
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TableScanRequest(Header):
     """Rows whose key begins with `prefix`, behind the key `after` (it need not exist; None = from the first).
 
@@ -61,7 +60,7 @@ class TableScanRequest(Header):
     max_bytes: int = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TableScanResponse(Header):
     """Rows are TableRow; `next_after`: ask again behind this key, None = that was all. Body: the values.
 
@@ -73,7 +72,7 @@ class TableScanResponse(Header):
     position: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TableChangeRequest(Header):
     """TABLE_PUT (body: the value) and TABLE_DELETE: answered with TableChanged when it is confirmed.
 
@@ -90,14 +89,14 @@ class TableChangeRequest(Header):
     if_version: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TableChanged(Header):
     """`version` of the row that was put, or of the deletion."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TableWatchRequest(Header):
     """Be told of changes of keys that begin with `prefix`, from now on, as TABLE_CHANGED.
 
@@ -109,21 +108,21 @@ class TableWatchRequest(Header):
     watch_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TableWatching(Header):
     """Answer to TABLE_WATCH. Changes below log position `position` came before, though some may be told."""
 
     position: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TableUnwatchRequest(Header):
     """End a watch; one that is not there is fine."""
 
     watch_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TableChangesPush(Header):
     """TABLE_CHANGED (one-way, broker to client): the newest row of each changed key. Body: the values.
 

@@ -13,10 +13,9 @@ A topic goes the same way, with no queue left, and then by TOPIC_DELETE. Source:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
-from holdmq.wire.header import Header
+from holdmq.wire.header import Header, header
 
 HIDE_FROM_PRODUCERS: Final = "hide_from_producers"
 HIDE_FROM_CONSUMERS: Final = "hide_from_consumers"
@@ -28,7 +27,7 @@ PERM_WRITE: Final = 2
 PERM_READ: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TopicUpdateRequest(Header):
     """Change settings of a topic; None leaves one as it is. `retention_ms` 0 = as long as the log.
 
@@ -43,7 +42,7 @@ class TopicUpdateRequest(Header):
     sys_flag: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TopicGrowRequest(Header):
     """Give a topic `queues` queues here, more than it has now; hidden ones are shown again.
 
@@ -54,7 +53,7 @@ class TopicGrowRequest(Header):
     queues: int
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class QueuesRemoveRequest(Header):
     """One step of removing the queues from `queues` on; see the module. A repeated step changes nothing."""
 
@@ -63,7 +62,7 @@ class QueuesRemoveRequest(Header):
     step: str
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TopicDeleteRequest(Header):
     """Remove a topic that is hidden from consumers, or with `force` at once, whoever uses it.
 
@@ -74,7 +73,7 @@ class TopicDeleteRequest(Header):
     force: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@header
 class TopicPauseRequest(Header):
     """Pause (`pause` True) or resume a topic: while paused it takes and keeps, and delivers nothing."""
 

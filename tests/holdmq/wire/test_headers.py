@@ -116,6 +116,39 @@ def test_a_bad_row_is_named_by_its_place(kind: Any) -> None:
             rows(kind, [[*row[:i], 1.5, *row[i + 1 :]]])
 
 
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_header_is_what_a_frozen_dataclass_is(kind: Any) -> None:
+    sent, names = example(kind), [f.name for f in dataclasses.fields(kind)]
+    values = [getattr(sent, name) for name in names]
+    assert sent == kind(*values) == dataclasses.replace(sent)
+    assert sent != object()
+    assert not hasattr(sent, "__dict__")
+    pairs = ", ".join(f"{name}={value!r}" for name, value in zip(names, values, strict=True))
+    assert repr(sent) == f"{kind.__name__}({pairs})"
+    if not any(isinstance(value, list | dict) for value in values):
+        assert hash(sent) == hash(kind(*values))
+    for name in [*names, "from_the_future"]:
+        with pytest.raises(dataclasses.FrozenInstanceError, match=name):
+            setattr(sent, name, None)
+        with pytest.raises(dataclasses.FrozenInstanceError, match=name):
+            delattr(sent, name)
+    with pytest.raises(TypeError, match=rf"{kind.__name__}.__init__\(\)"):
+        kind(*values, "from the future")
+    assert [getattr(sent, name) for name in names] == values
+
+
+def test_headers_of_two_kinds_are_never_equal() -> None:
+    assert headers.Empty() != headers.HeartbeatRequest()
+    assert TopicCreateRequest("t", 4) != TopicCreateRequest("t", 5)
+
+
+def test_a_header_names_what_it_misses_and_takes_no_name_that_it_does_not_know() -> None:
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'client_id'"):
+        HelloRequest(1, "client")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nix'"):
+        HelloRequest(1, "client", "c", nix=1)  # type: ignore[call-arg]
+
+
 def test_true_is_no_number_and_one_is_no_truth() -> None:
     with pytest.raises(WireError, match="'crc' must be int"):
         ProduceRequest.from_ext({"crc": True, "runs": []})
