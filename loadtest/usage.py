@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -32,5 +33,7 @@ def children_of(pid: int) -> list[int]:
     """The processes that a process has begun."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
+        # A thread may end meanwhile; its children are its process's other threads' then.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += [int(child) for child in (task / "children").read_text().split()]
     return found
