@@ -171,8 +171,10 @@ def test_draining_sends_clients_away_at_the_configured_rate_and_serves_those_tha
             told[n] = time.monotonic()
             staying = next((c for m, c in enumerate(clients) if m not in told), None)
             if len(told) < len(clients) // 2 and staying is not None:
-                staying.publish("elsewhere", b"x")
-                answered += 1
+                # Sent away just now, it is not answered, and finds its DISCONNECT when its turn comes.
+                with contextlib.suppress(ConnectionError):
+                    staying.publish("elsewhere", b"x")
+                    answered += 1
     assert len(told) == len(clients)
     assert answered
     # Two workers at 4 a second each need 1 s at least for what is beyond the first second's.

@@ -16,11 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import forked
 import pytest
 from any_disk import ANY_DISK
 
 from loadtest.usage import children_of
 
+Process = forked.Forked | subprocess.Popen[bytes]
 READY_S = 60.0
 STOP_S = 30.0
 SERVICES: Final = ("registry", "broker", "gateway")
@@ -67,7 +69,7 @@ class Stack:
         self.mqtt_port = free_port()
         self.registry = f"127.0.0.1:{self.registry_port}"
         self.admin_ports = {name: free_port() for name in ("registry", "broker", "gateway", "stats")}
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Process] = {}
         settings: dict[str, Any] = {
             "registry.port": self.registry_port,
             "broker.port": self.broker_port,
@@ -78,7 +80,8 @@ class Stack:
             "registry.data_dir": directory / "registry",
             "storage.data_dir": directory / "store",
             "stats.data_dir": directory / "stats",
-            "storage.segment_size_bytes": 64 << 20,
+            # Two of them are on disk whatever is stored, for each of the stacks that run at once.
+            "storage.segment_size_bytes": 16 << 20,
             "log.format": "json",
         }
         settings |= {f"storage.{name}": percent for name, percent in ANY_DISK.items()}
@@ -90,19 +93,21 @@ class Stack:
         """One more `section.key` setting of what starts from now on."""
         self._sets += ["--set", f"{key}={value}"]
 
-    def start(self, name: str, *, wait: bool = True, prefix: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *, wait: bool = True, prefix: tuple[str, ...] = ()) -> Process:
         """Start one service, under the tool `prefix` if given, and wait until it is ready."""
-        with self._log_path(name).open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "holdmq.cli", name, *self._sets],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.directory,
-            )
+        if name in forked.SERVICES and not prefix:
+            self.processes[name] = forked.start([name, *self._sets], self.directory, self._log_path(name))
+        else:
+            self.processes[name] = self._begin([*prefix, sys.executable, "-m", "holdmq.cli", name])
         if wait:
             self.wait_ready(name)
         return self.processes[name]
+
+    def _begin(self, command: list[str]) -> subprocess.Popen[bytes]:
+        with self._log_path(command[-1]).open("ab") as log:
+            return subprocess.Popen(
+                [*command, *self._sets], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory
+            )
 
     def start_all(self, services: tuple[str, ...] = SERVICES) -> None:
         """Start services side by side, and wait until all are ready."""
