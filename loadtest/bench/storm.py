@@ -10,8 +10,8 @@ again after `--pause-s`.
 
 Exit code 1 if not all are back within `--limit-s` with their sessions, a will was sent, a message of the
 publishers was lost, a worker died, or the worker's memory `--settle-s` later is over a tenth more than
-before. Everything runs on this machine: the fleets take as many cores as they get, which the gateway then
-has not.
+before. CPU is what worker and broker used from the cut until the last client was back. Everything runs on
+this machine: the fleets take as many cores as they get, which the gateway then has not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -36,18 +35,18 @@ import uvloop
 
 from holdmq.errors import HoldMQError, StartupError
 from holdmq.mqtt import PublishRun
+from loadtest.child import TOLD_S, Child
 from loadtest.device import Device, Owner
 from loadtest.fleet import Fleet
 from loadtest.gateway_memory import Numbers, read_metrics, read_numbers
-from loadtest.peers import free_port, holdmq_services
+from loadtest.peers import Services, free_port, holdmq_services
 from loadtest.plan import FleetPlan, PublishPlan
 from loadtest.processes import raise_file_limit
+from loadtest.usage import cpu_s
 
 USER: Final = "fleet"
 PASSWORD: Final = "storm"
 MEMORY_MORE_MAX: Final = 0.1
-CHILD_S: Final = 300.0
-"""How long a fleet may take for any of its steps."""
 LIMITS_WAITED: Final = 5.0
 """How many times longer than allowed the clients may take before they give up: to see how long it takes."""
 EXPIRY_S: Final = 3600
@@ -144,31 +143,6 @@ def _publishers(pipe: Any, plan: PublishPlan) -> None:
     uvloop.run(run())
 
 
-class _Child:
-    """A process of the bench and our end of its pipe."""
-
-    def __init__(self, target: Any, *arguments: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def told(self) -> Any:
-        if not self.pipe.poll(CHILD_S):
-            raise StartupError(f"a fleet did not answer within {CHILD_S:.0f} s")
-        try:
-            return self.pipe.recv()
-        except EOFError as error:
-            raise StartupError("a fleet ended without a word") from error
-
-    def end(self) -> None:
-        self.pipe.close()
-        self._process.join(10)
-        if self._process.is_alive():
-            self._process.kill()
-
-
 def _gateway_metrics(admin: str, *names: str) -> dict[str, float]:
     found = dict(
         line.rsplit(" ", 1) for line in read_metrics(admin).splitlines() if line[:1] not in ("", "#")
@@ -202,9 +176,12 @@ async def _watch_wills(address: str, stopping: asyncio.Event) -> int:
     return device.messages
 
 
-def storm(address: str, admin: str, options: argparse.Namespace) -> dict[str, Any]:
+def storm(services: Services, admin: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run the storm, and return what was seen."""
+    address = services.address
     host, port = address.split(":")
+    (worker,) = services.workers()
+    pids = {"worker": worker, "broker": services.broker_pid}
     senders = FleetPlan(
         host,
         int(port),
@@ -226,9 +203,9 @@ def storm(address: str, admin: str, options: argparse.Namespace) -> dict[str, An
         will="wills/{i}",
         will_delay_s=options.will_delay_s,
     )
-    publish = PublishPlan(senders, "load/{i}", rate=options.rate, seconds=CHILD_S)
+    publish = PublishPlan(senders, "load/{i}", rate=options.rate, seconds=TOLD_S)
     found: dict[str, Any] = {}
-    children: list[_Child] = []
+    children: list[Child] = []
     stopping = threading.Event()
     wills: list[int | str] = []
     """How many were seen, or why nobody could look."""
@@ -250,19 +227,21 @@ def storm(address: str, admin: str, options: argparse.Namespace) -> dict[str, An
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
     try:
-        fleet = _Child(_clients, clients, options.limit_s, options.pause_s)
+        fleet = Child(_clients, clients, options.limit_s, options.pause_s)
         children.append(fleet)
         connected, connect_s, failures = fleet.told()
         found["connected"] = {"clients": connected, "seconds": round(connect_s, 2), "failures": failures}
         if connected < options.clients:
             raise StartupError(f"{connected} of {options.clients} clients connected at first: {failures}")
-        sending = _Child(_publishers, publish)
+        sending = Child(_publishers, publish)
         children.append(sending)
         found["publishers"] = sending.told()
         time.sleep(options.settle_s)
         before = _memory(read_numbers(admin))
-        fleet.pipe.send("cut")
+        used = {name: cpu_s(pid) for name, pid in pids.items()}
+        fleet.tell("cut")
         back, took_s, failures, resumed = fleet.told()
+        found["cpu_s"] = {name: round(cpu_s(pid) - used[name], 2) for name, pid in pids.items()}
         found["back"] = {
             "clients": back,
             "seconds": round(took_s, 2),
@@ -272,13 +251,15 @@ def storm(address: str, admin: str, options: argparse.Namespace) -> dict[str, An
         time.sleep(options.settle_s)
         after = _memory(read_numbers(admin))
         found["memory"] = {"before": before, "after": after, "more": round(after / before - 1, 4)}
-        sending.pipe.send("stop")
+        sending.tell("stop")
         found["published"] = sending.told()
-        fleet.pipe.send("end")
+        fleet.tell("end")
         present, lost = fleet.told()
         found["still_there"] = {"clients": present, "lost": lost}
         found["gateway"] = _gateway_metrics(
-            admin, "worker_restarts_total", "wills_total", "overload_total", "overload_refused_total"
+            admin,
+            *("worker_restarts_total", "wills_total", "overload_total", "overload_refused_total"),
+            *("takeovers_total", "catchup_turns_total", "catchup_shared_total"),
         )
     finally:
         for child in children:
@@ -342,7 +323,7 @@ def main(arguments: list[str] | None = None) -> int:
             admin = free_port()
             sets = ["gateway.workers=1", f"gateway.admin_port={admin}", f"access.password_file={users}"]
             with holdmq_services(Path(directory), *sets, *options.set) as services:
-                found = storm(services.address, f"127.0.0.1:{admin}", options)
+                found = storm(services, f"127.0.0.1:{admin}", options)
     except HoldMQError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

@@ -10,10 +10,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import Stack, running_stack
+
+from loadtest.swarm import payload_of, swarm
 
 VERSIONS = ["mqttv31", "mqttv311", "mqttv5"]
 
@@ -292,8 +295,8 @@ def test_everything_acknowledged_is_delivered_over_a_broker_that_is_killed(stack
     subscriber.loop_stop()
 
 
-def test_a_slow_subscriber_gets_everything_from_the_log(holdmq_stack: Any) -> None:
-    """It stops reading while far more than its window and its socket hold is published."""
+def test_a_slow_subscriber_gets_everything_from_the_log(holdmq_stack: Any, tmp_path: Path) -> None:
+    """It stops reading while far more than its window and its socket hold is published, and others read."""
     stack = holdmq_stack(**{"gateway.workers": 1})
     from holdmq.mqtt import Connect, Subscribe, Subscription, encode
 
@@ -303,13 +306,21 @@ def test_a_slow_subscriber_gets_everything_from_the_log(holdmq_stack: Any) -> No
     slow.sendall(encode(Subscribe(1, [Subscription("bulk/#", 1)]), 4))
     assert len(slow.recv(5)) == 5
     count = 2000
-    done = tool(
-        "mosquitto_pub",
-        stack.mqtt_port,
-        *("-t", "bulk/x", "-q", "1", "-l"),
-        input="".join(f"{n}:{'x' * 500}\n" for n in range(count)),
-    )
-    assert done.returncode == 0
+    lines = tmp_path / "lines"
+    lines.write_text("".join(f"{n}:{'x' * 500}\n" for n in range(count)))
+    got: list[list[int]] = [[] for _ in range(5)]
+    with lines.open() as source, swarm(f"127.0.0.1:{stack.mqtt_port}", "reader") as readers:
+        readers.connect(len(got), clean=True, subscribe="bulk/#")
+        publisher = subprocess.Popen(
+            ["mosquitto_pub", "-p", str(stack.mqtt_port), "-t", "bulk/x", "-q", "1", "-l"], stdin=source
+        )
+        while min(map(len, got)) < count:
+            for number, packet_type, body in readers.step(1):
+                if packet_type == 3:
+                    got[number].append(int(payload_of(body).partition(b":")[0]))
+        assert publisher.wait(30) == 0
+        readers.disconnect()
+    assert got == [list(range(count))] * len(got)
     wait_for(lambda: stack.metric("gateway", "holdmq_gateway_lagging_sessions") == 1, "the session lags")
     payloads: list[int] = []
     buffer = b""
