@@ -23,7 +23,8 @@ class Union:
 
     def estimate(self) -> int:
         """Return about how many different elements there are."""
-        return round(self._union.get_estimate())
+        estimate: float = self._union.get_estimate()
+        return round(estimate)
 
     def serialize(self) -> bytes:
         """Return the union as a sketch."""
