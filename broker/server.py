@@ -9,6 +9,7 @@ from typing import Any
 
 from broker.alarms import AlarmWatch
 from broker.backlog import Backlogs
+from broker.column_pulls import ColumnPulls
 from broker.copies import Copies
 from broker.core.windows import TRAFFIC
 from broker.dead_letters import DeadLetters
@@ -93,6 +94,7 @@ class BrokerServer:
         self.moves = Moves(store, copies, topics, clock_ms)
         self.dead_letters = DeadLetters(store, copies, topics, clock_ms)
         self.parts: list[Part] = [self.produce, self.pull, self.reads, topics, self.moves, self.dead_letters]
+        self.parts.append(ColumnPulls(store, topics.table, self.statistics))
         self.tables = Tables(store, topics.table, self.statistics, record_max_bytes)
         self.parts += [self.tables, Queries(store, topics.table)]
         self.sessions = SessionTable(store, topics, clock_ms)

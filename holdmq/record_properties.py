@@ -148,6 +148,24 @@ def tag_of(properties: bytes) -> bytes | None:
     return unescape_tag(tag)
 
 
+def value_of(properties: bytes, key: bytes) -> bytes | None:
+    """The value of the first pair with this key (as it is written) in encoded properties; None = none has it.
+
+    Much faster than `decode_properties`, for who wants one of them from many records.
+    """
+    first = key + b"\x01"
+    if properties.startswith(first):
+        start = len(first)
+    else:
+        limit = properties.find(b"\x00")
+        start = properties.find(b"\x02" + first, 0, len(properties) if limit < 0 else limit)
+        if start < 0:
+            return None
+        start += len(first) + 1
+    end = properties.find(b"\x02", start)
+    return None if end < 0 else unescape_tag(properties[start:end])
+
+
 def escaped_tag_of(properties: bytes) -> bytes | None:
     """The tag as it stands in the properties (see `unescape_tag`); None = no tag."""
     if properties[:5] == _TAGS_FIRST:

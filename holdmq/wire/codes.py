@@ -18,6 +18,7 @@ class RequestCode(IntEnum):
 
     PULL = 20
     FILTER_SET = 21
+    PULL_COLUMNS = 22
 
     READ_OPEN = 30
     READ_FILTER = 31

@@ -74,6 +74,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.PRODUCE: Needs(action=Action.PRODUCE, by_item=True),
     RequestCode.PULL: Needs(action=Action.CONSUME, groups=("group?",), by_item=True),
     RequestCode.FILTER_SET: _ANYONE,
+    RequestCode.PULL_COLUMNS: Needs(action=Action.CONSUME, by_item=True),
     # A reader sees the whole log; only READ_OPEN and READ_FILTER choose what.
     RequestCode.READ_OPEN: _SERVICE,
     RequestCode.READ_FILTER: _SERVICE,

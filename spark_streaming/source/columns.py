@@ -1,4 +1,4 @@
-"""The columns of the source: their Spark schema, and Arrow batches built from records at once.
+"""The columns of the source: their Spark schema, and Arrow batches built from a columnar answer.
 
 Spark takes an Arrow batch only when its schema is exactly the one that it derives from the Spark schema:
 times are ``timestamp[us, tz=UTC]``, and nullability must agree.
@@ -7,7 +7,7 @@ times are ``timestamp[us, tz=UTC]``, and nullability must agree.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,37 +24,81 @@ from pyspark.sql.types import (
 )
 
 from holdmq.compression import decompress
+from holdmq.errors import WireError
 from holdmq.message import TopicQueue
-from holdmq.record import SYS_COMPRESSED, SYS_FLAG_AT, decode_properties
-from holdmq.record_batch import Columns, Ints, decode_columns, split_records, starts_of, tags
+from holdmq.record_properties import value_of
+from holdmq.wire.column_headers import COLUMNS as WIRE_COLUMNS
 
 _UTC: Final = pa.timestamp("us", tz="UTC")
+_TEXTS: Final = ("tag", "client_id")
+"""Columns that are made of the properties."""
 
 
 class Part(NamedTuple):
-    """`records` consecutive records of one queue in an Answer; those from offset `end` on are not wanted."""
+    """`records` consecutive rows of one queue in an Answer."""
 
     queue: TopicQueue
     records: int
-    end: int
 
 
 class Answer(NamedTuple):
-    """Records of several queues as they lie in the log, part after part."""
+    """Rows of several queues, part after part, as `columns` in their buffers (wire.column_headers)."""
 
-    body: memoryview
     parts: Sequence[Part]
+    columns: Sequence[str]
+    buffers: Sequence[memoryview]
 
 
-class _Rows(NamedTuple):
-    """The wanted records of an answer: `part` is each row's index into `parts`."""
+class _Rows:
+    """The rows of an answer: `part` is each row's index into `parts`."""
 
-    raw: memoryview
-    parts: Sequence[Part]
-    part: npt.NDArray[np.int32]
-    starts: Ints
-    sizes: Ints
-    fields: Columns
+    def __init__(self, answer: Answer) -> None:
+        self.parts = answer.parts
+        counts = [part.records for part in answer.parts]
+        self.part: npt.NDArray[np.int32] = np.repeat(
+            np.arange(len(counts), dtype=np.int32), np.array(counts, np.int64)
+        )
+        left = iter(answer.buffers)
+        self._ints = {
+            name: [self._decode(name, next(left), dtype) for dtype in WIRE_COLUMNS[name]]
+            for name in answer.columns
+        }
+        self._views = next(left, memoryview(b""))
+        self._properties: pa.DictionaryArray | None = None
+
+    def _decode(self, name: str, data: memoryview, dtype: str) -> npt.NDArray[Any]:
+        if len(data) != len(self.part) * np.dtype(dtype).itemsize:
+            raise WireError(f"column {name}: {len(self.part)} rows came in a buffer of {len(data)} bytes")
+        # A copy lies where Arrow wants it, which a place in a frame does not.
+        return np.frombuffer(data, dtype).copy()
+
+    def ints(self, name: str, buffer: int = 0) -> npt.NDArray[Any]:
+        """A buffer's integers, one for each row."""
+        return self._ints[name][buffer]
+
+    def view(self, name: str) -> pa.Array:
+        """What a view shows, as a binary array; WireError when that lies nowhere."""
+        begins, sizes = self._ints[name][:2]
+        count = len(begins)
+        # What is shown and what lies between, by turns, are one array; every other element is wanted.
+        places = np.zeros(2 * count + 1, np.int64)
+        places[0:-1:2] = begins
+        places[1::2] = places[0:-1:2] + sizes
+        if count:
+            places[-1] = places[-2]
+            # Arrow believes what it is told, and would read anywhere.
+            if (np.diff(places) < 0).any() or places[0] < 0 or places[-1] > len(self._views):
+                raise WireError(f"column {name}: a row lies outside of the buffer")
+        places = places.astype(np.int32)
+        buffers = [None, pa.py_buffer(places), pa.py_buffer(self._views)]
+        both = pa.Array.from_buffers(pa.binary(), 2 * count, buffers)
+        return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+
+    def properties(self) -> pa.DictionaryArray:
+        """Every row's encoded properties; those of a device are mostly the same."""
+        if self._properties is None:
+            self._properties = self.view("properties").dictionary_encode()
+        return self._properties
 
 
 class _Column(NamedTuple):
@@ -68,41 +112,28 @@ def _named(rows: _Rows, names: Sequence[str]) -> pa.Array:
     return pa.array(names, pa.string()).take(pa.array(rows.part))
 
 
-def _time(milliseconds: Ints) -> pa.Array:
-    # A born time is a device's word; what no timestamp can hold becomes the nearest that it can.
-    bounded = np.minimum(milliseconds.view(np.uint64), np.uint64(253_402_300_799_999)).view(np.int64)
-    return pa.Array.from_buffers(_UTC, len(bounded), [None, pa.py_buffer(bounded * 1000)])
+def _time(rows: _Rows, name: str) -> pa.Array:
+    microseconds = rows.ints(name) * 1000
+    return pa.Array.from_buffers(_UTC, len(microseconds), [None, pa.py_buffer(microseconds)])
 
 
-def _tag(rows: _Rows) -> pa.Array:
-    return pa.array([None if t is None else t.decode("utf-8", "replace") for t in _tags(rows)], pa.string())
-
-
-def _tags(rows: _Rows) -> list[bytes | None]:
-    return tags(rows.raw, rows.starts, rows.sizes)
-
-
-def _client_id(rows: _Rows) -> pa.Array:
-    begins = rows.fields.properties_start
-    ends = begins + rows.fields.properties_size
-    return pa.array(
-        [
-            decode_properties(bytes(rows.raw[begin:end])).first("CLIENT_ID")
-            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
-        ],
-        pa.string(),
-    )
+def _text(rows: _Rows, key: bytes) -> pa.Array:
+    found = rows.properties()
+    values = [value_of(properties, key) for properties in found.dictionary.to_pylist()]
+    # Bytes that are no UTF-8 are not for Spark.
+    texts = [None if value is None else value.decode("utf-8", "replace") for value in values]
+    return pa.array(texts, pa.string()).take(found.indices)
 
 
 def _body(rows: _Rows) -> pa.Array:
-    begins = rows.fields.body_start
-    ends = begins + rows.fields.body_size
-    raw = bytes(rows.raw)
-    bodies = [raw[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
-    flags = np.frombuffer(rows.raw, np.uint8)[rows.starts + (SYS_FLAG_AT + 3)]
-    for index in np.flatnonzero(flags & SYS_COMPRESSED).tolist():
-        bodies[index] = decompress(bodies[index])
-    return pa.array(bodies, pa.binary())
+    bodies = rows.view("body")
+    packed = np.flatnonzero(rows.ints("body", 2))
+    if len(packed):
+        unpacked = bodies.to_pylist()
+        for index in packed.tolist():
+            unpacked[index] = decompress(unpacked[index])
+        bodies = pa.array(unpacked, pa.binary())
+    return bodies
 
 
 COLUMNS: Final[dict[str, _Column]] = {
@@ -118,14 +149,12 @@ COLUMNS: Final[dict[str, _Column]] = {
         False,
         lambda rows: pa.array(np.array([p.queue.queue_id for p in rows.parts], np.int32)[rows.part]),
     ),
-    "offset": _Column(LongType(), pa.int64(), False, lambda rows: pa.array(rows.fields.queue_offset)),
-    "store_time": _Column(TimestampType(), _UTC, False, lambda rows: _time(rows.fields.store_ms)),
-    "born_time": _Column(TimestampType(), _UTC, False, lambda rows: _time(rows.fields.born_ms)),
-    "tag": _Column(StringType(), pa.string(), True, _tag),
-    "client_id": _Column(StringType(), pa.string(), True, _client_id),
-    "body_size": _Column(
-        IntegerType(), pa.int32(), False, lambda rows: pa.array(rows.fields.body_size.astype(np.int32))
-    ),
+    "offset": _Column(LongType(), pa.int64(), False, lambda rows: pa.array(rows.ints("offset"))),
+    "store_time": _Column(TimestampType(), _UTC, False, lambda rows: _time(rows, "store_time")),
+    "born_time": _Column(TimestampType(), _UTC, False, lambda rows: _time(rows, "born_time")),
+    "tag": _Column(StringType(), pa.string(), True, lambda rows: _text(rows, b"TAGS")),
+    "client_id": _Column(StringType(), pa.string(), True, lambda rows: _text(rows, b"CLIENT_ID")),
+    "body_size": _Column(IntegerType(), pa.int32(), False, lambda rows: pa.array(rows.ints("body_size"))),
     "body": _Column(BinaryType(), pa.binary(), False, _body),
 }
 """Every column, in the order of ``columns=*``: Spark type, Arrow type, nullability, how it is built.
@@ -144,27 +173,17 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(name, COLUMNS[name].arrow, COLUMNS[name].nullable) for name in columns])
 
 
-def build_batch(answer: Answer, schema: pa.Schema, wanted_tags: frozenset[str] | None) -> pa.RecordBatch:
-    """Return one Arrow batch of the wanted records of an answer, in its order.
+def asked_of(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return what a broker has to send for these columns: a queue's own are known without it."""
+    wanted = {"properties" if name in _TEXTS else name for name in columns}
+    return tuple(name for name in WIRE_COLUMNS if name in wanted)
 
-    `wanted_tags` None = all. `schema` comes from `arrow_schema`.
+
+def build_batch(answer: Answer, schema: pa.Schema) -> pa.RecordBatch:
+    """Return one Arrow batch of an answer's rows, in its order.
+
+    `schema` comes from `arrow_schema`, and the answer has the columns `asked_of` it. Raises WireError for
+    buffers that do not fit each other.
     """
-    rows = _wanted(answer, wanted_tags)
+    rows = _Rows(answer)
     return pa.RecordBatch.from_arrays([COLUMNS[name].build(rows) for name in schema.names], schema=schema)
-
-
-def _wanted(answer: Answer, wanted_tags: frozenset[str] | None) -> _Rows:
-    sizes = split_records(answer.body)
-    starts = starts_of(sizes)
-    counts = [part.records for part in answer.parts]
-    part = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    fields = decode_columns(answer.body, starts, sizes)
-    ends = np.array([p.end for p in answer.parts], np.int64)
-    keep = fields.queue_offset < ends[part]
-    if wanted_tags is not None:
-        texts = frozenset(tag.encode() for tag in wanted_tags)
-        keep &= np.fromiter((t in texts for t in tags(answer.body, starts, sizes)), np.bool_, len(sizes))
-    if not keep.all():
-        part, starts, sizes = part[keep], starts[keep], sizes[keep]
-        fields = Columns(*(field[keep] for field in fields))
-    return _Rows(answer.body, answer.parts, part, starts, sizes, fields)

@@ -10,25 +10,28 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 
 from holdmq import telemetry
 from holdmq.config import LogSection
-from holdmq.errors import HoldMQError, TransportError
+from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from holdmq.message import TopicQueue
 from holdmq.rpc.client import Client
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.column_headers import (
+    ColumnQueue,
+    PullColumnsRequest,
+    PullColumnsResponse,
+    split_buffers,
+)
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     BrokerRow,
     PulledQueue,
-    PullQueue,
-    PullRequest,
-    PullResponse,
     QueueBounds,
     QueueBoundsRequest,
     QueueBoundsResponse,
@@ -36,6 +39,7 @@ from holdmq.wire.headers import (
     RouteGetResponse,
     RouteRow,
 )
+from holdmq.wire.query_headers import OffsetAtRequest, OffsetAtResponse, QueueOffset
 from spark_streaming.source.offsets import Bounds
 
 ASK_TIMEOUT_S: Final = 2.0
@@ -44,6 +48,8 @@ PULL_TIMEOUT_S: Final = 10.0
 """How long one PULL may take before it is asked again: a cold read of 8 MiB takes a fraction of it."""
 PULL_MAX_BYTES: Final = 8 << 20
 """The largest answer a broker gives: fewest round trips, and bounded memory of a task."""
+LOOK_UPS_AT_ONCE: Final = 64
+"""Topics of one broker whose offsets at a time are asked for together: a fraction of what it lets wait."""
 ROLE: Final = "stats"
 
 T = TypeVar("T")
@@ -57,11 +63,19 @@ class Snapshot(NamedTuple):
     silent: tuple[str, ...]
 
 
+class Positions(NamedTuple):
+    """Where queues stood at a time, and the brokers that did not say."""
+
+    offsets: dict[TopicQueue, int]
+    silent: tuple[str, ...]
+
+
 class Pulled(NamedTuple):
-    """One answer to PULL: a row per queue asked, and the records of all of them in that order."""
+    """One answer: a row per queue that there was room for, and the buffers of `columns` over all of them."""
 
     queues: list[PulledQueue]
-    body: memoryview
+    columns: tuple[str, ...]
+    buffers: list[memoryview]
     log_epoch: int
 
 
@@ -86,12 +100,23 @@ class Link:
         """
         return self._wait(self._snapshot(is_wanted))
 
-    def pull(self, broker: str, queues: Sequence[PullQueue]) -> Pulled:
-        """Read the next records of `queues` at `broker`, in one answer of bounded size.
+    def offsets_at(self, is_wanted: Callable[[str], bool], store_ms: int) -> Positions:
+        """Return, for every queue of the wanted topics, the first offset stored at `store_ms` or later.
 
-        Raises TransportError (away; asking again looks its address up anew), RemoteError (refused).
+        It is the queue's end where there is none yet. Brokers that do not answer are named as silent.
+        Raises TransportError as `snapshot` does.
         """
-        return self._wait(self._pull(broker, queues))
+        return self._wait(self._offsets_at(is_wanted, store_ms))
+
+    def pull(
+        self, broker: str, queues: Sequence[ColumnQueue], columns: tuple[str, ...], tags: list[str] | None
+    ) -> Pulled:
+        """Read columns of the next records of `queues` at `broker`, in one answer of bounded size.
+
+        `tags`: only messages with one of them, None = all. Raises TransportError (away; asking again looks
+        its address up anew), RemoteError (refused), WireError (the answer makes no sense).
+        """
+        return self._wait(self._pull(broker, queues, columns, tags))
 
     def close(self) -> None:
         """Close every connection and end the thread."""
@@ -111,16 +136,26 @@ class Link:
         return client
 
     async def _snapshot(self, is_wanted: Callable[[str], bool]) -> Snapshot:
+        answers, silent = await self._ask_all(is_wanted, self._bounds)
+        bounds: dict[TopicQueue, Bounds] = {}
+        for broker, answer in answers.items():
+            for topic, queue_id, first, end in rows(QueueBounds, answer.queues):
+                bounds[TopicQueue(topic, broker, queue_id)] = Bounds(first, end)
+        return Snapshot(bounds, {broker: answer.log_epoch for broker, answer in answers.items()}, silent)
+
+    async def _ask_all(
+        self, is_wanted: Callable[[str], bool], ask: Callable[[str, list[str]], Awaitable[T]]
+    ) -> tuple[dict[str, T], tuple[str, ...]]:
+        """Ask every broker with wanted topics; its answer, or its name among those that gave none."""
         await self._refresh_routes()
         wanted = {
             broker: [topic for topic in topics if is_wanted(topic)] for broker, topics in self._topics.items()
         }
         asked = [broker for broker, topics in wanted.items() if topics]
         answers = await asyncio.gather(
-            *(self._bounds(broker, wanted[broker]) for broker in asked), return_exceptions=True
+            *(ask(broker, wanted[broker]) for broker in asked), return_exceptions=True
         )
-        bounds: dict[TopicQueue, Bounds] = {}
-        epochs: dict[str, int] = {}
+        found: dict[str, T] = {}
         silent = []
         for broker, answer in zip(asked, answers, strict=True):
             if isinstance(answer, HoldMQError):
@@ -128,10 +163,38 @@ class Link:
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                epochs[broker] = answer.log_epoch
-                for topic, queue_id, first, end in rows(QueueBounds, answer.queues):
-                    bounds[TopicQueue(topic, broker, queue_id)] = Bounds(first, end)
-        return Snapshot(bounds, epochs, tuple(silent))
+                found[broker] = answer
+        return found, tuple(silent)
+
+    async def _offsets_at(self, is_wanted: Callable[[str], bool], store_ms: int) -> Positions:
+        async def ask(broker: str, topics: list[str]) -> dict[TopicQueue, int]:
+            limit = asyncio.Semaphore(LOOK_UPS_AT_ONCE)
+
+            async def look_up(topic: str) -> dict[TopicQueue, int]:
+                async with limit:
+                    return await self._offsets_of(broker, topic, store_ms)
+
+            found: dict[TopicQueue, int] = {}
+            for part in await asyncio.gather(*map(look_up, topics)):
+                found |= part
+            return found
+
+        answers, silent = await self._ask_all(is_wanted, ask)
+        offsets = {queue: offset for answer in answers.values() for queue, offset in answer.items()}
+        return Positions(offsets, silent)
+
+    async def _offsets_of(self, broker: str, topic: str, store_ms: int) -> dict[TopicQueue, int]:
+        request = OffsetAtRequest(topic, store_ms)
+        try:
+            reply = await self._client(self._address(broker)).call(
+                RequestCode.OFFSET_AT, request, PULL_TIMEOUT_S
+            )
+        except RemoteError as error:
+            if error.code == Code.TOPIC_UNKNOWN:
+                return {}  # deleted since the registry listed it
+            raise
+        found = rows(QueueOffset, reply.header(OffsetAtResponse).offsets)
+        return {TopicQueue(topic, broker, row.queue_id): row.offset for row in found}
 
     async def _refresh_routes(self) -> None:
         failure: HoldMQError = TransportError("no registry is configured")
@@ -179,30 +242,48 @@ class Link:
         self._topics.update(topics)
 
     async def _bounds(self, broker: str, topics: list[str]) -> QueueBoundsResponse:
+        request = QueueBoundsRequest(topics)
+        reply = await self._client(self._address(broker)).call(
+            RequestCode.QUEUE_BOUNDS, request, ASK_TIMEOUT_S
+        )
+        return reply.header(QueueBoundsResponse)
+
+    def _address(self, broker: str) -> str:
         address = self._addresses.get(broker)
         if address is None:
             raise TransportError(f"no registry knows the address of broker {broker}")
-        request = QueueBoundsRequest(topics)
-        reply = await self._client(address).call(RequestCode.QUEUE_BOUNDS, request, ASK_TIMEOUT_S)
-        return reply.header(QueueBoundsResponse)
+        return address
 
-    async def _pull(self, broker: str, queues: Sequence[PullQueue]) -> Pulled:
+    async def _pull(
+        self, broker: str, queues: Sequence[ColumnQueue], columns: tuple[str, ...], tags: list[str] | None
+    ) -> Pulled:
         address = self._addresses.get(broker)
         if address is None or self._client(address).connection is None:
             # Not connected yet, or lost: the broker may have come back somewhere else.
             await self._refresh_routes()
-            address = self._addresses.get(broker)
-        if address is None:
-            raise TransportError(f"no registry knows the address of broker {broker}")
-        request = PullRequest(list(queues), PULL_MAX_BYTES)
-        reply = await self._client(address).call(RequestCode.PULL, request, PULL_TIMEOUT_S)
-        answer = reply.header(PullResponse)
-        return Pulled(rows(PulledQueue, answer.queues), reply.body, answer.log_epoch)
+            address = self._address(broker)
+        request = PullColumnsRequest(list(queues), list(columns), PULL_MAX_BYTES, tags)
+        reply = await self._client(address).call(RequestCode.PULL_COLUMNS, request, PULL_TIMEOUT_S)
+        answer = reply.header(PullColumnsResponse)
+        buffers = split_buffers(reply.body, columns, answer.buffers)
+        return Pulled(rows(PulledQueue, answer.queues), columns, buffers, answer.log_epoch)
 
     async def _close(self) -> None:
         for client in self._clients.values():
             await client.close()
         self._clients.clear()
+
+
+class ColumnPuller(NamedTuple):
+    """A Link that is asked for the same columns and tags each time."""
+
+    link: Link
+    columns: tuple[str, ...]
+    tags: list[str] | None
+
+    def pull(self, broker: str, queues: Sequence[ColumnQueue]) -> Pulled:
+        """As `Link.pull`."""
+        return self.link.pull(broker, queues, self.columns, self.tags)
 
 
 _links: dict[tuple[int, tuple[str, ...], Security | None], Link] = {}

@@ -7,7 +7,8 @@ Offsets are what Spark keeps in its checkpoint, as JSON::
 ``broker/topic/queue`` is a queue's next offset; ``broker`` alone is the epoch of that broker's log
 in which those offsets were seen, so that a cut of the log is noticed even after it has grown again.
 A queue that is not named is read from its first offset: so a topic or queue that appears while a
-query runs is read whole. Keys are sorted, because Spark compares offsets as text.
+query runs is read whole. ``#lost``, where it stands, counts what retention removed before the query
+read it. Keys are sorted, because Spark compares offsets as text.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from holdmq.message import TopicQueue
 
 Offsets = dict[str, int]
 LATEST: Final = "latest"
+LOST: Final = "#lost"
+"""The key of the count of lost records: no broker has such a name."""
 FROM_FIRST: Final = -1
 """A range's start when its queue was not in the offsets: whatever the first offset is by then."""
 
@@ -40,7 +43,7 @@ class Range(NamedTuple):
 
 
 def parse_queue(key: str) -> TopicQueue | None:
-    """Read ``broker/topic/queue``; None for a key that is a broker's name; ValueError for any other."""
+    """Read ``broker/topic/queue``; None for a broker's name and LOST; ValueError for any other key."""
     parts = key.split("/")
     if len(parts) == 1 and key:
         return None
@@ -97,6 +100,20 @@ def _take(start: Offsets, bounds: Mapping[TopicQueue, Bounds], limit: int | None
         left -= taken[queue]
         waiting -= 1
     return taken
+
+
+def overtaken(start: Offsets, end: Offsets, bounds: Mapping[TopicQueue, Bounds]) -> list[Range]:
+    """Return what retention removed of the records between two offsets, for each queue that it overtook.
+
+    A queue that `start` does not name is read from its first record, so it loses nothing.
+    """
+    found = []
+    for queue, (first, _) in sorted(bounds.items()):
+        key = str(queue)
+        begin = start.get(key)
+        if begin is not None and begin < min(first, end.get(key, begin)):
+            found.append(Range(queue, 0, begin, min(first, end[key])))
+    return found
 
 
 def cut_back(start: Offsets, bounds: Mapping[TopicQueue, Bounds]) -> list[Range]:

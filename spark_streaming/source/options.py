@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
 from holdmq.errors import ConfigError, UsageError
 from holdmq.rpc.security import Security
+from holdmq.topics import topic_fault
+from holdmq.wire.column_headers import COLUMNS_TAGS_MAX
 from spark_streaming.source.columns import COLUMNS
 from spark_streaming.source.offsets import LATEST, Offsets, check_offsets
 
@@ -24,6 +27,10 @@ READ_TIMEOUT_DEFAULT_MS: Final = 30_000
 """How long a task waits for a broker that is away: a restart takes seconds, and tasks are retried."""
 
 
+SEND_TIMEOUT_DEFAULT_MS: Final = 30_000
+"""How long a message waits for an absent broker, as for a reader."""
+
+
 class Options(NamedTuple):
     """The checked options of one source; picklable."""
 
@@ -32,8 +39,11 @@ class Options(NamedTuple):
     tags: frozenset[str] | None
     starting: Offsets | None
     starting_latest: bool
+    starting_ms: int | None
     ending: Offsets | None
+    ending_ms: int | None
     max_records: int
+    min_partitions: int
     max_partitions: int
     fail_on_data_loss: bool
     columns: tuple[str, ...]
@@ -45,6 +55,15 @@ class Options(NamedTuple):
         if topic.startswith(SYSTEM_PREFIX):
             return False
         return any(fnmatchcase(topic, pattern) for pattern in self.topics)
+
+
+class WriteOptions(NamedTuple):
+    """The checked options of one writer; picklable. `topic` "" = every row names its own."""
+
+    registries: tuple[str, ...]
+    topic: str
+    send_timeout_s: float
+    security: Security | None
 
 
 class _Option(NamedTuple):
@@ -77,8 +96,21 @@ def _topics(value: str) -> tuple[str, ...]:
     return found
 
 
+def _topic(value: str) -> str:
+    topic = value.strip()
+    fault = topic_fault(topic) if topic else None
+    if fault:
+        raise ValueError(f"is no topic: {fault}")
+    return topic
+
+
 def _tags(value: str) -> frozenset[str] | None:
-    return None if value.strip() == "*" else frozenset(_texts(value))
+    if value.strip() == "*":
+        return None
+    found = frozenset(_texts(value))
+    if len(found) > COLUMNS_TAGS_MAX:
+        raise ValueError(f"names more than {COLUMNS_TAGS_MAX} tags")
+    return found
 
 
 def _count(value: str) -> int:
@@ -105,37 +137,59 @@ def _columns(value: str) -> tuple[str, ...]:
     return found
 
 
-def _starting(value: str) -> tuple[Offsets, bool]:
-    word = value.strip().lower()
-    if word in ("earliest", LATEST):
-        return {}, word == LATEST
-    return _offsets(value), False
+class _Position(NamedTuple):
+    """One of three: the queues' latest offsets, offsets, or the store time from which on (ms)."""
+
+    is_latest: bool = False
+    offsets: Offsets | None = None
+    store_ms: int | None = None
 
 
-def _ending(value: str) -> Offsets | None:
-    return None if value.strip().lower() == LATEST else _offsets(value)
+def _starting(value: str) -> _Position:
+    return _Position(offsets={}) if value.strip().lower() == "earliest" else _ending(value)
 
 
-def _offsets(value: str) -> Offsets:
+def _ending(value: str) -> _Position:
+    text = value.strip()
+    if text.lower() == LATEST:
+        return _Position(is_latest=True)
     try:
-        return check_offsets(json.loads(value))
+        if text.startswith("{"):
+            return _Position(offsets=check_offsets(json.loads(text)))
+        return _Position(store_ms=_time_ms(text))
     except ValueError as error:
-        raise ValueError(f"is neither a known word nor offsets: {error}") from error
+        raise ValueError(f"is no known word, no time and no offsets: {error}") from error
+
+
+def _time_ms(text: str) -> int:
+    """A moment as ms since the epoch, the next whole one: what is stored in ms is then not before it."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError("a time needs its zone, like 2026-01-31T12:00:00Z or …+01:00")
+    return -((datetime(1970, 1, 1, tzinfo=UTC) - moment) // timedelta(milliseconds=1))
 
 
 def _text(value: str) -> str:
     return value.strip()
 
 
-OPTIONS: Final[dict[str, _Option]] = {
+_READ: Final[dict[str, _Option]] = {
     "registry": _Option("127.0.0.1:9876", _addresses, "host:port of registries, separated by commas"),
     "topics": _Option("*", _topics, "topics, names or patterns (* ? [a-z]), separated by commas"),
     "tags": _Option("*", _tags, "exact tags, separated by commas; * = every message"),
     "starting_offsets": _Option(
-        "earliest", _starting, "earliest, latest, or offsets; queues not named are read from their first"
+        "earliest",
+        _starting,
+        "earliest, latest, a time like 2026-01-31T12:00:00Z, or offsets; queues that offsets do not name are "
+        "read from their first",
     ),
-    "ending_offsets": _Option(LATEST, _ending, "latest, or offsets; batch reads only"),
+    "ending_offsets": _Option(
+        LATEST,
+        _ending,
+        "latest, a time like 2026-01-31T12:00:00Z (excluded), or offsets; batch reads only",
+    ),
     "max_records_per_batch": _Option(str(MAX_RECORDS_DEFAULT), _count, "bound of one micro-batch"),
+    "min_partitions": _Option("1", _count, "tasks of one batch at least, as long as each gets a record"),
     "max_partitions": _Option(None, _count, "tasks of one batch; the driver machine's cores unless set"),
     "fail_on_data_loss": _Option(
         "true", _flag, "fail when retention removed what was not read yet; else go on and log the count"
@@ -144,6 +198,8 @@ OPTIONS: Final[dict[str, _Option]] = {
     "read_timeout_ms": _Option(
         str(READ_TIMEOUT_DEFAULT_MS), _count, "how long a task waits for an absent broker before it fails"
     ),
+}
+_SECURITY: Final[dict[str, _Option]] = {
     "access_key": _Option("", _text, f"name of an access key; its secret is in secret_file or {ENV_SECRET}"),
     "secret_file": _Option("", _text, "file with the secret of access_key, on every machine that reads"),
     "tls": _Option("false", _flag, "TLS, with the system's authorities unless tls_ca is set"),
@@ -152,19 +208,68 @@ OPTIONS: Final[dict[str, _Option]] = {
     "tls_key": _Option("", _text, "PEM file of the key of tls_cert"),
     "tls_server_name": _Option("", _text, "name to look for in servers' certificates"),
 }
-"""Every option: default (None = computed), check, meaning."""
+OPTIONS: Final = {**_READ, **_SECURITY}
+"""Every option of a reader: default (None = computed), check, meaning."""
 
-_SPARKS_OWN: Final = frozenset({"path"})
+WRITE_OPTIONS: Final[dict[str, _Option]] = {
+    "registry": OPTIONS["registry"],
+    "topic": _Option("", _topic, "the topic of rows without one of their own"),
+    "send_timeout_ms": _Option(
+        str(SEND_TIMEOUT_DEFAULT_MS), _count, "how long a message may take, all retries included"
+    ),
+    **_SECURITY,
+}
+"""Every option of a writer."""
+
+_SPARKS_OWN: Final = frozenset({"path", "checkpointlocation", "queryname"})
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
-    """Check what the user gave and fill in defaults; ConfigError names a wrong or unknown option."""
+    """Check what the user gave a reader and fill in defaults; ConfigError names a wrong or unknown option."""
+    values = _values(given, OPTIONS)
+    starting, ending = values["starting_offsets"], values["ending_offsets"]
+    most = values["max_partitions"] or max(os.cpu_count() or 1, values["min_partitions"])
+    if values["min_partitions"] > most:
+        raise ConfigError(
+            f"format holdmq: min_partitions = {values['min_partitions']} is above max_partitions = {most}"
+        )
+    return Options(
+        registries=values["registry"],
+        topics=values["topics"],
+        tags=values["tags"],
+        starting=starting.offsets,
+        starting_latest=starting.is_latest,
+        starting_ms=starting.store_ms,
+        ending=ending.offsets,
+        ending_ms=ending.store_ms,
+        max_records=values["max_records_per_batch"],
+        min_partitions=values["min_partitions"],
+        max_partitions=most,
+        fail_on_data_loss=values["fail_on_data_loss"],
+        columns=values["columns"],
+        read_timeout_s=values["read_timeout_ms"] / 1000,
+        security=_security(values),
+    )
+
+
+def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
+    """The same for a writer."""
+    values = _values(given, WRITE_OPTIONS)
+    return WriteOptions(
+        registries=values["registry"],
+        topic=values["topic"],
+        send_timeout_s=values["send_timeout_ms"] / 1000,
+        security=_security(values),
+    )
+
+
+def _values(given: Mapping[str, str], options: Mapping[str, _Option]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name in given:
-        if name.lower() not in OPTIONS and name.lower() not in _SPARKS_OWN:
-            raise ConfigError(f"format holdmq: unknown option {name!r}; there are {', '.join(OPTIONS)}")
+        if name.lower() not in options and name.lower() not in _SPARKS_OWN:
+            raise ConfigError(f"format holdmq: unknown option {name!r}; there are {', '.join(options)}")
     lowered = {name.lower(): value for name, value in given.items()}
-    for name, option in OPTIONS.items():
+    for name, option in options.items():
         text = lowered.get(name, option.default)
         try:
             values[name] = None if text is None else option.check(text)
@@ -172,21 +277,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
             raise ConfigError(
                 f"format holdmq: option {name} = {text!r} {error}; it takes {option.meaning}"
             ) from error
-    starting, starting_latest = values["starting_offsets"]
-    return Options(
-        registries=values["registry"],
-        topics=values["topics"],
-        tags=values["tags"],
-        starting=starting,
-        starting_latest=starting_latest,
-        ending=values["ending_offsets"],
-        max_records=values["max_records_per_batch"],
-        max_partitions=values["max_partitions"] or os.cpu_count() or 1,
-        fail_on_data_loss=values["fail_on_data_loss"],
-        columns=values["columns"],
-        read_timeout_s=values["read_timeout_ms"] / 1000,
-        security=_security(values),
-    )
+    return values
 
 
 def _security(values: Mapping[str, Any]) -> Security | None:

@@ -13,12 +13,16 @@ PARTITION_RECORDS_MIN: Final = 20_000
 
 
 def split(
-    wanted: Iterable[Range], max_partitions: int, firsts: Mapping[TopicQueue, int] | None = None
+    wanted: Iterable[Range],
+    max_partitions: int,
+    firsts: Mapping[TopicQueue, int] | None = None,
+    min_partitions: int = 1,
 ) -> list[list[Range]]:
     """Cut ranges into at most `max_partitions` lists of nearly the same number of records.
 
-    A queue is cut in two only where the line falls inside it, so tasks read long runs. `firsts` are
-    the first offsets of queues read from their first; without one such a range counts from 0.
+    Few records are fewer lists, but `min_partitions` at least, as long as each gets a record. A queue is
+    cut in two only where the line falls inside it, so tasks read long runs. `firsts` are the first offsets
+    of queues read from their first; without one such a range counts from 0.
     """
     firsts = firsts or {}
     todo = list(wanted)
@@ -27,10 +31,10 @@ def split(
     total = sum(sizes)
     if not todo:
         return []
-    count = max(1, min(max_partitions, total // PARTITION_RECORDS_MIN))
-    share = -(-total // count)
+    count = max(1, min(max_partitions, total // PARTITION_RECORDS_MIN), min(min_partitions, total))
+    shares = (total * (index + 1) // count - total * index // count for index in range(count))
     parts: list[list[Range]] = [[]]
-    room = share
+    room = next(shares)
     for item, size in zip(todo, sizes, strict=True):
         while size > room:
             if room > 0:
@@ -40,7 +44,7 @@ def split(
                 item = item._replace(epoch=0, start=middle)
                 size -= room
             parts.append([])
-            room = share
+            room = next(shares)
         parts[-1].append(item)
         room -= size
     return [part for part in parts if part]

@@ -9,37 +9,53 @@ from typing import Final, Protocol
 
 import structlog
 
-from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
-from holdmq.wire.headers import PulledQueue, PullQueue
+from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, WireError
+from holdmq.message import TopicQueue
+from holdmq.wire.column_headers import COLUMNS_QUEUES_MAX, ColumnQueue
+from holdmq.wire.headers import PulledQueue
 from spark_streaming.source.columns import Answer, Part
 from spark_streaming.source.link import Pulled
 from spark_streaming.source.offsets import FROM_FIRST, Range
 
 RETRY_MIN_S: Final = 0.05
 RETRY_MAX_S: Final = 1.0
-QUEUES_PER_PULL: Final = 1_024
-"""Queues named in one PULL: far below the broker's bound; more of them are read one group after another."""
-
 log = structlog.get_logger("holdmq.spark")
 
 
+RETENTION: Final = "retention removed them before they were read"
+
+
 class DataLossError(HoldMQError):
-    """Records that were promised to a query are gone; the message names queue and offsets."""
+    """Records that were promised to a query are gone; the message names topic, queue and offsets."""
+
+
+def data_loss(gone: Range, why: str) -> DataLossError:
+    """Return the error that says which records are gone, why, and what goes on without them."""
+    return DataLossError(f"{_loss(gone, why)}; with fail_on_data_loss=false the query goes on at {gone.end}")
+
+
+def _loss(gone: Range, why: str) -> str:
+    queue = gone.queue
+    return (
+        f"topic {queue.topic}, queue {queue.queue_id} at broker {queue.broker}: "
+        f"records {gone.start} to {gone.end - 1} are gone, {why}"
+    )
 
 
 class Puller(Protocol):
-    """What reading needs of a Link."""
+    """What reading needs of a Link: see `link.ColumnPuller`."""
 
-    def pull(self, broker: str, queues: Sequence[PullQueue]) -> Pulled:
+    def pull(self, broker: str, queues: Sequence[ColumnQueue]) -> Pulled:
         """Read the next records of `queues` at `broker`; raises TransportError, RemoteError."""
 
 
 class RangeReader:
-    """Reads the ranges of one task. Iterate once; each Answer's buffer is the caller's.
+    """Reads the ranges of one task. Iterate once; each Answer's buffers are the caller's.
 
-    An absent broker is asked again for up to `timeout_s` without progress, then TransportError is
-    raised and Spark runs the task again. Records that retention or damage took raise DataLossError
-    when `fail_on_data_loss`, else they are logged with their count, and reading goes on after them.
+    A broker that is absent, busy or gives nothing is asked again for up to `timeout_s`, then
+    TransportError is raised and Spark runs the task again. Records that retention or damage took raise
+    DataLossError when `fail_on_data_loss`, else they are logged with their count, and reading goes on
+    after them.
     """
 
     def __init__(
@@ -65,50 +81,69 @@ class RangeReader:
     def __iter__(self) -> Iterator[Answer]:
         for broker, todo in self._by_broker.items():
             while todo:
-                asked, later = todo[:QUEUES_PER_PULL], todo[QUEUES_PER_PULL:]
-                left, answer = self._sort(asked, self._pull(broker, asked))
+                asked, later = todo[:COLUMNS_QUEUES_MAX], todo[COLUMNS_QUEUES_MAX:]
+                left, answer = self._pull(broker, asked)
                 if answer.parts:
                     yield answer
                 todo = left + later
 
-    def _pull(self, broker: str, asked: list[Range]) -> Pulled:
+    def _pull(self, broker: str, asked: list[Range]) -> tuple[list[Range], Answer]:
+        """Ask until something comes: what is still to be read then, and what came."""
         deadline = self._clock() + self._timeout_s
         pause_s = RETRY_MIN_S
         while True:
+            cause: HoldMQError | None = None
             try:
-                return self._puller.pull(broker, [_ask(item) for item in asked])
+                pulled = self._puller.pull(broker, [_ask(item) for item in asked])
             except HoldMQError as error:
                 if not error.retriable:
                     raise
-                if self._clock() >= deadline:
-                    raise TransportError(
-                        f"broker {broker} gave no records for {self._timeout_s:.0f} s: {error}"
-                    ) from error
+                cause = error
+            else:
+                left, answer = self._sort(asked, pulled)
+                if answer.parts or len(left) < len(asked) or _places(left) != _places(asked):
+                    return left, answer
+            if self._clock() >= deadline:
+                raise TransportError(
+                    f"broker {broker} gave no records for {self._timeout_s:.0f} s: "
+                    f"{cause or 'it has them, but answers without any'}"
+                ) from cause
             self._sleep(pause_s * (0.5 + random.random()))
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     def _sort(self, asked: list[Range], pulled: Pulled) -> tuple[list[Range], Answer]:
-        """Split an answer: what is still to be read, and what came. Queues it has no row for were cut off."""
+        """Split an answer: what is still to be read, and what came.
+
+        Queues that it has no row for found no room in it. A queue may be asked for in several ranges.
+        """
         parts: list[Part] = []
-        left = asked[len(pulled.queues) :]
-        for item, row in zip(asked, pulled.queues, strict=False):
+        left: list[Range] = []
+        rows = iter(pulled.queues)
+        row = next(rows, None)
+        for item in asked:
+            if row is None or (row.topic, row.queue_id) != (item.queue.topic, item.queue.queue_id):
+                left.append(item)
+                continue
             if row.records:
-                parts.append(Part(item.queue, row.records, item.end))
+                parts.append(Part(item.queue, row.records))
             start = self._next_start(item, row)
             if start < item.end:
                 # The new start is a position of the log as it is now.
                 left.append(item._replace(start=start, epoch=pulled.log_epoch))
-        return left, Answer(pulled.body, parts)
+            row = next(rows, None)
+        if row is not None:
+            raise WireError(f"an answer has rows of {row.topic}/{row.queue_id}, which it was not asked for")
+        return left, Answer(parts, pulled.columns, pulled.buffers)
 
     def _next_start(self, item: Range, row: PulledQueue) -> int:
         if row.status == Code.OK:
-            if not row.records and row.next_offset >= row.end_offset:
+            if row.end_offset <= row.next_offset < item.end:
                 # It ends before what it had when the batch was planned.
                 return self._note_cut(item, row.end_offset)
             return row.next_offset
         if row.status == Code.OFFSET_BEHIND:
             if item.start != FROM_FIRST:
-                self._lose(item, row.next_offset, "retention removed them before they were read")
+                self._lose(item, row.next_offset, RETENTION)
             return row.next_offset
         if row.status == Code.OFFSET_AHEAD:
             return self._note_cut(item, row.next_offset)
@@ -129,16 +164,16 @@ class RangeReader:
     def _lose(self, item: Range, next_offset: int, why: str) -> None:
         first = max(item.start, 0)
         last = min(max(next_offset, first), item.end)
-        queue = item.queue
-        text = (
-            f"topic {queue.topic}, queue {queue.queue_id} at broker {queue.broker}: "
-            f"records {first} to {last - 1} are gone, {why}"
-        )
+        gone = item._replace(start=first, end=last)
         if self._fail_on_data_loss:
-            raise DataLossError(f"{text}; with fail_on_data_loss=false the query goes on at {last}")
+            raise data_loss(gone, why)
         self.lost += last - first
-        log.warning("records lost", sentence=text, records=last - first, lost_by_task=self.lost)
+        log.warning("records lost", sentence=_loss(gone, why), records=last - first, lost_by_task=self.lost)
 
 
-def _ask(item: Range) -> PullQueue:
-    return PullQueue(item.queue.topic, item.queue.queue_id, item.epoch, max(item.start, 0))
+def _ask(item: Range) -> ColumnQueue:
+    return ColumnQueue(item.queue.topic, item.queue.queue_id, item.epoch, max(item.start, 0), item.end)
+
+
+def _places(items: Sequence[Range]) -> set[tuple[TopicQueue, int]]:
+    return {(item.queue, item.start) for item in items}

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from holdmq.message import TopicQueue
 from spark_streaming.source.offsets import (
     FROM_FIRST,
+    LOST,
     Bounds,
     Range,
     advance,
     check_offsets,
     cut_back,
+    overtaken,
     parse_queue,
     ranges,
 )
@@ -82,6 +84,21 @@ def test_a_log_that_was_cut_takes_the_offset_back() -> None:
     assert end == {"b": 2, "b/t/0": 6}
     # Where the cut was only the broker knows: it is asked from the old offset in the old epoch.
     assert ranges({"b": 1, "b/t/0": 9}, end) == [Range(queue("t"), 1, 9, 6)]
+
+
+def test_what_retention_took_on_the_way_is_known_and_its_count_travels_in_the_offsets() -> None:
+    bounds = {queue("t", 0): Bounds(7, 9), queue("t", 1): Bounds(7, 7), queue("t", 2): Bounds(7, 9)}
+    start = {LOST: 2, "b/t/0": 4, "b/t/1": 1}
+    end = advance(start, bounds, {}, None)
+    assert overtaken(start, end, bounds) == [Range(queue("t", 0), 0, 4, 7), Range(queue("t", 1), 0, 1, 7)]
+    assert overtaken(end, end, bounds) == []
+    # A target that retention passed, too: what lies behind it is the next batch's loss.
+    near = {**end, "b/t/0": 5}
+    assert overtaken(start, near, bounds)[0] == Range(queue("t", 0), 0, 4, 5)
+    assert end[LOST] == 2
+    assert parse_queue(LOST) is None
+    assert check_offsets(end) == end
+    assert [item.queue.queue_id for item in ranges(start, end)] == [0, 1, 2]
 
 
 def test_a_range_carries_the_epoch_in_which_its_start_was_seen() -> None:

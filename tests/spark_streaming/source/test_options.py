@@ -41,6 +41,22 @@ def test_starting_offsets_are_a_word_or_json() -> None:
     assert parse_options({"starting_offsets": '{"b/t/0": 4}'}).starting == {"b/t/0": 4}
 
 
+def test_a_position_is_a_time_with_its_zone() -> None:
+    for text in ("2023-11-14T22:13:20.123Z", "2023-11-14T23:13:20.123+01:00", "2023-11-14T22:13:20.1229Z"):
+        options = parse_options({"starting_offsets": text, "ending_offsets": text})
+        assert (options.starting_ms, options.ending_ms) == (1_700_000_000_123, 1_700_000_000_123)
+        assert (options.starting, options.ending, options.starting_latest) == (None, None, False)
+    with pytest.raises(ConfigError, match="a time needs its zone"):
+        parse_options({"starting_offsets": "2023-11-14T22:13:20"})
+
+
+def test_the_least_tasks_are_never_more_than_the_most() -> None:
+    with pytest.raises(ConfigError, match="min_partitions = 5 is above max_partitions = 4"):
+        parse_options({"min_partitions": "5", "max_partitions": "4"})
+    options = parse_options({"min_partitions": "500"})
+    assert (options.min_partitions, options.max_partitions) == (500, 500)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -50,6 +66,8 @@ def test_starting_offsets_are_a_word_or_json() -> None:
         ("starting_offsets", "yesterday"),
         ("starting_offsets", '{"b/t": 4}'),
         ("ending_offsets", "earliest"),
+        ("ending_offsets", "2023-11-14T22:13:20"),
+        ("min_partitions", "0"),
         ("max_records_per_batch", "0"),
         ("max_partitions", "-1"),
         ("fail_on_data_loss", "maybe"),

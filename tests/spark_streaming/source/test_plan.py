@@ -46,11 +46,15 @@ def test_a_queue_read_from_its_first_is_cut_where_its_records_are() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 5 * PARTITION_RECORDS_MIN)), max_size=12),
     st.integers(1, 9),
+    st.integers(1, 9),
 )
-def test_partitions_cover_every_record_once_and_are_balanced(runs: list[tuple[int, int]], cores: int) -> None:
+def test_partitions_cover_every_record_once_and_are_balanced(
+    runs: list[tuple[int, int]], cores: int, least: int
+) -> None:
     wanted = [one(i, start, start + size) for i, (start, size) in enumerate(runs)]
-    parts = split(wanted, cores)
+    parts = split(wanted, cores, None, min(least, cores))
     assert len(parts) <= cores
+    assert len(parts) >= min(least, cores, sum(size for _, size in runs))
     joined: dict[TopicQueue, list[tuple[int, int]]] = {}
     for part in parts:
         for item in part:

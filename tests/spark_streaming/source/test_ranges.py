@@ -3,26 +3,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+import structlog
 
-from holdmq.errors import Code, RemoteError, TransportError
+from holdmq.errors import Code, RemoteError, TransportError, WireError
 from holdmq.message import TopicQueue
-from holdmq.wire.headers import PulledQueue, PullQueue
+from holdmq.wire.column_headers import COLUMNS_QUEUES_MAX, ColumnQueue
+from holdmq.wire.headers import PulledQueue
 from spark_streaming.source.link import Pulled
 from spark_streaming.source.offsets import FROM_FIRST, Range
-from spark_streaming.source.ranges import QUEUES_PER_PULL, DataLossError, RangeReader
+from spark_streaming.source.ranges import DataLossError, RangeReader
 
 EPOCH = 5
-Script = Callable[[PullQueue], PulledQueue | Exception]
+Script = Callable[[ColumnQueue], PulledQueue | Exception]
 
 
 class Pulls:
-    """Answers pulls from a script, one record a byte, as a broker's answers are laid out."""
+    """Answers pulls from a script, without columns."""
 
     def __init__(self, *scripts: Script) -> None:
         self.scripts = list(scripts)
-        self.asked: list[list[PullQueue]] = []
+        self.asked: list[list[ColumnQueue]] = []
 
-    def pull(self, broker: str, queues: Sequence[PullQueue]) -> Pulled:
+    def pull(self, broker: str, queues: Sequence[ColumnQueue]) -> Pulled:
         self.asked.append(list(queues))
         script = self.scripts.pop(0)
         rows = []
@@ -31,11 +33,11 @@ class Pulls:
             if isinstance(row, Exception):
                 raise row
             rows.append(row)
-        return Pulled(rows, memoryview(bytes(sum(r.length_bytes for r in rows))), EPOCH)
+        return Pulled(rows, (), [], EPOCH)
 
 
 def answer(status: Code = Code.OK, records: int = 0, next_offset: int = -1, end: int = 1000) -> Script:
-    def script(queue: PullQueue) -> PulledQueue:
+    def script(queue: ColumnQueue) -> PulledQueue:
         following = queue.offset + records if next_offset < 0 else next_offset
         return PulledQueue(queue.topic, queue.queue_id, status, following, 0, end, records, records)
 
@@ -66,20 +68,20 @@ def counts(found: RangeReader) -> list[int]:
 
 
 def test_a_range_is_asked_for_until_its_end_is_there() -> None:
-    pulls = Pulls(answer(records=4), answer(records=9))
-    assert counts(reader(pulls, one(10, 20))) == [4, 9]
+    pulls = Pulls(answer(records=4), answer(records=6))
+    assert counts(reader(pulls, one(10, 20))) == [4, 6]
     # The first ask claims the epoch of the checkpoint, later ones that of the last answer.
-    assert pulls.asked == [[PullQueue("t", 0, 3, 10)], [PullQueue("t", 0, EPOCH, 14)]]
+    assert pulls.asked == [[ColumnQueue("t", 0, 3, 10, 20)], [ColumnQueue("t", 0, EPOCH, 14, 20)]]
 
 
 def test_queues_that_an_answer_had_no_room_for_are_asked_again() -> None:
     pulls = Pulls(answer(records=5), answer(records=5))
     whole = pulls.pull
 
-    def short(broker: str, queues: Sequence[PullQueue]) -> Pulled:
+    def short(broker: str, queues: Sequence[ColumnQueue]) -> Pulled:
         return whole(broker, queues)._replace(queues=whole_rows(queues)[:1])
 
-    def whole_rows(queues: Sequence[PullQueue]) -> list[PulledQueue]:
+    def whole_rows(queues: Sequence[ColumnQueue]) -> list[PulledQueue]:
         return [PulledQueue(q.topic, q.queue_id, 0, q.offset + 5, 0, 99, 5, 5) for q in queues]
 
     pulls.pull = short  # type: ignore[method-assign]
@@ -88,10 +90,10 @@ def test_queues_that_an_answer_had_no_room_for_are_asked_again() -> None:
 
 
 def test_more_queues_than_one_pull_may_name_are_read_in_groups() -> None:
-    wanted = [one(0, 1, i) for i in range(QUEUES_PER_PULL + 1)]
+    wanted = [one(0, 1, i) for i in range(COLUMNS_QUEUES_MAX + 1)]
     pulls = Pulls(answer(records=1), answer(records=1))
-    assert sum(counts(reader(pulls, *wanted))) == QUEUES_PER_PULL + 1
-    assert [len(asked) for asked in pulls.asked] == [QUEUES_PER_PULL, 1]
+    assert sum(counts(reader(pulls, *wanted))) == COLUMNS_QUEUES_MAX + 1
+    assert [len(asked) for asked in pulls.asked] == [COLUMNS_QUEUES_MAX, 1]
 
 
 def test_a_broker_that_comes_back_is_read_on() -> None:
@@ -105,6 +107,27 @@ def test_a_broker_that_stays_away_fails_the_task_after_the_timeout() -> None:
     with pytest.raises(TransportError, match="broker b gave no records for 10 s: refused"):
         counts(reader(pulls, one(0, 10)))
     assert len(pulls.asked) > 5
+
+
+def test_a_broker_that_answers_without_records_is_not_asked_without_a_pause() -> None:
+    pulls = Pulls(*[answer(next_offset=4)] * 4, answer(records=6))
+    found = reader(pulls, one(4, 10), timeout_s=2)
+    assert counts(found) == [6]
+    with pytest.raises(TransportError, match="it has them, but answers without any"):
+        counts(reader(Pulls(*[answer(next_offset=4)] * 100), one(4, 10)))
+
+
+def test_records_that_the_tags_left_nothing_of_are_passed() -> None:
+    pulls = Pulls(answer(next_offset=15, end=20), answer(next_offset=20, end=20))
+    with structlog.testing.capture_logs() as said:
+        assert counts(reader(pulls, one(10, 20))) == []
+    assert said == []
+
+
+def test_an_answer_for_queues_that_were_not_asked_for_is_refused() -> None:
+    pulls = Pulls(lambda _: PulledQueue("other", 0, 0, 5, 0, 9, 5, 5))
+    with pytest.raises(WireError, match="rows of other/0, which it was not asked for"):
+        counts(reader(pulls, one(0, 5)))
 
 
 def test_a_refusal_that_waiting_does_not_mend_is_raised_at_once() -> None:
@@ -150,7 +173,7 @@ def test_damage_is_a_loss_and_reading_goes_on_after_it() -> None:
 def test_what_took_the_place_of_cut_records_is_read() -> None:
     pulls = Pulls(answer(Code.OFFSET_AHEAD, next_offset=5), answer(records=7))
     assert counts(reader(pulls, one(8, 12))) == [7]
-    assert pulls.asked[1] == [PullQueue("t", 0, EPOCH, 5)]
+    assert pulls.asked[1] == [ColumnQueue("t", 0, EPOCH, 5, 12)]
 
 
 def test_a_log_that_is_still_shorter_than_the_offset_is_read_from_its_cut() -> None:
