@@ -63,6 +63,10 @@ TERMS_PER_READER: Final = 40_000
 MANY_SESSIONS: Final = 100
 MANY_CREDIT_BYTES: Final = 512 << 10
 """Asked for at a time for so many sessions: looking after all of them costs more than a message."""
+DELIVERED_PER_STEP: Final = 500
+"""Messages given to many sessions before the loop's other work has its turn: some milliseconds."""
+RELAXED_PER_ANSWER: Final = 1_000
+"""Sessions that one answer of the live feed makes wholly live: a millisecond; the rest goes with the next."""
 LOOKED_AT_MAX: Final = 10_000
 """Waiting sessions that are looked at for neighbours: a millisecond or two."""
 CALL_TIMEOUT_S: Final = 10.0
@@ -75,12 +79,14 @@ class _Turn:
 
     `sessions` have, each, how many of its filters the reader knows (`Lag.filters_added`); `terms_version` is
     that of what those mean. `answers` have come and are not delivered to the end: up to which position each
-    leads, and its records. `rests_until` is set while the only session is full.
+    leads, and its records. `rests_until` is set while the only session is full, `goes_on` while the loop's
+    other work has its turn.
     """
 
     __slots__ = (
         "answers",
         "connection",
+        "goes_on",
         "is_far",
         "is_reading",
         "link",
@@ -102,6 +108,7 @@ class _Turn:
         self.answers: deque[tuple[int, Records]] = deque()
         self.is_reading = False
         self.rests_until = 0.0
+        self.goes_on = False
 
 
 class CatchUp:
@@ -117,6 +124,9 @@ class CatchUp:
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Session] = deque()
         self._far_queue: deque[Session] = deque()
+        self._pump_due = False
+        self._landed: dict[str, deque[tuple[int, Session]]] = {}
+        """By broker, sessions that caught up further than the live feed is known to be, and how far."""
         self._gathering: asyncio.TimerHandle | None = None
         self._gather_until = self._gather_at_most = 0.0
         self._far = 0
@@ -147,7 +157,7 @@ class CatchUp:
             return
         lag.is_queued = True
         self._queue.append(session)
-        self._pump()
+        self._pump_soon()
 
     def _again(self, session: Session) -> None:
         """A turn of this session is over; it may want another one."""
@@ -165,7 +175,14 @@ class CatchUp:
 
     # Beginning
 
+    def _pump_soon(self) -> None:
+        """Open readers when this turn of the loop is over: sessions that become ready in it share them."""
+        if not self._pump_due:
+            self._pump_due = True
+            self._loop.call_soon(self._pump)
+
     def _pump(self) -> None:
+        self._pump_due = False
         waiting = len(self._queue)
         if waiting and not self._free:
             self._end_longest_rest(is_far=False)
@@ -349,7 +366,13 @@ class CatchUp:
         answer = result.header(ReadResponse)
         self._worker.counters.catchup_records_total += answer.records
         turn.answers.append((answer.position, self._delivery.answer(turn.link, result.body)))
-        if not turn.rests_until:
+        if not turn.rests_until and not turn.goes_on:
+            self._serve(turn)
+            self._worker.settle()
+
+    def _go_on(self, turn: _Turn) -> None:
+        turn.goes_on = False
+        if turn.reader_id >= 0:
             self._serve(turn)
             self._worker.settle()
 
@@ -366,7 +389,8 @@ class CatchUp:
             if not is_live and not turn.is_reading and len(turn.answers) < ANSWERS_PER_TURN:
                 self._read(turn)
             if not self._deliver_all(turn, records):
-                self._rest(turn)
+                if not turn.goes_on:
+                    self._rest(turn)
                 return
             turn.answers.popleft()
             going_live = LIVE_PER_ANSWER if is_live else 0
@@ -386,12 +410,19 @@ class CatchUp:
         self._end(turn)
 
     def _deliver_all(self, turn: _Turn, records: Records) -> bool:
-        """Give records to who wants them; False when the only session of the turn is full."""
+        """Give records to who wants them; False when the turn's only session is full, or it `goes_on`."""
         if len(turn.sessions) == 1:
             (session,) = turn.sessions
             lag = _lag_of(session, turn.link.name)
             return lag is None or self._delivery.again_all(turn.link, records, session, lag)
+        left = DELIVERED_PER_STEP
         while (outgoing := records.next()) is not None:
+            if not left:
+                records.back()
+                turn.goes_on = True
+                self._loop.call_soon(self._go_on, turn)
+                return False
+            left -= 1
             if not self._deliver(turn, outgoing):
                 records.back()
                 return False
@@ -448,6 +479,14 @@ class CatchUp:
 
     # Ending
 
+    def fed(self, link: BrokerLink) -> None:
+        """The live feed is further: sessions that waited for it where they had caught up need no Lag."""
+        landed = self._landed.get(link.name)
+        left = RELAXED_PER_ANSWER
+        while landed and left and landed[0][0] <= (link.reader.position or 0):
+            left -= 1
+            self.relax(landed.popleft()[1])
+
     def relax(self, session: Session) -> None:
         """Forget what the live feed has passed by now: a session that gets nothing needs no Lag."""
         lag = _lag_of(session)
@@ -477,6 +516,8 @@ class CatchUp:
         lag.caught_up(turn.link.name, position)
         if (turn.link.reader.position or 0) >= position:
             lag.floors.pop(turn.link.name, None)
+        else:
+            self._landed.setdefault(turn.link.name, deque()).append((position, session))
         self._end_lag(session, lag)
         self._again(session)
 
@@ -492,7 +533,7 @@ class CatchUp:
         turn.reader_id = -1
         for session in self._let_go(turn):
             self._again(session)
-        self._pump()
+        self._pump_soon()
         self._pump_far()
 
     def _let_go(self, turn: _Turn) -> list[Session]:

@@ -29,7 +29,8 @@ READS_OUTSTANDING: Final = 2
 """One is being answered while the other travels (wire.md, Readers)."""
 READ_CREDIT_BYTES: Final = 256 << 10
 """Bytes of one answer: matched in a few milliseconds, so that the loop turns."""
-READ_HOLD_MS: Final = 20_000
+READ_HOLD_MS: Final = 2_000
+"""How often a feed without a message tells how far it is: until then a session that caught up has a Lag."""
 CALL_TIMEOUT_S: Final = 10.0
 REOPEN_S: Final = 0.2
 TERMS_PER_REQUEST: Final = 20_000

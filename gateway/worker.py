@@ -265,6 +265,7 @@ class Worker:
         self.counters.records_read_total += records
         self.delivery.live(link, body, is_late)
         link.reader.position = position
+        self.catchup.fed(link)
         self.settle()
 
     @staticmethod

@@ -60,6 +60,8 @@ class Lag:
     def caught_up(self, broker: str, position: int) -> None:
         """Everything below `position` was delivered, and the live feed goes on from there or below."""
         self.positions.pop(broker, None)
+        # What is behind from now on was learnt from the live feed.
+        self.epochs.pop(broker, None)
         self.floors[broker] = position
 
     def stands_at(self, broker: str, live: int) -> int:

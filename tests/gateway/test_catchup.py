@@ -46,6 +46,68 @@ async def test_a_session_goes_on_from_what_was_read_for_it(start_worker: Start) 
     assert running.worker.catchup.readers == 0
 
 
+async def test_who_does_not_read_takes_no_more_than_its_window_and_gets_everything_afterwards(
+    start_worker: Start,
+) -> None:
+    running = await start_worker(inflight_max=8)
+    silent, *reading = [await running.client(name) for name in ("silent", "a reader", "another")]
+    for client in (silent, *reading):
+        await client.subscribe("a/#")
+    publisher = await running.client("publisher")
+    publisher.send(*[Publish("a/b", b"%d" % n, 1, packet_id=n + 1) for n in range(300)])
+    everything = [b"%d" % n for n in range(300)]
+    for client in reading:
+        assert await take(client, 300) == everything
+    await running.until(lambda: running.worker.counters.lagging_sessions == 1)
+    session = running.worker.session("silent")
+    assert len(session.outbound.inflight) == 8
+    assert session.shell.transport.get_write_buffer_size() == 0
+    assert running.worker.catchup.readers == 0
+    assert await take(silent, 300) == everything
+    await running.until(lambda: running.worker.counters.lagging_sessions == 0)
+
+
+@pytest.mark.parametrize("step", [500, 2])
+async def test_sessions_that_become_ready_in_one_turn_share_a_reader(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    monkeypatch.setattr("gateway.catchup.DELIVERED_PER_STEP", step)
+    running = await start_worker(inflight_max=4)
+    clients = [await lagging(running, f"s{n}", 12) for n in range(3)]
+    acks = [[PubAck((await client.next()).packet_id) for _ in range(4)] for client in clients]
+    for client, own in zip(clients, acks, strict=True):
+        client.send(*own)
+    everything = [b"%d" % n for n in range(12)]
+    for at, client in enumerate(clients):
+        # The first ones got what the publishers of the others sent, too.
+        count = len(clients) - at
+        assert await take(client, 12 * count - 4) == (everything * count)[4:]
+    assert running.worker.catchup.shared >= 3
+
+
+async def test_who_caught_up_further_than_the_live_feed_is_live_as_soon_as_that_is_there(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_worker(inflight_max=4)
+    # Every session is looked at now and then, too.
+    monkeypatch.setattr(running.worker.persistent, "_looked_at", lambda _now, _count: iter(()))
+    client = await lagging(running, "s", 8)
+    other = await running.client("other")
+    await other.subscribe("other/#")
+    publisher = await running.client("p")
+    publisher.send(Publish("nobodys/topic", b"", 1, packet_id=1))
+    await publisher.acked(1)
+    await take(client, 8)
+    lag = running.worker.session("s").outbound.lag
+    await running.until(lambda: lag.floors)
+    link = running.worker.links["b0"]
+    assert lag.floors["b0"] > link.reader.position
+    publisher.send(Publish("other/x", b"", 1, packet_id=2))
+    await other.next()
+    await running.until(lambda: running.worker.counters.lagging_sessions == 0)
+    assert running.worker.session("s").outbound.lag is None
+
+
 async def test_who_rests_for_long_gives_its_reader_up_and_gets_another(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

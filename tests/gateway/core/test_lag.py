@@ -24,6 +24,14 @@ def test_what_catching_up_delivered_is_not_delivered_again_by_the_live_feed() ->
     assert lag.is_over
 
 
+def test_a_position_from_the_live_feed_is_of_its_log_epoch_not_of_one_that_was_caught_up_with() -> None:
+    lag = Lag()
+    lag.positions["b"], lag.epochs["b"] = 100, 1
+    lag.caught_up("b", 300)
+    lag.fall_behind("b", 400)
+    assert lag.epochs == {}
+
+
 def test_falling_behind_again_below_what_was_delivered_starts_from_there() -> None:
     lag = Lag()
     lag.fall_behind("b", 100)
