@@ -21,7 +21,7 @@ from gateway.session.events import Closed, Event
 from gateway.session.outbound import Granted
 from gateway.session.receiving import complete, unreleased_of
 from gateway.session.session import CLOSED, OPENING, Session
-from gateway.wills import what_becomes_of_it
+from gateway.wills import AT_OWNER, what_becomes_of_it
 from holdmq import telemetry
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
 from holdmq.mqtt import MqttError, ReasonCode
@@ -58,7 +58,7 @@ STATES_PER_TICK: Final = 500
 FAR_BYTES: Final = 64 << 20
 """How far the log may grow past the row of a session that gets nothing: what a crash makes it scan."""
 LOOK_S: Final = 20.0
-"""How often each session is looked at for that: as often as an idle feed says how far it is."""
+"""How often each session is looked at for that."""
 TAKEN_MAX: Final = 10_000
 """Epochs remembered that were taken before their opening was answered."""
 
@@ -226,6 +226,8 @@ class Sessions:
         self._decided(session)
         session.epoch = answer.epoch
         session.owner = owner
+        if session.will is not None:
+            session.will = AT_OWNER
         is_taken = self._taken.pop(session.client_id, 0) == answer.epoch
         if session.state == CLOSED or is_taken:
             self._end(session, owner, content.state if session.expiry_s else b"")

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 IN_HAND_MAX: Final = 10_000
 """Wills that are being published; the owner tells others of what comes beyond it."""
 
+AT_OWNER: Final = Will("", b"")
+"""In the place of a will that the owner of its session has: few are ever needed, and none twice."""
+
 Done = Callable[[int], None]
 """Told 0, the reason code of a refusal, or with CLOSE: nobody knows whether the log has it."""
 

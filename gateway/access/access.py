@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -200,7 +201,8 @@ class Access:
         self._ask(key, question, age_s, answered)
 
     def _identified(self, session: Session, client: Client, principal: str) -> None:
-        session.principal = principal
+        # Many connections of one user keep one name.
+        session.principal = sys.intern(principal)
         if self._has_permits:
             self._permit(session, client)
         self._check_will(session)
