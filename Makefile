@@ -2,7 +2,7 @@
 
 VENV   := .venv
 PY     := $(VENV)/bin/python
-SOURCE := gateway broker storage registry spark_streaming loadtest console holdmq
+SOURCE := gateway broker storage registry pyspark_holdmq spark_streaming loadtest console holdmq
 CODE   := $(shell find $(SOURCE) -name '*.py')
 # `make up COMPILE=0` runs from the sources as they are; tests always do.
 COMPILE ?= 1

@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 from holdmq.config import StatsSection
 from holdmq.errors import StartupError
 from spark_streaming.java import find_java_home
-from spark_streaming.source import HoldMQDataSource
 
 TASK_FAILURES: Final = 4
 """Runs of a task before its batch fails: a read that meets a restarting broker is run again."""
@@ -113,7 +112,6 @@ def start_session(stats: StatsSection, say: Callable[[str], None]) -> Session:
     # What py4j reports there is also raised to its caller, which says it once.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     spark = SparkSession(SparkContext(conf=conf, gateway=gateway))
-    spark.dataSource.register(HoldMQDataSource)
     return Session(spark, gateway.proc)
 
 

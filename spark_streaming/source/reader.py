@@ -66,7 +66,7 @@ class RangesPartition(InputPartition):
 class HoldMQDataSource(DataSource):
     """Topics of a HoldMQ cluster as a table of messages; options: `options.OPTIONS`.
 
-    Register it with ``spark.dataSource.register(HoldMQDataSource)``.
+    PySpark finds and registers it by itself (`pyspark_holdmq`).
     """
 
     @classmethod

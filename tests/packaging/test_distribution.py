@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = {"gateway", "broker", "storage", "registry", "spark_streaming", "loadtest", "console", "holdmq"}
+PACKAGES = {
+    "gateway",
+    "broker",
+    "storage",
+    "registry",
+    "pyspark_holdmq",
+    "spark_streaming",
+    "loadtest",
+    "console",
+    "holdmq",
+}
 
 
 @pytest.fixture(scope="module")
