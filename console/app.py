@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -15,21 +15,33 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from console import api
+from console import analysis_api, api
+from console.analysis import Analysis
 from console.cluster import Cluster
 from console.feed import Feed
 from console.http import Guard, error_response
 from holdmq import telemetry
 from holdmq.admin import ReadyCheck
+from holdmq.config import ConsoleSection
 
 STATIC: Final = Path(__file__).parent / "static"
 
 
-def build(feed: Feed, cluster: Cluster, ready: ReadyCheck, alive: ReadyCheck, requests_max: int) -> ASGIApp:
-    """Return the application over `feed` and `cluster`; `ready` and `alive` answer the probes."""
+def build(
+    feed: Feed,
+    cluster: Cluster,
+    analysis: Analysis,
+    ready: ReadyCheck,
+    alive: ReadyCheck,
+    section: ConsoleSection,
+) -> ASGIApp:
+    """Return the application over `feed`, `cluster` and `analysis`; `ready` and `alive` answer the probes."""
 
-    async def index(_request: Request) -> Response:
-        return FileResponse(STATIC / "index.html")
+    def page(name: str) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(_request: Request) -> Response:
+            return FileResponse(STATIC / name)
+
+        return answer
 
     def probe(check: ReadyCheck) -> Callable[[Request], Response]:
         def answer(_request: Request) -> Response:
@@ -55,8 +67,10 @@ def build(feed: Feed, cluster: Cluster, ready: ReadyCheck, alive: ReadyCheck, re
 
     app = Starlette(
         routes=[
-            Route("/", index, methods=["GET"]),
+            Route("/", page("index.html"), methods=["GET"]),
+            Route("/analysis", page("analysis.html"), methods=["GET"]),
             *api.routes(feed, cluster),
+            *analysis_api.routes(analysis),
             Route("/healthz", probe(alive), methods=["GET"]),
             Route("/readyz", probe(ready), methods=["GET"]),
             Route("/metrics", metrics, methods=["GET"]),
@@ -64,4 +78,4 @@ def build(feed: Feed, cluster: Cluster, ready: ReadyCheck, alive: ReadyCheck, re
         ],
         exception_handlers={HTTPException: refuse, Exception: fail},
     )
-    return Guard(app, requests_max)
+    return Guard(app, section.requests_max, section.origins)

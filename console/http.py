@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, MutableMapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Collection, MutableMapping
+from typing import Any, Final, TypeVar
 
 from prometheus_client import Counter, Gauge
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from console import origin
 from console.feed import Feed, StreamsFullError
 from holdmq import telemetry
 
@@ -36,6 +37,13 @@ REQUESTS_REFUSED: Final = Counter(
     "HTTP requests refused because console.requests_max were in hand.",
     registry=telemetry.METRICS,
 )
+FOREIGN_REFUSED: Final = Counter(
+    "holdmq_console_foreign_requests_refused_total",
+    "Requests with an effect that another site's page made, refused.",
+    registry=telemetry.METRICS,
+)
+
+T = TypeVar("T")
 
 
 def error_response(status: int, code: str, message: str) -> JSONResponse:
@@ -44,11 +52,14 @@ def error_response(status: int, code: str, message: str) -> JSONResponse:
 
 
 class Guard:
-    """Adds the security headers to every answer, and refuses requests above `requests_max` with 503."""
+    """Adds the security headers to every answer; refuses requests above `requests_max` with 503, and with 403
+    those with an effect that a page of another origin made (`console.origin`).
+    """
 
-    def __init__(self, app: ASGIApp, requests_max: int) -> None:
+    def __init__(self, app: ASGIApp, requests_max: int, origins: Collection[str] = ()) -> None:
         self._app = app
         self._requests_max = requests_max
+        self._origins = origins
         self._requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,6 +80,11 @@ class Guard:
             busy = error_response(503, "BUSY", f"{self._requests_max} requests are in hand; try again")
             busy.headers["Retry-After"] = "1"
             await busy(scope, receive, guarded)
+            return
+        foreign = origin.refusal(scope["method"], Headers(scope=scope), self._origins)
+        if foreign is not None:
+            FOREIGN_REFUSED.inc()
+            await error_response(403, "FOREIGN_ORIGIN", foreign)(scope, receive, guarded)
             return
         self._requests += 1
         REQUESTS.inc()
@@ -104,6 +120,19 @@ async def _send_frames(frames: AsyncIterator[bytes], send: Send) -> None:
         async with asyncio.timeout(STREAM_STALL_S):
             await send({"type": "http.response.body", "body": frame, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def while_there(receive: Receive, work: Awaitable[T]) -> T | None:
+    """Return what `work` comes to; None, and it is cancelled, when who asked leaves before."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 async def _left(receive: Receive) -> None:

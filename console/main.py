@@ -11,6 +11,7 @@ from typing import Final
 
 import uvicorn
 
+from console.analysis import Analysis
 from console.app import build
 from console.cluster import Cluster
 from console.feed import Feed
@@ -22,7 +23,7 @@ from holdmq.rpc.security import Security
 DRAIN_S: Final = 5
 """Time for requests in hand to be answered after the signal: streams end at once, the others take ms."""
 
-TABLE: Final = Path("tables") / "tps_1s"
+TABLES: Final = "tables"
 """Where the statistics job writes below stats.data_dir (docs/spark.md)."""
 
 
@@ -45,8 +46,10 @@ async def main(config: Config, service: Service) -> None:
     listener = _bind(section.bind, section.port)
     port: int = listener.getsockname()[1]
     cluster = Cluster(config.registries(), Security.of(config))
-    feed = Feed(Path(config.stats.data_dir) / TABLE, cluster, section.streams_max)
-    app = build(feed, cluster, service.readiness, service.liveness, section.requests_max)
+    tables = Path(config.stats.data_dir) / TABLES
+    feed = Feed(tables / "tps_1s", cluster, section.streams_max)
+    analysis = Analysis(tables, section, config.stats)
+    app = build(feed, cluster, analysis, service.readiness, service.liveness, section)
     server = _Server(
         uvicorn.Config(
             app,
@@ -77,6 +80,7 @@ async def main(config: Config, service: Service) -> None:
             await feed.close()
     finally:
         await cluster.close()
+        await analysis.close()
         feed.release()
         listener.close()
 

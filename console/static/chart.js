@@ -1,21 +1,9 @@
 // The chart: one line per topic over uPlot, redrawn once a second.
 
+import { colour, css, faded } from "./colours.js";
 import { clock, number, short } from "./format.js";
 
 const MOST = 8;
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-
-// A custom property is a text with light-dark() in it; a painted element says what it comes to.
-function colour(name) {
-  const probe = document.createElement("i");
-  probe.style.color = `var(${name})`;
-  document.body.append(probe);
-  const resolved = getComputedStyle(probe).color;
-  probe.remove();
-  return resolved;
-}
-
-const faded = (rgb, alpha) => rgb.replace(/^rgba?\(([^)]+)\)$/, (_, parts) => `rgba(${parts.split(",").slice(0, 3).join(",")}, ${alpha})`);
 
 export class Chart {
   #box; #legend; #plot = null; #names = ""; #slots = new Map(); #shown = null;

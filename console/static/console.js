@@ -4,6 +4,7 @@ import { Chart } from "./chart.js";
 import { bytes, clock, number, short } from "./format.js";
 import { Series } from "./series.js";
 import { tables } from "./tables.js";
+import { themeSwitch } from "./theme_switch.js";
 
 // The page asks for everything again at this pace, for counts that came later than events repeat.
 const REREAD_MS = 30_000;
@@ -114,14 +115,7 @@ for (const button of at("range").querySelectorAll("button")) {
   });
 }
 
-at("theme").addEventListener("click", () => {
-  const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const now = root.dataset.theme ?? (dark ? "dark" : "light");
-  root.dataset.theme = now === "dark" ? "light" : "dark";
-  localStorage.setItem("holdmq-theme", root.dataset.theme);
-  chart.restyle();
-});
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.restyle());
+themeSwitch(at("theme"), () => chart.restyle());
 
 setInterval(reread, REREAD_MS);
 setInterval(() => { if (heard && Date.now() - heard > SILENT_MS) live("lost", "no connection"); }, 1000);

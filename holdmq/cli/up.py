@@ -89,6 +89,7 @@ def _data_sets(config: Config, data: Path | None, sets: Iterable[str]) -> list[s
             ("registry.data_dir", "registry"),
             ("storage.data_dir", "store"),
             ("stats.data_dir", "stats"),
+            ("console.data_dir", "console"),
         )
         if config.source_of(key) != "--set"
     ]

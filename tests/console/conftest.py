@@ -15,31 +15,40 @@ import pyarrow as pa
 import pytest
 import structlog
 from deltalake import write_deltalake
+from playwright.async_api import Browser
+from web_pages import launched
 
 from console.main import main
 from holdmq.config import Config
 from holdmq.process import Service
 
-SCHEMA = pa.schema(
-    [
-        ("second", pa.timestamp("us", "UTC")),
-        ("topic", pa.string()),
-        ("messages", pa.int64()),
-        ("bytes", pa.int64()),
-        ("latency_max_ms", pa.int64()),
-        ("batch_id", pa.int64()),
-    ]
-)
+TIMES = {"tps_1s": "second", "tps_1m": "minute", "tps_1h": "hour"}
+
+
+def schema(time: str) -> pa.Schema:
+    """The columns of a table of counts by `time`."""
+    return pa.schema(
+        [
+            (time, pa.timestamp("us", "UTC")),
+            ("topic", pa.string()),
+            ("messages", pa.int64()),
+            ("bytes", pa.int64()),
+            ("latency_max_ms", pa.int64()),
+            ("batch_id", pa.int64()),
+        ]
+    )
+
 
 Append = Callable[..., None]
 
 
 def append(path: Path, rows: list[tuple[int, str, int, int]], batch_id: int = 0) -> None:
-    """Append (second, topic, messages, bytes) as one micro-batch."""
+    """Append (second, topic, messages, bytes) as one micro-batch to the table of this name."""
+    time = TIMES[path.name]
     table = pa.Table.from_pylist(
         [
             {
-                "second": datetime.fromtimestamp(second, UTC),
+                time: datetime.fromtimestamp(second, UTC),
                 "topic": topic,
                 "messages": messages,
                 "bytes": size,
@@ -48,7 +57,7 @@ def append(path: Path, rows: list[tuple[int, str, int, int]], batch_id: int = 0)
             }
             for second, topic, messages, size in rows
         ],
-        schema=SCHEMA,
+        schema=schema(time),
     )
     write_deltalake(str(path), table, mode="append")
 
@@ -67,7 +76,7 @@ async def _serve(tmp_path: Path, **console: Any) -> AsyncIterator[httpx.AsyncCli
     port = console.pop("port", None) or _free_port()
     config = Config.model_validate(
         {
-            "console": {"port": port, **console},
+            "console": {"port": port, "data_dir": str(tmp_path / "console"), **console},
             "stats": {"data_dir": str(tmp_path)},
             "client": {"registries": [registry]},
         }
@@ -111,10 +120,17 @@ def serve(tmp_path: Path) -> Serve:
 
 
 @pytest.fixture
-def append_rows(table: Path) -> Append:
-    """Append rows to the table: (second, topic, messages, bytes)."""
+async def browser() -> AsyncIterator[Browser]:
+    """Chromium, without a window."""
+    async with launched() as browser:
+        yield browser
 
-    def write(rows: list[tuple[int, str, int, int]], batch_id: int = 0) -> None:
-        append(table, rows, batch_id)
+
+@pytest.fixture
+def append_rows(table: Path) -> Append:
+    """Append rows to tps_1s, or another `name`: (second, topic, messages, bytes)."""
+
+    def write(rows: list[tuple[int, str, int, int]], batch_id: int = 0, name: str = "tps_1s") -> None:
+        append(table.with_name(name), rows, batch_id)
 
     return write

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import httpx
 import pytest
-from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import Browser, Page, expect
+from web_pages import faults_of
 
 Serve = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 Append = Callable[..., None]
-
-CHROMIUM = "/usr/bin/chromium"
-# As root, without a GPU, and without asking anybody on the network for anything.
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        await browser.close()
 
 
 async def keep_counting(append_rows: Append) -> None:
@@ -51,14 +32,6 @@ async def keep_counting(append_rows: Append) -> None:
             batch += 1
         written = until
         await asyncio.sleep(0.3)
-
-
-def faults_of(page: Page) -> list[str]:
-    """Return a list that fills with what the page complains of."""
-    faults: list[str] = []
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
-    return faults
 
 
 async def picture_of(page: Page) -> str:

@@ -1,0 +1,72 @@
+"""A query's values as JSON and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from decimal import Decimal
+from typing import Any, Final
+
+EXACT_MAX: Final = (1 << 53) - 1
+"""Larger whole numbers are text in JSON: most readers of JSON, browsers among them, would round them."""
+
+EXACT_DIGITS: Final = 15
+"""Decimals of more digits are text in JSON, for the same reason."""
+
+
+def cell(value: Any) -> Any:
+    """Return a value as JSON has it: times as ISO 8601 (UTC with Z), bytes as ``\\x`` and hex digits.
+
+    Whole numbers beyond ±2^53 and long decimals are text, as are NaN and the infinities.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return value if -EXACT_MAX <= value <= EXACT_MAX else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _odd(value)
+    if isinstance(value, Decimal):
+        return _decimal(value)
+    if isinstance(value, bytes):
+        return "\\x" + value.hex()
+    if isinstance(value, dict):
+        return {str(key): cell(inner) for key, inner in value.items()}
+    if isinstance(value, list) or type(value) is tuple:
+        return [cell(inner) for inner in value]
+    if hasattr(value, "isoformat"):
+        text = str(value.isoformat())
+        return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
+    return str(value)
+
+
+def _odd(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _decimal(value: Decimal) -> Any:
+    if not value.is_finite():
+        return str(value)
+    exponent = value.as_tuple().exponent
+    if exponent == 0:
+        return cell(int(value))
+    return float(value) if len(value.as_tuple().digits) <= EXACT_DIGITS else format(value, "f")
+
+
+def json_line(row: list[Any]) -> str:
+    """Return a row of cells as a JSON array."""
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+
+
+def csv_line(row: list[Any]) -> str:
+    """Return a row of cells as a line of CSV (RFC 4180): nothing for NULL, JSON for lists and structures."""
+    line = io.StringIO()
+    csv.writer(line).writerow([_csv_cell(value) for value in row])
+    return line.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value

@@ -1,0 +1,93 @@
+// The SQL box: runs one statement at a time, shows its rows, gives them as a file.
+
+import { call, notice } from "./api.js";
+import { number } from "./format.js";
+
+// Rows on the page; the file has all that came.
+const SHOWN = 500;
+
+const at = (id) => document.getElementById(id);
+const numeric = (type) => /^(U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER|FLOAT|DOUBLE|DECIMAL)/.test(type);
+const text = (value) => (value === null ? "NULL" : typeof value === "object" ? JSON.stringify(value) : String(value));
+
+export class Sql {
+  #running = null; #result = null;
+
+  constructor() {
+    at("sql-run").addEventListener("click", () => this.run());
+    at("sql-stop").addEventListener("click", () => this.#running?.abort());
+    at("sql-csv").addEventListener("click", () => this.#save());
+    at("sql-text").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); this.run(); }
+    });
+  }
+
+  async run() {
+    const sql = at("sql-text").value;
+    if (this.#running || !sql.trim()) return;
+    this.#running = new AbortController();
+    this.#busy(true);
+    at("sql-status").textContent = "running";
+    try {
+      this.#result = await call("/api/v1/sql", { method: "POST", body: { sql }, signal: this.#running.signal });
+      this.#show();
+    } catch (error) {
+      this.#result = null;
+      at("sql-scroll").hidden = true;
+      at("sql-status").textContent = "";
+      notice("sql-notice", error.name === "AbortError" ? "stopped" : error.message);
+    } finally {
+      this.#running = null;
+      this.#busy(false);
+    }
+  }
+
+  #busy(is) {
+    at("sql-run").disabled = is;
+    at("sql-stop").hidden = !is;
+    at("sql-csv").disabled = is || !this.#result;
+  }
+
+  #show() {
+    const { columns, rows, seconds } = this.#result, table = at("sql-result");
+    notice("sql-notice", this.#result.notice);
+    const count = `${number(rows.length)} row${rows.length === 1 ? "" : "s"}`;
+    at("sql-status").textContent = `${count}${rows.length > SHOWN ? `, ${SHOWN} shown` : ""}, ${Math.max(1, Math.round(seconds * 1000))} ms`;
+    const head = document.createElement("tr");
+    for (const { name, type } of columns) {
+      const cell = document.createElement("th"), kind = document.createElement("small");
+      cell.scope = "col";
+      cell.className = numeric(type) ? "n" : "";
+      kind.textContent = type.toLowerCase();
+      cell.append(name, kind);
+      head.append(cell);
+    }
+    table.tHead.replaceChildren(head);
+    table.tBodies[0].replaceChildren(...rows.slice(0, SHOWN).map((row) => {
+      const line = document.createElement("tr");
+      row.forEach((value, i) => {
+        const cell = line.insertCell();
+        cell.textContent = cell.title = text(value);
+        cell.className = value === null ? "null" : numeric(columns[i].type) ? "n" : "";
+      });
+      return line;
+    }));
+    at("sql-scroll").hidden = false;
+  }
+
+  // The very rows that are shown, not another run of the statement.
+  #save() {
+    const { columns, rows } = this.#result;
+    const field = (value) => {
+      const raw = value === null ? "" : text(value);
+      return /[",\r\n]/.test(raw) ? `"${raw.replaceAll('"', '""')}"` : raw;
+    };
+    const lines = [columns.map((column) => column.name), ...rows].map((row) => row.map(field).join(",") + "\r\n");
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob(lines, { type: "text/csv;charset=utf-8" }));
+    link.download = "holdmq-query.csv";
+    link.click();
+    // The browser has begun to read it by then.
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+  }
+}

@@ -1,0 +1,308 @@
+"""The analysts' API as it is served: statements, history, saved queries, and who may send them."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from console.sql.box import WAITING
+
+Serve = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+Append = Callable[..., None]
+
+HOUR = int(time.time()) // 3600 * 3600 - 7200
+"""A moment that every table still has."""
+
+
+def text_of(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(second))
+
+
+async def run(client: httpx.AsyncClient, sql: str, form: str = "json", **headers: str) -> httpx.Response:
+    return await client.post(f"/api/v1/sql?format={form}", json={"sql": sql}, headers=headers)
+
+
+def error_of(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+async def test_a_statement_is_answered_as_json_and_as_a_file(serve: Serve, append_rows: Append) -> None:
+    append_rows([(HOUR, "devices", 2, 20), (HOUR, "=a,b", 1, 5)])
+    sql = "SELECT topic, sum(messages) AS n FROM tps_1s GROUP BY ALL ORDER BY n DESC"
+    async with serve(sql_rows_max=2) as client:
+        answer = (await run(client, sql)).json()
+        assert answer["rows"] == [["devices", 2], ["=a,b", 1]]
+        assert answer["columns"][0] == {"name": "topic", "type": "VARCHAR"}
+        assert "notice" not in answer
+        file = await run(client, sql, "csv")
+        assert file.headers["content-type"] == "text/csv; charset=utf-8"
+        assert 'filename="holdmq-query.csv"' in file.headers["content-disposition"]
+        assert list(csv.reader(io.StringIO(file.text))) == [["topic", "n"], ["devices", "2"], ["=a,b", "1"]]
+        cut = await run(client, "SELECT i FROM range(9) t(i)", "csv")
+        assert "sql_rows_max" in cut.headers["holdmq-notice"]
+        assert len(cut.text.splitlines()) == 3
+        refused = await run(client, "SELECT * FROM read_csv('/etc/passwd')")
+        assert error_of(refused) == (400, "QUERY_REFUSED")
+        assert "read_csv" in refused.json()["error"]["message"]
+        assert error_of(await run(client, "SELEC 1")) == (400, "QUERY_ERROR")
+        assert error_of(await run(client, sql, "xml")) == (400, "INVALID_ARGUMENT")
+        metrics = (await client.get("/metrics")).text
+        assert 'holdmq_console_queries_total{box="sql",outcome="refused"}' in metrics
+
+
+async def test_a_long_query_holds_up_nobody_else(serve: Serve, append_rows: Append) -> None:
+    append_rows([(HOUR, "devices", 2, 20)])
+    async with serve(sql_seconds_max=3, sql_waiting_max=1) as client:
+        # Both processes have started.
+        await run(client, "SELECT 1")
+        await client.get("/api/v1/history")
+        running = asyncio.create_task(
+            run(client, "SELECT count(*) FROM range(10000000) a(i), range(10000000) b(j) WHERE i + j = 7")
+        )
+        while not WAITING.labels("sql")._value.get():
+            await asyncio.sleep(0.01)
+        full = await run(client, "SELECT 1")
+        assert error_of(full) == (503, "BUSY")
+        assert full.headers["retry-after"] == "1"
+        past = await client.get(f"/api/v1/history?from={HOUR}&to={HOUR + 60}")
+        assert past.json()["topics"][0]["topic"] == "devices"
+        assert (await client.get("/api/v1/tps")).status_code == 200
+        assert not running.done()
+        assert error_of(await running) == (422, "QUERY_TIME")
+
+
+@pytest.mark.parametrize(
+    ("headers", "accepted"),
+    [
+        ({}, True),
+        ({"Origin": "{own}"}, True),
+        ({"Origin": "https://console.example.org"}, True),
+        ({"Origin": "https://evil.example"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://[bad"}, False),
+        ({"Origin": "http://127.0.0.1:1"}, False),
+        # A name that was made to point here: its page's requests are of the same origin.
+        ({"Origin": "http://evil.example:{port}", "Host": "evil.example:{port}"}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "same-origin"}, True),
+    ],
+)
+async def test_a_page_of_another_origin_can_neither_query_nor_save(
+    serve: Serve, headers: dict[str, str], accepted: bool
+) -> None:
+    async with serve(origins=["https://console.example.org"]) as client:
+        own = {"own": str(client.base_url).rstrip("/"), "port": str(client.base_url.port)}
+        sent = {name: value.format(**own) if "{" in value else value for name, value in headers.items()}
+        saved = await client.put("/api/v1/queries/mine", json={"sql": "SELECT 1"}, headers=sent)
+        # An unreadable statement: whether it got so far is what is asked.
+        ran = await client.post("/api/v1/sql", json={"sql": ""}, headers=sent)
+        gone = await client.delete("/api/v1/queries/mine", headers=sent)
+        if accepted:
+            assert (saved.status_code, gone.status_code) == (204, 204)
+            assert error_of(ran) == (400, "INVALID_ARGUMENT")
+        else:
+            for refused in (saved, ran, gone):
+                assert error_of(refused) == (403, "FOREIGN_ORIGIN")
+                assert "access-control-allow-origin" not in refused.headers
+            assert (await client.get("/api/v1/queries", headers=sent)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "part"),
+    [
+        (b'{"sql": "SELECT 1"}', "text/plain", 400, "application/json"),
+        (b"sql=SELECT+1", "application/x-www-form-urlencoded", 400, "application/json"),
+        (b"{", "application/json", 400, "no JSON"),
+        (b"[" * 100_000, "application/json", 400, "no JSON"),
+        (b"\xff", "application/json", 400, "no JSON"),
+        (b'{"sql": 1}', "application/json", 400, "sql must be"),
+        (b"[]", "application/json", 400, "sql must be"),
+        (b'{"sql": "' + b"x" * 70_000 + b'"}', "application/json", 400, "sql must be"),
+        (b'{"sql": "' + b"x" * 600_000 + b'"}', "application/json", 413, "at most"),
+    ],
+)
+async def test_a_request_that_is_none_is_refused(
+    serve: Serve, content: bytes, kind: str, status: int, part: str
+) -> None:
+    async with serve() as client:
+        response = await client.post("/api/v1/sql", content=content, headers={"Content-Type": kind})
+        assert response.status_code == status
+        assert part in response.json()["error"]["message"]
+
+
+async def test_history_is_the_sum_of_the_table_that_fits_the_range(serve: Serve, append_rows: Append) -> None:
+    append_rows([(HOUR, "devices", 2, 20), (HOUR + 1, "meters", 1, 5)], 0)
+    append_rows([(HOUR, "devices", 3, 30), (HOUR + 1, "rare", 1, 1)], 1)
+    append_rows([(HOUR, "devices", 700, 7000), (HOUR + 3600, "devices", 9, 90)], 0, "tps_1m")
+    append_rows([(HOUR, "devices", 70_000, 70)], 0, "tps_1h")
+    async with serve() as client:
+
+        async def ask(query: str) -> Any:
+            return (await client.get(f"/api/v1/history?{query}")).json()
+
+        fine = await ask(f"from={HOUR}&to={HOUR + 3}&top=1")
+        assert (fine["table"], fine["step_seconds"]) == ("tps_1s", 1)
+        assert fine["topics"] == [
+            {"topic": "devices", "messages": [5, 0, 0], "bytes": [50, 0, 0], "latency_max_ms": [1, 0, 0]}
+        ]
+        assert fine["others"]["messages"] == [0, 2, 0]
+        day = f"from={text_of(HOUR - 43_200)}&to={text_of(HOUR + 43_200).replace('Z', '%2B00:00')}"
+        found = await ask(day)
+        assert (found["table"], found["step_seconds"]) == ("tps_1m", 120)
+        assert len(found["topics"][0]["messages"]) == 720
+        assert sum(found["topics"][0]["messages"]) == 709
+        year = await ask(f"from={HOUR - 300 * 86_400}&to={HOUR + 60 * 86_400}")
+        assert (year["table"], sum(year["topics"][0]["messages"])) == ("tps_1h", 70_000)
+        file = await client.get(f"/api/v1/history?{day}&format=csv")
+        assert file.text.splitlines() == [
+            "time,topic,messages,bytes,latency_max_ms",
+            f"{text_of(HOUR)},devices,700,7000,1",
+            f"{text_of(HOUR + 3600)},devices,9,90,1",
+        ]
+        assert 'filename="holdmq-history.csv"' in file.headers["content-disposition"]
+
+
+@pytest.mark.parametrize(
+    ("query", "part"),
+    [
+        ("from=x", "from"),
+        ("from=2026-01-01T00:00:00", "zone"),
+        ("from=-5", "from"),
+        ("from=10&to=10", "before"),
+        ("from=20&to=10", "before"),
+        ("from=0&to=1800000000", "ten years"),
+        ("to=99999999999999999999", "to="),
+        ("top=0", "top"),
+        ("top=x", "top"),
+        ("format=xml", "format"),
+    ],
+)
+async def test_a_wrong_range_is_refused_by_name(serve: Serve, query: str, part: str) -> None:
+    async with serve() as client:
+        response = await client.get(f"/api/v1/history?{query}")
+        assert error_of(response) == (400, "INVALID_ARGUMENT")
+        assert part in response.json()["error"]["message"]
+
+
+async def test_tables_that_are_not_there_are_said_and_nothing_fails(serve: Serve) -> None:
+    async with serve() as client:
+        for kind, table in (
+            ("history", "tps_1s"),
+            ("latency", "latency"),
+            ("backlog", "backlog"),
+            ("talkers", "talkers_1m"),
+        ):
+            response = await client.get(f"/api/v1/{kind}")
+            assert response.status_code == 200, response.text
+            assert f"there is no table {table} yet" in response.json()["notice"]
+
+
+async def test_latency_backlog_and_talkers_come_from_their_tables(serve: Serve, table: Any) -> None:
+    instant = pa.timestamp("us", "UTC")
+    at = [HOUR * 1_000_000, (HOUR + 60) * 1_000_000]
+    batch = pa.array([0, 1], pa.int64())
+    times = pa.array(at, instant)
+    topic = pa.array(["devices", "devices"])
+    whole = pa.int64()
+    write_deltalake(
+        str(table.with_name("latency")),
+        pa.table(
+            {
+                "minute": times,
+                "topic": topic,
+                "le_ms": pa.array([5, 100], whole),
+                "messages": pa.array([99, 10], whole),
+                "batch_id": batch,
+            }
+        ),
+    )
+    write_deltalake(
+        str(table.with_name("backlog")),
+        pa.table(
+            {
+                "time": times,
+                "group": pa.array(["readers", "readers"]),
+                "topic": topic,
+                "broker": pa.array(["broker-0", "broker-0"]),
+                "lag": pa.array([7, 9], whole),
+                "age_ms": pa.array([1000, 2000], whole),
+                "batch_id": batch,
+            }
+        ),
+    )
+    write_deltalake(
+        str(table.with_name("talkers_1m")),
+        pa.table(
+            {
+                "minute": times,
+                "topic": topic,
+                "client_id": pa.array(["quiet", "loud"]),
+                "messages": pa.array([1, 50], whole),
+                "batch_id": batch,
+            }
+        ),
+    )
+    async with serve() as client:
+
+        async def ask(kind: str, form: str = "json") -> httpx.Response:
+            return await client.get(f"/api/v1/{kind}?from={HOUR}&to={HOUR + 120}&format={form}")
+
+        latency = (await ask("latency")).json()
+        assert latency["columns"] == ["time", "messages", "p50_ms", "p95_ms", "p99_ms"]
+        assert latency["rows"] == [
+            [text_of(HOUR), 99, 5, 5, 5],
+            [text_of(HOUR + 60), 10, 100, 100, 100],
+        ]
+        backlog = (await ask("backlog")).json()
+        assert [row[1:] for row in backlog["rows"]] == [["readers", 7, 1000], ["readers", 9, 2000]]
+        assert (await ask("talkers", "csv")).text == "client_id,messages\r\nloud,50\r\nquiet,1\r\n"
+
+
+async def test_queries_are_saved_listed_and_deleted(serve: Serve) -> None:
+    async with serve(saved_queries_max=1) as client:
+        path = "/api/v1/queries/caf%C3%A9%20%26%2Fmore"
+        assert (await client.put(path, json={"sql": "SELECT 1"})).status_code == 204
+        listed = (await client.get("/api/v1/queries")).json()["queries"]
+        assert (listed[0]["name"], listed[0]["sql"], listed[0]["ready_made"]) == (
+            "café &/more",
+            "SELECT 1",
+            False,
+        )
+        full = await client.put("/api/v1/queries/other", json={"sql": "SELECT 1"})
+        assert error_of(full) == (503, "BUSY")
+        assert (await client.delete(path)).status_code == 204
+        assert error_of(await client.delete(path)) == (404, "NOT_FOUND")
+
+
+async def test_every_ready_made_query_runs(serve: Serve, append_rows: Append) -> None:
+    append_rows([(HOUR, "devices", 2, 20)])
+    async with serve() as client:
+        for row in (await client.get("/api/v1/queries")).json()["queries"]:
+            response = await run(client, row["sql"])
+            assert response.status_code == 200, (row["name"], response.text)
+
+
+async def test_answers_are_as_the_openapi_document_says(serve: Serve, append_rows: Append) -> None:
+    append_rows([(HOUR, "devices", 2, 20)])
+    async with serve() as client:
+        schemas = (await client.get("/api/v1/openapi.json")).json()["components"]["schemas"]
+        answers = {
+            "Rows": await run(client, "SELECT 1 AS one"),
+            "History": await client.get(f"/api/v1/history?from={HOUR}&to={HOUR + 60}"),
+            "Report": await client.get("/api/v1/latency"),
+            "SavedQueries": await client.get("/api/v1/queries"),
+        }
+        for name, response in answers.items():
+            answer = json.loads(response.text)
+            assert set(schemas[name]["required"]) <= set(answer) <= set(schemas[name]["properties"]), name
