@@ -63,7 +63,7 @@ TERMS_PER_READER: Final = 40_000
 MANY_SESSIONS: Final = 100
 MANY_CREDIT_BYTES: Final = 512 << 10
 """Asked for at a time for so many sessions: looking after all of them costs more than a message."""
-DELIVERED_PER_STEP: Final = 500
+DELIVERED_PER_STEP: Final = 200
 """Messages given to many sessions before the loop's other work has its turn: some milliseconds."""
 RELAXED_PER_ANSWER: Final = 1_000
 """Sessions that one answer of the live feed makes wholly live: a millisecond; the rest goes with the next."""
@@ -416,19 +416,28 @@ class CatchUp:
             lag = _lag_of(session, turn.link.name)
             return lag is None or self._delivery.again_all(turn.link, records, session, lag)
         left = DELIVERED_PER_STEP
+        given: set[Session] = set()
         while (outgoing := records.next()) is not None:
             if not left:
                 records.back()
-                turn.goes_on = True
-                self._loop.call_soon(self._go_on, turn)
+                self._pause(turn, given, outgoing.record.physical_offset)
                 return False
             left -= 1
-            if not self._deliver(turn, outgoing):
+            if not self._deliver(turn, outgoing, given):
                 records.back()
                 return False
             if not turn.sessions:
                 break
         return True
+
+    def _pause(self, turn: _Turn, given: set[Session], position: int) -> None:
+        """Go on from `position` when others have had their turn: who was given something may leave by then."""
+        for session in given:
+            lag = _lag_of(session, turn.link.name)
+            if lag is not None:
+                lag.positions[turn.link.name] = max(position, lag.positions[turn.link.name])
+        turn.goes_on = True
+        self._loop.call_soon(self._go_on, turn)
 
     def _rest(self, turn: _Turn) -> None:
         (session,) = turn.sessions
@@ -458,7 +467,7 @@ class CatchUp:
                 self._resting.pop(session, None)
                 self._again(session)
 
-    def _deliver(self, turn: _Turn, outgoing: Outgoing) -> bool:
+    def _deliver(self, turn: _Turn, outgoing: Outgoing, given: set[Session]) -> bool:
         """Give a record to who wants it; who cannot take it leaves, but for the last one (False)."""
         wanting = turn.sessions
         if len(wanting) > 1:
@@ -475,6 +484,9 @@ class CatchUp:
                     return False
                 lag.is_queued = False
                 del turn.sessions[session]
+                given.discard(session)
+            else:
+                given.add(session)
         return True
 
     # Ending

@@ -85,6 +85,41 @@ async def test_sessions_that_become_ready_in_one_turn_share_a_reader(
     assert running.worker.catchup.shared >= 3
 
 
+async def test_who_leaves_a_reader_in_the_middle_of_an_answer_gets_nothing_of_it_twice(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.catchup.DELIVERED_PER_STEP", 3)
+    running = await start_worker(inflight_max=16)
+    clients = [await running.client(f"s{n}") for n in range(2)]
+    for client in clients:
+        await client.subscribe("a/#")
+    publisher = await running.client("p")
+    publisher.send(*[Publish("a/b", b"%d" % n, 1, packet_id=n + 1) for n in range(24)])
+    await publisher.acked(24)
+    await running.until(lambda: running.worker.counters.lagging_sessions == 2)
+    catchup = running.worker.catchup
+    go_on, lag = catchup._go_on, running.worker.session("s0").outbound.lag
+    steps = []
+
+    def changed(turn: Any) -> None:
+        if not steps:
+            lag.filters_added += 1
+        steps.append(turn)
+        go_on(turn)
+
+    monkeypatch.setattr(catchup, "_go_on", changed)
+    acks = [[PubAck((await client.next()).packet_id) for _ in range(16)] for client in clients]
+    for client, own in zip(clients, acks, strict=True):
+        client.send(*own)
+    for client in clients:
+        assert await take(client, 8) == [b"%d" % n for n in range(16, 24)]
+    await running.until(lambda: running.worker.counters.lagging_sessions == 0)
+    assert steps
+    publisher.send(Publish("a/b", b"behind it", 1, packet_id=99))
+    for client in clients:
+        assert await take(client, 1) == [b"behind it"]
+
+
 async def test_who_caught_up_further_than_the_live_feed_is_live_as_soon_as_that_is_there(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
