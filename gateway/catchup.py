@@ -431,7 +431,7 @@ class CatchUp:
         return True
 
     def _pause(self, turn: _Turn, given: set[Session], position: int) -> None:
-        """Go on from `position` when others have had their turn: who was given something may leave by then."""
+        """Go on from `position` when others had their turn: who was given something may leave by then."""
         for session in given:
             lag = _lag_of(session, turn.link.name)
             if lag is not None:
