@@ -441,6 +441,28 @@ class StatsSection(Section):
         le=31_536_000,
         description="Age at which rows of tps_1s go: two days at one-second detail, some hundred MiB.",
     )
+    tps_1m_retention_s: int = Field(
+        2_592_000,
+        ge=3600,
+        le=315_360_000,
+        description="Age at which rows of tps_1m go: 30 days, a month to compare with; 43,200 rows a topic.",
+    )
+    tps_1h_retention_s: int = Field(
+        63_072_000,
+        ge=86_400,
+        le=630_720_000,
+        description="Age at which rows of tps_1h go: two years, a year to compare with; 17,520 rows a topic.",
+    )
+    sink: Literal["delta", "postgresql"] = Field(
+        "delta",
+        description="Where the tables are: delta = directories below data_dir, which need no server, "
+        "postgresql = the schema holdmq of a database (docs/spark.md).",
+    )
+    postgresql_url: SecretStr | None = Field(
+        None,
+        description="Address of the database, as postgresql://user:password@host:5432/database; without a "
+        "password ~/.pgpass is asked. A secret: better in the file or the environment than in --set.",
+    )
 
 
 class ConsoleSection(Section):

@@ -1,7 +1,7 @@
-"""The service `holdmq stats`: keeps the TPS query running until it is told to stop.
+"""The service `holdmq stats`: keeps its queries running until it is told to stop.
 
-What ends the query otherwise (a failed batch, a JVM that died) ends the process with an error; started
-again, by `holdmq up` or whatever supervises it, it goes on from the checkpoint.
+What ends a query otherwise (a failed batch, a JVM that died) ends the process with an error; started
+again, by `holdmq up` or whatever supervises it, it goes on from the checkpoints.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import datetime as dt
 import json
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -22,12 +23,12 @@ from holdmq.process import Service
 from holdmq.rpc.security import Security
 from holdmq.telemetry import METRICS, Logger
 from spark_streaming.job.home import Home
+from spark_streaming.job.opening import open_query, put_aside
+from spark_streaming.job.parts import parts_of
+from spark_streaming.job.query import Query
 from spark_streaming.job.session import Session, start_session
-from spark_streaming.job.sink import Sink
-from spark_streaming.job.tps import TpsJob
 from spark_streaming.job.warming import warm_up
 from spark_streaming.source.options import ENV_SECRET
-from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA
 
 DRAIN_WAIT_S: Final = 20.0
 """How long a stop waits for the running batch; one of the largest takes a few seconds."""
@@ -42,15 +43,23 @@ BACKLOG: Final = Gauge(
 )
 
 
-async def main(config: Config, service: Service) -> None:
-    """Run the job until `service.stopping`; raises HoldMQError when the query or its JVM fails."""
+async def main(config: Config, service: Service, *, is_once: bool = False, is_rebuild: bool = False) -> None:
+    """Run the job until `service.stopping`; raises HoldMQError when a query or its JVM fails.
+
+    `is_once`: count what is there by now, then return. `is_rebuild`: put tables and checkpoints aside first,
+    so that the whole log is counted anew.
+    """
     stats = config.stats
     home = await asyncio.to_thread(Home, Path(stats.data_dir))
     session: Session | None = None
+    queries: list[Query] = []
     try:
-        retention = dt.timedelta(seconds=stats.tps_1s_retention_s)
-        sink = await asyncio.to_thread(Sink, home.table(TPS_1S), TPS_1S_SCHEMA, retention)
-        job = TpsJob(home.checkpoint(TPS_1S), sink)
+        parts = parts_of(stats)
+        if is_rebuild:
+            _say_aside(
+                service, await asyncio.to_thread(put_aside, stats, home, parts, dt.datetime.now(dt.UTC))
+            )
+        queries += [await asyncio.to_thread(open_query, stats, home, part) for part in parts]
         security = _security_options(config)  # before the JVM, which takes the environment with it
         session = await asyncio.to_thread(start_session, stats, partial(_say, service.log))
         options = {
@@ -61,14 +70,17 @@ async def main(config: Config, service: Service) -> None:
             "fail_on_data_loss": "false",
             **security,
         }
-        await asyncio.to_thread(warm_up, session.spark)
-        await asyncio.to_thread(job.start, session.spark, options, stats.trigger_interval_ms)
+        await asyncio.to_thread(warm_up, session.spark, parts)
+        for query in queries:
+            await asyncio.to_thread(query.start, session.spark, options, is_once)
         service.ready(lambda: _is_running(session))
-        service.log.info("counting", table=str(sink.path))
-        await _run(job, session, service)
+        service.log.info("counting", sink=stats.sink, once=is_once)
+        await _run(queries, session, service, is_once)
     finally:
         if session is not None:
             await asyncio.to_thread(session.stop)
+        for query in queries:
+            query.close()
         home.close()
 
 
@@ -90,22 +102,25 @@ def _security_options(config: Config) -> dict[str, str]:
     }
 
 
-async def _run(job: TpsJob, session: Session, service: Service) -> None:
-    ended = asyncio.create_task(asyncio.to_thread(job.await_end))
+async def _run(queries: Sequence[Query], session: Session, service: Service, is_once: bool) -> None:
+    ended = asyncio.create_task(_await_end(queries, is_once))
     # Whoever comes first is reported below; a JVM that dies fails every one of them.
     ended.add_done_callback(lambda task: task.cancelled() or task.exception())
     stopping = asyncio.create_task(service.stopping.wait())
-    watching = asyncio.create_task(_watch(job))
+    watching = asyncio.create_task(_watch(queries[0]))
     try:
         await asyncio.wait({ended, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done() and not ended.done():
-            await asyncio.to_thread(job.stop, DRAIN_WAIT_S)
+            await asyncio.gather(*(asyncio.to_thread(query.stop, DRAIN_WAIT_S) for query in queries))
             service.log.info("stopped")
+            return
+        failed = ended if ended.done() else watching
+        if is_once and failed is ended and ended.exception() is None:
+            service.log.info("everything is counted")
             return
         code = await asyncio.to_thread(session.jvm_exit_code, JVM_EXIT_WAIT_S)
         if code is not None:
             raise HoldMQError(f"the JVM of Spark ended with exit code {code}; start again to go on")
-        failed = ended if ended.done() else watching
         cause = _cause(failed)
         service.log.error("the query ended", cause=cause)
         raise HoldMQError(
@@ -116,12 +131,29 @@ async def _run(job: TpsJob, session: Session, service: Service) -> None:
         watching.cancel()
 
 
-async def _watch(job: TpsJob) -> None:
+async def _await_end(queries: Sequence[Query], is_once: bool) -> None:
+    """Return when the first query ends, or all if they are to end; raises what ended one."""
+    waiting = [asyncio.create_task(asyncio.to_thread(query.await_end)) for query in queries]
+    until = asyncio.FIRST_EXCEPTION if is_once else asyncio.FIRST_COMPLETED
+    done, _ = await asyncio.wait(waiting, return_when=until)
+    for task in done:
+        task.result()
+
+
+async def _watch(query: Query) -> None:
     while True:
         await asyncio.sleep(WATCH_INTERVAL_S)
-        backlog = await asyncio.to_thread(job.backlog)
+        backlog = await asyncio.to_thread(query.backlog)
         if backlog is not None:
             BACKLOG.set(backlog)
+
+
+def _say_aside(service: Service, places: Sequence[str]) -> None:
+    if places:
+        service.log.warning(
+            "the tables and checkpoints of before are put aside, and the log is counted anew",
+            places=", ".join(places),
+        )
 
 
 def _is_running(session: Session | None) -> tuple[bool, str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import importlib
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from holdmq.cli.loading import uncollected
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration
+from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm
 from holdmq.errors import StartupError
 from holdmq.process import run_service
 
@@ -29,7 +30,7 @@ _HELP: Final = {
     "registry": "Run the name service: brokers register there, clients ask it for routes.",
     "broker": "Run a broker: one commit log and its queues.",
     "gateway": "Run the MQTT gateway: worker processes that share one port.",
-    "stats": "Run the Spark job that computes messages and bytes per topic and second.",
+    "stats": "Run the Spark job that counts messages per topic, second, minute and hour.",
     "console": "Run the web console and its HTTP API.",
 }
 
@@ -37,13 +38,13 @@ _EXAMPLES: Final = {
     "registry": "holdmq registry --set registry.bind=10.0.0.5",
     "broker": "holdmq broker --config holdmq.toml --set storage.flush=sync",
     "gateway": "holdmq gateway --set gateway.workers=4",
-    "stats": "holdmq stats --set stats.data_dir=/var/lib/holdmq/stats",
+    "stats": "holdmq stats --once --set stats.data_dir=/var/lib/holdmq/stats",
     "console": "holdmq console --set console.port=8081",
 }
 
 
-def run(name: str, path: Path | None, sets: list[str] | None, as_json: bool) -> int:
-    """Run the service `name` until it has drained and return its exit code."""
+def run(name: str, path: Path | None, sets: list[str] | None, as_json: bool, **how: bool) -> int:
+    """Run the service `name` until it has drained and return its exit code; `how` goes to its ``main``."""
     config = configuration(path, [*(sets or ()), *(["log.format=json"] if as_json else ())])
     module = _module(name)
     # What is loaded by now stays as long as the process: no collection looks at it again, even at the end.
@@ -51,7 +52,7 @@ def run(name: str, path: Path | None, sets: list[str] | None, as_json: bool) -> 
     if hasattr(module, "run"):
         code: int = module.run(config)
         return code
-    return run_service(name, config, module.main)
+    return run_service(name, config, partial(module.main, **how))
 
 
 def _module(name: str) -> Any:
@@ -69,7 +70,8 @@ def _module(name: str) -> Any:
 
 def register(app: typer.Typer, name: str) -> None:
     """Add the command of the service `name` to `app`."""
-    app.command(name, help=_HELP[name], epilog=f"Example: {_EXAMPLES[name]}")(_command(name))
+    command = _stats if name == "stats" else _command(name)
+    app.command(name, help=_HELP[name], epilog=f"Example: {_EXAMPLES[name]}")(command)
 
 
 def _command(name: str) -> Any:
@@ -77,3 +79,19 @@ def _command(name: str) -> Any:
         raise typer.Exit(run(name, config, set_, as_json))
 
     return command
+
+
+def _stats(
+    config: ConfigFile = None,
+    set_: Sets = None,
+    once: Annotated[bool, typer.Option("--once", help="Count what is there by now, then end.")] = False,
+    rebuild: Annotated[
+        bool,
+        typer.Option("--rebuild", help="Put tables and checkpoints aside, and count the whole log anew."),
+    ] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    if rebuild and not yes:
+        confirm("Put the tables aside and count anew? Messages that retention removed are not counted then.")
+    raise typer.Exit(run("stats", config, set_, as_json, is_once=once, is_rebuild=rebuild))

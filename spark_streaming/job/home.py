@@ -5,6 +5,7 @@
     <stats.data_dir>/lock              held (flock) while a job runs
     <stats.data_dir>/checkpoints/<table>   Spark's: offsets and commits of every batch
     <stats.data_dir>/tables/<table>    Delta: what everybody reads
+    <stats.data_dir>/aside/<time>      both as they were when `holdmq stats --rebuild` began to count anew
     <stats.data_dir>/tmp               Spark's scratch space, emptied at every start
 """
 
@@ -60,8 +61,21 @@ class Home:
         return table_path(self.data, name)
 
     def checkpoint(self, name: str) -> Path:
-        """Return the directory of the checkpoint of the query that fills the table `name`."""
+        """Return the directory of the checkpoint of the query `name`."""
         return self.data / "checkpoints" / name
+
+    def put_checkpoints_aside(self, name: str) -> str:
+        """Move all checkpoints out of the way, to `name`; return where, empty if there are none."""
+        checkpoints = self.data / "checkpoints"
+        if not checkpoints.exists():
+            return ""
+        aside = self.data / "aside" / name
+        try:
+            aside.mkdir(parents=True)
+            checkpoints.rename(aside / "checkpoints")
+        except OSError as error:
+            raise _unusable(self.data, error) from error
+        return str(aside)
 
     def close(self) -> None:
         """Release the lock."""

@@ -1,106 +1,106 @@
-"""The Delta table that batches are written to, each exactly once.
+"""Where batches are written to, each exactly once: what Delta and PostgreSQL have in common.
 
-A micro-batch is replayed after a crash with the same id and the same records. The commit that carries its
-rows also carries (app, batch id) as a Delta application transaction; a batch whose id is not above the
-newest one of its app is already there, and is skipped.
+A micro-batch is replayed after a crash with the same id and the same records. The transaction that writes its
+rows also writes (app, batch id), where the app names the checkpoint: a batch whose id is not above the newest
+one of its app is already there, and is skipped.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from pathlib import Path
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
+
+from holdmq.config import StatsSection
+from holdmq.errors import StartupError
+from spark_streaming.tables import TableSpec
 
 MAINTENANCE_BATCHES: Final = 50
 """Batches between two rounds of compaction and cleaning: at most this many small files to read."""
-FILE_TARGET_BYTES: Final = 8 << 20
-"""Size at which a compacted file is left alone: bounds what a round rewrites to a fraction of a second."""
-RETENTION_STEP: Final = dt.timedelta(hours=1)
-"""Rows are removed in steps of this: files at the edge are rewritten hourly at most."""
 
-_CONFIGURATION: Final = {
-    # Readers are promised ten minutes with a snapshot (docs/spark.md).
-    "delta.deletedFileRetentionDuration": "interval 10 minutes",
-    # A reader needs the log for as long as opening the table takes.
-    "delta.logRetentionDuration": "interval 1 minutes",
-}
-# Checkpoints and cleaning have their own round; a commit that now and then did more would be late.
-_NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+_STEP_SHORT_S: Final = 3600
+_STEP_LONG_S: Final = 86_400
 
 
-class Sink:
-    """One Delta table with one writer, this process."""
+class Standing(NamedTuple):
+    """How a table stands to the checkpoint whose batches it is to get."""
 
-    __slots__ = ("_commits", "_expired_to", "_retention", "_table", "path")
+    table: str
+    """Name of the table, and where it is."""
+    last_batch: int
+    """The newest batch of that checkpoint, -1 if it has none."""
+    is_used: bool
+    """Whether it has batches of any checkpoint."""
 
-    def __init__(self, path: Path, schema: pa.Schema, retention: dt.timedelta) -> None:
-        """Open the table at `path`, or create it empty. Rows whose `second` is older than `retention` go."""
-        self.path = path
-        self._retention = retention
-        path.mkdir(parents=True, exist_ok=True)
-        self._table = DeltaTable.create(path, schema, mode="ignore", configuration=_CONFIGURATION)
-        self._commits = 0
-        self._expired_to: dt.datetime | None = None
 
-    def is_empty(self) -> bool:
-        """Return whether no batch was ever written."""
-        self._table.update_incremental()
-        return self._table.version() == 0
+class Sink(Protocol):
+    """The tables of one query, or of another writer; used by one thread at a time, every call blocks.
+
+    Raises HoldMQError, with what to do, where writing fails for longer than a moment.
+    """
+
+    def standings(self, app: str) -> dict[str, Standing]:
+        """Return by name how those tables stand that are there.
+
+        Raises StartupError for a table of another version, or with other columns.
+        """
+
+    def create(self) -> None:
+        """Make the tables that are not there."""
 
     def last_batch(self, app: str) -> int:
-        """Return the newest batch id that `app` has written, -1 before the first."""
-        self._table.update_incremental()
-        found = self._table.transaction_version(app)
-        return -1 if found is None else int(found)
+        """Return the newest batch of `app` that every table has, -1 before the first."""
 
-    def write(self, app: str, batch_id: int, rows: pa.Table) -> bool:
-        """Append `rows` as batch `batch_id` of `app` in one commit; False when they are already there.
+    def write(self, app: str, batch_id: int, rows: Mapping[str, pa.Table]) -> bool:
+        """Write `rows`, by table, as batch `batch_id` of `app`; False when every table has it already.
 
-        `app` names one checkpoint: batch ids count within it. No rows, no commit.
+        Tables that have it are left as they are. A batch without rows is written down too.
         """
-        if batch_id <= self.last_batch(app):
-            return False
-        if rows.num_rows:
-            write_deltalake(
-                self._table,
-                rows,
-                mode="append",
-                commit_properties=CommitProperties(app_transactions=[Transaction(app, batch_id)]),
-                post_commithook_properties=_NO_HOOKS,
-            )
-            self._commits += 1
-        return True
 
     def maintain(self, now: dt.datetime) -> bool:
-        """Every ``MAINTENANCE_BATCHES`` commits: expire, compact, checkpoint and clean; True if it did.
+        """Every ``MAINTENANCE_BATCHES`` batches: expire rows, fold and clean; True if it did."""
 
-        Files that are replaced here stay readable for the table's deleted-file retention.
+    def put_aside(self, name: str) -> str:
+        """Move the tables that are there out of the way, under `name`, and return where they are.
+
+        Empty if there are none. They are made anew by `create`.
         """
-        if self._commits < MAINTENANCE_BATCHES:
-            return False
-        self._commits = 0
-        self._expire(now)
-        self._table.optimize.compact(target_size=FILE_TARGET_BYTES, post_commithook_properties=_NO_HOOKS)
-        self._table.create_checkpoint()
-        self._table.cleanup_metadata()
-        self._table.vacuum(dry_run=False, post_commithook_properties=_NO_HOOKS)
-        return True
 
-    def _expire(self, now: dt.datetime) -> None:
-        oldest = now.astimezone(dt.UTC) - self._retention
-        step = int(RETENTION_STEP.total_seconds())
-        edge = dt.datetime.fromtimestamp(int(oldest.timestamp()) // step * step, dt.UTC)
-        if self._expired_to is not None and edge <= self._expired_to:
-            return
-        # A delete commits even when it finds nothing, and the first one of a process may find nothing to do.
-        self._table.delete(_older_than(edge), post_commithook_properties=_NO_HOOKS)
-        self._expired_to = edge
+    def close(self) -> None:
+        """Give back what is held; nothing else may be called then."""
 
 
-def _older_than(edge: dt.datetime) -> str:
-    # The literal must have the column's exact type: files are pruned by their statistics without casts.
-    literal = f"arrow_cast('{edge.strftime('%Y-%m-%dT%H:%M:%SZ')}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
-    return f"second < {literal}"
+def refuse_schema(spec: TableSpec, what: str, version: int, schema: pa.Schema) -> None:
+    """Raise StartupError unless `version` and `schema` of the table that is there are those of `spec`."""
+    if version > spec.version:
+        raise StartupError(
+            f"{what} has schema version {version}, written by a newer HoldMQ; this one writes version "
+            f"{spec.version}: start the newer one, or choose another place for this one's tables"
+        )
+    if version < spec.version:
+        raise StartupError(
+            f"{what} has schema version {version}, and this HoldMQ writes version {spec.version}; "
+            "holdmq stats --rebuild puts it aside and counts anew from the log"
+        )
+    if not schema.equals(spec.schema):
+        raise StartupError(
+            f"{what} has other columns than version {version} of its schema: {', '.join(schema.names)}; "
+            "move it away, or holdmq stats --rebuild puts it aside and counts anew from the log"
+        )
+
+
+def retention_of(stats: StatsSection, table: TableSpec) -> dt.timedelta:
+    """Return the age at which rows of `table` go."""
+    return dt.timedelta(seconds=getattr(stats, f"{table.name}_retention_s"))
+
+
+def expiry_edge(now: dt.datetime, retention: dt.timedelta) -> dt.datetime:
+    """Return the time before which rows go at `now`.
+
+    In steps, as files at the edge are rewritten: hours, and days where rows are kept for longer than months.
+    """
+    oldest = now.astimezone(dt.UTC) - retention
+    step = _STEP_LONG_S if retention > dt.timedelta(days=60) else _STEP_SHORT_S
+    return dt.datetime.fromtimestamp(int(oldest.timestamp()) // step * step, dt.UTC)

@@ -1,184 +1,86 @@
-"""The whole path on real processes: SDK → broker → Spark → Delta, with kill -9 of each of them."""
+"""The source, and the job's queries over it, in one Spark session against a real broker."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import json
 import os
 import signal
-import subprocess
 import tempfile
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-import psutil
+import deltalake
 import pytest
-from processes import Stack, free_port, wait_until
+from command_line import run_here
+from processes import Stack, free_port, running_stack, wait_until
 from pyspark.sql import DataFrame
 
 from holdmq.client.producer import Producer
 from holdmq.config import StatsSection
 from holdmq.errors import ConfigError
 from holdmq.message import Message
+from holdmq.telemetry import METRICS
+from spark_streaming.job.checkpoint import Checkpoint
+from spark_streaming.job.delta_sink import DeltaSink
+from spark_streaming.job.home import Home
+from spark_streaming.job.opening import open_query
+from spark_streaming.job.parts import parts_of
 from spark_streaming.job.session import Session, start_session
+from spark_streaming.job.sink import MAINTENANCE_BATCHES, retention_of
 from spark_streaming.source.link import Link
-from spark_streaming.tables import TPS_1S, read_tps, table_path
+from spark_streaming.tables import TPS_1H_TABLE, TPS_1M_TABLE, TPS_1S_TABLE, TableSpec, read_tps, table_path
 
 EPOCH = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
-PAUSE_S = 0.1
-"""Between batches: a machine that starts a JVM again and again has better things to do than to count."""
+SPECS = (TPS_1S_TABLE, TPS_1M_TABLE, TPS_1H_TABLE)
+STEP_S = {"tps_1s": 1, "tps_1m": 60, "tps_1h": 3600}
+
+# Messages and bytes of a table's rows, by start and topic.
+Sums = dict[tuple[dt.datetime, str], tuple[int, int]]
 
 
-class Cluster(Stack):
-    """Registry and broker, and the job that counts."""
-
-    def wait_counted(self, holds: Callable[[Counter[str]], bool], what: str) -> None:
-        """Wait until the messages counted by topic satisfy `holds`, with a job that runs."""
-
-        def check() -> bool:
-            assert self.processes["stats"].poll() is None, f"the job ended: {self.log('stats')[-2000:]}"
-            return holds(counted(self)[0])
-
-        try:
-            wait_until(check, what)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{counted(self)[0]}\n{self.log('stats')[-2000:]}") from error
+def read_sums(data_dir: Path, spec: TableSpec) -> Sums:
+    rows = read_tps(table_path(data_dir, spec.name), EPOCH, spec)
+    return {(row.second, row.topic): (row.messages, row.bytes) for row in rows}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with tempfile.TemporaryDirectory(prefix="holdmq-stats-") as directory:
-        made = Cluster(Path(directory))
-        try:
-            made.start("registry")
-            made.start("broker")
-            yield made
-        finally:
-            for process in reversed(list(made.processes.values())):
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait(30)
-
-
-class Load(threading.Thread):
-    """Sends messages from a thread until it is told to stop, and counts what was stored."""
-
-    def __init__(self, registry: str) -> None:
-        super().__init__(name="load")
-        self.messages: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
-        self.topics = ["devices", "cmd"]
-        self.failure: BaseException | None = None
-        self._registry = registry
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        try:
-            asyncio.run(self._send())
-        except BaseException as error:
-            self.failure = error
-            raise
-
-    def finish(self) -> None:
-        self._ended.set()
-        self.join()
-        assert self.failure is None
-
-    async def _send(self) -> None:
-        async with Producer([self._registry]) as producer:
-            number = 0
-            while not self._ended.is_set():
-                for topic in list(self.topics):
-                    number += 1
-                    bodies = [b"b" * (1 + (number + i) % 200) for i in range(50)]
-                    await producer.send_batch(
-                        [Message(topic, body, tag=f"{i % 5}/temp") for i, body in enumerate(bodies)],
-                        key=f"device-{number % 16}",
-                    )
-                    self.messages[topic] += len(bodies)
-                    self.bytes[topic] += sum(map(len, bodies))
-                await asyncio.sleep(PAUSE_S)
-
-
-def counted(cluster: Cluster) -> tuple[Counter[str], Counter[str]]:
-    messages: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for row in read_tps(table_path(cluster.directory / "stats", TPS_1S), EPOCH):
-        messages[row.topic] += row.messages
-        sizes[row.topic] += row.bytes
-    return messages, sizes
-
-
-def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
-
-
-@pytest.mark.timeout(300)
-def test_every_message_is_counted_once_over_kill_9_of_job_jvm_and_broker(cluster: Cluster) -> None:
-    load = Load(cluster.registry)
-    load.start()
-    try:
-        stats = cluster.start("stats")
-        cluster.wait_counted(lambda seen: seen["devices"] > 0, "the first rows are there")
-
-        children = family(stats)
-        assert any(child.name() == "java" for child in children)
-        os.kill(stats.pid, signal.SIGKILL)
-        stats.wait()
-        wait_until(lambda: not any(child.is_running() for child in children), "nothing outlives the job", 20)
-
-        stats = cluster.start("stats")
-        before = counted(cluster)[0]["devices"]
-        cluster.wait_counted(lambda seen: seen["devices"] > before, "it goes on after the kill")
-        jvm = next(child for child in family(stats) if child.name() == "java")
-        jvm.kill()
-        assert stats.wait(30) == 1
-        assert "the JVM of Spark ended with exit code -9" in cluster.log("stats")
-
-        stats = cluster.start("stats")
-        load.topics.append("later")
-        cluster.wait_counted(lambda seen: seen["later"] > 0, "a topic made meanwhile is counted")
-        broker = cluster.processes["broker"]
-        os.kill(broker.pid, signal.SIGKILL)
-        broker.wait()
-        cluster.start("broker")
-        sent = load.messages["devices"]
-        wait_until(lambda: load.messages["devices"] > sent, "producing goes on after the broker's restart")
-    finally:
-        load.finish()
-    cluster.wait_counted(lambda seen: seen >= load.messages, "all is counted")
-    assert counted(cluster) == (load.messages, load.bytes)
-
-    stats.terminate()
-    assert stats.wait(30) == 0
-    # As after a crash between the table's commit and Spark's: the last batch is replayed.
-    commits = cluster.directory / "stats" / "checkpoints" / TPS_1S / "commits"
-    newest = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda p: int(p.name))
-    newest.unlink()
-    (commits / f".{newest.name}.crc").unlink(missing_ok=True)
-    stats = cluster.start("stats")
-    produce(cluster, Message("after", b"x"))
-    cluster.wait_counted(lambda seen: seen["after"] > 0, "it goes on after the replay")
-    assert cluster.metric("stats", 'holdmq_stats_batches_total{outcome="replayed"}') == 1
-    assert counted(cluster) == (load.messages + Counter(after=1), load.bytes + Counter(after=1))
-    stats.terminate()
-    assert stats.wait(30) == 0
+def summed(records: list[tuple[float, str, int]], spec: TableSpec) -> Sums:
+    """What the table must say of records: (store time in s, topic, bytes of the body)."""
+    messages: Counter[tuple[dt.datetime, str]] = Counter()
+    sizes: Counter[tuple[dt.datetime, str]] = Counter()
+    step_s = STEP_S[spec.name]
+    for store_s, topic, size in records:
+        key = (dt.datetime.fromtimestamp(int(store_s) // step_s * step_s, dt.UTC), topic)
+        messages[key] += 1
+        sizes[key] += size
+    return {key: (messages[key], sizes[key]) for key in messages}
 
 
 @pytest.fixture(scope="module")
-def spark(cluster: Cluster) -> Iterator[Session]:
+def cluster() -> Iterator[Stack]:
+    with (
+        tempfile.TemporaryDirectory(prefix="holdmq-stats-") as directory,
+        running_stack(Path(directory), "registry", "broker") as made,
+    ):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def spark(cluster: Stack) -> Iterator[Session]:
     said: list[str] = []
     settings = StatsSection(data_dir=str(cluster.directory / "session"))
     session = start_session(settings, said.append)
     yield session
     session.stop()
     assert session.jvm_exit_code() == 0
-    assert said == []
+    # Workers say that a broker which a test stopped is away, and nobody says anything else.
+    assert [line for line in said if '"event": "not connected"' not in line] == []
 
 
-def produce(cluster: Cluster, *messages: Message) -> None:
+def produce(cluster: Stack, *messages: Message) -> None:
     async def send() -> None:
         async with Producer([cluster.registry]) as producer:
             await producer.send_batch(messages, key="one-device")
@@ -186,7 +88,7 @@ def produce(cluster: Cluster, *messages: Message) -> None:
     asyncio.run(send())
 
 
-def test_a_topic_is_a_table(cluster: Cluster, spark: Session) -> None:
+def test_a_topic_is_a_table(cluster: Stack, spark: Session) -> None:
     produce(cluster, *[Message("table", b"%d" % i, tag="even" if i % 2 == 0 else None) for i in range(10)])
 
     def load(**options: str) -> DataFrame:
@@ -206,14 +108,14 @@ def test_a_topic_is_a_table(cluster: Cluster, spark: Session) -> None:
     assert load(topics="absent").count() == 0
 
 
-def test_a_wrong_option_is_one_sentence(cluster: Cluster, spark: Session) -> None:
+def test_a_wrong_option_is_one_sentence(cluster: Stack, spark: Session) -> None:
     with pytest.raises(Exception, match="option max_partitions = '0' must be a whole number") as caught:
         spark.spark.read.format("holdmq").option("max_partitions", "0").load()
     assert ConfigError.__name__ in str(caught.value)
 
 
 def test_a_stream_keeps_its_bound_and_goes_on_where_it_stopped(
-    cluster: Cluster, spark: Session, tmp_path: Path
+    cluster: Stack, spark: Session, tmp_path: Path
 ) -> None:
     def run() -> list[int]:
         stream = spark.spark.readStream.format("holdmq").options(
@@ -234,7 +136,7 @@ def test_a_stream_keeps_its_bound_and_goes_on_where_it_stopped(
     assert offsets == list(range(107))
 
 
-def test_a_link_plans_without_brokers_that_are_away(cluster: Cluster) -> None:
+def test_a_link_plans_without_brokers_that_are_away(cluster: Stack) -> None:
     produce(cluster, Message("linked", b"x"))
     link = Link([f"127.0.0.1:{free_port()}", cluster.registry])
     try:
@@ -251,3 +153,91 @@ def test_a_link_plans_without_brokers_that_are_away(cluster: Cluster) -> None:
         wait_until(lambda: link.snapshot(lambda t: t == "linked").bounds == held.bounds, "it is back")
     finally:
         link.close()
+
+
+def test_a_topic_with_an_hour_of_backlog_beside_a_live_one_is_counted_to_the_row(
+    spark: Session, tmp_path: Path
+) -> None:
+    (part,) = [part for part in parts_of(StatsSection()) if TPS_1S_TABLE in part.tables]
+    sink = DeltaSink(tmp_path, part.tables, partial(retention_of, StatsSection()))
+    sink.create()
+    now = dt.datetime.now(dt.UTC).replace(microsecond=0)
+    records: list[tuple[float, str, int]] = []
+    for batch_id in range(4):
+        live = [(now.timestamp() + batch_id + i / 50, "live", 10 + i) for i in range(50)]
+        # The late topic's seconds are up to an hour older than those that were counted before.
+        late = [(now.timestamp() - 3600 + 900 * batch_id + i + 0.5, "late", i % 7) for i in range(900)]
+        rows = [
+            (topic, stored, stored - dt.timedelta(milliseconds=7), size)
+            for at, topic, size in live + late
+            for stored in [dt.datetime.fromtimestamp(at, dt.UTC)]
+        ]
+        batch = spark.spark.createDataFrame(
+            rows, "topic string, store_time timestamp, born_time timestamp, body_size int"
+        )
+        assert sink.write("app", batch_id, part.rows(batch, batch_id))
+        records += live + late
+    for spec in SPECS:
+        assert read_sums(tmp_path, spec) == summed(records, spec)
+    latest = {row.latency_max_ms for row in read_tps(table_path(tmp_path, "tps_1h"), EPOCH, TPS_1H_TABLE)}
+    assert latest == {7}
+    for batch_id in range(4, MAINTENANCE_BATCHES):
+        assert sink.write("app", batch_id, {})
+    # Nothing is late for the housekeeping either.
+    assert sink.maintain(now)
+    for spec in SPECS:
+        assert read_sums(tmp_path, spec) == summed(records, spec)
+
+
+def replayed() -> float:
+    labels = {"query": "tps_1s", "outcome": "replayed"}
+    return METRICS.get_sample_value("holdmq_stats_batches_total", labels) or 0.0
+
+
+def test_a_backlog_made_before_is_counted_in_steps_beside_a_live_topic_and_once(
+    cluster: Stack, spark: Session, tmp_path: Path
+) -> None:
+    produce(cluster, *[Message("behind", b"x" * (i % 50)) for i in range(900)])
+    stats = StatsSection(data_dir=str(tmp_path), trigger_interval_ms=100)
+    home = Home(tmp_path)
+    (part,) = [part for part in parts_of(stats) if TPS_1S_TABLE in part.tables]
+    options = {
+        "registry": cluster.registry,
+        "topics": "behind,beside",
+        "starting_offsets": "earliest",
+        "max_records_per_batch": "120",
+    }
+
+    def counted() -> int:
+        return sum(messages for messages, _ in read_sums(tmp_path, TPS_1H_TABLE).values())
+
+    query = open_query(stats, home, part)
+    query.start(spark.spark, options, is_once=False)
+    for number in range(10):
+        produce(cluster, *[Message("beside", b"y" * number) for _ in range(10)])
+    wait_until(lambda: counted() >= 1000, "all is counted")
+    query.stop(20)
+    query.close()
+    # As after a crash between the tables' commits and Spark's: the last batch is replayed.
+    checkpoint = Checkpoint(home.checkpoint(part.name))
+    last = deltalake.DeltaTable(table_path(tmp_path, "tps_1h")).transaction_version(checkpoint.app)
+    (checkpoint.path / "commits" / f"{last}").unlink(missing_ok=True)
+    (checkpoint.path / "commits" / f".{last}.crc").unlink(missing_ok=True)
+    before = replayed()
+    produce(cluster, Message("beside", b"after"))
+    again = open_query(stats, home, part)
+    again.start(spark.spark, options, is_once=True)
+    again.await_end()
+    assert replayed() == before + 1
+    home.close()
+    assert cluster.stop("broker") == 0
+    dumped = run_here("log", "dump", str(cluster.directory / "store"), "--json").stdout.splitlines()
+    cluster.start("broker")
+    records = [
+        (record["store_ms"] / 1000, record["topic"], len(record["body"]))
+        for record in map(json.loads, dumped)
+        if record["topic"] in ("behind", "beside")
+    ]
+    assert len(records) == 1001
+    for spec in SPECS:
+        assert read_sums(tmp_path, spec) == summed(records, spec)
