@@ -491,6 +491,39 @@ class ConsoleSection(Section):
         le=20_000,
         description="HTTP requests in hand, streams included: four times the pages that may stay open.",
     )
+    data_dir: str = Field("holdmq-data/console", min_length=1, description="Directory of saved queries.")
+    origins: list[str] = Field(
+        [],
+        description="Origins (https://console.example.org) of pages that may send and save queries, besides "
+        "the console's own under an IP address or localhost.",
+    )
+    sql_seconds_max: float = Field(
+        10.0, ge=0.1, le=3600, description="Time for one query; then it is stopped: others wait for it."
+    )
+    sql_rows_max: int = Field(
+        10_000,
+        ge=1,
+        le=10_000_000,
+        description="Rows of a query's result, which is cut there: more than anybody reads on a page.",
+    )
+    sql_result_max_bytes: int = Field(
+        16 * _MIB,
+        ge=64 * 1024,
+        le=128 * _MIB,
+        description="Size of a query's result as text, which is cut there.",
+    )
+    sql_memory_bytes: int = Field(
+        256 * _MIB,
+        ge=64 * _MIB,
+        le=256 * _GIB,
+        description="Memory of a query: groups of some million rows; its process may take twice that.",
+    )
+    sql_waiting_max: int = Field(
+        8, ge=1, le=1000, description="Queries in hand: one runs, the others wait in line."
+    )
+    saved_queries_max: int = Field(
+        200, ge=0, le=10_000, description="Queries that may be saved, each of at most 64 KiB."
+    )
 
     def check_exposure(self) -> None:
         """Raise ConfigError when this would show the cluster to whoever has not been let in."""
@@ -566,39 +599,6 @@ class Config(BaseModel):
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    data_dir: str = Field("holdmq-data/console", min_length=1, description="Directory of saved queries.")
-    origins: list[str] = Field(
-        [],
-        description="Origins (https://console.example.org) of pages that may send and save queries, besides "
-        "the console's own under an IP address or localhost.",
-    )
-    sql_seconds_max: float = Field(
-        10.0, ge=0.1, le=3600, description="Time for one query; then it is stopped: others wait for it."
-    )
-    sql_rows_max: int = Field(
-        10_000,
-        ge=1,
-        le=10_000_000,
-        description="Rows of a query's result, which is cut there: more than anybody reads on a page.",
-    )
-    sql_result_max_bytes: int = Field(
-        16 * _MIB,
-        ge=64 * 1024,
-        le=128 * _MIB,
-        description="Size of a query's result as text, which is cut there.",
-    )
-    sql_memory_bytes: int = Field(
-        256 * _MIB,
-        ge=64 * _MIB,
-        le=256 * _GIB,
-        description="Memory of a query: groups of some million rows; its process may take twice that.",
-    )
-    sql_waiting_max: int = Field(
-        8, ge=1, le=1000, description="Queries in hand: one runs, the others wait in line."
-    )
-    saved_queries_max: int = Field(
-        200, ge=0, le=10_000, description="Queries that may be saved, each of at most 64 KiB."
-    )
     def with_sources(self, sources: dict[str, str]) -> Config:
         """Remember where the values of the keys in `sources` come from, and return self."""
         self._sources.update(sources)
