@@ -16,6 +16,8 @@ SYNC_POINTS_MIN = 2_000
 SYNC_PARTS = 5
 ASYNC_POINTS_MIN = 600
 RETENTION_POINTS_MIN = 700
+CLOSED_PART = 0.2
+"""Of the stores that were found: closing one writes it all once more, to a disk that nobody looks at."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +63,8 @@ class Script:
             disk = self.lose_power_again(disk, chance)
         store = check(disk, sim.flush, sim.model, promised, sim.clock, sim.epoch, not self.is_running, chance)
         self.losses += store.confirmed_position < len(sim.model.log)
-        store.close()
+        if chance.random() < CLOSED_PART:
+            store.close()
 
     def synced(self) -> int:
         """What async flush promises; a store that is just opening does not know it yet."""
@@ -206,7 +209,7 @@ def play(flush: str, seeds: range, points: int, retention_segments: int = 0) -> 
 
 @pytest.mark.parametrize("part", range(SYNC_PARTS))
 def test_sync_flush_keeps_every_promise_at_every_point(part: int) -> None:
-    totals = play("sync", range(2 * part, 2 * part + 2), SYNC_POINTS_MIN // SYNC_PARTS * 9 // 20)
+    totals = play("sync", range(2 * part, 2 * part + 2), SYNC_POINTS_MIN // SYNC_PARTS * 3 // 8)
     assert totals["points"] >= SYNC_POINTS_MIN // SYNC_PARTS
     assert totals["again"] > 50
     assert totals["released"] > 0
@@ -214,7 +217,7 @@ def test_sync_flush_keeps_every_promise_at_every_point(part: int) -> None:
 
 
 def test_async_flush_loses_only_a_suffix_and_says_so() -> None:
-    totals = play("async", range(100, 103), 200)
+    totals = play("async", range(100, 103), 170)
     assert totals["points"] >= ASYNC_POINTS_MIN
     assert totals["losses"] > 50
     assert totals["refused"] > 0
