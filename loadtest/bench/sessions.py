@@ -6,8 +6,10 @@
   filter each: resident bytes of the worker for each of them.
 - connect: new sessions, then the same ones again: connections per second, CPU of worker and broker for each.
 - replay: `--messages` of 100 bytes wait for one session, which comes back (window 64): messages per second,
-  their order checked; beside it a pair of clients exchanges messages: their latency before and meanwhile.
-- many: `--offline` sessions with `--each` messages among `--others`: until all of them are served.
+  their order checked; beside it a pair of clients in a process of its own exchanges messages: their latency
+  before and meanwhile.
+- many: `--offline` sessions with `--each` messages among `--others`: until all of them are served, with
+  such a pair beside them.
 
 Clients run in this process, on the same machine; figures of CPU are the servers' own.
 """
@@ -24,19 +26,22 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from holdmq.errors import HoldMQError, StartupError
+from loadtest.child import Child
 from loadtest.peers import Services, holdmq_services
 from loadtest.processes import raise_file_limit
 from loadtest.swarm import Swarm, open_client, payload_of, publish_run, swarm
-from loadtest.usage import cpu_s, resident_bytes
+from loadtest.usage import cpu_s, resident_bytes, waited_s
 
 WARM_SESSIONS: Final = 500
 SETTLE_S: Final = 2.0
 """For rows to be written and buffers to be given back."""
 PUBLISH_WINDOW: Final = 1_000
 LIVE_EVERY_S: Final = 0.005
+PAIR_TURN_S: Final = 0.02
+ALONE_S: Final = 2.0
 PATIENCE_S: Final = 300.0
 _NUMBER: Final = struct.Struct(">Q")
 
@@ -84,6 +89,17 @@ def connect(services: Services, count: int) -> None:
         time.sleep(SETTLE_S)
 
 
+class PairLatency(NamedTuple):
+    """In ms."""
+
+    p50: float
+    p99: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"p50 {self.p50:.2f}, p99 {self.p99:.2f}, max {self.most:.2f} ms"
+
+
 class Pair:
     """A publisher and a subscriber, and how long messages take between them."""
 
@@ -117,15 +133,61 @@ class Pair:
             self.turn()
             time.sleep(0.001)
 
-    def p99_ms(self) -> float:
+    def told(self) -> PairLatency:
         """Of what came since the last call."""
         found, self.latencies = sorted(self.latencies), []
-        return found[int(len(found) * 0.99)] * 1e3 if found else float("nan")
+        if not found:
+            return PairLatency(*[float("nan")] * 3)
+        p50, p99 = (found[int(len(found) * share)] * 1e3 for share in (0.5, 0.99))
+        return PairLatency(p50, p99, found[-1] * 1e3)
 
     def close(self) -> None:
         """End both."""
         self._subscriber.close()
         self._publisher.close()
+
+
+def _pair(pipe: Any, target: str) -> None:
+    """The pair's process: tells its latencies since it was asked last, until the pipe ends."""
+    pair = Pair(target)
+    with contextlib.suppress(EOFError):
+        while True:
+            pair.run(PAIR_TURN_S)
+            if pipe.poll():
+                pipe.recv()
+                pipe.send(pair.told())
+    pair.close()
+
+
+class _Beside:
+    """A pair beside what is measured: how it fares alone and from `begin` on, and who waited for a core."""
+
+    def __init__(self, services: Services) -> None:
+        self._pids = [*services.workers(), services.broker_pid]
+        self._waited = [0.0] * len(self._pids)
+        self._began = 0.0
+        self._pair = Child(_pair, services.address)
+        self._ask()
+        time.sleep(ALONE_S)
+        self._alone = self._ask()
+
+    def _ask(self) -> PairLatency:
+        self._pair.tell("tell")
+        return PairLatency(*self._pair.told())
+
+    def begin(self) -> None:
+        """Now it is measured."""
+        self._ask()
+        self._waited = [waited_s(pid) for pid in self._pids]
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        """It is over: say what was seen."""
+        took = time.perf_counter() - self._began
+        shares = [(waited_s(pid) - b) / took for pid, b in zip(self._pids, self._waited, strict=True)]
+        _say(f"          a pair beside it: {self._alone} alone; {self._ask()} meanwhile")
+        _say(f"          waiting for a core: workers {sum(shares[:-1]):.0%}, the broker {shares[-1]:.0%}")
+        self._pair.end()
 
 
 def _publish(target: str, count: int, packets: Callable[[int, int], bytes]) -> float:
@@ -178,9 +240,7 @@ def replay(services: Services, messages: int) -> None:
         one.disconnect()
         took = _publish_numbered(services.address, "replay/x", messages)
         _say(f"replay    {messages:,} messages published in {took:.1f} s")
-        pair = Pair(services.address)
-        pair.run(2.0)
-        alone_ms = pair.p99_ms()
+        beside = _Beside(services)
         pids = [*services.workers(), services.broker_pid]
         used = [cpu_s(pid) for pid in pids]
         expected = 0
@@ -193,6 +253,7 @@ def replay(services: Services, messages: int) -> None:
             expected += 1
 
         began = time.perf_counter()
+        beside.begin()
         one.connect(1, on_message=came)
         while expected < messages:
             if time.perf_counter() - began > PATIENCE_S:
@@ -200,15 +261,13 @@ def replay(services: Services, messages: int) -> None:
             for number, packet_type, body in one.step(0.01):
                 if packet_type == 3:
                     came(number, body)
-            pair.turn()
         took = time.perf_counter() - began
         us = [(cpu_s(pid) - before) / messages * 1e6 for pid, before in zip(pids, used, strict=True)]
         _say(
             f"          replayed in {took:.1f} s = {messages / took:,.0f}/s, in order; CPU of each: "
             f"{sum(us[:-1]):.1f} us in workers, {us[-1]:.1f} us in the broker"
         )
-        _say(f"          a pair beside it: p99 {alone_ms:.2f} ms alone, {pair.p99_ms():.2f} ms meanwhile")
-        pair.close()
+        beside.end()
         one.disconnect()
 
 
@@ -220,7 +279,9 @@ def many(services: Services, offline: int, each: int, others: int) -> None:
         for part in range(each):
             _publish(services.address, offline, partial(_to_each, crowd, part))
             _publish_numbered(services.address, "noise/x", others // each)
+        beside = _Beside(services)
         began = time.perf_counter()
+        beside.begin()
         got = [0] * offline
         left = offline * each
 
@@ -247,6 +308,7 @@ def many(services: Services, offline: int, each: int, others: int) -> None:
         )
         spent = [cpu_s(pid) - before for pid, before in zip(pids, used, strict=True)]
         _say(f"          CPU: {sum(spent[:-1]):.1f} s in workers, {spent[-1]:.1f} s in the broker")
+        beside.end()
         crowd.disconnect()
 
 

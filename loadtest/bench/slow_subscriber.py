@@ -190,9 +190,9 @@ def run(load: Load, options: argparse.Namespace) -> Found:
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdmq-slow-"))
         services = stack.enter_context(holdmq_services(Path(directory), *sets))
-        (worker,) = services.workers()
         traffic = Traffic(load, services.address)
         stack.callback(traffic.close)
+        (worker,) = services.workers()
         watch = MemoryWatch(f"127.0.0.1:{admin}")
         stack.callback(watch.close)
         return measure(traffic, watch, worker, options)

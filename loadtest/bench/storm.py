@@ -180,8 +180,6 @@ def storm(services: Services, admin: str, options: argparse.Namespace) -> dict[s
     """Run the storm, and return what was seen."""
     address = services.address
     host, port = address.split(":")
-    (worker,) = services.workers()
-    pids = {"worker": worker, "broker": services.broker_pid}
     senders = FleetPlan(
         host,
         int(port),
@@ -238,6 +236,8 @@ def storm(services: Services, admin: str, options: argparse.Namespace) -> dict[s
         found["publishers"] = sending.told()
         time.sleep(options.settle_s)
         before = _memory(read_numbers(admin))
+        (worker,) = services.workers()
+        pids = {"worker": worker, "broker": services.broker_pid}
         used = {name: cpu_s(pid) for name, pid in pids.items()}
         fleet.tell("cut")
         back, took_s, failures, resumed = fleet.told()
