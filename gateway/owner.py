@@ -43,12 +43,13 @@ if TYPE_CHECKING:
     from gateway.link import BrokerLink
     from gateway.sessions import Sessions
 
-OPENINGS_PER_REQUEST: Final = 250
-"""CONNECTs of one request: a storm's turn; an answer comes when the last of them is decided."""
+OPENINGS_PER_REQUEST: Final = 100
+"""CONNECTs of one request, whose answer keeps the loop for some ms; it comes when the last one is decided."""
 OPEN_EVERY_S: Final = 0.004
 """CONNECTs that come within this time of the last request travel together: a request costs its owner as much
 as ten sessions in it, and a client waits ten times as long for the log."""
-CHANGES_PER_WRITE: Final = 5_000
+CHANGES_PER_WRITE: Final = 500
+"""Some milliseconds of this loop and of the owner's; the next write leaves when this one is answered."""
 WRITE_MAX_BYTES: Final = 1 << 20
 """What one write carries: the header of a frame holds 4 MiB."""
 PENDING_MAX_BYTES: Final = 16 << 20
