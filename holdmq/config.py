@@ -453,6 +453,59 @@ class StatsSection(Section):
         le=630_720_000,
         description="Age at which rows of tps_1h go: two years, a year to compare with; 17,520 rows a topic.",
     )
+    latency_retention_s: int = Field(
+        2_592_000,
+        ge=3600,
+        le=315_360_000,
+        description="Age at which rows of latency go: 30 days; up to 16 rows a minute and topic.",
+    )
+    backlog_interval_s: int = Field(
+        30,
+        ge=0,
+        le=3600,
+        description="Time between two samples of the groups' backlog, and for a broker's answer; 0 = none.",
+    )
+    backlog_retention_s: int = Field(
+        2_592_000,
+        ge=3600,
+        le=315_360_000,
+        description="Age at which rows of backlog go: 30 days; a row a sample, group, topic and broker.",
+    )
+    devices: bool = Field(
+        True,
+        description="Count devices and find top talkers, by a query of their own: about 3 us of a core per "
+        "message more, and 100 MiB.",
+    )
+    devices_interval_s: int = Field(
+        60,
+        ge=1,
+        le=3600,
+        description="Time between micro-batches of devices: a minute's sketch is one row, rarely two.",
+    )
+    devices_records_per_batch_max: int = Field(
+        4_000_000,
+        ge=1,
+        le=100_000_000,
+        description="Bound of a micro-batch of devices: 66,000 messages/s, and its result fits the heap.",
+    )
+    talkers_max: int = Field(
+        20,
+        ge=1,
+        le=1000,
+        description="Top talkers that a micro-batch writes for a minute and topic.",
+    )
+    devices_1m_retention_s: int = Field(
+        604_800,
+        ge=3600,
+        le=315_360_000,
+        description="Age at which rows of devices_1m go: a week; up to 4 KiB a minute and topic.",
+    )
+    talkers_1m_retention_s: int = Field(
+        604_800,
+        ge=3600,
+        le=315_360_000,
+        description="Age at which rows of talkers_1m go: a week; stats.talkers_max rows a minute and topic.",
+    )
     sink: Literal["delta", "postgresql"] = Field(
         "delta",
         description="Where the tables are: delta = directories below data_dir, which need no server, "

@@ -10,10 +10,10 @@ import asyncio
 import datetime as dt
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import Gauge
 
@@ -22,17 +22,22 @@ from holdmq.errors import HoldMQError
 from holdmq.process import Service
 from holdmq.rpc.security import Security
 from holdmq.telemetry import METRICS, Logger
+from spark_streaming.job.backlog import sample_backlogs
 from spark_streaming.job.home import Home
-from spark_streaming.job.opening import open_query, put_aside
-from spark_streaming.job.parts import parts_of
+from spark_streaming.job.opening import open_query, open_samples, put_aside
+from spark_streaming.job.parts import every_part, parts_of
 from spark_streaming.job.query import Query
 from spark_streaming.job.session import Session, start_session
+from spark_streaming.job.sink import Sink
 from spark_streaming.job.warming import warm_up
 from spark_streaming.source.options import ENV_SECRET
 
 DRAIN_WAIT_S: Final = 20.0
 """How long a stop waits for the running batch; one of the largest takes a few seconds."""
 WATCH_INTERVAL_S: Final = 5.0
+PLANNER_WAIT_S: Final = 30.0
+"""How long the next query's start waits for the planner of the one before. Spark gives a planner's process
+ten seconds to connect, which several that start at once on a busy machine do not keep."""
 JVM_EXIT_WAIT_S: Final = 1.0
 """How long a JVM whose connections just broke may take until its exit code is there."""
 
@@ -53,13 +58,15 @@ async def main(config: Config, service: Service, *, is_once: bool = False, is_re
     home = await asyncio.to_thread(Home, Path(stats.data_dir))
     session: Session | None = None
     queries: list[Query] = []
+    samples: Sink | None = None
     try:
         parts = parts_of(stats)
         if is_rebuild:
-            _say_aside(
-                service, await asyncio.to_thread(put_aside, stats, home, parts, dt.datetime.now(dt.UTC))
-            )
+            now = dt.datetime.now(dt.UTC)
+            _say_aside(service, await asyncio.to_thread(put_aside, stats, home, every_part(stats), now))
         queries += [await asyncio.to_thread(open_query, stats, home, part) for part in parts]
+        if stats.backlog_interval_s:
+            samples = await asyncio.to_thread(open_samples, stats)
         security = _security_options(config)  # before the JVM, which takes the environment with it
         session = await asyncio.to_thread(start_session, stats, partial(_say, service.log))
         options = {
@@ -73,14 +80,23 @@ async def main(config: Config, service: Service, *, is_once: bool = False, is_re
         await asyncio.to_thread(warm_up, session.spark, parts)
         for query in queries:
             await asyncio.to_thread(query.start, session.spark, options, is_once)
+            if query is not queries[-1]:
+                await asyncio.to_thread(query.await_planner, PLANNER_WAIT_S)
         service.ready(lambda: _is_running(session))
         service.log.info("counting", sink=stats.sink, once=is_once)
-        await _run(queries, session, service, is_once)
+        beside = [_watch(queries[0])]
+        if samples is not None and is_once:
+            await sample_backlogs(config, samples, is_once=True)
+        elif samples is not None:
+            beside.append(sample_backlogs(config, samples))
+        await _run(queries, beside, session, service, is_once)
     finally:
         if session is not None:
             await asyncio.to_thread(session.stop)
         for query in queries:
             query.close()
+        if samples is not None:
+            samples.close()
         home.close()
 
 
@@ -102,19 +118,25 @@ def _security_options(config: Config) -> dict[str, str]:
     }
 
 
-async def _run(queries: Sequence[Query], session: Session, service: Service, is_once: bool) -> None:
+async def _run(
+    queries: Sequence[Query],
+    beside: Sequence[Coroutine[Any, Any, None]],
+    session: Session,
+    service: Service,
+    is_once: bool,
+) -> None:
     ended = asyncio.create_task(_await_end(queries, is_once))
     # Whoever comes first is reported below; a JVM that dies fails every one of them.
     ended.add_done_callback(lambda task: task.cancelled() or task.exception())
     stopping = asyncio.create_task(service.stopping.wait())
-    watching = asyncio.create_task(_watch(queries[0]))
+    watching = [asyncio.create_task(one) for one in beside]
     try:
-        await asyncio.wait({ended, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ended, stopping, *watching}, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done() and not ended.done():
             await asyncio.gather(*(asyncio.to_thread(query.stop, DRAIN_WAIT_S) for query in queries))
             service.log.info("stopped")
             return
-        failed = ended if ended.done() else watching
+        failed = ended if ended.done() else next(task for task in watching if task.done())
         if is_once and failed is ended and ended.exception() is None:
             service.log.info("everything is counted")
             return
@@ -127,8 +149,8 @@ async def _run(queries: Sequence[Query], session: Session, service: Service, is_
             f"the query ended: {cause.splitlines()[0]}; start again to go on from the checkpoint"
         )
     finally:
-        stopping.cancel()
-        watching.cancel()
+        for task in (stopping, *watching):
+            task.cancel()
 
 
 async def _await_end(queries: Sequence[Query], is_once: bool) -> None:

@@ -35,6 +35,8 @@ class TableSpec(NamedTuple):
     """Every other column; None is never among their values."""
     fold_s: int = 0
     """Rows of the same keys are folded into one, by spans of time of this length; 0 = they stay."""
+    derive: Callable[[pa.Table], pa.Table] | None = None
+    """Sets columns that follow from others, in rows that were put together; None = there are none."""
 
     @property
     def time(self) -> str:
@@ -101,7 +103,8 @@ def fold(table: TableSpec, rows: pa.Table) -> pa.Table:
             columns[name] = ordered[f"{name}_{merge}"]
         else:
             columns[name] = pa.array([merge(parts) for parts in ordered[f"{name}_list"].to_pylist()])
-    return pa.table([columns[name] for name in table.schema.names], table.schema.names).cast(table.schema)
+    folded = pa.table([columns[name] for name in table.schema.names], table.schema.names).cast(table.schema)
+    return folded if table.derive is None else table.derive(folded)
 
 
 def read_tps(table_dir: str | Path, since: dt.datetime, table: TableSpec = TPS_1S_TABLE) -> list[TpsRow]:

@@ -31,9 +31,18 @@ class Union:
         return bytes(self._union.get_result(datasketches.tgt_hll_type.HLL_8).serialize_compact())
 
 
+def estimate(sketches: Iterable[bytes]) -> int:
+    """Return about how many different elements are in `sketches`; ValueError if one is none."""
+    return _union(sketches).estimate()
+
+
 def merge_sketches(sketches: Iterable[bytes]) -> bytes:
     """Return one sketch of everything that is in `sketches`; ValueError if one is none."""
+    return _union(sketches).serialize()
+
+
+def _union(sketches: Iterable[bytes]) -> Union:
     union = Union()
     for sketch in sketches:
         union.add(sketch)
-    return union.serialize()
+    return union

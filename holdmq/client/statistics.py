@@ -123,7 +123,11 @@ class StatisticsCalls(ClusterCalls):
         return read_each(await self._ask_all(RequestCode.STATISTICS, request), read)
 
     async def backlog(
-        self, groups: Collection[str] | None = None, rows_max: int = 1000
+        self,
+        groups: Collection[str] | None = None,
+        rows_max: int = 1000,
+        *,
+        timeout_s: float = BACKLOG_TIMEOUT_S,
     ) -> dict[str, BacklogView | HoldMQError]:
         """What these groups, None = all, have yet to consume; the `rows_max` longest backlogs."""
 
@@ -132,7 +136,7 @@ class StatisticsCalls(ClusterCalls):
             return BacklogView(rows(BacklogRow, answer.backlog), answer.now_ms, answer.left_out)
 
         request = BacklogRequest(_listed(groups), rows_max)
-        return read_each(await self._ask_all(RequestCode.BACKLOG, request, BACKLOG_TIMEOUT_S), read)
+        return read_each(await self._ask_all(RequestCode.BACKLOG, request, timeout_s), read)
 
     async def alarms(self) -> dict[str, AlarmsView | HoldMQError]:
         """The alarms that are raised."""

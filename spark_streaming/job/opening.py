@@ -11,6 +11,7 @@ import structlog
 
 from holdmq.config import StatsSection
 from holdmq.errors import ConfigError, StartupError
+from spark_streaming.job.backlog import BACKLOG_TABLE, SAMPLES_APP
 from spark_streaming.job.checkpoint import Checkpoint
 from spark_streaming.job.delta_sink import DeltaSink
 from spark_streaming.job.home import Home
@@ -63,6 +64,18 @@ def open_query(stats: StatsSection, home: Home, part: Part) -> Query:
             tables=", ".join(new),
         )
     return Query(part, checkpoint, sink)
+
+
+def open_samples(stats: StatsSection) -> Sink:
+    """Return the sink of the backlog's samples with its table made; StartupError where it is of others."""
+    sink = open_sink(stats, (BACKLOG_TABLE,))
+    try:
+        sink.standings(SAMPLES_APP)
+        sink.create()
+    except BaseException:
+        sink.close()
+        raise
+    return sink
 
 
 def put_aside(stats: StatsSection, home: Home, parts: Sequence[Part], now: dt.datetime) -> list[str]:

@@ -6,13 +6,16 @@ A part turns a micro-batch into rows of its tables; the query around it (`query.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from holdmq.config import StatsSection
-from spark_streaming.job import tps
+from spark_streaming.job import devices, tps
+from spark_streaming.job.latency import LATENCY_TABLE
 from spark_streaming.tables import TPS_1H_TABLE, TPS_1M_TABLE, TPS_1S_TABLE, TableSpec
 
 Rows = Mapping[str, pa.Table]
@@ -20,6 +23,8 @@ Rows = Mapping[str, pa.Table]
 
 COUNTS: Final = "tps_1s"
 """The query that counts messages; it has the name of the table that it began with."""
+DEVICES: Final = "devices_1m"
+"""The query that counts devices and finds top talkers."""
 
 
 class Part(NamedTuple):
@@ -36,17 +41,39 @@ class Part(NamedTuple):
     tables: tuple[TableSpec, ...]
     rows: Callable[[DataFrame, int], Rows]
     written: Callable[[Rows], None]
+    options: Mapping[str, str] = MappingProxyType({})
+    """Options of the source that are others than the job's."""
 
 
 def parts_of(stats: StatsSection) -> list[Part]:
-    """Return everything that the job counts; their tables are all different."""
-    return [
-        Part(
-            COUNTS,
-            tps.COLUMNS,
-            stats.trigger_interval_ms,
-            (TPS_1S_TABLE, TPS_1M_TABLE, TPS_1H_TABLE),
-            tps.rows_of,
-            tps.note,
-        )
-    ]
+    """Return everything that the job counts as it is configured."""
+    return [part for part in every_part(stats) if stats.devices or part.name != DEVICES]
+
+
+def every_part(stats: StatsSection) -> list[Part]:
+    """Return everything that the job can count; their tables are all different."""
+    counts = Part(
+        COUNTS,
+        tps.COLUMNS,
+        stats.trigger_interval_ms,
+        (TPS_1S_TABLE, TPS_1M_TABLE, TPS_1H_TABLE, LATENCY_TABLE),
+        tps.rows_of,
+        tps.note,
+    )
+    return [counts, _devices(stats)]
+
+
+def _devices(stats: StatsSection) -> Part:
+    return Part(
+        DEVICES,
+        devices.COLUMNS,
+        stats.devices_interval_s * 1000,
+        (devices.DEVICES_TABLE, devices.TALKERS_TABLE),
+        partial(devices.rows_of, talkers_max=stats.talkers_max),
+        devices.note,
+        {
+            "max_records_per_batch": str(stats.devices_records_per_batch_max),
+            # A batch of a minute takes seconds: the batch of every second finds another core free.
+            "max_partitions": str(max(1, stats.cores // 2)),
+        },
+    )

@@ -36,6 +36,8 @@ BATCH_SECONDS: Final = Histogram(
     registry=METRICS,
 )
 
+PLANNER_POLL_S: Final = 0.1
+
 log = structlog.get_logger("holdmq.stats")
 
 
@@ -54,7 +56,11 @@ class Query:
 
     def start(self, spark: SparkSession, options: Mapping[str, str], is_once: bool) -> None:
         """Start counting what the source with `options` gives: until `stop`, or all that is there by now."""
-        stream = spark.readStream.format("holdmq").options(**options, columns=self.part.columns).load()
+        stream = (
+            spark.readStream.format("holdmq")
+            .options(**{**options, **self.part.options, "columns": self.part.columns})
+            .load()
+        )
         writer = stream.writeStream.foreachBatch(self._write).option(
             "checkpointLocation", str(self._checkpoint.path)
         )
@@ -63,6 +69,13 @@ class Query:
         else:
             writer = writer.trigger(processingTime=f"{self.part.interval_ms} milliseconds")
         self._query = writer.start()
+
+    def await_planner(self, wait_s: float) -> None:
+        """Wait until the source's planner, a Python process, has answered once, at most `wait_s`."""
+        deadline = time.monotonic() + wait_s
+        query = self._started
+        while query.isActive and query.lastProgress is None and time.monotonic() < deadline:
+            time.sleep(PLANNER_POLL_S)
 
     def await_end(self) -> None:
         """Wait until the query ends; raises what ended it, unless that was `stop` or there is no more."""

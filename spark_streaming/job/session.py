@@ -36,6 +36,8 @@ _NOISE: Final = (
     "WARNING: package sun.security.action not in java.base",
     "Setting default log level to",
     "To adjust logging level use",
+    # Of the sketches: they live on the heap.
+    "Warning: Java versions > Java 11 can only operate in restricted mode",
 )
 
 

@@ -15,7 +15,9 @@ from prometheus_client import Counter, Gauge
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from holdmq.analytics.schemas import LATENCY
 from holdmq.telemetry import METRICS
+from spark_streaming.job.latency import bucket, latency_rows
 from spark_streaming.tables import (
     TPS_1H,
     TPS_1H_TABLE,
@@ -36,9 +38,13 @@ NEWEST_SECOND: Final = Gauge(
 
 
 def aggregate(batch: DataFrame) -> DataFrame:
-    """Return second, topic, messages, bytes and latency_max_ms of a batch of the source."""
+    """Return second, topic, le_ms, messages, bytes and latency_max_ms of a batch of the source.
+
+    `le_ms` is the bucket of the table `latency`: one pass over the messages is enough for all tables.
+    """
     latency = F.unix_millis("store_time") - F.unix_millis("born_time")
-    return batch.groupBy(F.date_trunc("second", "store_time").alias("second"), "topic").agg(
+    second = F.date_trunc("second", "store_time").alias("second")
+    return batch.groupBy(second, "topic", bucket(latency).alias("le_ms")).agg(
         F.count(F.lit(1)).alias("messages"),
         F.sum("body_size").alias("bytes"),
         F.greatest(F.max(latency), F.lit(0)).alias("latency_max_ms"),
@@ -46,17 +52,22 @@ def aggregate(batch: DataFrame) -> DataFrame:
 
 
 def rows_of(batch: DataFrame, batch_id: int) -> Mapping[str, pa.Table]:
-    """Return the rows of all three tables for a batch of the source; runs Spark, and blocks."""
-    seconds = as_rows(aggregate(batch).toArrow(), batch_id)
+    """Return the rows of all tables for a batch of the source; runs Spark, and blocks."""
+    aggregated = aggregate(batch).toArrow()
+    seconds = as_rows(aggregated, batch_id)
     minutes = rolled_up(seconds, TPS_1S_TABLE, TPS_1M_TABLE)
-    return {TPS_1S: seconds, TPS_1M: minutes, TPS_1H: rolled_up(minutes, TPS_1M_TABLE, TPS_1H_TABLE)}
+    return {
+        TPS_1S: seconds,
+        TPS_1M: minutes,
+        TPS_1H: rolled_up(minutes, TPS_1M_TABLE, TPS_1H_TABLE),
+        LATENCY: latency_rows(aggregated, batch_id),
+    }
 
 
 def as_rows(aggregated: pa.Table, batch_id: int) -> pa.Table:
     """Return the rows of `tps_1s` for what `aggregate` computed."""
     ids = pa.array([batch_id] * aggregated.num_rows, pa.int64())
-    schema = TPS_1S_TABLE.schema
-    return aggregated.append_column("batch_id", ids).select(schema.names).cast(schema)
+    return fold(TPS_1S_TABLE, aggregated.append_column("batch_id", ids))
 
 
 def rolled_up(rows: pa.Table, source: TableSpec, target: TableSpec) -> pa.Table:

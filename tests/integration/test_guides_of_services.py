@@ -210,7 +210,7 @@ def test_the_spark_examples_run(
 ) -> None:
     with SyncProducer([cluster.registry]) as producer:
         producer.send_batch([Message("devices", b"x", tag) for tag in ("1/t", "2/t", "2/t")])
-    sql, _, code = (example.code for example in spark_examples())
+    sql, *_, code = (example.code for example in spark_examples())
     code = code.replace('.option("topics"', f'.option("registry", "{cluster.registry}").option("topics"')
     code = code.replace(".options(topics=", f'.options(registry="{cluster.registry}", topics=')
     assert code.count(cluster.registry) == 2

@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import datasketches
+import deltalake
+import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from deltalake.exceptions import TableNotFoundError
+from guides import examples_of
 
 from holdmq.analytics import reading
 from holdmq.analytics.reading import (
@@ -31,6 +34,8 @@ from holdmq.analytics.schemas import (
     TALKERS_1M_SCHEMA,
 )
 from holdmq.errors import HoldMQError, UsageError
+
+Capture = pytest.CaptureFixture[str]
 
 BASE = dt.datetime(2026, 1, 2, 3, 0, tzinfo=dt.UTC)
 HOUR = dt.timedelta(hours=1)
@@ -183,3 +188,41 @@ def test_a_damaged_sketch_is_named(table: Path) -> None:
     append(table, DEVICES_1M_SCHEMA, (at(0), "a", 1, 1, b"\x00" * 8))
     with pytest.raises(HoldMQError, match="table has a sketch of 2026-01-02"):
         read_devices(table, BASE, BASE + HOUR)
+
+
+def test_the_page_s_sql_finds_what_the_functions_find(table: Path) -> None:
+    samples = table.parent / "backlog"
+    append(table, LATENCY_SCHEMA, (at(0), "a", 1, 90), (at(0), "a", 50, 100), (at(1), "a", 100, 10))
+    append(table, LATENCY_SCHEMA, (at(-1), "a", 1, 999), (at(0), "b", LATENCY_ABOVE_MS, 1))
+    append(samples, BACKLOG_SCHEMA, (at(0), "g", "a", "b0", 3, 7), (at(0), "g", "b", "b1", 4, 5))
+    latency, backlog = (deltalake.DeltaTable(path).to_pyarrow_table() for path in (table, samples))
+    with duckdb.connect() as database:
+        database.register("latency", latency)
+        database.register("backlog", backlog)
+        found = {
+            name: database.sql(code.replace("…", f"timestamptz '{BASE.isoformat()}'"))
+            .to_arrow_table()
+            .to_pylist()
+            for name in ("latency", "backlog")
+            for _, code, _ in examples_of("spark.md", "sql")
+            if f"FROM {name} " in code
+        }
+    whole = read_latency(table, BASE, BASE + HOUR, by_topic=True)
+    assert tuple(found["latency"][0].values()) == ("a", *whole[0].quantiles_ms) == ("a", 50, 50, 100)
+    assert tuple(found["latency"][1].values()) == ("b", *[LATENCY_ABOVE_MS] * 3)
+    (point,) = read_backlog(samples, BASE, BASE + HOUR)
+    (row,) = found["backlog"]
+    assert (row["group"], row["lag"], row["age_ms"]) == (point.group, point.lag, point.age_ms) == ("g", 7, 7)
+
+
+def test_the_page_s_program_runs(table: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    now = dt.datetime.now(dt.UTC) - dt.timedelta(minutes=1)
+    tables = table.parent / "holdmq-data/stats/tables"
+    append(tables / "devices_1m", DEVICES_1M_SCHEMA, (now, "a", 9, 5, sketch(*range(5))))
+    append(tables / "talkers_1m", TALKERS_1M_SCHEMA, (now, "a", "x", 9))
+    monkeypatch.chdir(table.parent)
+    (code,) = (code for _, code, _ in examples_of("spark.md", "python") if "read_talkers" in code)
+    exec(compile(code, "spark.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "devices=5" in printed
+    assert "Talker(client_id='x', messages=9)" in printed
