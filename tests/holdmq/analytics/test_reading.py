@@ -70,6 +70,8 @@ def test_a_percentile_is_the_bound_of_the_bucket_that_it_lies_in() -> None:
         None,
     ]
     assert percentile({5: 1}, 0.5) == 5
+    assert percentile({1: 1, 10: 2}, 0.5) == 10
+    assert percentile({1: 7, 10: 93}, 0.07) == 1
 
 
 def test_the_buckets_rise_and_end_nowhere() -> None:
