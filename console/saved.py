@@ -51,6 +51,40 @@ WHERE second >= now() - INTERVAL 1 HOUR
 GROUP BY minute, topic
 ORDER BY latency_max_ms DESC
 LIMIT 20""",
+    "Messages per topic and day, last 30 days": """SELECT
+  date_trunc('day', hour) AS day, topic, sum(messages) AS messages, sum(bytes) AS bytes
+FROM tps_1h
+WHERE hour >= now() - INTERVAL 30 DAYS
+GROUP BY day, topic
+ORDER BY day DESC, messages DESC""",
+    "Latency percentiles per topic, last hour": """WITH histogram AS (
+  SELECT topic, le_ms, sum(messages) AS messages
+  FROM latency
+  WHERE minute >= now() - INTERVAL 1 HOUR
+  GROUP BY topic, le_ms
+), cumulated AS (
+  SELECT topic, le_ms,
+    sum(messages) OVER (PARTITION BY topic ORDER BY le_ms) AS up_to,
+    sum(messages) OVER (PARTITION BY topic) AS whole
+  FROM histogram
+)
+SELECT topic,
+  min(le_ms) FILTER (up_to >= 0.5 * whole) AS p50_ms,
+  min(le_ms) FILTER (up_to >= 0.95 * whole) AS p95_ms,
+  min(le_ms) FILTER (up_to >= 0.99 * whole) AS p99_ms
+FROM cumulated
+GROUP BY topic
+ORDER BY topic""",
+    "Largest backlog per group, last hour": """WITH samples AS (
+  SELECT time, "group", sum(lag) AS lag, max(age_ms) AS age_ms
+  FROM backlog
+  WHERE time >= now() - INTERVAL 1 HOUR
+  GROUP BY time, "group"
+)
+SELECT "group", max(lag) AS lag, max(age_ms) AS age_ms
+FROM samples
+GROUP BY "group"
+ORDER BY lag DESC""",
     "Tables and their columns": """SELECT table_name, column_name, data_type
 FROM information_schema.columns
 ORDER BY table_name, ordinal_position""",

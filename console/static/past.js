@@ -92,7 +92,7 @@ export class Past {
       const local = new Date(second * 1000);
       if (document.activeElement !== at(id)) at(id).value = new Date(local - local.getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
     }
-    at("history-csv").href = `/api/v1/history?${query}&format=csv`;
+    for (const name of ["history", "latency", "backlog", "talkers"]) at(`${name}-csv`).href = `/api/v1/${name}?${query}&format=csv`;
     at("history").setAttribute("aria-busy", "true");
     for (const [name, show] of [["history", history], ["latency", latency], ["backlog", backlog], ["talkers", talkers]]) {
       try {

@@ -134,3 +134,42 @@ def append_rows(table: Path) -> Append:
         append(table.with_name(name), rows, batch_id)
 
     return write
+
+
+@pytest.fixture
+def append_reports(table: Path) -> Callable[[int], None]:
+    """Write latency, backlog and talkers of two minutes from a second on."""
+
+    def write(first: int) -> None:
+        times = pa.array([first * 1_000_000, (first + 60) * 1_000_000], pa.timestamp("us", "UTC"))
+
+        def counts(*values: int) -> pa.Array:
+            return pa.array(values, pa.int64())
+
+        topics, batch = pa.array(["devices", "devices"]), counts(0, 1)
+        rows = {
+            "latency": {
+                "minute": times,
+                "topic": topics,
+                "le_ms": counts(5, 100),
+                "messages": counts(99, 10),
+            },
+            "backlog": {
+                "time": times,
+                "group": pa.array(["readers", "readers"]),
+                "topic": topics,
+                "broker": pa.array(["broker-0", "broker-0"]),
+                "lag": counts(7, 9),
+                "age_ms": counts(1000, 2000),
+            },
+            "talkers_1m": {
+                "minute": times,
+                "topic": topics,
+                "client_id": pa.array(["quiet", "loud"]),
+                "messages": counts(1, 50),
+            },
+        }
+        for name, columns in rows.items():
+            write_deltalake(str(table.with_name(name)), pa.table({**columns, "batch_id": batch}))
+
+    return write

@@ -12,8 +12,6 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
-import pyarrow as pa
-from deltalake import write_deltalake
 
 from console.sql.box import WAITING
 
@@ -205,51 +203,10 @@ async def test_tables_that_are_not_there_are_said_and_nothing_fails(serve: Serve
             assert f"there is no table {table} yet" in response.json()["notice"]
 
 
-async def test_latency_backlog_and_talkers_come_from_their_tables(serve: Serve, table: Any) -> None:
-    instant = pa.timestamp("us", "UTC")
-    at = [HOUR * 1_000_000, (HOUR + 60) * 1_000_000]
-    batch = pa.array([0, 1], pa.int64())
-    times = pa.array(at, instant)
-    topic = pa.array(["devices", "devices"])
-    whole = pa.int64()
-    write_deltalake(
-        str(table.with_name("latency")),
-        pa.table(
-            {
-                "minute": times,
-                "topic": topic,
-                "le_ms": pa.array([5, 100], whole),
-                "messages": pa.array([99, 10], whole),
-                "batch_id": batch,
-            }
-        ),
-    )
-    write_deltalake(
-        str(table.with_name("backlog")),
-        pa.table(
-            {
-                "time": times,
-                "group": pa.array(["readers", "readers"]),
-                "topic": topic,
-                "broker": pa.array(["broker-0", "broker-0"]),
-                "lag": pa.array([7, 9], whole),
-                "age_ms": pa.array([1000, 2000], whole),
-                "batch_id": batch,
-            }
-        ),
-    )
-    write_deltalake(
-        str(table.with_name("talkers_1m")),
-        pa.table(
-            {
-                "minute": times,
-                "topic": topic,
-                "client_id": pa.array(["quiet", "loud"]),
-                "messages": pa.array([1, 50], whole),
-                "batch_id": batch,
-            }
-        ),
-    )
+async def test_latency_backlog_and_talkers_come_from_their_tables(
+    serve: Serve, append_reports: Callable[[int], None]
+) -> None:
+    append_reports(HOUR)
     async with serve() as client:
 
         async def ask(kind: str, form: str = "json") -> httpx.Response:
@@ -282,12 +239,23 @@ async def test_queries_are_saved_listed_and_deleted(serve: Serve) -> None:
         assert error_of(await client.delete(path)) == (404, "NOT_FOUND")
 
 
-async def test_every_ready_made_query_runs(serve: Serve, append_rows: Append) -> None:
-    append_rows([(HOUR, "devices", 2, 20)])
+async def test_every_ready_made_query_runs_and_finds_rows(
+    serve: Serve, append_rows: Append, append_reports: Callable[[int], None]
+) -> None:
+    recent = int(time.time()) - 200
+    append_rows([(recent, "devices", 2, 20)])
+    append_rows([(HOUR, "devices", 2, 20)], 0, "tps_1h")
+    append_reports(recent)
     async with serve() as client:
+        found = {}
         for row in (await client.get("/api/v1/queries")).json()["queries"]:
             response = await run(client, row["sql"])
             assert response.status_code == 200, (row["name"], response.text)
+            found[row["name"]] = response.json()["rows"]
+    # A day may have begun since.
+    assert all(rows for name, rows in found.items() if "today" not in name)
+    assert found["Latency percentiles per topic, last hour"] == [["devices", 5, 100, 100]]
+    assert found["Largest backlog per group, last hour"] == [["readers", 9, 2000]]
 
 
 async def test_answers_are_as_the_openapi_document_says(serve: Serve, append_rows: Append) -> None:

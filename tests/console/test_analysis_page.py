@@ -36,7 +36,11 @@ async def counts(append_rows: Append) -> int:
 
 
 async def test_the_past_is_drawn_zoomed_into_and_out_of_again_and_comes_as_a_file(
-    serve: Serve, append_rows: Append, browser: Browser, tmp_path: Path
+    serve: Serve,
+    append_rows: Append,
+    append_reports: Callable[[int], None],
+    browser: Browser,
+    tmp_path: Path,
 ) -> None:
     await counts(append_rows)
     async with serve() as client:
@@ -60,6 +64,8 @@ async def test_the_past_is_drawn_zoomed_into_and_out_of_again_and_comes_as_a_fil
         await expect(page.locator("#history-chart")).to_have_attribute("data-step", "2")
         near_first, near_until, _ = await shown(page)
         assert first + 1000 < near_first < near_until < until - 1000
+        # What the job writes by now is shown with the next range.
+        await asyncio.to_thread(append_reports, (near_first + near_until) // 2)
         # By keyboard: narrower, back to what was dragged, back to the hour.
         await page.locator("#history-in").press("Enter")
         await expect(page.locator("#history-chart")).to_have_attribute("data-step", "1")
@@ -67,6 +73,9 @@ async def test_the_past_is_drawn_zoomed_into_and_out_of_again_and_comes_as_a_fil
         await expect(page.locator("#history-chart")).to_have_attribute("data-first", str(near_first))
         await page.locator("#history-back").press("Enter")
         await expect(page.locator("#history-chart")).to_have_attribute("data-step", "5")
+        await expect(page.locator("#latency-legend")).to_contain_text("p99max 100")
+        await expect(page.locator("#backlog-legend")).to_contain_text("readersmax 9")
+        await expect(page.locator("#talkers tbody tr").first).to_have_text("loud50")
         async with page.expect_download() as coming:
             await page.click("#history-csv")
         file = tmp_path / "history.csv"
