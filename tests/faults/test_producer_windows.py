@@ -24,7 +24,7 @@ TOPIC = "applications"
 def test_what_producers_send_again_over_kills_is_in_the_log_once_and_where_they_were_told(
     holdmq_stack: Callable[..., Stack],
 ) -> None:
-    stack = holdmq_stack()
+    stack = holdmq_stack(services=("registry", "broker"))
     placed = asyncio.run(send_over_kills(stack))
     stored = asyncio.run(read_all(stack.registry))
     assert len(placed) > KILLS * SENDERS
