@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import structlog
 
-from broker.core.readers import EVERYWHERE, NOWHERE, Picked, Reader, Window, scan
+from broker.core.readers import EVERYWHERE, NOWHERE, TAG_TESTS_MAX, Picked, Reader, Window, scan
 from broker.core.topics import Topic, TopicTable
 from broker.log_reads import LogRead, read_on
 from broker.part import Part
@@ -263,7 +263,7 @@ class Reads(Part):
             if batches is None:
                 self._load(opened)
                 return
-            picked = scan(reader.filters, batches, reader.position, opened.reads[0][1], self._window_of)
+            picked = self._scan(opened, batches)
             reader.position = picked.position
             reader.served_at = self._loop.time()
             if not picked.count:
@@ -272,6 +272,11 @@ class Reads(Part):
                     opened.timer = self._loop.call_later(0, self._due, opened)
                 return
             self._answer(opened, picked)
+
+    def _scan(self, opened: _Open, batches: Sequence[Batch]) -> Picked:
+        """Look for what the next READ is answered with, from the reader's position on."""
+        reader, credit = opened.reader, opened.reads[0][1]
+        return scan(reader.filters, batches, reader.position, credit, self._window_of, TAG_TESTS_MAX)
 
     def _answer(self, opened: _Open, picked: Picked, is_late: bool = False) -> None:
         request = opened.reads.popleft()[0]
@@ -313,10 +318,11 @@ class Reads(Part):
         """Answer with what was read from the reader's position on."""
         reader = opened.reader
         while opened.reads:
-            picked = scan(reader.filters, batches, reader.position, opened.reads[0][1], self._window_of)
+            picked = self._scan(opened, batches)
             reader.position = picked.position
             if not picked.count:
-                reader.position = max(reader.position, next_position)
+                if not picked.is_cut:
+                    reader.position = max(reader.position, next_position)
                 break
             self._answer(opened, picked)
 
@@ -325,8 +331,9 @@ class Reads(Part):
         reader = opened.reader
         while opened.reads and reader.late and reader.late_at == position:
             credit = opened.reads[0][1]
-            picked = scan(reader.filters, batches, position, credit, reader.late_window)
-            position = picked.position if picked.count else max(picked.position, next_position)
+            picked = scan(reader.filters, batches, position, credit, reader.late_window, TAG_TESTS_MAX)
+            is_all = not picked.count and not picked.is_cut
+            position = max(picked.position, next_position) if is_all else picked.position
             reader.late_scanned(position)
             if not picked.count:
                 return

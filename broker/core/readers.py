@@ -13,7 +13,7 @@ below it (perhaps again, never not at all).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +26,8 @@ SERVE_INTERVAL_S: Final = 0.0005
 """A busy reader is served at most this often, so that wake-ups do not grow with the message rate."""
 SERVE_AT_BYTES: Final = 64 << 10
 """This many waiting bytes are served at once."""
+TAG_TESTS_MAX: Final = 2_000
+"""Tags that one scan compares with MQTT filters, whose hashes cannot decide: some milliseconds."""
 
 
 class RunLike(Protocol):
@@ -63,15 +65,20 @@ NOWHERE: Final = Window(0, 0)
 
 
 class Picked:
-    """What a scan found: `parts` in log order, `count` records, `size_bytes`; `position` = scanned to."""
+    """What a scan found: `parts` in log order, `count` records, `size_bytes`; `position` = scanned to.
 
-    __slots__ = ("count", "parts", "position", "size_bytes")
+    `is_cut`: it compared as many tags as it may, and what lies further on was not looked at.
+    """
 
-    def __init__(self, position: int) -> None:
+    __slots__ = ("count", "is_cut", "parts", "position", "size_bytes", "tests_left")
+
+    def __init__(self, position: int, tests_left: int = 0) -> None:
         self.parts: list[memoryview] = []
         self.count = 0
         self.size_bytes = 0
         self.position = position
+        self.tests_left = tests_left
+        self.is_cut = False
 
 
 def scan(
@@ -80,13 +87,15 @@ def scan(
     position: int,
     credit_bytes: int,
     window_of: WindowOf = lambda _topic: EVERYWHERE,
+    tag_tests_max: int = 1 << 62,
 ) -> Picked:
     """Pick what may match from `batches` (log order, the first may begin below `position`).
 
-    Stops before the record that would exceed `credit_bytes`, but always gives one. Of each topic only
-    records inside its window are picked.
+    Stops before the record that would exceed `credit_bytes`, but always gives one, and before the tag that
+    would be compared beyond `tag_tests_max` (at least 1). Of each topic only records inside its window are
+    picked.
     """
-    picked = Picked(position)
+    picked = Picked(position, tag_tests_max)
     for batch in batches:
         size = len(batch.records)
         if batch.position + size <= picked.position:
@@ -127,21 +136,11 @@ def _pick_run(
     parts: Sequence[TopicFilter],
     credit_bytes: int,
 ) -> bool:
-    """Add the run's matching records of the span (indices); False = the credit is used up."""
-    first, last = span
-    starts = batch.starts
+    """Add the run's matching records of the span (indices); False = that was all that this scan may do."""
     if any(p.all for p in parts):
-        begin = int(starts[first])
-        end = int(starts[last - 1]) + int(batch.sizes[last - 1])
-        if picked.size_bytes + end - begin <= credit_bytes:
-            picked.parts.append(batch.records[begin:end])
-            picked.count += last - first
-            picked.size_bytes += end - begin
-            return True
-        indices: Sequence[int] = range(first, last)
-    else:
-        indices = [i for i in _matching(batch, run, run_first, first, parts) if i < last]
-    for i in indices:
+        return _pick_stretch(picked, batch, span, credit_bytes)
+    starts = batch.starts
+    for i in _matching(picked, batch, run, run_first, span, parts):
         begin, length = int(starts[i]), int(batch.sizes[i])
         if picked.count and picked.size_bytes + length > credit_bytes:
             picked.position = batch.position + begin
@@ -149,21 +148,63 @@ def _pick_run(
         picked.parts.append(batch.records[begin : begin + length])
         picked.count += 1
         picked.size_bytes += length
-    return True
+    return not picked.is_cut
+
+
+def _pick_stretch(picked: Picked, batch: BatchLike, span: tuple[int, int], credit_bytes: int) -> bool:
+    """Add all records of the span, in one piece; False = the credit is used up."""
+    first, last = span
+    starts = batch.starts
+    begin = int(starts[first])
+    end = int(starts[last - 1]) + int(batch.sizes[last - 1])
+    fitting = last - first
+    if picked.size_bytes + end - begin > credit_bytes:
+        ends = starts[first:last] + batch.sizes[first:last]
+        fitting = int(np.searchsorted(ends, begin + credit_bytes - picked.size_bytes, "right"))
+        if not picked.count:
+            fitting = max(1, fitting)
+        if not fitting:
+            picked.position = batch.position + begin
+            return False
+        end = int(ends[fitting - 1])
+    picked.parts.append(batch.records[begin:end])
+    picked.count += fitting
+    picked.size_bytes += end - begin
+    if fitting == last - first:
+        return True
+    picked.position = batch.position + end
+    return False
 
 
 def _matching(
-    batch: BatchLike, run: RunLike, run_first: int, first: int, parts: Sequence[TopicFilter]
-) -> list[int]:
-    hashes = run.hashes
+    picked: Picked,
+    batch: BatchLike,
+    run: RunLike,
+    run_first: int,
+    span: tuple[int, int],
+    parts: Sequence[TopicFilter],
+) -> Iterator[int]:
+    """The span's records that may match, in order, each looked for when it is asked for."""
+    first, last = span
     found: set[int] = set()
     for part in parts:
-        found.update(run_first + i for i in part.indices_by_hash(hashes, run.count))
-        if part.needs_tags:
-            for i in range(first, run_first + run.count):
-                if i not in found and part.passes_tag(tag_of_record(batch.records, int(batch.starts[i]))):
-                    found.add(i)
-    return sorted(i for i in found if i >= first)
+        found.update(run_first + i for i in part.indices_by_hash(run.hashes, run.count))
+    tagged = [part for part in parts if part.needs_tags]
+    if not tagged:
+        yield from sorted(i for i in found if first <= i < last)
+        return
+    for i in range(first, last):
+        if i in found:
+            yield i
+            continue
+        if not picked.tests_left:
+            picked.is_cut = True
+            picked.position = batch.position + int(batch.starts[i])
+            return
+        picked.tests_left -= 1
+        tag = tag_of_record(batch.records, int(batch.starts[i]))
+        if any(part.passes_tag(tag) for part in tagged):
+            yield i
 
 
 class Reader:

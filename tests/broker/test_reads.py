@@ -178,3 +178,20 @@ async def test_rows_of_tables_are_no_messages_to_a_reader_live_or_from_disk(
     broker = await start()
     await open_reader(broker, [*filter_terms(mqtt_filter), *filter_terms("t/end")], position=0)
     assert await read_until(broker, 1) == [b"message"]
+
+
+@pytest.mark.parametrize("is_cold", [False, True])
+async def test_filters_that_need_the_tag_look_at_some_messages_at_a_time_and_miss_none(
+    start: Callable[..., Awaitable[Stack]], monkeypatch: pytest.MonkeyPatch, is_cold: bool
+) -> None:
+    monkeypatch.setattr("broker.reads.TAG_TESTS_MAX", 3)
+    broker = await start()
+    await broker.create("t")
+    for i in range(5):
+        await broker.produce("t", 0, *((b"%d" % n, f"x/{n % 10}") for n in range(10 * i, 10 * i + 10)))
+    if is_cold:
+        broker = await start()
+        broker.sequences.clear()
+    await open_reader(broker, filter_terms("t/+/7"), position=0)
+    assert await read_until(broker, 5) == [b"7", b"17", b"27", b"37", b"47"]
+    assert bool(broker.server.reads.cold_reads) is is_cold

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from broker.core.filters import FilterSet
 from broker.core.readers import SERVE_AT_BYTES, SERVE_INTERVAL_S, Reader, scan
@@ -99,6 +100,25 @@ def test_credit_stops_at_a_record_and_the_next_scan_goes_on_there() -> None:
             position, rounds = picked.position, rounds + 1
         assert got == whole
         assert (rounds == 1) == (credit == 1 << 20)
+
+
+@pytest.mark.parametrize("tests_max", [1, 2, 3, 7])
+@pytest.mark.parametrize("credit", [1, 1 << 20])
+def test_a_scan_compares_so_many_tags_and_the_next_one_goes_on_there(tests_max: int, credit: int) -> None:
+    batches = [batch(0, ("t", ["x/1", "y/2", "x/1", "exact"]), ("u", ["x/1"]))]
+    batches.append(batch(len(batches[0].records), ("t", ["y/2", "y/2", "x/1"])))
+    filters = wanted(FilterTerm(TermKind.MQTT, "t", 0, "+/1"), tag("t", "exact"))
+    whole = scan(filters, batches, 0, 1 << 20)
+    assert (whole.count, whole.is_cut) == (4, False)
+    end = whole.position
+    position, got, cuts = 0, b"", 0
+    while position < end:
+        picked = scan(filters, batches, position, credit, tag_tests_max=tests_max)
+        assert picked.position > position
+        got += b"".join(bytes(p) for p in picked.parts)
+        position, cuts = picked.position, cuts + picked.is_cut
+    assert got == b"".join(bytes(p) for p in whole.parts)
+    assert cuts if tests_max == 1 else credit == 1 or bool(cuts) == (tests_max < 6)
 
 
 def test_a_position_inside_a_run_skips_what_lies_below() -> None:
