@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import structlog
 
-from holdmq import telemetry
-from holdmq.config import LogSection
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from holdmq.message import TopicQueue
 from holdmq.rpc.client import Client
@@ -286,6 +284,20 @@ class ColumnPuller(NamedTuple):
         return self.link.pull(broker, queues, self.columns, self.tags)
 
 
+def _set_up_logging(_: Any, method: str, event: MutableMapping[str, Any]) -> NoReturn:
+    """Prepare the log for the first event, and log it then.
+
+    In a Python worker: standard output belongs to Spark, standard error is the log. Most log nothing, and
+    live for one plan, so that what a log needs would be a good part of their work.
+    """
+    from holdmq import telemetry
+    from holdmq.config import LogSection
+
+    telemetry.setup("spark", LogSection())
+    getattr(structlog.get_logger(), method)(**event)
+    raise structlog.DropEvent
+
+
 _links: dict[tuple[int, tuple[str, ...], Security | None], Link] = {}
 _links_lock = threading.Lock()
 
@@ -297,7 +309,6 @@ def link_to(registries: Sequence[str], security: Security | None = None) -> Link
         found = _links.get(key)
         if found is None:
             if not structlog.is_configured():
-                # A Python worker: its standard output belongs to Spark, its standard error is the log.
-                telemetry.setup("spark", LogSection())
+                structlog.configure(processors=[_set_up_logging])
             found = _links[key] = Link(registries, security)
         return found

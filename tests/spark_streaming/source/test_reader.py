@@ -21,7 +21,7 @@ from holdmq.client.sync import SyncProducer
 from holdmq.errors import TransportError, UsageError
 from holdmq.message import Message, TopicQueue
 from spark_streaming.source import HoldMQDataSource
-from spark_streaming.source.link import Link
+from spark_streaming.source.link import Link, link_to
 from spark_streaming.source.offsets import LOST, Offsets
 from spark_streaming.source.ranges import DataLossError
 from spark_streaming.source.reader import StreamReader
@@ -47,9 +47,16 @@ def producer(stack: Stack) -> Iterator[SyncProducer]:
         yield made
 
 
-def send(producer: SyncProducer, topic: str, *bodies: str, queue_id: int = 0, tag: str | None = None) -> None:
+def send(producer: SyncProducer, topic: str, *bodies: str, queue_id: int = 0) -> None:
     queue = TopicQueue(topic, "broker-0", queue_id)
-    producer.send_batch([Message(topic, body.encode(), tag=tag) for body in bodies], queue=queue)
+    producer.send_batch([Message(topic, body.encode()) for body in bodies], queue=queue)
+
+
+def begin(stack: Stack, producer: SyncProducer, topic: str, *bodies: str) -> None:
+    """Store the first messages of a topic, and wait until the registry lists it."""
+    send(producer, topic, *bodies)
+    link = link_to((stack.registry,))
+    wait_until(lambda: bool(link.snapshot(lambda name: name == topic).bounds), "the topic is listed")
 
 
 def grow(stack: Stack, topic: str, queues: int) -> None:
@@ -104,7 +111,7 @@ class Query:
 def test_topics_and_queues_that_appear_while_a_query_runs_are_read_from_their_first_message(
     stack: Stack, producer: SyncProducer
 ) -> None:
-    send(producer, "grown", "a")
+    begin(stack, producer, "grown", "a")
     query = Query(stack, topics="grown*", starting_offsets="latest")
     assert query.batch() == []
     send(producer, "grown", "b")
@@ -119,7 +126,7 @@ def test_topics_and_queues_that_appear_while_a_query_runs_are_read_from_their_fi
 def test_a_batch_of_a_stream_is_bounded_and_one_without_a_bound_takes_all(
     stack: Stack, producer: SyncProducer
 ) -> None:
-    send(producer, "bounded", *map(str, range(10)))
+    begin(stack, producer, "bounded", *map(str, range(10)))
     query = Query(stack, topics="bounded", max_records_per_batch="4")
     assert query.batch() == ["0", "1", "2", "3"]
     assert query.reader.reportLatestOffset() == {"broker-0": 1, "broker-0/bounded/0": 10}
@@ -130,7 +137,7 @@ def test_reading_starts_and_ends_at_times(stack: Stack, producer: SyncProducer) 
     def times() -> list[dt.datetime]:
         return [row["store_time"] for row in read(stack, topics="timed", columns="store_time")]
 
-    send(producer, "timed", "before", "it")
+    begin(stack, producer, "timed", "before", "it")
     stored = times()[-1]
     wait_until(lambda: dt.datetime.now(dt.UTC) > stored + dt.timedelta(milliseconds=2), "a later millisecond")
     send(producer, "timed", "at", "it")
@@ -159,7 +166,7 @@ def test_a_stream_has_no_end_that_an_option_could_name(stack: Stack) -> None:
 
 
 def test_min_partitions_makes_tasks_of_few_records(stack: Stack, producer: SyncProducer) -> None:
-    send(producer, "few", *map(str, range(5)))
+    begin(stack, producer, "few", *map(str, range(5)))
     source = source_of(stack, topics="few", min_partitions="3", max_partitions="4")
     reader = source.reader(source.schema())
     partitions = reader.partitions()
@@ -168,11 +175,11 @@ def test_min_partitions_makes_tasks_of_few_records(stack: Stack, producer: SyncP
 
 
 def test_an_available_now_query_stops_at_what_there_was(stack: Stack, producer: SyncProducer) -> None:
-    send(producer, "now", "a", "b", "c")
+    begin(stack, producer, "now", "a", "b", "c")
     query = Query(stack, topics="now*", max_records_per_batch="2")
     query.reader.prepareForTriggerAvailableNow()
     send(producer, "now", "d")
-    send(producer, "now-later", "e")
+    begin(stack, producer, "now-later", "e")
     assert query.batch() == ["a", "b"]
     assert query.batch() == ["c"]
     end = query.plan()
@@ -200,12 +207,12 @@ def lose(stack: Stack, producer: SyncProducer, *topics: str) -> None:
 def test_retention_that_overtakes_the_checkpoint_fails_the_query_or_is_counted(
     stack: Stack, producer: SyncProducer
 ) -> None:
-    send(producer, "gone", *map(str, range(10)))
+    begin(stack, producer, "gone", *map(str, range(10)))
     failing = Query(stack, topics="gone", max_records_per_batch="4")
     assert failing.batch() == ["0", "1", "2", "3"]
-    going_on = Query(stack, dict(failing.offsets), topics="gone", fail_on_data_loss="false")
+    going_on = Query(stack, {LOST: 2, **failing.offsets}, topics="gone", fail_on_data_loss="false")
     planned = failing.plan()
-    send(producer, "old", "a", "b")
+    begin(stack, producer, "old", "a", "b")
     lose(stack, producer, "gone", "old")
 
     sentence = r"topic gone, queue 0 at broker broker-0: records 4 to {} are gone, retention removed them"
@@ -218,10 +225,10 @@ def test_retention_that_overtakes_the_checkpoint_fails_the_query_or_is_counted(
         read(stack, topics="gone", starting_offsets='{"broker-0/gone/0": 4}')
 
     assert going_on.batch() == []
-    assert going_on.offsets == {LOST: 6, "broker-0": 1, "broker-0/gone/0": 10}
+    assert going_on.offsets == {LOST: 8, "broker-0": 1, "broker-0/gone/0": 10}
     send(producer, "gone", "next")
     assert going_on.batch() == ["next"]
-    assert going_on.offsets[LOST] == 6
+    assert going_on.offsets[LOST] == 8
     assert [row["body"] for row in read(stack, topics="gone")] == [b"next"]
 
     # A queue that is new to the query is read from the first record that there is.
@@ -241,7 +248,7 @@ def stopped(stack: Stack) -> Iterator[Callable[[], None]]:
 def test_a_broker_that_is_away_delays_a_stream_and_fails_an_available_now_query(
     stack: Stack, producer: SyncProducer, stopped: Callable[[], None]
 ) -> None:
-    send(producer, "away", "a", "b")
+    begin(stack, producer, "away", "a", "b")
     stream = Query(stack, topics="away")
     once = Query(stack, topics="away", read_timeout_ms="100")
     once.reader.prepareForTriggerAvailableNow()
