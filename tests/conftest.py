@@ -15,6 +15,7 @@ import pytest
 
 LONGEST_FIRST: Final = (
     "integration/test_stats_killed.py",
+    "integration/test_stats_killed.py",
     "integration/test_stats.py",
     "integration/test_security.py",
     "storage/log/test_power_loss.py",

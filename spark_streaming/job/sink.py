@@ -60,7 +60,10 @@ class Sink(Protocol):
         """
 
     def maintain(self, now: dt.datetime) -> bool:
-        """Every ``MAINTENANCE_BATCHES`` batches: expire rows, fold and clean; True if it did."""
+        """Expire rows, fold and clean, ``MAINTENANCE_BATCHES`` batches after the last time; True if it did.
+
+        Call it after every batch: a call need not do it for every table that is due.
+        """
 
     def put_aside(self, name: str) -> str:
         """Move the tables that are there out of the way, under `name`, and return where they are.

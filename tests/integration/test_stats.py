@@ -184,7 +184,8 @@ def test_a_topic_with_an_hour_of_backlog_beside_a_live_one_is_counted_to_the_row
     for batch_id in range(4, MAINTENANCE_BATCHES):
         assert sink.write("app", batch_id, {})
     # Nothing is late for the housekeeping either.
-    assert sink.maintain(now)
+    while sink.maintain(now):
+        pass
     for spec in SPECS:
         assert read_sums(tmp_path, spec) == summed(records, spec)
 

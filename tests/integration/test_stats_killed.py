@@ -1,0 +1,309 @@
+"""Exactly once: kill -9 of whatever takes part in counting, at random moments, with tables of both kinds.
+
+The truth is what `holdmq log stat` finds in the log: neither what was sent nor what the source counted.
+HOLDMQ_TEST_KILL_ROUNDS=20 HOLDMQ_TEST_KILL_MESSAGES=1000000 is the long form; it takes half an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import deltalake
+import paho.mqtt.client as paho
+import psutil
+import psycopg
+import pyarrow as pa
+import pytest
+from command_line import run_here
+from paho.mqtt.enums import CallbackAPIVersion
+from postgresql import running_postgresql
+from processes import Process, Stack, wait_until
+
+from holdmq.client.producer import Producer
+from holdmq.config import StatsSection
+from holdmq.message import Message
+from spark_streaming.job.opening import open_sink
+from spark_streaming.job.parts import COUNTS, parts_of
+from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA, table_path
+
+ROUNDS = int(os.environ.get("HOLDMQ_TEST_KILL_ROUNDS", "0"))
+"""Kills for each kind of tables; 0 = the few below, each of its own kind."""
+MESSAGES = int(os.environ.get("HOLDMQ_TEST_KILL_MESSAGES", "10000"))
+"""Messages over all topics, at least, for each kind of tables."""
+SEED = int(os.environ.get("HOLDMQ_TEST_KILL_SEED", str(random.randrange(1 << 30))))
+
+VICTIMS = ("driver", "JVM", "worker", "broker", "gateway")
+FEW = {"delta": ("worker", "broker", "gateway", "driver"), "postgresql": ("JVM",)}
+SENT_TOPICS = tuple(f"sent-{number}" for number in range(6))
+MQTT_TOPICS = ("floor", "roof")
+PAUSE_S = 0.1
+"""Between batches: a machine that starts a JVM again and again has better things to do than to count."""
+TOGETHER_S = 300.0
+
+Sums = dict[str, tuple[int, int]]
+COUNTED = [table for part in parts_of(StatsSection()) for table in part.tables if "bytes" in table.merges]
+
+
+class Place(NamedTuple):
+    """The tables of one kind, and the settings that choose them."""
+
+    kind: str
+    settings: dict[str, str]
+
+    def sums(self, name: str, data_dir: Path) -> Sums:
+        """Messages and bytes by topic of a table; empty while it is not there."""
+        if self.kind == "delta":
+            path = table_path(data_dir, name)
+            if not deltalake.DeltaTable.is_deltatable(str(path)):
+                return {}
+            found = deltalake.DeltaTable(path).to_pyarrow_table(columns=["topic", "messages", "bytes"])
+            grouped = found.group_by("topic").aggregate([("messages", "sum"), ("bytes", "sum")])
+            return {row["topic"]: (row["messages_sum"], row["bytes_sum"]) for row in grouped.to_pylist()}
+        query = f"SELECT topic, sum(messages)::bigint, sum(bytes)::bigint FROM holdmq.{name} GROUP BY topic"
+        try:
+            with psycopg.connect(self.settings["stats.postgresql_url"]) as connection:
+                rows = connection.execute(query.encode()).fetchall()
+        except psycopg.errors.UndefinedTable:
+            return {}
+        return {topic: (messages, size) for topic, messages, size in rows}
+
+    def put_aside(self, data_dir: Path) -> int:
+        """Messages in the table of seconds that a rebuild has put aside."""
+        if self.kind == "delta":
+            (aside,) = (data_dir / "aside").iterdir()
+            assert (aside / "checkpoints" / "tps_1s" / "metadata").exists()
+            return sum(messages for messages, _ in self.sums("tps_1s", aside).values())
+        with psycopg.connect(self.settings["stats.postgresql_url"]) as connection:
+            schemas = "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'holdmq\\_%'"
+            ((schema,),) = connection.execute(schemas).fetchall()
+            ((messages,),) = connection.execute(f"SELECT sum(messages) FROM {schema}.tps_1s".encode())
+        return int(messages)
+
+
+class Cluster(Stack):
+    """Registry, broker and gateway, and the job that counts."""
+
+    place: Place
+
+    def use(self, place: Place) -> None:
+        self.place = place
+        self.data_dir = self.directory / f"stats-{place.kind}"
+        for key, value in {**place.settings, "stats.data_dir": str(self.data_dir)}.items():
+            self.set(key, value)
+
+    def counted(self) -> int:
+        """Messages in the smallest table."""
+        return sum(messages for messages, _ in self.place.sums("tps_1h", self.data_dir).values())
+
+    def wait_counted(self, more_than: int) -> None:
+        def check() -> bool:
+            assert self.processes["stats"].poll() is None, f"the job ended: {self.log('stats')[-2000:]}"
+            # A look at a table costs more than those that `wait_until` is made for.
+            time.sleep(PAUSE_S)
+            return self.counted() > more_than
+
+        wait_until(check, f"more than {more_than} messages are counted")
+
+    def start_stats(self, *options: str, wait: bool = True) -> Process:
+        """Start the job with options of the command line."""
+        sets = self._sets
+        self._sets = [*sets, *options]
+        try:
+            process = self.start("stats", wait=False)
+        finally:
+            self._sets = sets
+        if wait:
+            wait_until(
+                lambda: process.poll() is not None or self.http("stats", "/readyz")[0] == 200,
+                "the job is ready",
+                TOGETHER_S,
+            )
+            assert process.poll() is None, self.log("stats")[-2000:]
+        return process
+
+    def truth(self) -> Sums:
+        """What the log holds, by topic, with the broker stopped for it."""
+        self.stop("broker")
+        done = run_here("log", "stat", str(self.directory / "store"), "--json")
+        self.start("broker")
+        sums: Counter[str] = Counter()
+        sizes: Counter[str] = Counter()
+        for queue in json.loads(done.stdout)["queues"]:
+            if not queue["topic"].startswith("%"):
+                sums[queue["topic"]] += queue["messages"]
+                sizes[queue["topic"]] += queue["body_bytes"]
+        return {topic: (sums[topic], sizes[topic]) for topic in sums if sums[topic]}
+
+    def check_all(self, truth: Sums) -> None:
+        for table in COUNTED:
+            assert self.place.sums(table.name, self.data_dir) == truth, table.name
+
+    def kill(self, victim: str) -> None:
+        """kill -9 of one process, and a start of what does not come back by itself."""
+        if victim in ("broker", "gateway"):
+            self.restart(victim, signal.SIGKILL)
+            return
+        stats = self.processes["stats"]
+        family = psutil.Process(stats.pid).children(recursive=True)
+        jvm = next(child for child in family if child.name() == "java")
+        if victim == "worker":
+            workers = jvm.children(recursive=True)
+            assert workers, "no Python worker"
+            random.choice(workers).kill()
+            return
+        if victim == "driver":
+            os.kill(stats.pid, signal.SIGKILL)
+            stats.wait()
+            wait_until(
+                lambda: not any(map(psutil.Process.is_running, family)), "nothing outlives the job", 20
+            )
+        else:
+            jvm.kill()
+            assert stats.wait(30) == 1
+            assert "the JVM of Spark ended with exit code -9" in self.log("stats")
+
+
+class Load(threading.Thread):
+    """Sends to every topic, from a thread, until it is told to stop: some by the SDK, some over MQTT."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(name="load")
+        self.messages = 0
+        self.failure: BaseException | None = None
+        self._cluster = cluster
+        self._turns = 0
+        self._at_once = max(10, MESSAGES // 4000)
+        self._ended = threading.Event()
+        self._device = paho.Client(CallbackAPIVersion.VERSION2, client_id="device")
+        self._device.reconnect_delay_set(1, 2)
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._send())
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def finish(self) -> None:
+        self._ended.set()
+        self.join()
+        assert self.failure is None
+
+    async def _send(self) -> None:
+        self._device.connect("127.0.0.1", self._cluster.mqtt_port)
+        self._device.loop_start()
+        try:
+            async with Producer([self._cluster.registry]) as producer:
+                while not self._ended.is_set():
+                    await self._send_some(producer)
+                    await asyncio.sleep(PAUSE_S)
+        finally:
+            self._device.disconnect()
+            self._device.loop_stop()
+
+    async def _send_some(self, producer: Producer) -> None:
+        # Some topics are made while the job counts others.
+        self._turns += 1
+        for number, topic in enumerate(SENT_TOPICS[: 3 + self._turns // 20]):
+            bodies = [b"b" * (1 + (self.messages + i) % 200) for i in range(self._at_once)]
+            await producer.send_batch([Message(topic, body) for body in bodies], key=f"device-{number}")
+            self.messages += len(bodies)
+        if self._device.is_connected():
+            for topic in MQTT_TOPICS:
+                for i in range(self._at_once):
+                    self._device.publish(f"{topic}/temp", b"m" * (1 + i % 50), qos=1)
+                self.messages += self._at_once
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory(prefix="holdmq-stats-") as directory:
+        made = Cluster(Path(directory))
+        try:
+            made.start_all()
+            yield made
+        finally:
+            for name in reversed(list(made.processes)):
+                if made.processes[name].poll() is None:
+                    made.stop(name)
+
+
+@pytest.fixture(params=["delta", "postgresql"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    if request.param == "delta":
+        yield Place("delta", {"stats.sink": "delta"})
+        return
+    with running_postgresql() as server:
+        yield Place("postgresql", {"stats.sink": "postgresql", "stats.postgresql_url": server.url()})
+
+
+def count_something_else(cluster: Cluster) -> None:
+    """Make tables and a checkpoint that say what is not in the log."""
+    settings = {key.removeprefix("stats."): value for key, value in cluster.place.settings.items()}
+    stats = StatsSection(data_dir=str(cluster.data_dir), **settings)
+    (part,) = [part for part in parts_of(stats) if part.name == COUNTS]
+    sink = open_sink(stats, part.tables)
+    sink.create()
+    at = dt.datetime(2026, 1, 2, 3, tzinfo=dt.UTC)
+    row = {"second": at, "topic": "else", "messages": 5, "bytes": 50, "latency_max_ms": 0, "batch_id": 0}
+    assert sink.write("holdmq-tps-5d09", 0, {TPS_1S: pa.Table.from_pylist([row], TPS_1S_SCHEMA)})
+    sink.close()
+    checkpoint = cluster.data_dir / "checkpoints" / part.name
+    (checkpoint / "commits").mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id":"5d09"}')
+    (checkpoint / "commits" / "0").write_text("v1\n{}")
+
+
+def victims(kind: str) -> list[str]:
+    rng = random.Random(SEED)
+    if not ROUNDS:
+        return list(FEW[kind])
+    drawn = [VICTIMS[number % len(VICTIMS)] for number in range(ROUNDS)]
+    rng.shuffle(drawn)
+    return drawn
+
+
+@pytest.mark.timeout(900 + 120 * ROUNDS + MESSAGES // 500)
+def test_every_message_is_counted_once_over_kill_9_at_random_moments(cluster: Cluster, place: Place) -> None:
+    print(f"HOLDMQ_TEST_KILL_SEED={SEED}")
+    rng = random.Random(SEED)
+    cluster.use(place)
+    count_something_else(cluster)
+    load = Load(cluster)
+    load.start()
+    try:
+        cluster.start_stats("--rebuild", "--yes")
+        rounds = victims(place.kind)
+        for number, victim in enumerate(rounds):
+            cluster.wait_counted(cluster.counted())
+            # A moment in a batch, or between two.
+            time.sleep(rng.uniform(0, 1.5))
+            cluster.kill(victim)
+            if victim in ("driver", "JVM") and number + 1 < len(rounds):
+                cluster.start_stats()
+        wait_until(lambda: load.messages >= MESSAGES, "enough is sent", 60 + MESSAGES / 500)
+    finally:
+        load.finish()
+    truth = cluster.truth()
+    assert truth.keys() >= {*SENT_TOPICS, *MQTT_TOPICS}
+    if cluster.processes["stats"].poll() is None:
+        wait_until(
+            lambda: cluster.place.sums("tps_1s", cluster.data_dir) == truth, "all is counted", TOGETHER_S
+        )
+        assert cluster.stop("stats") == 0
+    # What a kill left uncounted, and not more: it ends when it has counted what is there.
+    assert cluster.start_stats("--once", wait=False).wait(TOGETHER_S) == 0, cluster.log("stats")[-2000:]
+    cluster.check_all(truth)
+    assert cluster.place.put_aside(cluster.data_dir) == 5
