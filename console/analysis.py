@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from console.core.history import TABLES
 from console.saved import SavedQueries
 from console.sql.box import QueryBox
 from console.sql.questions import Question, Reply
@@ -35,9 +34,9 @@ class Analysis:
         self._section = section
         self._clock = clock
         self._retention_s = {
-            table.name: getattr(stats, f"{table.name}_retention_s")
-            for table in TABLES
-            if hasattr(stats, f"{table.name}_retention_s")
+            "tps_1s": stats.tps_1s_retention_s,
+            "tps_1m": stats.tps_1m_retention_s,
+            "tps_1h": stats.tps_1h_retention_s,
         }
         memory, waiting = section.sql_memory_bytes, section.sql_waiting_max
         self._statements = QueryBox("sql", tables_dir, memory, waiting)

@@ -26,6 +26,9 @@ TALKERS: Final = 20
 BACKLOG_POINTS: Final = 200
 """Points of a group: a hundred groups still make no more rows than are read."""
 
+SINK: Final = 'with stats.sink = "delta"'
+"""What the job needs for there to be tables here: in PostgreSQL they are read by other tools."""
+
 STEP_MIN_S: Final = 60
 """What these tables keep by."""
 
@@ -135,7 +138,7 @@ def _report(
 
 
 def _absent(table: str) -> str:
-    return f"there is no table {table} yet: the statistics job writes it (holdmq stats)"
+    return f"there is no table {table} yet: the statistics job writes it (holdmq stats, {SINK})"
 
 
 def _json(value: Any) -> bytes:

@@ -12,6 +12,12 @@ const WIDTH_MAX = 10 * 366 * 86_400;
 const LINES = 8;
 const BACK_MAX = 50;
 
+const EMPTY = {
+  latency: "no latency was measured in this range",
+  backlog: "no group's backlog was measured in this range",
+  talkers: "no devices were counted in this range",
+};
+
 const at = (id) => document.getElementById(id);
 const now = () => Math.floor(Date.now() / 1000);
 const ms = (n) => (n >= 10_000 ? `${short(Math.round(n / 1000))}\u2009s` : `${short(Math.round(n))}\u2009ms`);
@@ -99,7 +105,7 @@ export class Past {
         const answer = await call(`/api/v1/${name}?${query}`);
         // Another range was chosen meanwhile.
         if (asked !== this.#asked) return;
-        notice(`${name}-notice`, answer.notice);
+        notice(`${name}-notice`, answer.notice ?? (answer.rows?.length === 0 ? EMPTY[name] : null));
         show(answer, this.#charts[name]);
       } catch (error) {
         if (asked !== this.#asked) return;

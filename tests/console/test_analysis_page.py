@@ -76,8 +76,16 @@ async def test_the_past_is_drawn_zoomed_into_and_out_of_again_and_comes_as_a_fil
         await expect(page.locator("#latency-legend")).to_contain_text("p99max 100")
         await expect(page.locator("#backlog-legend")).to_contain_text("readersmax 9")
         await expect(page.locator("#talkers tbody tr").first).to_have_text("loud50")
+        await expect(page.locator("#backlog-notice")).to_be_hidden()
         async with page.expect_download() as coming:
             await page.click("#history-csv")
+        # Years ago there was nothing: each chart says so.
+        await page.fill("#history-from", "2020-01-01T00:00:00")
+        await page.fill("#history-to", "2020-01-01T01:00:00")
+        await page.locator("#history-to").press("Enter")
+        await expect(page.locator("#history-notice")).to_contain_text("no messages were counted")
+        await expect(page.locator("#backlog-notice")).to_contain_text("no group's backlog")
+        await expect(page.locator("#talkers-notice")).to_contain_text("no devices")
         file = tmp_path / "history.csv"
         await (await coming.value).save_as(file)
         rows = list(csv.DictReader(file.read_text().splitlines()))
