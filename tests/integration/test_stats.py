@@ -31,7 +31,8 @@ from spark_streaming.job.opening import open_query
 from spark_streaming.job.parts import parts_of
 from spark_streaming.job.session import Session, start_session
 from spark_streaming.job.sink import MAINTENANCE_BATCHES, retention_of
-from spark_streaming.source.link import Link
+from spark_streaming.source import HoldMQDataSource
+from spark_streaming.source.link import Link, link_to
 from spark_streaming.tables import TPS_1H_TABLE, TPS_1M_TABLE, TPS_1S_TABLE, TableSpec, read_tps, table_path
 
 EPOCH = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
@@ -112,6 +113,54 @@ def test_a_wrong_option_is_one_sentence(cluster: Stack, spark: Session) -> None:
     with pytest.raises(Exception, match="option max_partitions = '0' must be a whole number") as caught:
         spark.spark.read.format("holdmq").option("max_partitions", "0").load()
     assert ConfigError.__name__ in str(caught.value)
+
+
+def wait_listed(cluster: Stack, topic: str) -> None:
+    link = link_to((cluster.registry,))
+    wait_until(lambda: bool(link.snapshot(lambda name: name == topic).bounds), f"{topic} is listed")
+
+
+@pytest.mark.timeout(240)
+def test_filters_of_a_batch_read_are_the_source_s(cluster: Stack, spark: Session) -> None:
+    produce(cluster, *[Message("filtered", b"%d" % i, tag=str(i % 3)) for i in range(30)])
+    produce(cluster, Message("filtered-not", b"x", tag="1"))
+    wait_listed(cluster, "filtered-not")
+    rows = spark.spark.read.format("holdmq").options(registry=cluster.registry, topics="filtered*").load()
+    spark.spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        pushed = rows.where("topic = 'filtered' AND tag IN ('1', '2') AND offset >= 9")
+        plan = pushed._jdf.queryExecution().executedPlan().toString()
+        (left,) = [line for line in plan.splitlines() if "Filter (" in line]
+        assert "offset" in left, plan
+        assert "tag" not in left, plan
+        assert "topic" not in left, plan
+        assert sorted(int(row.body) for row in pushed.collect()) == [i for i in range(9, 30) if i % 3]
+    finally:
+        spark.spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+@pytest.mark.timeout(240)
+def test_rows_are_written_to_topics_by_batches_and_streams(
+    cluster: Stack, spark: Session, tmp_path: Path
+) -> None:
+    rows = spark.spark.range(0, 100, 2).selectExpr("cast(id as string) body", "'even' tag")
+    rows.write.format("holdmq").options(registry=cluster.registry, topic="written").mode("append").save()
+    wait_listed(cluster, "written")
+    stream = spark.spark.readStream.format("holdmq").options(
+        registry=cluster.registry, topics="written", columns="tag,body"
+    )
+    written = stream.load().writeStream.format("holdmq").trigger(availableNow=True)
+    query = written.options(
+        registry=cluster.registry, topic="written-again", checkpointLocation=str(tmp_path / "check")
+    ).start()
+    query.awaitTermination()
+    wait_listed(cluster, "written-again")
+    source = HoldMQDataSource({"registry": cluster.registry, "topics": "written*"})
+    reader = source.reader(source.schema())
+    batches = [batch for one in reader.partitions() for batch in reader.read(one)]
+    found = [(row["topic"], row["tag"], int(row["body"])) for b in batches for row in b.to_pylist()]
+    wanted = [(topic, "even", i) for topic in ("written", "written-again") for i in range(0, 100, 2)]
+    assert sorted(found) == wanted
 
 
 def test_a_stream_keeps_its_bound_and_goes_on_where_it_stopped(
