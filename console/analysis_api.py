@@ -138,6 +138,11 @@ async def _text_of(request: Request, key: str) -> str:
     text = value.get(key) if isinstance(value, dict) else None
     if not isinstance(text, str) or not text.strip() or len(text) > TEXT_MAX:
         raise UsageError(f"{key} must be a text of 1 to {TEXT_MAX:,} characters")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # JSON can say it, UTF-8 cannot: saved, no listing of queries could be sent any more.
+        raise UsageError(f"{key} has half of a character, a surrogate without its other half") from error
     return text
 
 
@@ -168,14 +173,17 @@ def _moment(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name)
     if text is None:
         return default
+    moment: datetime | None = None
     try:
         if text.isascii() and text.isdigit():
             return int(datetime.fromtimestamp(int(text), UTC).timestamp())
-        moment = datetime.fromisoformat(text)
+        told = datetime.fromisoformat(text)
+        if told.tzinfo is not None:
+            moment = told.astimezone(UTC)
     except (ValueError, OverflowError, OSError):
-        moment = None
+        pass
     # Before 1970 there were no messages; and a moment without a zone is a different one to everybody.
-    if moment is None or moment.tzinfo is None or moment.year < 1970:
+    if moment is None or moment.year < 1970:
         raise UsageError(
             f"{name}={text[:40]!r} must be a time with its zone, as 2026-01-31T23:59:59Z, or whole seconds "
             "since 1970"

@@ -17,6 +17,7 @@ FUNCTIONS_REFUSED: Final = frozenset(
     {
         "__internal_json_copy_to_geojson",
         "__internal_json_copy_to_json",
+        "current_setting",
         "getenv",
         "json_serialize_plan",
         "nextval",
@@ -25,6 +26,10 @@ FUNCTIONS_REFUSED: Final = frozenset(
     }
 )
 """Functions of values that look at or change more than their arguments."""
+
+PREFIXES_REFUSED: Final = ("duckdb_", "pg_", "pragma_", "sqlite_")
+"""DuckDB's own views begin so, settings and their paths among them. WITH may not give such a name: where it
+does not reach, the name is the view's."""
 
 NODES: Final = frozenset({"CTE_NODE", "RECURSIVE_CTE_NODE", "SELECT_NODE", "SET_OPERATION_NODE"})
 """What reads. WITH may also hold INSERT, UPDATE and DELETE, and a later DuckDB more."""
@@ -97,6 +102,8 @@ def refusal(parts: Parts, tables: Collection[str]) -> str | None:
         )
     for name in sorted(parts.functions & FUNCTIONS_REFUSED):
         return f"{name}(…) is not available here: a query sees nothing but tables"
+    for name in sorted(name for name in parts.common if name.startswith(PREFIXES_REFUSED)):
+        return f"WITH {name} is not available here: names that begin so are DuckDB's own, choose another"
     known = {table.lower() for table in tables} | parts.common
     for schema, name in sorted(parts.tables):
         if schema in SCHEMAS or (schema in ("", "main") and name in known):

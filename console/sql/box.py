@@ -204,6 +204,8 @@ def _ended(code: int, question: Question) -> Reply:
     if code == -14:
         said = f"the query was stopped after {question.seconds:g} s (console.sql_seconds_max)"
         return Reply("time", b"", f"{said}; it could only be ended with its process")
+    if code > 0:
+        return Reply("ended", b"", "the process that ran the query failed; the console's log has the cause")
     return Reply(
         "ended",
         b"",

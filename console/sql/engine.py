@@ -145,6 +145,12 @@ class Engine:
             raise
         except (duckdb.OutOfMemoryException, MemoryError) as error:
             raise QueryError("memory", self._too_large()) from error
+        except OverflowError as error:
+            raise QueryError(
+                "error",
+                "a date or time of the result lies before the year 1 or after 9999, or is infinite: "
+                "cast it to VARCHAR, or leave it out",
+            ) from error
         except FAILURES as error:
             if expired.is_set():
                 raise QueryError(

@@ -108,6 +108,14 @@ async def test_queries_beyond_the_bound_are_refused_and_one_whose_asker_leaves_e
         assert not lives(pid)
 
 
+async def test_a_process_that_failed_sends_to_the_log_and_not_to_a_bound(tmp_path: Path) -> None:
+    async with box_over(tmp_path) as box:
+        reply = await box.ask(Question("no such report", {}, "json", 20, 100, 1 << 20))
+        assert reply.outcome == "ended"
+        assert "the console's log has the cause" in reply.message
+        assert await value_of(box, "SELECT 'next'") == "next"
+
+
 async def test_a_process_that_was_killed_is_replaced(tmp_path: Path) -> None:
     async with box_over(tmp_path) as box:
         await value_of(box, "SELECT 1")

@@ -157,6 +157,10 @@ REFUSED = [
     "SELECT 1 WHERE EXISTS (FROM glob('/*'))",
     "SELECT 1 UNION ALL SELECT length(content) FROM read_text('/etc/passwd')",
     "SELECT getenv('HOME')",
+    "SELECT current_setting('secret_directory')",
+    "WITH pg_settings AS (FROM pg_settings) FROM pg_settings",
+    "WITH Duckdb_databases AS (FROM duckdb_databases) FROM duckdb_databases",
+    "SELECT 1 FROM sqlite_master, (WITH sqlite_master AS (SELECT 1) FROM sqlite_master)",
     "SELECT 1; SELECT 2",
     "SELECT 1; COPY tps_1s TO '/tmp/out.csv'",
     "",
@@ -213,6 +217,8 @@ def test_the_database_itself_reaches_nothing_were_it_asked(text: str, tmp_path: 
         ("SELECT 1/(SELECT 'x')::INT FROM tps_1s", "x"),
         ("SELECT * FROM tps_9z", "there is no table tps_9z; there are latency, tps_1s"),
         ("SELECT " + "1+" * 5000 + "1", "depth"),
+        ("SELECT DATE 'infinity'", "before the year 1 or after 9999"),
+        ("SELECT TIMESTAMPTZ '290000-01-01 00:00:00+00'", "cast it to VARCHAR"),
     ],
 )
 def test_a_wrong_statement_says_what_is_wrong(engine: Engine, text: str, part: str) -> None:
