@@ -85,7 +85,8 @@ class Checkpoint:
         """Write down that the tables exist, and from which batch on those that are new have rows."""
         listed = self._listed()
         start = self.newest_commit() + 1
-        noted = {name: listed.tables.get(name, start) for name in tables}
+        # Tables of a newer HoldMQ stay listed: what this one does not write to them will be missing there.
+        noted = {**dict.fromkeys(tables, start), **listed.tables}
         if (sink, noted) != (listed.sink, listed.tables):
             self._list.save({"sink": sink, "tables": noted}, 1)
 

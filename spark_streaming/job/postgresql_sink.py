@@ -137,17 +137,20 @@ class PostgresqlSink:
 
     def write(self, app: str, batch_id: int, rows: Mapping[str, pa.Table]) -> bool:
         def put(connection: _Connection) -> bool:
+            # A commit whose answer was lost may still be in the server's hands. The row of its app makes this
+            # one wait for it; the first batch of an app has none yet.
+            connection.execute(
+                sql.SQL("INSERT INTO {} VALUES (%s, -1) ON CONFLICT DO NOTHING").format(_table("batches")),
+                (app,),
+            )
             if batch_id <= _last_batch(connection, app):
                 return False
             for name, spec in self._specs.items():
                 if name in rows and rows[name].num_rows:
                     _merge(connection, spec, fold(spec, rows[name]))
             connection.execute(
-                sql.SQL(
-                    "INSERT INTO {} VALUES (%s, %s) "
-                    "ON CONFLICT (app) DO UPDATE SET batch_id = EXCLUDED.batch_id"
-                ).format(_table("batches")),
-                (app, batch_id),
+                sql.SQL("UPDATE {} SET batch_id = %s WHERE app = %s").format(_table("batches")),
+                (batch_id, app),
             )
             return True
 

@@ -113,6 +113,18 @@ def test_a_table_that_a_newer_holdmq_adds_has_rows_from_then_on(tmp_path: Path) 
         checkpoint.check("delta", TABLES, {**both(8), **standing("tps_1m", -1, is_used=False)})
 
 
+def test_a_table_that_an_older_holdmq_did_not_fill_for_a_while_is_refused(tmp_path: Path) -> None:
+    checkpoint = made(tmp_path / "tps_1s", 7)
+    checkpoint.note_tables("delta", TABLES)
+    made(tmp_path / "tps_1s", 8)
+    older = TABLES[:1]
+    assert checkpoint.check("delta", older, standing("tps_1s", 8)) == []
+    checkpoint.note_tables("delta", older)
+    made(tmp_path / "tps_1s", 9)
+    with pytest.raises(StartupError, match="tps_1m has them up to 8: what was counted would be missing"):
+        checkpoint.check("delta", TABLES, {**both(9), **standing("tps_1m", 8)})
+
+
 def test_a_checkpoint_does_not_go_on_with_tables_of_another_kind(tmp_path: Path) -> None:
     checkpoint = made(tmp_path / "tps_1s", 7)
     checkpoint.note_tables("delta", TABLES)

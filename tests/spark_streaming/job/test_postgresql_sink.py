@@ -119,6 +119,29 @@ def test_a_session_that_was_ended_behind_its_commit_is_not_counted_twice(url: st
     sink.close()
 
 
+def test_a_first_batch_waits_for_one_that_is_still_being_committed(url: str) -> None:
+    sink = made(url)
+    done = threading.Event()
+
+    def write() -> None:
+        sink.write("app", 0, batch(0))
+        done.set()
+
+    thread = threading.Thread(target=write)
+    # A session whose client lost it behind its first commit, which the server has in hand.
+    with psycopg.connect(url) as lost, psycopg.connect(url, autocommit=True) as beside:
+        lost.execute("INSERT INTO holdmq.tps_1s VALUES (%s, 'a', 1, 2, 3, 0)", (BASE,))
+        lost.execute("INSERT INTO holdmq.batches VALUES ('app', 0)")
+        thread.start()
+        waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
+        wait_until(lambda: beside.execute(waiting).fetchone() is not None, "the sink waits for it", 30)
+        lost.commit()
+    wait_until(done.is_set, "the sink has seen it", 30)
+    thread.join()
+    assert counted(url) == (1, 0)
+    sink.close()
+
+
 def test_a_server_that_stays_away_is_named_without_its_password(
     server: Postgresql, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
