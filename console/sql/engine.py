@@ -49,6 +49,10 @@ FAILURES: Final = (duckdb.Error, DeltaError, pa.ArrowException, OSError, ValueEr
 """What DuckDB, deltalake and pyarrow raise for statements and tables that cannot be read."""
 
 
+OUT_OF_MEMORY: Final = "Out of Memory Error"
+"""How DuckDB begins such an error; where it hands rows to Arrow, the exception is of a general kind."""
+
+
 class QueryError(Exception):
     """A statement that has no result; `outcome` as in `console.sql.questions.Reply`."""
 
@@ -157,6 +161,8 @@ class Engine:
                     "time", f"the query was stopped after {seconds:g} s (console.sql_seconds_max)"
                 ) from error
             said = str(error).strip()[:2000]
+            if said.startswith(OUT_OF_MEMORY):
+                raise QueryError("memory", self._too_large()) from error
             for name, reason in damaged.items():
                 said += f"\nThe table {name} cannot be read at present: {reason}"
             raise QueryError("error", said) from error

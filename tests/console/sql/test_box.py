@@ -87,6 +87,9 @@ async def test_memory_that_duckdb_does_not_count_ends_the_query_and_not_the_mach
         reply = await box.ask(question("SELECT len(list_reverse(range(1000000000)))"))
         assert reply.outcome in ("memory", "ended", "error"), reply
         assert "memory" in reply.message.lower()
+        # Raised where rows are handed over, as an error of another kind that advises a SET.
+        reply = await box.ask(question("SELECT repeat('x', 900000) FROM range(3000)"))
+        assert (reply.outcome, "console.sql_memory_bytes" in reply.message) == ("memory", True), reply
         assert await value_of(box, "SELECT 'next'") == "next"
 
 
