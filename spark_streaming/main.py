@@ -157,6 +157,9 @@ async def _await_end(queries: Sequence[Query], is_once: bool) -> None:
     """Return when the first query ends, or all if they are to end; raises what ended one."""
     waiting = [asyncio.create_task(asyncio.to_thread(query.await_end)) for query in queries]
     until = asyncio.FIRST_EXCEPTION if is_once else asyncio.FIRST_COMPLETED
+    for task in waiting:
+        # The first that ends is reported; the others end with the JVM.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     done, _ = await asyncio.wait(waiting, return_when=until)
     for task in done:
         task.result()

@@ -19,6 +19,8 @@ from command_line import run_here
 from processes import Stack, free_port, running_stack, wait_until
 from pyspark.sql import DataFrame
 
+from holdmq.analytics.reading import read_devices, read_latency, read_talkers
+from holdmq.analytics.schemas import LATENCY
 from holdmq.client.producer import Producer
 from holdmq.config import StatsSection
 from holdmq.errors import ConfigError
@@ -28,7 +30,7 @@ from spark_streaming.job.checkpoint import Checkpoint
 from spark_streaming.job.delta_sink import DeltaSink
 from spark_streaming.job.home import Home
 from spark_streaming.job.opening import open_query
-from spark_streaming.job.parts import parts_of
+from spark_streaming.job.parts import DEVICES, parts_of
 from spark_streaming.job.session import Session, start_session
 from spark_streaming.job.sink import MAINTENANCE_BATCHES, retention_of
 from spark_streaming.source import HoldMQDataSource
@@ -36,6 +38,7 @@ from spark_streaming.source.link import Link, link_to
 from spark_streaming.tables import TPS_1H_TABLE, TPS_1M_TABLE, TPS_1S_TABLE, TableSpec, read_tps, table_path
 
 EPOCH = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+ALWAYS = (EPOCH, dt.datetime(2100, 1, 1, tzinfo=dt.UTC))
 SPECS = (TPS_1S_TABLE, TPS_1M_TABLE, TPS_1H_TABLE)
 STEP_S = {"tps_1s": 1, "tps_1m": 60, "tps_1h": 3600}
 
@@ -291,3 +294,45 @@ def test_a_backlog_made_before_is_counted_in_steps_beside_a_live_topic_and_once(
     assert len(records) == 1001
     for spec in SPECS:
         assert read_sums(tmp_path, spec) == summed(records, spec)
+    (latency,) = read_latency(table_path(tmp_path, LATENCY), *ALWAYS)
+    assert latency.messages == 1001
+
+
+def test_devices_are_counted_by_a_query_of_their_own_in_steps_and_once(
+    cluster: Stack, spark: Session, tmp_path: Path
+) -> None:
+    def send(start: int, end: int) -> None:
+        devices = [f"device-{n % 30}" for n in range(start, end)]
+        produce(
+            cluster,
+            *[Message("fleet", b"x", client_id=device) for device in devices],
+            Message("fleet", b"sdk"),
+        )
+
+    stats = StatsSection(data_dir=str(tmp_path), devices_records_per_batch_max=40, talkers_max=30)
+    (part,) = [part for part in parts_of(stats) if part.name == DEVICES]
+    assert [p.name for p in parts_of(stats.model_copy(update={"devices": False}))] == [TPS_1S_TABLE.name]
+    options = {"registry": cluster.registry, "topics": "fleet", "starting_offsets": "earliest"}
+    home = Home(tmp_path)
+    checkpoint = Checkpoint(home.checkpoint(part.name))
+    tables = [table_path(tmp_path, table.name) for table in part.tables]
+    for start, end, batches in ((0, 99, 3), (99, 100, 4)):
+        send(start, end)
+        query = open_query(stats, home, part)
+        query.start(spark.spark, options, is_once=True)
+        query.await_end()
+        query.close()
+        assert [deltalake.DeltaTable(table).transaction_version(checkpoint.app) for table in tables] == [
+            batches - 1
+        ] * 2
+        # As after a crash between the tables' commits and Spark's: the last batch is replayed.
+        for name in (f"{batches - 1}", f".{batches - 1}.crc"):
+            (checkpoint.path / "commits" / name).unlink(missing_ok=True)
+    home.close()
+    assert sum(deltalake.DeltaTable(tables[0]).to_pyarrow_table()["messages"].to_pylist()) == 100
+    (found,) = read_devices(tables[0], *ALWAYS, topic="fleet")
+    assert found.devices == 30
+    talkers = read_talkers(tables[1], *ALWAYS, limit=100)
+    assert {talker.client_id: talker.messages for talker in talkers} == Counter(
+        f"device-{n % 30}" for n in range(100)
+    )
