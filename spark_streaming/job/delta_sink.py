@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +14,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from holdmq.errors import StartupError
+from holdmq.errors import HoldMQError, StartupError
 from spark_streaming.job.sink import MAINTENANCE_BATCHES, Standing, expiry_edge, refuse_schema
 from spark_streaming.job.spans import FileSpan, runs_to_fold
 from spark_streaming.tables import TableSpec, fold, table_path
@@ -29,6 +31,7 @@ _CONFIGURATION: Final = {
     # A reader needs the log for as long as opening the table takes.
     "delta.logRetentionDuration": "interval 1 minutes",
 }
+_DECORATION: Final = re.compile("\x1b\\[[0-9;]*m|\u21b3")
 # Checkpoints and cleaning have their own round; a commit that now and then did more would be late.
 _NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
@@ -131,20 +134,22 @@ class _DeltaTable:
         return Standing(str(self.path), self.last_batch(app), self._opened.version() > 0)
 
     def last_batch(self, app: str) -> int:
-        self._opened.update_incremental()
-        found = self._opened.transaction_version(app)
+        with self._named("read"):
+            self._opened.update_incremental()
+            found = self._opened.transaction_version(app)
         return -1 if found is None else int(found)
 
     def write(self, app: str, batch_id: int, rows: pa.Table | None) -> bool:
         if batch_id <= self.last_batch(app):
             return False
-        write_deltalake(
-            self._opened,
-            self._spec.schema.empty_table() if rows is None else rows,
-            mode="append",
-            commit_properties=CommitProperties(app_transactions=[Transaction(app, batch_id)]),
-            post_commithook_properties=_NO_HOOKS,
-        )
+        with self._named("written"):
+            write_deltalake(
+                self._opened,
+                self._spec.schema.empty_table() if rows is None else rows,
+                mode="append",
+                commit_properties=CommitProperties(app_transactions=[Transaction(app, batch_id)]),
+                post_commithook_properties=_NO_HOOKS,
+            )
         self._commits += 1
         return True
 
@@ -153,6 +158,11 @@ class _DeltaTable:
         if self._commits < MAINTENANCE_BATCHES:
             return False
         self._commits = 0
+        with self._named("compacted"):
+            self._maintain(now)
+        return True
+
+    def _maintain(self, now: dt.datetime) -> None:
         self._expire(now)
         if self._spec.fold_s:
             self._fold()
@@ -163,7 +173,15 @@ class _DeltaTable:
         # Once, also files that a killed process wrote and no commit names.
         self._opened.vacuum(dry_run=False, full=not self._is_swept, post_commithook_properties=_NO_HOOKS)
         self._is_swept = True
-        return True
+
+    @contextlib.contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Say what fails in here as HoldMQError, in one line; delta-rs tells it in several, with colours."""
+        try:
+            yield
+        except (DeltaError, OSError) as error:
+            reason = " ".join(_DECORATION.sub(" ", str(error)).split())
+            raise HoldMQError(f"the table {self.path} cannot be {what}: {reason}") from error
 
     @property
     def _opened(self) -> DeltaTable:

@@ -10,7 +10,7 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from holdmq.errors import StartupError
+from holdmq.errors import HoldMQError, StartupError
 from spark_streaming.job import delta_sink
 from spark_streaming.job.delta_sink import DeltaSink
 from spark_streaming.job.tps import rolled_up
@@ -226,3 +226,19 @@ def test_a_day_of_batches_leaves_few_files_and_commits_as_fast_as_the_first(tmp_
         assert sum(row.messages for row in hours) == 6 * COMMITS
     else:
         assert median(commit_s[-quarter:]) < 1.5 * median(commit_s[:quarter])
+
+
+def test_a_table_that_cannot_be_written_is_named_in_one_line(tmp_path: Path) -> None:
+    sink = open_sink(tmp_path)
+    log = table_path(tmp_path, TPS_1M) / "_delta_log"
+    log.rename(log.with_name("moved"))
+    log.write_text("")
+    with pytest.raises(
+        HoldMQError, match=r"^the table \S+/tps_1m cannot be read: .*Not a directory"
+    ) as caught:
+        sink.write("app", 0, batch(0, (0, "a", 1)))
+    assert str(caught.value).isprintable()
+    log.unlink()
+    log.with_name("moved").rename(log)
+    assert sink.write("app", 0, batch(0, (0, "a", 1)))
+    assert [row.messages for row in read_tps(table_path(tmp_path, TPS_1S), BASE)] == [1]
