@@ -17,7 +17,7 @@ EXACT_DIGITS: Final = 15
 
 
 def cell(value: Any) -> Any:
-    """Return a value as JSON has it: times as ISO 8601 (UTC with Z), bytes as ``\\x`` and hex digits.
+    """Return a value as JSON has it: times and intervals as ISO 8601 (UTC with Z), bytes as ``\\x`` and hex.
 
     Whole numbers beyond ±2^53 and long decimals are text, as are NaN and the infinities.
     """
@@ -38,7 +38,20 @@ def cell(value: Any) -> Any:
     if hasattr(value, "isoformat"):
         text = str(value.isoformat())
         return text.removesuffix("+00:00") + "Z" if text.endswith("+00:00") else text
+    if isinstance(value, tuple) and hasattr(value, "nanoseconds"):
+        return _interval(*value)
     return str(value)
+
+
+def _interval(months: int, days: int, nanoseconds: int) -> str:
+    """Return an interval of Arrow, as P14M-3DT90.25S; its parts have signs of their own."""
+    text = f"{months}M" if months else ""
+    text += f"{days}D" if days else ""
+    if nanoseconds or not text:
+        seconds, rest = divmod(abs(nanoseconds), 10**9)
+        fraction = f".{rest:09}".rstrip("0") if rest else ""
+        text += f"T{'-' if nanoseconds < 0 else ''}{seconds}{fraction}S"
+    return f"P{text}"
 
 
 def _odd(value: float) -> str:

@@ -90,6 +90,9 @@ def test_the_same_result_as_csv(engine: Engine) -> None:
         ("SELECT column_name FROM (DESCRIBE tps_1s)", ["second"]),
         ("SELECT 9007199254740993, 'ä', NULL, [1, 2], 0.5", ["9007199254740993", "ä", None, [1, 2], 0.5]),
         ("SELECT 1 AS a, 2 AS a", [1, 2]),
+        ("SELECT max(second) - min(second) FROM tps_1s", ["PT1S"]),
+        ("SELECT INTERVAL '14 months -3 days 90.25 s', INTERVAL '0 s'", ["P14M-3DT90.25S", "PT0S"]),
+        ("SELECT INTERVAL '-0.5 s', [INTERVAL '2 days']", ["PT-0.5S", ["P2D"]]),
         ("SELECT topic FROM tps_1s -- with a comment; and more\n ORDER BY messages;", ["meters"]),
         (
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i < 5) SELECT max(i) FROM n",
