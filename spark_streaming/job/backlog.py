@@ -13,7 +13,6 @@ from typing import Final
 
 import pyarrow as pa
 import structlog
-from deltalake.exceptions import DeltaError
 from prometheus_client import Counter, Gauge
 
 from holdmq.analytics.schemas import BACKLOG, BACKLOG_SCHEMA
@@ -65,10 +64,7 @@ async def sample_backlogs(config: Config, sink: Sink, *, is_once: bool = False) 
     interval_s = config.stats.backlog_interval_s
 
     async def write(rows: pa.Table) -> None:
-        try:
-            await asyncio.to_thread(write_sample, sink, rows)
-        except (DeltaError, OSError) as error:
-            raise HoldMQError(f"the table backlog cannot be written: {error}") from error
+        await asyncio.to_thread(write_sample, sink, rows)
 
     async with Admin(config.registries(), role=ROLE, security=Security.of(config)) as admin:
         sampler = BacklogSampler(admin, write, interval_s)
