@@ -474,7 +474,7 @@ class StatsSection(Section):
     devices: bool = Field(
         True,
         description="Count devices and find top talkers, by a query of their own: about 3 us of a core per "
-        "message more, and 100 MiB.",
+        "message more, and Python processes that plan and read.",
     )
     devices_interval_s: int = Field(
         60,
