@@ -39,6 +39,9 @@ def choose(claim: Claim, read: QueueRead, wanted: SubscriptionFilter, is_retry: 
     if read.status is not ReadStatus.FOUND:
         # At the end: nothing was looked at. Damaged, or taken by retention: it goes on behind that.
         return Looked(claim.first if read.status is ReadStatus.AHEAD else read.next_offset, [])
+    if not read.count:
+        # What only memory knows yet was not looked at; what a filter's hashes rule out is passed by.
+        return Looked(read.next_offset, [])
     is_dense = read.next_offset - claim.first == read.count and read.next_offset <= claim.end
     if wanted.is_all and not is_retry and is_dense:
         chosen = Chosen(bits(read.count), claim.attempts, read.parts, read.count, read.size_bytes)
