@@ -22,7 +22,7 @@ from console.feed import Feed
 from console.http import Guard, error_response
 from holdmq import telemetry
 from holdmq.admin import ReadyCheck
-from holdmq.config import ConsoleSection
+from holdmq.config_analytics import ConsoleSection
 
 STATIC: Final = Path(__file__).parent / "static"
 

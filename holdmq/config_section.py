@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+"""A TCP port; 0 lets the kernel choose a free one (tests)."""
+
+AdminBind = Annotated[
+    str,
+    Field(description="Address of /healthz, /readyz and /metrics: loopback, as they have no access control."),
+]
+AdminPort = Annotated[Port, Field(description="Port of /healthz, /readyz and /metrics.")]
 
 
 class Section(BaseModel):

@@ -18,7 +18,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from holdmq.config import StatsSection
+from holdmq.config_analytics import StatsSection
 from holdmq.errors import StartupError
 from spark_streaming.java import find_java_home
 

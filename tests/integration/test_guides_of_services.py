@@ -20,7 +20,7 @@ from guides import DOCS, Example, examples_of
 from processes import Stack, end_all, free_port, wait_until
 
 from holdmq.client import Message, SyncProducer
-from holdmq.config import StatsSection
+from holdmq.config_analytics import StatsSection
 from spark_streaming.job.session import Session, start_session
 from spark_streaming.tables import TPS_1S_SCHEMA
 

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 from holdmq.analytics.reading import read_devices, read_latency, read_talkers
 from holdmq.analytics.schemas import LATENCY
 from holdmq.client.producer import Producer
-from holdmq.config import StatsSection
+from holdmq.config_analytics import StatsSection
 from holdmq.errors import ConfigError
 from holdmq.message import Message
 from holdmq.telemetry import METRICS
