@@ -67,6 +67,7 @@ class TopicFile:
         self._waiting: list[tuple[Plan, Done]] = []
         self._writing: asyncio.Future[None] | None = None
         self._is_planning = False
+        self._is_closed = False
 
     @property
     def waiting(self) -> int:
@@ -84,7 +85,8 @@ class TopicFile:
         self._go_on()
 
     def close(self) -> None:
-        """Finish the write under way (blocking)."""
+        """Finish the write under way (blocking); what waits behind it is refused."""
+        self._is_closed = True
         self._thread.shutdown(wait=True)
 
     def _go_on(self) -> None:
@@ -109,6 +111,9 @@ class TopicFile:
         durable = sum(not self._is_temporary(name, topic) for name, topic in changed.items())
         if not durable:
             self._apply(changed, planned)
+            return
+        if self._is_closed:
+            self._refuse(BusyError("this broker ends; another one makes the change", RETRY_AFTER_MS), planned)
             return
         content = self.table.content(changed)
         version = self.table.data_version + durable

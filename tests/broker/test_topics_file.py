@@ -83,3 +83,16 @@ async def test_temporary_topics_wait_for_no_file(tmp_path: Path) -> None:
 async def all_done(changes: Changes, count: int) -> None:
     while len(changes.done) < count:
         await asyncio.sleep(0)
+
+
+async def test_what_waits_when_the_broker_ends_is_refused(tmp_path: Path) -> None:
+    changes = Changes(tmp_path)
+    changes.put("first")
+    changes.put("second")
+    changes.file.close()
+    changes.put("third")
+    await all_done(changes, 3)
+    assert changes.done[0] is None
+    assert [isinstance(error, BusyError) for error in changes.done[1:]] == [True, True]
+    assert changes.table.get("first") is not None
+    assert changes.table.get("second") is changes.table.get("third") is None
