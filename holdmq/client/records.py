@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -29,8 +30,7 @@ from holdmq.record_properties import UNIQUE
 TAGS_CACHED_MAX: Final = 16_384
 """Tags whose encoding is remembered (about 200 bytes each)."""
 
-MARK: Final = secrets.randbits(62) | 1
-"""Field 14 of this process' records: by it a broker knows them again after a crash."""
+_mark = secrets.randbits(62) | 1
 
 _PRODUCER_DIGITS: Final = 16
 _CRC_AT: Final = 8
@@ -41,6 +41,20 @@ _OWN_ID: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{10}")
 _tags: dict[str | None, bytes] = {}
 
 Bytes = npt.NDArray[np.uint8]
+
+
+def _renew_mark() -> None:
+    global _mark
+    _mark = secrets.randbits(62) | 1
+
+
+# Of two processes with one mark, the broker could take one's records for what the other sent.
+os.register_at_fork(after_in_child=_renew_mark)
+
+
+def mark() -> int:
+    """Field 14 of this process' records: by it a broker knows them again after a crash."""
+    return _mark
 
 
 def unique_id(producer_id: int, count: int) -> str:
@@ -88,7 +102,7 @@ def encode(message: Message, queue_id: int, packing: Packing, due: str | None = 
         sys_flag,
         message.flag,
         message.reconsume_times,
-        MARK,
+        _mark,
     )
 
 
@@ -136,7 +150,7 @@ def encode_bodies(
     """
     like = Message(topic, b"", tag, unique_id=unique_id(producer_id, 0))
     properties = message_properties(like)
-    template = RecordTemplate(topic.encode(), queue_id, properties, prepared=MARK).encode(b"", born_ms)
+    template = RecordTemplate(topic.encode(), queue_id, properties, prepared=_mark).encode(b"", born_ms)
     id_at = template.rindex(UNIQUE) + len(UNIQUE) + _PRODUCER_DIGITS + 1
     records, sizes = encode_each(template, id_at, first_count, bodies)
     return records, np.array(sizes, _U32).view(np.uint8)

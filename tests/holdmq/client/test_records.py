@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from holdmq.client.records import MARK, Packing, encode, encode_bodies, move, unique_id
+from holdmq.client.records import Packing, encode, encode_bodies, mark, move, unique_id
 from holdmq.errors import RecordError
 from holdmq.message import Message
 from holdmq.record import SYS_COMPRESSED, VERIFY_BODY, Record, decode_record, encode_message
@@ -85,5 +87,24 @@ def test_the_short_way_to_properties_gives_the_same(tag: str | None, own_id: str
             decode_record(encode(message, 1, Packing())),
             decode_record(encode_message(message, 1, 5)),
         )
-        assert (own.properties, own.prepared, plain.prepared) == (plain.properties, MARK, 0)
+        assert (own.properties, own.prepared, plain.prepared) == (plain.properties, mark(), 0)
         assert own.to_message() == plain.to_message()
+
+
+FORKS = """
+import os
+from holdmq.client.records import Packing, encode, mark
+from holdmq.message import Message
+from holdmq.record import decode_record
+
+before = mark()
+child = os.fork()
+if child == 0:
+    record = decode_record(encode(Message("t", b""), 0, Packing(0)), 0, 0)
+    os._exit(record.prepared == before or record.prepared != mark())
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or mark() != before)
+"""
+
+
+def test_a_forked_process_has_a_mark_of_its_own() -> None:
+    assert subprocess.run([sys.executable, "-c", FORKS], check=False).returncode == 0
