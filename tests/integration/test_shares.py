@@ -76,7 +76,7 @@ def test_members_of_both_workers_share_the_messages_of_a_wildcard_filter(stack: 
     assert bodies(plain.take(60)) == bodies(other.take(60)) == numbered(60)
     got = [bodies(drain(client, 0.1)) for client in members]
     assert sorted(itertools.chain(*got), key=int) == numbered(60)
-    assert min(len(own) for own in got) >= 2
+    assert all(got), "each gets some, however slow its worker is"
     for own in got:
         assert own == sorted(own, key=int)
 
