@@ -6,6 +6,7 @@ import asyncio.constants
 import ctypes
 import os
 import shutil
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +83,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
 
     items.sort(key=place)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_links_stay() -> Iterator[None]:
+    """Who tries for ever to reach brokers that are gone draws random numbers, which disturbs hypothesis."""
+    yield
+    link = sys.modules.get("spark_streaming.source.link")
+    if link is not None:
+        link.close_links()
 
 
 @pytest.fixture(autouse=True)

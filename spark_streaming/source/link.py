@@ -312,3 +312,12 @@ def link_to(registries: Sequence[str], security: Security | None = None) -> Link
                 structlog.configure(processors=[_set_up_logging])
             found = _links[key] = Link(registries, security)
         return found
+
+
+def close_links() -> None:
+    """Close every Link of this process, whose use is over; who asks for one again gets a new one."""
+    with _links_lock:
+        pid = os.getpid()
+        own = [_links.pop(key) for key in list(_links) if key[0] == pid]
+    for link in own:
+        link.close()

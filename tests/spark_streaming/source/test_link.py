@@ -5,6 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+
+import pytest
+
+from holdmq.errors import TransportError
+from spark_streaming.source.link import close_links, link_to
 
 PROGRAM = """
 import sys, structlog
@@ -23,3 +29,15 @@ def test_a_worker_loads_what_its_log_needs_with_the_first_event() -> None:
     first, second = map(json.loads, done.stderr.splitlines())
     assert (first["event"], first["records"], first["level"]) == ("first", 1, "warning")
     assert (second["event"], second["service"]) == ("second", "spark")
+
+
+def test_links_that_are_closed_leave_no_thread_and_the_next_one_is_new() -> None:
+    before = link_to(["127.0.0.1:1"])
+    assert link_to(["127.0.0.1:1"]) is before
+    with pytest.raises(TransportError):
+        before.snapshot(lambda _: True)
+    close_links()
+    assert [t.name for t in threading.enumerate() if t.name == "holdmq link"] == []
+    assert link_to(["127.0.0.1:1"]) is not before
+    close_links()
+    close_links()
