@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import structlog
 
 LONGEST_FIRST: Final = (
     "integration/test_stats_killed.py",
@@ -86,12 +87,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_links_stay() -> Iterator[None]:
-    """Who tries for ever to reach brokers that are gone draws random numbers, which disturbs hypothesis."""
+def _nothing_of_spark_stays() -> Iterator[None]:
+    """End what a Python worker of Spark keeps as long as it lives.
+
+    Who tries for ever to reach brokers that are gone draws random numbers, which disturbs hypothesis; and a
+    worker's log is set up for Spark.
+    """
     yield
     link = sys.modules.get("spark_streaming.source.link")
     if link is not None:
         link.close_links()
+        structlog.reset_defaults()
+    writer = sys.modules.get("spark_streaming.source.writer")
+    if writer is not None:
+        writer.close_producers()
 
 
 @pytest.fixture(autouse=True)

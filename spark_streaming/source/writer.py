@@ -145,3 +145,12 @@ def _producer_of(options: WriteOptions) -> SyncProducer:
                 options.registries, send_timeout_s=options.send_timeout_s, security=options.security
             )
         return found
+
+
+def close_producers() -> None:
+    """Close every producer of this process, whose use is over; who writes again gets a new one."""
+    with _producers_lock:
+        pid = os.getpid()
+        own = [_producers.pop(key) for key in list(_producers) if key[0] == pid]
+    for producer in own:
+        producer.close()

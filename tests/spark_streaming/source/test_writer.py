@@ -15,7 +15,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, MapType, String
 from holdmq.errors import BatchError, ConfigError, UsageError
 from spark_streaming.source import HoldMQDataSource
 from spark_streaming.source.link import link_to
-from spark_streaming.source.writer import MESSAGES_PER_SEND, Written
+from spark_streaming.source.writer import MESSAGES_PER_SEND, Written, close_producers
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +135,11 @@ def test_a_topic_cannot_be_overwritten_and_options_are_checked(stack: Stack) -> 
 def test_a_message_that_no_broker_takes_fails_the_task(stack: Stack) -> None:
     with pytest.raises(BatchError):
         write(stack, schema_of(body=BINARY), {"body": [bytes(13 << 20)]}, topic="large")
+
+
+def test_producers_that_are_closed_are_made_anew(stack: Stack) -> None:
+    schema = schema_of(topic=StringType(), body=BinaryType())
+    for body in (b"before", b"after"):
+        write(stack, schema, {"topic": ["again"], "body": [body]})
+        close_producers()
+    assert [row["body"] for row in rows_of(stack, "again")] == [b"before", b"after"]
