@@ -8,7 +8,7 @@ CODE   := $(shell find $(SOURCE) -name '*.py')
 COMPILE ?= 1
 ARGS   ?=
 # Processes that run tests, a module at a time, the longest first: many of them wait for what they started.
-TESTERS ?= 5
+TESTERS ?= 4
 
 # A service starts in half the time when its modules are compiled to bytecode already, whatever the environment wants.
 export PYTHONDONTWRITEBYTECODE :=
