@@ -15,7 +15,8 @@ from holdmq import telemetry
 from holdmq.config import GatewaySection
 from holdmq.config_listeners import ListenerSettings
 from holdmq.errors import ConfigError, HoldMQError
-from holdmq.rpc.tls import EXPIRES_SOON_S, ServerTls, Signature, TlsKeys, signature_of
+from holdmq.file_signature import Signature, changed, signature_of
+from holdmq.rpc.tls import EXPIRES_SOON_S, ServerTls, TlsKeys
 
 HANDSHAKES_MAX: Final = 2_000
 """TLS handshakes at a time in a worker's listener, some 60 KiB each; past it connections are closed."""
@@ -142,10 +143,9 @@ class CertificateWatch:
         for listener in self._listeners:
             tls = listener.tls
             assert tls is not None
-            signature = signature_of(tls.paths)
-            if signature == listener.tls_signature:
-                continue
-            if not is_asked and self._failed.get(listener.name) == signature:
+            failed = () if is_asked else self._failed.get(listener.name, ())
+            signature = changed(tls.paths, listener.tls_signature, failed)
+            if signature is None:
                 continue
             try:
                 tls.reload()

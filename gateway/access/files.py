@@ -16,13 +16,13 @@ from gateway.core.scram import Verifier
 from holdmq import telemetry
 from holdmq.config_access import AccessSection
 from holdmq.errors import ConfigError, HoldMQError
+from holdmq.file_signature import Signature, changed, signature_of
 
 ACL_WHAT = "access.acl_file"
 
 log = telemetry.get_logger()
 
 AccessFile = AclRules | PasswordFile | ScramFile
-Signature = tuple[int, int, int]
 
 
 def read_acl(path: Path) -> AclRules:
@@ -61,7 +61,7 @@ class AccessFiles:
         self.scram: ScramFile | None = None
         self.acl_version = 0
         for path, read in self._files:
-            self._seen[path] = _signature(path)
+            self._seen[path] = signature_of((path,))
             self._set(read(path))
 
     def _set(self, file: AccessFile) -> None:
@@ -89,8 +89,8 @@ class AccessFiles:
                     await self._wake.wait()
             self._wake.clear()
             for path, read in self._files:
-                signature = await asyncio.to_thread(_signature, path)
-                if signature == self._seen[path]:
+                signature = await asyncio.to_thread(changed, (path,), self._seen[path])
+                if signature is None:
                     continue
                 self._seen[path] = signature
                 try:
@@ -105,11 +105,3 @@ class AccessFiles:
                     self._set(file)
                     if not self._worker:
                         log.info("a file of access was read again", file=str(path))
-
-
-def _signature(path: Path) -> Signature:
-    try:
-        status = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return status.st_mtime_ns, status.st_size, status.st_ino

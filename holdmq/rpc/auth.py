@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import structlog
 
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
+from holdmq.file_signature import Signature, changed, signature_of
 from holdmq.rpc.access_keys import AccessKey, Grants, by_certificate, load_keys, roles_of
 from holdmq.rpc.connection import Connection
 from holdmq.rpc.tls import (
     EXPIRES_SOON_S,
     ServerTls,
-    Signature,
     explain_client_failure,
     names_of,
-    signature_of,
 )
 from holdmq.wire.auth import NONCE_BYTES, client_proof, is_proof, server_proof
 from holdmq.wire.headers import HelloRequest
@@ -223,8 +222,9 @@ class ServerSecurity:
     def _look(self, is_asked: bool) -> _Loaded | None:
         """On a thread: read what changed; None = the access keys stay."""
         if self.tls is not None:
-            signature = signature_of(self.tls.paths)
-            if signature != self._tls_signature and (is_asked or self._failed.get("tls") != signature):
+            failed = () if is_asked else self._failed.get("tls", ())
+            signature = changed(self.tls.paths, self._tls_signature, failed)
+            if signature is not None:
                 try:
                     self.tls.reload()
                 except (HoldMQError, OSError) as error:
@@ -234,8 +234,9 @@ class ServerSecurity:
                     log.info("certificates were read again; new connections use them")
         if not self._keys_file:
             return None
-        signature = signature_of((self._keys_file,))
-        if signature == self._keys_signature or (not is_asked and self._failed.get("keys") == signature):
+        failed = () if is_asked else self._failed.get("keys", ())
+        signature = changed((self._keys_file,), self._keys_signature, failed)
+        if signature is None:
             return None
         try:
             return self._load()

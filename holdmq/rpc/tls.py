@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,20 +19,6 @@ from holdmq.rpc.access_keys import refuse_if_open_to_others
 EXPIRES_SOON_S: Final = 14 * 86_400
 """A certificate that ends sooner is warned of: two weeks are enough to renew one by hand."""
 _PEM_ERRORS: Final = "PEM lib", "NO_START_LINE", "no start line"
-
-Signature = tuple[tuple[int, int, int], ...]
-
-
-def signature_of(paths: Iterable[str]) -> Signature:
-    """What changes when one of these files does (blocking); absent ones count as (0, 0, 0)."""
-    found = []
-    for path in paths:
-        try:
-            status = os.stat(path)
-            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
-        except OSError:
-            found.append((0, 0, 0))
-    return tuple(found)
 
 
 class TlsKeys(NamedTuple):
