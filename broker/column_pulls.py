@@ -7,18 +7,17 @@ What is in memory is found on the event loop, what is not on the reader pool, wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from broker.core.moves import may_pull
 from broker.core.topics import TopicTable
 from broker.lookups import Lookups
 from broker.part import Part
+from broker.pull import pulled_queue, refused_queue, topic_to_pull
 from broker.statistics import Statistics
 from holdmq.errors import Code, RemoteError, WireError
 from holdmq.record_columns import Encoded, Taken, encode_columns
 from holdmq.record_tags import tag_hash
-from holdmq.rpc.access_keys import Grants
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
@@ -31,23 +30,13 @@ from holdmq.wire.column_headers import (
     PullColumnsResponse,
 )
 from holdmq.wire.header import rows
-from holdmq.wire.headers import PulledQueue
-from holdmq.wire.permissions import Action
-from storage.store import HashFilter, MessageStore, QueueRead, ReadStatus
+from storage.store import HashFilter, MessageStore, QueueRead
 
 COLUMNS_MAX_BYTES: Final = 8 << 20
 """Records that one answer looks at, but always one: a few ms of a pool thread, whoever waits behind it."""
 COLUMNS_MAX_ROWS: Final = 65_536
 COLUMN_PULLS_MAX: Final = 32
 """Answers that are made at a time, up to 16 MiB each: the cores of many readers, half a GiB at the worst."""
-
-_STATUS: Final = {
-    ReadStatus.FOUND: Code.OK,
-    ReadStatus.AT_END: Code.OK,
-    ReadStatus.AHEAD: Code.OFFSET_AHEAD,
-    ReadStatus.BEHIND: Code.OFFSET_BEHIND,
-    ReadStatus.CORRUPT: Code.CORRUPT,
-}
 
 Read = QueueRead | RemoteError | None
 
@@ -110,7 +99,8 @@ class ColumnPulls(Part):
         filters: dict[int, HashFilter] = {}
         for queue in queues:
             wanted = self._hash_filter(queue.topic, header.tags, filters)
-            read: Read = self._refusal(queue, request.connection.grants)
+            topic = topic_to_pull(self._topics, queue, "", request.connection.grants)
+            read: Read = topic if isinstance(topic, RemoteError) else None
             if read is None and room.left_bytes:
                 read = room.take(
                     self._store.read_queue(*_place(queue), room.left_bytes, _count(queue), wanted)
@@ -142,45 +132,15 @@ class ColumnPulls(Part):
     def _reply(self, request: Request, answer: _Answer, began_at: float) -> None:
         took_us = int((self._loop.time() - began_at) * 1e6)
         counts = iter(answer.encoded.counts)
-        pulled = [self._row(queue, read, counts, took_us) for queue, read in answer.reads]
+        pulled = [
+            refused_queue(queue, read)
+            if isinstance(read, RemoteError)
+            else pulled_queue(self._statistics, queue, read, next(counts), took_us)
+            for queue, read in answer.reads
+        ]
         lengths = [sum(map(len, buffer)) for buffer in answer.encoded.buffers]
         parts = [piece for buffer in answer.encoded.buffers for piece in buffer]
         request.reply(PullColumnsResponse(pulled, self._store.epoch, lengths), parts, sum(lengths))
-
-    def _row(
-        self, queue: ColumnQueue, read: QueueRead | RemoteError, counts: Iterator[int], took_us: int
-    ) -> PulledQueue:
-        if isinstance(read, RemoteError):
-            return PulledQueue(queue.topic, queue.queue_id, read.code, queue.offset, 0, 0, 0, 0)
-        count = next(counts)
-        if count:
-            out = self._statistics.of(queue.topic, queue.queue_id)
-            out.messages_out += count
-            out.bytes_out += read.size_bytes
-            out.gets += 1
-            out.get_us += took_us
-        return PulledQueue(
-            queue.topic,
-            queue.queue_id,
-            _STATUS[read.status],
-            read.next_offset,
-            read.first_offset,
-            read.end_offset,
-            count,
-            read.size_bytes,
-        )
-
-    def _refusal(self, queue: ColumnQueue, grants: Grants | None) -> RemoteError | None:
-        if grants is not None and not grants.may_consume(queue.topic):
-            return grants.topic_denied(Action.CONSUME, queue.topic)
-        topic = self._topics.get(queue.topic)
-        if topic is None:
-            return RemoteError(Code.TOPIC_UNKNOWN, queue.topic)
-        if not 0 <= queue.queue_id < topic.read_queues:
-            return RemoteError(Code.QUEUE_UNKNOWN, f"{queue.topic}/{queue.queue_id}")
-        if not topic.is_readable or not may_pull(queue.topic, ""):
-            return RemoteError(Code.TOPIC_PERM, queue.topic)
-        return None
 
     def _hash_filter(
         self, topic: str, tags: list[str] | None, known: dict[int, HashFilter]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from broker.core.filters import FilterSet
 from broker.core.hold import Hold, Parked
@@ -22,6 +22,7 @@ from holdmq.rpc.access_keys import Grants
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.column_headers import ColumnQueue
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     FilterSetRequest,
@@ -84,7 +85,6 @@ class Pull(Part):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._cold: set[asyncio.Future[Any]] = set()
         self.on_temporary: Callable[[str, Connection], None] = lambda _topic, _connection: None
         """Told that a connection reads a temporary topic."""
         self.gate: PullGate | None = None
@@ -234,10 +234,8 @@ class Pull(Part):
             return reads
 
         future = self._loop.run_in_executor(self._store.reader_pool, read_all)
-        self._cold.add(future)
 
         def done(finished: asyncio.Future[list[QueueRead | RemoteError]]) -> None:
-            self._cold.discard(finished)
             if finished.cancelled():
                 return
             error = finished.exception()
@@ -262,29 +260,12 @@ class Pull(Part):
         size = messages = 0
         for queue, read in zip(queues, reads, strict=False):
             if isinstance(read, RemoteError):
-                pulled.append(PulledQueue(queue.topic, queue.queue_id, read.code, queue.offset, 0, 0, 0, 0))
+                pulled.append(refused_queue(queue, read))
                 continue
             parts += read.parts
             size += read.size_bytes
-            pulled.append(
-                PulledQueue(
-                    queue.topic,
-                    queue.queue_id,
-                    _STATUS[read.status],
-                    read.next_offset,
-                    read.first_offset,
-                    read.end_offset,
-                    read.count,
-                    read.size_bytes,
-                )
-            )
-            if read.count:
-                messages += read.count
-                counts = self._statistics.of(queue.topic, queue.queue_id)
-                counts.messages_out += read.count
-                counts.bytes_out += read.size_bytes
-                counts.gets += 1
-                counts.get_us += took_us
+            messages += read.count
+            pulled.append(pulled_queue(self._statistics, queue, read, read.count, took_us))
         if messages and header.group:
             counts = self._statistics.of_group(header.group)
             counts.messages_out += messages
@@ -295,11 +276,16 @@ class Pull(Part):
         """The answer for a queue that is not to be read: refused, or of a paused group; None = read it."""
         request, header, queues = handled
         queue = queues[at]
-        known = self._lookup(queue, header.group, request.connection.grants) or self._fence(handled, at)
-        if known is None and self._is_paused(header):
-            first, end = self._store.bounds(queue.topic, queue.queue_id)
-            return QueueRead(ReadStatus.AT_END, queue.offset, first, end)
-        return known
+        topic = topic_to_pull(self._topics, queue, header.group, request.connection.grants)
+        if isinstance(topic, RemoteError):
+            return topic
+        # As if nothing had come: what a paused topic keeps is read when it is resumed.
+        known = self._at_end(queue) if topic.is_paused else self._fence(handled, at)
+        return self._at_end(queue) if known is None and self._is_paused(header) else known
+
+    def _at_end(self, queue: PullQueue) -> QueueRead:
+        first, end = self._store.bounds(queue.topic, queue.queue_id)
+        return QueueRead(ReadStatus.AT_END, queue.offset, first, end)
 
     def _fence(self, handled: Handled, at: int) -> RemoteError | None:
         """The refusal of a queue that is read for a group without a valid lease."""
@@ -314,22 +300,6 @@ class Pull(Part):
 
     def _is_paused(self, header: PullRequest) -> bool:
         return bool(header.group) and self.gate is not None and self.gate.is_paused(header.group)
-
-    def _lookup(self, queue: PullQueue, group: str, grants: Grants | None) -> QueueRead | RemoteError | None:
-        if grants is not None and not grants.may_consume(queue.topic):
-            return grants.topic_denied(Action.CONSUME, queue.topic)
-        topic = self._topics.get(queue.topic)
-        if topic is None:
-            return RemoteError(Code.TOPIC_UNKNOWN, queue.topic)
-        if not 0 <= queue.queue_id < topic.read_queues:
-            return RemoteError(Code.QUEUE_UNKNOWN, f"{queue.topic}/{queue.queue_id}")
-        if not topic.is_readable or not may_pull(queue.topic, group):
-            return RemoteError(Code.TOPIC_PERM, queue.topic)
-        if topic.is_paused:
-            # As if nothing had come: what is kept is read when the topic is resumed.
-            first, end = self._store.bounds(queue.topic, queue.queue_id)
-            return QueueRead(ReadStatus.AT_END, queue.offset, first, end)
-        return None
 
     # Filters
 
@@ -408,6 +378,49 @@ class Pull(Part):
         deadline = self.hold.next_deadline()
         if deadline is not None and self._timer is None:
             self._set_timer(deadline)
+
+
+def topic_to_pull(
+    topics: TopicTable, queue: PullQueue | ColumnQueue, group: str, grants: Grants | None
+) -> Topic | RemoteError:
+    """The topic of a queue that may be pulled by this group ("" = none); else the refusal."""
+    if grants is not None and not grants.may_consume(queue.topic):
+        return grants.topic_denied(Action.CONSUME, queue.topic)
+    topic = topics.get(queue.topic)
+    if topic is None:
+        return RemoteError(Code.TOPIC_UNKNOWN, queue.topic)
+    if not 0 <= queue.queue_id < topic.read_queues:
+        return RemoteError(Code.QUEUE_UNKNOWN, f"{queue.topic}/{queue.queue_id}")
+    if not topic.is_readable or not may_pull(queue.topic, group):
+        return RemoteError(Code.TOPIC_PERM, queue.topic)
+    return topic
+
+
+def refused_queue(queue: PullQueue | ColumnQueue, error: RemoteError) -> PulledQueue:
+    """The row of a queue that may not be read."""
+    return PulledQueue(queue.topic, queue.queue_id, error.code, queue.offset, 0, 0, 0, 0)
+
+
+def pulled_queue(
+    statistics: Statistics, queue: PullQueue | ColumnQueue, read: QueueRead, count: int, took_us: int
+) -> PulledQueue:
+    """The row of a queue of which `count` records are sent, which go into the statistics."""
+    if count:
+        counts = statistics.of(queue.topic, queue.queue_id)
+        counts.messages_out += count
+        counts.bytes_out += read.size_bytes
+        counts.gets += 1
+        counts.get_us += took_us
+    return PulledQueue(
+        queue.topic,
+        queue.queue_id,
+        _STATUS[read.status],
+        read.next_offset,
+        read.first_offset,
+        read.end_offset,
+        count,
+        read.size_bytes,
+    )
 
 
 def _credit(header: PullRequest) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -121,7 +121,6 @@ class SessionTable(Part):
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._counted = 0
         self._heard_bytes: dict[Connection, int] = {}
-        self._futures: set[asyncio.Future[Any]] = set()
 
     # The part
 
@@ -453,10 +452,8 @@ class SessionTable(Part):
         if self._is_closed:
             return
         future = self._loop.run_in_executor(self._store.reader_pool, self._sweep_page, after)
-        self._futures.add(future)
 
         def done(finished: asyncio.Future[_SweepPage]) -> None:
-            self._futures.discard(finished)
             if finished.cancelled() or self._is_closed:
                 return
             error = finished.exception()

@@ -15,7 +15,7 @@ import numpy as np
 import structlog
 
 from broker.core.filters import FilterSet
-from broker.core.readers import EVERYWHERE, NOWHERE, Window, scan
+from broker.core.readers import EVERYWHERE, NOWHERE, TAG_TESTS_MAX, Picked, Window, scan
 from broker.core.share_groups import Group, ShareGroups
 from broker.core.topics import TopicTable
 from broker.log_reads import LogRead, read_on, record_at
@@ -149,10 +149,11 @@ class ShareServing:
                 self._load(group)
                 return
             before = group.position
-            if not self._give(group, batches, room):
+            picked = self._give(group, batches, room)
+            if picked is None:
                 return
             looked += group.position - before
-            if looked >= TAIL_SCAN_BYTES or group.position == before:
+            if picked.is_cut or looked >= TAIL_SCAN_BYTES or group.position == before:
                 # Others get their turn before it goes on.
                 self._loop.call_soon(self._serve_on, group)
                 return
@@ -187,20 +188,20 @@ class ShareServing:
         feed = self._feeds.get(connection)
         return feed is not None and feed.can_take
 
-    def _give(self, group: Group[Connection], batches: Any, room: int) -> bool:
-        """Look at batches from the group's position on; False = a message has to wait where it is."""
+    def _give(self, group: Group[Connection], batches: Any, room: int) -> Picked | None:
+        """Look at batches from the group's position on; None = a message has to wait where it is."""
         self.scans += 1
         credit = min(PICK_MAX_BYTES, max(PICK_MIN_BYTES, room * PICK_BYTES_PER_MESSAGE))
-        picked = scan(group.filters, batches, group.position, credit, self._window_of)
+        picked = scan(group.filters, batches, group.position, credit, self._window_of, TAG_TESTS_MAX)
         for part in picked.parts:
             at = 0
             while at < len(part):
                 size = int.from_bytes(part[at : at + 4], "big")
                 if not self._offer(group, part[at : at + size]):
-                    return False
+                    return None
                 at += size
         group.position = picked.position
-        return True
+        return picked
 
     def _offer(self, group: Group[Connection], raw: memoryview) -> bool:
         """Hand out a record that was found, if the filter wants it; False = it has to wait where it is."""
@@ -273,7 +274,7 @@ class ShareServing:
                 if not room:
                     break
                 before = group.position
-                if not found.batches or not self._give(group, found.batches, room):
+                if not found.batches or self._give(group, found.batches, room) is None:
                     break
                 if group.position == before:
                     break

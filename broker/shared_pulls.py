@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -70,7 +70,6 @@ class SharedPulls:
         self._is_paused = is_paused
         self._settle = settle
         self._loop = asyncio.get_running_loop()
-        self._cold: set[asyncio.Future[Any]] = set()
 
     def pump(self, group: SharedGroup) -> None:
         """Serve parked pulls, the longest parked first, while there is something for them."""
@@ -156,10 +155,8 @@ class SharedPulls:
             return reads
 
         future = self._loop.run_in_executor(store.reader_pool, read_all)
-        self._cold.add(future)
 
         def done(finished: asyncio.Future[list[QueueRead]]) -> None:
-            self._cold.discard(finished)
             error = None if finished.cancelled() else finished.exception()
             if finished.cancelled() or error is not None:
                 self._hand_out(pull, claims, [])

@@ -113,7 +113,7 @@ class TopicFile:
             self._apply(changed, planned)
             return
         if self._is_closed:
-            self._refuse(BusyError("this broker ends; another one makes the change", RETRY_AFTER_MS), planned)
+            self._refuse(BusyError("the broker is ending; ask again later", RETRY_AFTER_MS), planned)
             return
         content = self.table.content(changed)
         version = self.table.data_version + durable

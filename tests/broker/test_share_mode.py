@@ -17,6 +17,11 @@ def bodies(messages: list[Given]) -> list[bytes]:
     return [message.body for message in messages]
 
 
+def share_mode_of(stack: Stack) -> share_mode.ShareMode:
+    assert stack.server.share is not None
+    return stack.server.share
+
+
 async def test_each_message_goes_to_one_member_in_turn(broker: Stack, gateway: Gateway) -> None:
     first, second = gateway(broker), gateway(broker)
     assert (await first.join(1, "a")).code == Code.OK
@@ -128,8 +133,7 @@ async def test_qos_2_stays_with_its_session_until_that_ends(broker: Stack, gatew
     again = await other.take(2)
     assert sorted(bodies(again)) == [b"lost", b"not planned"]
     await other.offline(1, expiry_s=0, begun=[message.position for message in again])
-    share = broker.server.share
-    assert share is not None
+    share = share_mode_of(broker)
     assert share.core.counts.nobody == 2
     await back.credit(5, 10)
     assert await back.is_silent()
@@ -165,8 +169,7 @@ async def test_a_group_goes_with_the_last_session_that_holds_it(broker: Stack, g
     assert (await peer.groups())[GROUP].in_flight == 1
     await peer.leave("b", keep_uid=2)
     assert await peer.groups() == {}
-    share = broker.server.share
-    assert share is not None
+    share = share_mode_of(broker)
     assert (share.core.in_hand, share.core.members, share.serving._by_topic) == (0, 0, {})
 
 
@@ -180,8 +183,7 @@ async def test_a_session_that_does_not_come_back_holds_nothing_in_the_end(
     await peer.join(2, "b", expiry_s=100)
     await peer.offline(1, expiry_s=10)
     await peer.offline(2, expiry_s=100)
-    share = broker.server.share
-    assert share is not None
+    share = share_mode_of(broker)
     now[0] += 69_000
     share.core.expire(now[0])
     assert share.core.members == 2
@@ -222,8 +224,7 @@ async def test_a_start_from_a_snapshot_goes_on_where_it_was(start: Start, gatewa
     await publish(broker, *(b"%d" % n for n in range(4)))
     got = await peer.take(4)
     await peer.done(*got[:3])
-    share = broker.server.share
-    assert share is not None
+    share = share_mode_of(broker)
     journal = share.journal
     saved = journal.snapshots
     journal.save_snapshot()
@@ -275,8 +276,7 @@ async def test_what_the_log_refuses_to_be_taken_is_handed_out_when_it_does_not(
     broker: Stack, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(share_mode, "RETRY_S", 0.01)
-    share = broker.server.share
-    assert share is not None
+    share = share_mode_of(broker)
     await broker.create("t", 1)
     peer = gateway(broker)
     await peer.join(1, "a", qos=2, credit=0)
@@ -386,8 +386,7 @@ async def test_what_is_no_shared_filter_is_refused(broker: Stack, gateway: Gatew
 
 
 async def test_groups_and_their_sessions_are_bounded(broker: Stack, gateway: Gateway) -> None:
-    share = broker.server.share
-    assert share is not None
+    share = share_mode_of(broker)
     share.core.groups_max, share.core.members_max = 2, 3
     peer = gateway(broker)
     assert (await peer.join(1, "a")).code == (await peer.join(2, "a", group="$share/h/t")).code == Code.OK
@@ -402,8 +401,7 @@ async def test_groups_and_their_sessions_are_bounded(broker: Stack, gateway: Gat
 async def test_at_the_bound_of_messages_in_hand_nothing_more_is_handed_out(
     broker: Stack, gateway: Gateway
 ) -> None:
-    share = broker.server.share
-    assert share is not None
+    share = share_mode_of(broker)
     share.core.out_max = 2
     await broker.create("t", 1)
     peer = gateway(broker)
@@ -422,8 +420,7 @@ async def test_at_the_bound_of_messages_in_hand_nothing_more_is_handed_out(
 async def test_at_the_bound_what_waits_is_handed_out_and_other_groups_go_on_when_there_is_place(
     broker: Stack, gateway: Gateway
 ) -> None:
-    share = broker.server.share
-    assert share is not None
+    share = share_mode_of(broker)
     share.core.out_max = 2
     await broker.create("t", 1)
     dying, peer, other = gateway(broker), gateway(broker), gateway(broker)
@@ -453,4 +450,21 @@ async def test_topics_of_routing_rules_are_read_whenever_they_come(broker: Stack
     await publish(broker, b"no", topic="mqtt-tree-old", tag="u/1")
     await publish(broker, b"new", topic="mqtt-tree-new", tag="t/2")
     assert bodies(await peer.take(2)) == [b"old", b"new"]
+    assert await peer.is_silent()
+
+
+async def test_a_wildcard_is_compared_with_some_tags_at_a_time_and_misses_none(
+    broker: Stack, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share_serving, "TAG_TESTS_MAX", 3)
+    serving = share_mode_of(broker).serving
+    await broker.create("t", 1)
+    peer = gateway(broker)
+    await peer.join(1, "a", group="$share/g/t/+/7", credit=0)
+    for n in range(50):
+        await publish(broker, b"%d" % n, tag=f"x/{n % 10}")
+    scans = serving.scans
+    await peer.credit(1, 10)
+    assert bodies(await peer.take(5)) == [b"7", b"17", b"27", b"37", b"47"]
+    assert serving.scans - scans >= 48 // 3
     assert await peer.is_silent()
