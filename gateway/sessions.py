@@ -226,14 +226,14 @@ class Sessions:
         self._decided(session)
         session.epoch = answer.epoch
         session.owner = owner
-        if session.will is not None:
-            session.will = AT_OWNER
         is_taken = self._taken.pop(session.client_id, 0) == answer.epoch
         if session.state == CLOSED or is_taken:
             self._end(session, owner, content.state if session.expiry_s else b"")
             if is_taken:
                 self._close_taken(session)
             return
+        if session.will is not None:
+            session.will = AT_OWNER
         if session.state != OPENING:
             return  # it was admitted while the owner was away, and is registered now
         if session.expiry_s:

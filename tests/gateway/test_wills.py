@@ -10,12 +10,19 @@ import pytest
 from session_table import SessionTable
 
 from gateway import wills as wills_module
-from holdmq.errors import Code, RemoteError
+from holdmq.errors import BusyError, Code, RemoteError
 from holdmq.mqtt import MQTT_5, Disconnect, Properties, Will
 from holdmq.record import SYS_RETAIN, decode_properties, decode_record
 from holdmq.record_once import once_of
+from holdmq.rpc.connection import Request
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.session_headers import END, WILL_DONE, DueWill, SessionWillsRequest
+from holdmq.wire.session_headers import (
+    END,
+    WILL_DONE,
+    DueWill,
+    SessionTakenRequest,
+    SessionWillsRequest,
+)
 from holdmq.wire.session_will import DELETE_WILL, NO_WILL, PUBLISH_WILL, SessionWill
 
 Start = Callable[..., Awaitable[Any]]
@@ -80,6 +87,24 @@ async def test_a_client_without_an_id_is_told_to_an_owner_if_it_has_a_will(
     assert len(table.core) == 1
     await client.close()
     await running.until(lambda: running.broker.log)
+
+
+async def test_a_will_is_published_though_its_late_opening_was_taken_at_once(
+    start_worker: Start, table: SessionTable
+) -> None:
+    running = await start_worker()
+    table.open_refusals = [BusyError("starting", 10)]
+    client = await running.client("c", MQTT_5, will=WILL)
+
+    def opened_and_taken(request: Request) -> None:
+        epoch = table.core._next_epoch
+        request.connection.send_one_way(RequestCode.SESSION_TAKEN, SessionTakenRequest("c", epoch, 500))
+        table.open(request)
+
+    running.broker.server._routes[RequestCode.SESSION_OPEN] = opened_and_taken
+    assert (await client.next()).reason_code == 0x8E
+    await running.until(lambda: running.broker.bodies == [b"bye"])
+    await running.until(lambda: table.rows == {})
 
 
 async def test_a_will_that_comes_to_two_gateways_is_stored_once(
