@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +19,9 @@ from holdmq.config_analytics import ConsoleSection, StatsSection
 LINES_MAX: Final = 1000
 """Topics of a range as CSV, the busiest; the others are one line together."""
 
+TOP_DEFAULT: Final = 8
+"""Topics of a range that is drawn: as many as there are colours."""
+
 
 class Analysis:
     """Both query processes over the tables below `tables_dir`, and the saved queries. End with `close`."""
@@ -29,10 +31,8 @@ class Analysis:
         tables_dir: Path,
         section: ConsoleSection,
         stats: StatsSection,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._section = section
-        self._clock = clock
         self._retention_s = {
             "tps_1s": stats.tps_1s_retention_s,
             "tps_1m": stats.tps_1m_retention_s,
@@ -45,7 +45,7 @@ class Analysis:
 
     def now(self) -> int:
         """Return the second that it is."""
-        return int(self._clock())
+        return int(time.time())
 
     async def select(self, statement: str, form: str) -> Reply:
         """Run an analyst's statement; `form` is json or csv. Raises BoxFullError."""
@@ -68,5 +68,5 @@ class Analysis:
         )
 
     async def close(self) -> None:
-        """End both processes; a query in hand gets no answer."""
+        """End both processes, as `QueryBox.close` does: whoever still asks is to be cancelled before."""
         await asyncio.gather(self._statements.close(), self._page.close())

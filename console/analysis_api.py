@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
@@ -15,21 +14,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from console.analysis import LINES_MAX, Analysis
-from console.core.history import RANGE_MAX_S
+from console import parameters
+from console.analysis import LINES_MAX, TOP_DEFAULT, Analysis
+from console.api import PREFIX
 from console.http import error_response, while_there
 from console.saved import QueriesFullError
 from console.sql.box import BoxFullError
 from console.sql.questions import TEXT_MAX, Reply
 from holdmq.errors import HoldMQError, StorageError, UsageError
 
-PREFIX: Final = "/api/v1"
-
 BODY_MAX: Final = 8 * TEXT_MAX
 """Bytes of a request: the longest statement, each of its characters escaped."""
 
-WIDTH_DEFAULT_S: Final = 3600
-TOP_DEFAULT: Final = 8
 REPORTS: Final = ("latency", "backlog", "talkers")
 MEDIA: Final = {"json": "application/json", "csv": "text/csv; charset=utf-8"}
 STATUS: Final = {"refused": 400, "error": 400, "time": 422, "memory": 422, "ended": 422}
@@ -42,20 +38,20 @@ def routes(analysis: Analysis) -> list[BaseRoute]:
 
     async def sql(request: Request) -> Response:
         statement = await _text_of(request, "sql")
-        form = _form(request)
+        form = parameters.form(request)
         return _shown(await while_there(request.receive, analysis.select(statement, form)), form, "query")
 
     async def history(request: Request) -> Response:
-        first, until = _range(request, analysis.now())
-        form = _form(request)
-        top = _top(request, LINES_MAX if form == "csv" else TOP_DEFAULT)
+        first, until = parameters.ends(request, analysis.now())
+        form = parameters.form(request)
+        top = parameters.number(request, "top", LINES_MAX if form == "csv" else TOP_DEFAULT, LINES_MAX)
         asking = analysis.history(first, until, top, form)
         return _shown(await while_there(request.receive, asking), form, "history")
 
     def report(kind: str) -> Handler:
         async def answer(request: Request) -> Response:
-            first, until = _range(request, analysis.now())
-            form = _form(request)
+            first, until = parameters.ends(request, analysis.now())
+            form = parameters.form(request)
             asking = analysis.report(kind, first, until, form)
             return _shown(await while_there(request.receive, asking), form, kind)
 
@@ -144,48 +140,3 @@ async def _text_of(request: Request, key: str) -> str:
         # JSON can say it, UTF-8 cannot: saved, no listing of queries could be sent any more.
         raise UsageError(f"{key} has half of a character, a surrogate without its other half") from error
     return text
-
-
-def _form(request: Request) -> str:
-    form = request.query_params.get("format", "json")
-    if form not in MEDIA:
-        raise UsageError(f"format={form[:40]!r} must be json or csv")
-    return form
-
-
-def _top(request: Request, default: int) -> int:
-    text = request.query_params.get("top", str(default))
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= LINES_MAX:
-        raise UsageError(f"top={text[:40]!r} must be a whole number from 1 to {LINES_MAX}")
-    return int(text)
-
-
-def _range(request: Request, now: int) -> tuple[int, int]:
-    """Return (from, to) in seconds since the epoch: the last hour unless told otherwise."""
-    until = _moment(request, "to", now)
-    first = _moment(request, "from", until - WIDTH_DEFAULT_S)
-    if not 1 <= until - first <= RANGE_MAX_S:
-        raise UsageError("from must lie before to, by ten years at most")
-    return first, until
-
-
-def _moment(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    moment: datetime | None = None
-    try:
-        if text.isascii() and text.isdigit():
-            return int(datetime.fromtimestamp(int(text), UTC).timestamp())
-        told = datetime.fromisoformat(text)
-        if told.tzinfo is not None:
-            moment = told.astimezone(UTC)
-    except (ValueError, OverflowError, OSError):
-        pass
-    # Before 1970 there were no messages; and a moment without a zone is a different one to everybody.
-    if moment is None or moment.year < 1970:
-        raise UsageError(
-            f"{name}={text[:40]!r} must be a time with its zone, as 2026-01-31T23:59:59Z, or whole seconds "
-            "since 1970"
-        )
-    return int(moment.timestamp())

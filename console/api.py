@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from console import parameters
 from console.cluster import Cluster
 from console.core.window import WINDOW_S
 from console.feed import Feed
@@ -29,11 +30,10 @@ def routes(feed: Feed, cluster: Cluster) -> list[BaseRoute]:
 
     async def tps(request: Request) -> Response:
         try:
-            seconds = _number(request, "seconds", SECONDS_DEFAULT, WINDOW_S)
-            top = _number(request, "top", None, TOP_MAX)
+            seconds = parameters.number(request, "seconds", SECONDS_DEFAULT, WINDOW_S)
+            top = parameters.number(request, "top", None, TOP_MAX)
         except UsageError as error:
             return error_response(400, "INVALID_ARGUMENT", str(error))
-        assert seconds is not None
         return Response(await feed.tps(seconds, top), media_type="application/json")
 
     def listing(name: str) -> Any:
@@ -60,12 +60,3 @@ def routes(feed: Feed, cluster: Cluster) -> list[BaseRoute]:
         Route(f"{PREFIX}/stream", stream, methods=["GET"]),
         Route(f"{PREFIX}/openapi.json", openapi, methods=["GET"]),
     ]
-
-
-def _number(request: Request, name: str, default: int | None, largest: int) -> int | None:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= largest or len(text) > 9:
-        raise UsageError(f"{name}={text[:40]!r} must be a whole number from 1 to {largest}")
-    return int(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Collection, MutableMapping
 from typing import Any, Final, TypeVar
 
@@ -56,7 +57,7 @@ class Guard:
     those with an effect that a page of another origin made (`console.origin`).
     """
 
-    def __init__(self, app: ASGIApp, requests_max: int, origins: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, requests_max: int, origins: Collection[str]) -> None:
         self._app = app
         self._requests_max = requests_max
         self._origins = origins
@@ -103,8 +104,9 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._feed.stream() as frames:
-                await _until_first(_send_frames(frames, send), _left(receive))
+            # A page that stalls (TimeoutError is an OSError) or vanishes is an ordinary end.
+            with self._feed.stream() as frames, contextlib.suppress(OSError):
+                await while_there(receive, _send_frames(frames, send))
         except StreamsFullError as error:
             await error_response(503, "STREAMS_FULL", str(error))(scope, receive, send)
 
@@ -138,19 +140,3 @@ async def while_there(receive: Receive, work: Awaitable[T]) -> T | None:
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _until_first(frames: Any, left: Any) -> None:
-    """Wait for either; cancel the other. A page that stalls or vanishes is an ordinary end."""
-    tasks = [asyncio.ensure_future(frames), asyncio.ensure_future(left)]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(
-            result, asyncio.CancelledError | TimeoutError | OSError
-        ):
-            raise result

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from console.analysis import LINES_MAX
-from console.analysis_api import TOP_DEFAULT
+from console.analysis import LINES_MAX, TOP_DEFAULT
+from console.core.history import POINTS_MAX
 from console.openapi_shapes import (
     FLAG,
     INTEGER,
@@ -20,6 +20,8 @@ from console.openapi_shapes import (
     said,
     structure,
 )
+from console.parameters import FORMS
+from console.saved import NAME_MAX
 from console.sql.questions import TEXT_MAX
 
 _CELL: dict[str, Any] = {
@@ -75,7 +77,7 @@ def schemas() -> dict[str, Any]:
 def paths() -> dict[str, Any]:
     """Return the paths."""
     form = _text(
-        "format", "As JSON or as a file of comma-separated values.", enum=["json", "csv"], default="json"
+        "format", "As JSON or as a file of comma-separated values.", enum=list(FORMS), default=FORMS[0]
     )
     ends = [
         _moment("from", "Where it begins: an hour before `to`."),
@@ -95,7 +97,7 @@ def paths() -> dict[str, Any]:
         "content": {"application/json": {"schema": ref("Statement")}},
     }
     foreign = {"403": "A page of another origin made the request."}
-    name = [{**_text("name", "The query's name.", maxLength=80), "in": "path", "required": True}]
+    name = [{**_text("name", "The query's name.", maxLength=NAME_MAX), "in": "path", "required": True}]
     disk = {"503": "The disk refuses it, or as many are saved as may be."}
     unnamed = {"400": "The name or the statement cannot be.", **foreign}
     done = {"204": {"description": "Done, and on the disk."}}
@@ -111,7 +113,7 @@ def paths() -> dict[str, Any]:
         ),
         "/api/v1/history": get(
             "get_history",
-            "Messages, bytes and largest latency per topic over any range, in at most 720 steps.",
+            f"Messages, bytes and largest latency per topic over any range, in at most {POINTS_MAX} steps.",
             _table("History", "Numbers by step; as CSV a line for each step and topic."),
             wrong,
             parameters=[*ends, top],

@@ -19,40 +19,33 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 def refusal(method: str, headers: Headers, origins: Collection[str]) -> str | None:
     """Return why this request is refused, as a sentence; None when it may go on.
 
-    Accepted are: safe methods; requests without an Origin, which no browser's page makes; those whose Origin
-    is where the request went, when that is a number or localhost; and those of `origins`. A name that is not
-    in `origins` may be anybody's who had it point here (DNS rebinding), even when it is the request's own.
+    Accepted are: safe methods; requests without an Origin of which no browser says (Sec-Fetch-Site) that
+    another site's page made them; those whose Origin is where the request went, when that is a number or
+    localhost; and those of `origins`. A name that is not in `origins` may be anybody's who had it point here
+    (DNS rebinding), even when it is the request's own.
     """
     if method in SAFE_METHODS:
         return None
     origin = headers.get("origin")
     if origin is None:
-        site = headers.get("sec-fetch-site", "none")
-        return None if site in ("none", "same-origin") else _sentence(method, site)
-    if origin in origins:
+        origin = headers.get("sec-fetch-site", "none")
+        accepted = origin in ("none", "same-origin")
+    else:
+        accepted = origin in origins or _is_own(origin, headers.get("host"))
+    if accepted:
         return None
+    return (
+        f"a {method} from a page of {origin[:80]} is refused: open the console by its address, or name the "
+        "page's origin in console.origins"
+    )
+
+
+def _is_own(origin: str, host: str | None) -> bool:
+    """Return whether this is where the request went, and no name of which somebody else may dispose."""
     try:
         parts = urlsplit(origin)
-        host = parts.hostname or ""
-    except ValueError:
-        return _sentence(method, origin[:80])
-    if parts.netloc != headers.get("host") or not _is_ours(host):
-        return _sentence(method, origin[:80])
-    return None
-
-
-def _is_ours(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        ipaddress.ip_address(host)
+        if parts.hostname != "localhost":
+            ipaddress.ip_address(parts.hostname or "")
     except ValueError:
         return False
-    return True
-
-
-def _sentence(method: str, origin: str) -> str:
-    return (
-        f"a {method} from a page of {origin} is refused: open the console by its address, or name the page's "
-        "origin in console.origins"
-    )
+    return parts.netloc == host

@@ -13,7 +13,7 @@ from console.answers import second_text
 from console.sql.questions import TEXT_MAX
 from holdmq import telemetry
 from holdmq.atomic_file import AtomicFile
-from holdmq.errors import StorageError, UsageError
+from holdmq.errors import UsageError
 
 FILE: Final = "queries.json"
 
@@ -185,6 +185,3 @@ class SavedQueries:
                 self._version += 1
                 self._queries = queries
                 SAVED.set(len(queries))
-
-
-__all__ = ["READY_MADE", "QueriesFullError", "SavedQueries", "SavedQuery", "StorageError"]

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Final
 
+import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
 from console.sql.questions import LENGTH, READY, REPLY_MAX, Question, Reply, frame, reply_of
 from holdmq import telemetry
+
+log = structlog.get_logger("holdmq.console")
 
 START_S: Final = 30.0
 """A process that is not ready by then never will be: it takes a second, and several on a busy machine."""
@@ -21,7 +25,13 @@ START_S: Final = 30.0
 GRACE_S: Final = 4.0
 """The process ends by itself a second after the deadline; who is stopped or swapped out is killed."""
 
+AT_DEADLINE: Final = -signal.SIGALRM
+"""How a process ends that sees no interruption: its own timer's signal."""
+
 PARTING_S: Final = 1.0
+
+SAID_MAX: Final = 8192
+"""Characters of a failed process' standard error that are logged, the last ones: a traceback."""
 
 KEPT: Final = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "HOME")
 """Variables that the process inherits: not HOLDMQ_…, which may hold secrets."""
@@ -100,7 +110,10 @@ class QueryBox:
         return reply
 
     async def close(self) -> None:
-        """End the process, in the middle of a query too; questions that come later are refused."""
+        """End the process, once the query in hand has ended; questions that wait or come later are refused.
+
+        Who asks is to be cancelled before, which ends the query at once.
+        """
         self._closed = True
         async with self._turn:
             await self._end()
@@ -118,16 +131,18 @@ class QueryBox:
                 return Reply(
                     "time", b"", f"the query did not end after {question.seconds:g} s, and was killed"
                 )
-            except (asyncio.IncompleteReadError, OSError):
+            except (asyncio.IncompleteReadError, ConnectionError):
                 code = await process.wait()
                 self._process = None
+                if code not in (0, AT_DEADLINE):
+                    await self._log_end(process)
                 if code != 0:
                     return _ended(code, question)
                 # It had just ended because nobody asked: the next one answers.
             except BaseException:
                 await self._end()
                 raise
-        return Reply("ended", b"", "the process that runs queries ended twice; its log has the cause")
+        return Reply("ended", b"", "the process that runs queries ended twice, without a failure: try again")
 
     async def _started(self) -> asyncio.subprocess.Process | Reply:
         if self._closed:
@@ -139,6 +154,9 @@ class QueryBox:
             *self._arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            # For `_log_end`: it may not write to a file, which the console's own may be. One that writes more
+            # than goes into the pipe stands still, and is killed at its deadline.
+            stderr=asyncio.subprocess.PIPE,
             env={
                 **{name: os.environ[name] for name in KEPT if name in os.environ},
                 # The default one reserves much more than it uses, which a limit cannot tell from use.
@@ -156,9 +174,11 @@ class QueryBox:
         except BaseException:
             await self._end()
             raise
+        process = self._process
         if said == READY:
-            return self._process
+            return process
         await self._end()
+        await self._log_end(process)
         return Reply(
             "ended", b"", "the process that runs queries does not start; the console's log has the cause"
         )
@@ -178,6 +198,12 @@ class QueryBox:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+    async def _log_end(self, process: asyncio.subprocess.Process) -> None:
+        """Log how a process ended, and what it wrote to its standard error."""
+        assert process.stderr is not None
+        said = (await process.stderr.read()).decode(errors="replace").strip()[-SAID_MAX:]
+        log.warning("a query process failed", box=self._name, code=process.returncode, said=said)
 
     def _count(self, outcome: str) -> None:
         QUERIES.labels(self._name, outcome).inc()
@@ -201,7 +227,7 @@ async def _read(process: asyncio.subprocess.Process) -> bytes:
 
 
 def _ended(code: int, question: Question) -> Reply:
-    if code == -14:
+    if code == AT_DEADLINE:
         said = f"the query was stopped after {question.seconds:g} s (console.sql_seconds_max)"
         return Reply("time", b"", f"{said}; it could only be ended with its process")
     if code > 0:

@@ -43,6 +43,7 @@ SETTINGS: Final[dict[str, Any]] = {
     # What does not fit into memory fails: it does not go to a disk.
     "temp_directory": "",
     "max_expression_depth": 250,
+    "threads": 1,
 }
 
 FAILURES: Final = (duckdb.Error, DeltaError, pa.ArrowException, OSError, ValueError, RuntimeError)
@@ -80,12 +81,11 @@ class Result(NamedTuple):
 
 
 class Engine:
-    """Runs statements over the tables below `tables_dir` with `memory_bytes` and so many `threads`."""
+    """Runs statements over the tables below `tables_dir`, each with `memory_bytes`."""
 
-    def __init__(self, tables_dir: Path, memory_bytes: int, threads: int = 1) -> None:
+    def __init__(self, tables_dir: Path, memory_bytes: int) -> None:
         self._tables_dir = tables_dir
         self._memory_bytes = memory_bytes
-        self._threads = threads
 
     def tables(self) -> dict[str, Path]:
         """Return the tables that are there by name; some directories may turn out to be damaged."""
@@ -128,7 +128,7 @@ class Engine:
     @contextlib.contextmanager
     def _database(self, seconds: float) -> Iterator[tuple[duckdb.DuckDBPyConnection, set[str]]]:
         """Yield a database that is interrupted after `seconds`; say what goes wrong with it as QueryError."""
-        database = open_database(self._memory_bytes, self._threads)
+        database = open_database(self._memory_bytes)
         ended = threading.Event()
         expired = threading.Event()
 
@@ -178,18 +178,19 @@ class Engine:
         )
 
     def _register(self, database: duckdb.DuckDBPyConnection, damaged: dict[str, str]) -> set[str]:
-        for name, path in self.tables().items():
+        tables = self.tables()
+        for name, path in tables.items():
             try:
                 database.register(name, DeltaTable(str(path)).to_pyarrow_dataset())
             except FAILURES as error:
                 damaged[name] = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return set(self.tables())
+        return set(tables)
 
 
-def open_database(memory_bytes: int, threads: int) -> duckdb.DuckDBPyConnection:
+def open_database(memory_bytes: int) -> duckdb.DuckDBPyConnection:
     """Return an empty database that reaches nothing outside itself, and whose settings cannot be changed."""
-    limits: dict[str, Any] = {"memory_limit": f"{max(1, memory_bytes >> 20)}MiB", "threads": threads}
-    database = duckdb.connect(":memory:", config={**SETTINGS, **limits})
+    limit = f"{max(1, memory_bytes >> 20)}MiB"
+    database = duckdb.connect(":memory:", config={**SETTINGS, "memory_limit": limit})
     database.execute("SET TimeZone = 'UTC'")
     database.execute("SET lock_configuration = true")
     return database

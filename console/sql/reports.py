@@ -49,7 +49,8 @@ def past(
         chosen = history.plan(first, until, present, kept_from)
         found = [] if chosen is None else rows(*history.statement(chosen, top))
     if form == "csv":
-        return _csv(("time", "topic", "messages", "bytes", "latency_max_ms"), found), ""
+        lines = [(datetime.fromtimestamp(second, UTC), *rest) for second, *rest in found]
+        return _csv(("time", "topic", "messages", "bytes", "latency_max_ms"), lines), ""
     if chosen is None:
         empty: dict[str, Any] = {
             "first": first,
@@ -124,15 +125,14 @@ def _report(
         found, notice = [], _absent(table)
     except (HoldMQError, DeltaError, OSError) as error:
         raise QueryError("error", f"the table {table} cannot be read at present: {error}") from error
-    rows = [[cell(value) for value in row] for row in found]
     if form == "csv":
-        return (csv_line(list(names)) + "".join(csv_line(row) for row in rows)).encode(), notice
+        return _csv(names, found), notice
     answer: dict[str, Any] = {
         "first": int(since.timestamp()),
         "until": until,
         "step_seconds": step_s,
         "columns": list(names),
-        "rows": rows,
+        "rows": [[cell(value) for value in row] for row in found],
     }
     return _json({**answer, "notice": notice} if notice else answer), ""
 
@@ -146,6 +146,4 @@ def _json(value: Any) -> bytes:
 
 
 def _csv(names: tuple[str, ...], rows: list[tuple[Any, ...]]) -> bytes:
-    """Return rows whose first column is a second since the epoch."""
-    shown = [[cell(datetime.fromtimestamp(row[0], UTC)), *map(cell, row[1:])] for row in rows]
-    return "".join(csv_line(row) for row in [list(names), *shown]).encode()
+    return "".join(csv_line([cell(value) for value in row]) for row in [names, *rows]).encode()

@@ -2,6 +2,7 @@
 
 import { colour, css, faded } from "./colours.js";
 import { clock, number, short } from "./format.js";
+import { fill, legend } from "./legend.js";
 
 const MOST = 8;
 
@@ -72,15 +73,7 @@ export class Chart {
       series: [{}, ...lines],
       hooks: { setCursor: [(plot) => this.#values(plot.cursor.idx ?? null)] },
     }, data, this.#box);
-    this.#legend.replaceChildren(...names.filter((name) => name !== "").map((name, i) => {
-      const item = document.createElement("li"), dot = document.createElement("i");
-      const label = document.createElement("span"), value = document.createElement("b");
-      dot.style.color = lines[i].stroke;
-      label.textContent = name ?? "others";
-      label.title = label.textContent;
-      item.append(dot, label, value);
-      return item;
-    }));
+    legend(this.#legend, lines.filter(({ label }) => label !== ""));
   }
 
   #fill(stroke) {
@@ -97,6 +90,6 @@ export class Chart {
     const plot = this.#plot;
     if (!plot) return;
     const at = index ?? plot.data[0].length - 1;
-    this.#legend.querySelectorAll("b").forEach((value, i) => { value.textContent = number(plot.data[i + 1]?.[at] ?? 0); });
+    fill(this.#legend, (i) => number(plot.data[i + 1]?.[at] ?? 0));
   }
 }

@@ -1,5 +1,6 @@
 // The page: one stream feeds all of it.
 
+import { call, notice } from "./api.js";
 import { Chart } from "./chart.js";
 import { bytes, clock, number, short } from "./format.js";
 import { Series } from "./series.js";
@@ -22,11 +23,6 @@ let shown = null;
 function live(state, word) {
   at("live").dataset.state = state;
   if (at("live").textContent !== word) at("live").textContent = word;
-}
-
-function notice(id, sentence) {
-  at(id).hidden = !sentence;
-  at(id).textContent = sentence ?? "";
 }
 
 // The big number glides from the old to the new one: a jump every second is no calm.
@@ -78,9 +74,7 @@ function showCluster(answer) {
 
 async function reread() {
   try {
-    const response = await fetch("/api/v1/tps?seconds=900&top=24");
-    const answer = await response.json();
-    if (!response.ok) throw new Error(answer.error.message);
+    const answer = await call("/api/v1/tps?seconds=900&top=24");
     series.take(answer, true);
     showTps(answer);
   } catch (error) {

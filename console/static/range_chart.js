@@ -2,6 +2,7 @@
 
 import { colour, css, faded } from "./colours.js";
 import { short } from "./format.js";
+import { fill, legend } from "./legend.js";
 
 const SLOTS = 8;
 
@@ -51,14 +52,7 @@ export class RangeChart {
       series: [{}, ...lines.map((line, i) => ({ label: line.label, stroke: strokes[i], width: 1.6, fill: lines.length === 1 ? faded(strokes[i], 0.12) : undefined, points: { show: few } }))],
       hooks: { setCursor: [(plot) => this.#values(plot.cursor.idx ?? null)], setSelect: [(plot) => this.#selected(plot)] },
     }, [x, ...lines.map((line) => line.values)], this.#box);
-    this.#legend.replaceChildren(...lines.map((line, i) => {
-      const item = document.createElement("li"), dot = document.createElement("i");
-      const label = document.createElement("span"), value = document.createElement("b");
-      dot.style.color = strokes[i];
-      label.textContent = label.title = line.label;
-      item.append(dot, label, value);
-      return item;
-    }));
+    legend(this.#legend, lines.map(({ label }, i) => ({ label, stroke: strokes[i] })));
     this.#values(null);
   }
 
@@ -78,7 +72,7 @@ export class RangeChart {
       const known = values.filter((n) => n != null);
       return known.length ? `max ${this.#show(known.reduce((most, n) => Math.max(most, n), 0))}` : "–";
     });
-    this.#legend.querySelectorAll("b").forEach((value, i) => { value.textContent = words[i]; });
+    fill(this.#legend, (i) => words[i]);
   }
 }
 

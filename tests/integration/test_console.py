@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from processes import free_port
 
 from loadtest.plan import FleetPlan, PublishPlan
 from loadtest.processes import run
@@ -29,10 +30,8 @@ def wait_for(client: httpx.Client, path: str, holds: Callable[[Any], bool]) -> A
     pytest.fail(f"{path} answers {seen}")
 
 
-def test_the_console_shows_topics_brokers_gateways_and_connections(
-    holdmq_stack: Any, free_ports: Any
-) -> None:
-    port, admin_port = free_ports(2)
+def test_the_console_shows_topics_brokers_gateways_and_connections(holdmq_stack: Any) -> None:
+    port, admin_port = free_port(), free_port()
     stack = holdmq_stack(**{"console.port": port, "console.admin_port": admin_port})
     stack.start("console", wait=False)
     plan = PublishPlan(FleetPlan("127.0.0.1", stack.mqtt_port, 8, 0, mqtt="5"), count=400, seconds=20)
@@ -58,11 +57,3 @@ def test_the_console_shows_topics_brokers_gateways_and_connections(
             lambda a: not a.get("brokers") or not a["brokers"][0]["reachable"],
         )
         assert gone["notice"]
-
-
-@pytest.fixture
-def free_ports() -> Callable[[int], list[int]]:
-    """Ports of 127.0.0.1 that nobody listens on."""
-    from loadtest.peers import free_port
-
-    return lambda count: [free_port() for _ in range(count)]

@@ -111,11 +111,15 @@ async def test_queries_beyond_the_bound_are_refused_and_one_whose_asker_leaves_e
         assert not lives(pid)
 
 
-async def test_a_process_that_failed_sends_to_the_log_and_not_to_a_bound(tmp_path: Path) -> None:
+async def test_a_process_that_failed_sends_to_the_log_which_has_the_cause(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     async with box_over(tmp_path) as box:
+        # What is captured goes to a file, which a query process may not write.
         reply = await box.ask(Question("no such report", {}, "json", 20, 100, 1 << 20))
         assert reply.outcome == "ended"
         assert "the console's log has the cause" in reply.message
+        assert "KeyError: \\'no such report\\'" in "".join(capfd.readouterr())
         assert await value_of(box, "SELECT 'next'") == "next"
 
 
@@ -125,4 +129,25 @@ async def test_a_process_that_was_killed_is_replaced(tmp_path: Path) -> None:
         assert box._process is not None
         box._process.kill()
         await box._process.wait()
+        assert await value_of(box, "SELECT 2") == 2
+
+
+# Ready like ours, then a reply of another protocol: 0x41414141 bytes are announced, and it stays.
+OTHER = """
+import os
+os.write(1, bytes([0, 0, 0, 1, 0xC0]))
+os.read(0, 1)
+os.write(1, b"A" * 9)
+while os.read(0, 1000):
+    pass
+"""
+
+
+async def test_a_process_that_says_what_is_no_reply_is_ended_and_waited_for_by_nobody(tmp_path: Path) -> None:
+    async with box_over(tmp_path) as box:
+        ours, box._arguments = box._arguments, ("-c", OTHER)
+        with pytest.raises(OSError, match="none of ours"):
+            async with asyncio.timeout(15):
+                await box.ask(question("SELECT 1"))
+        box._arguments = ours
         assert await value_of(box, "SELECT 2") == 2

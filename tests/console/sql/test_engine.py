@@ -205,7 +205,7 @@ def test_what_is_no_read_of_the_tables_is_refused_with_a_sentence(
 def test_the_database_itself_reaches_nothing_were_it_asked(text: str, tmp_path: Path) -> None:
     variable_of_this_test = pa.table({"x": [1]})
     assert variable_of_this_test.num_rows == 1
-    database = open_database(MEMORY, 1)
+    database = open_database(MEMORY)
     with pytest.raises(duckdb.Error):
         database.execute(text.replace("/tmp", str(tmp_path))).fetchall()
     database.close()
