@@ -122,8 +122,7 @@ def _encode(
         if "body" not in names:
             # Bodies may be large, and nobody asked for them.
             views = b"".join([records[a:b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)])
-            lengths = ends - begins
-            begins, ends = starts_of(lengths), starts_of(lengths) + lengths
+            begins, ends = starts_of(ends - begins), np.cumsum(ends - begins)
         columns["properties"] = [begins + base, ends - begins]
     return _Piece(len(starts), columns, views)
 

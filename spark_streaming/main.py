@@ -30,7 +30,7 @@ from spark_streaming.job.query import Query
 from spark_streaming.job.session import Session, start_session
 from spark_streaming.job.sink import Sink
 from spark_streaming.job.warming import warm_up
-from spark_streaming.source.options import ENV_SECRET
+from spark_streaming.source.options import ENV_SECRET, SECURITY
 
 DRAIN_WAIT_S: Final = 20.0
 """How long a stop waits for the running batch; one of the largest takes a few seconds."""
@@ -107,15 +107,7 @@ def _security_options(config: Config) -> dict[str, str]:
         return {}
     if security.secret:
         os.environ[ENV_SECRET] = security.secret
-    return {
-        "access_key": security.access_key,
-        "secret_file": security.secret_file,
-        "tls": str(security.tls).lower(),
-        "tls_ca": security.tls_ca,
-        "tls_cert": security.tls_cert,
-        "tls_key": security.tls_key,
-        "tls_server_name": security.tls_server_name,
-    }
+    return {name: str(getattr(security, name)) for name in SECURITY}
 
 
 async def _run(

@@ -69,8 +69,6 @@ TPS_1M_TABLE: Final = _tps(TPS_1M, "minute", 2 * 3600)
 TPS_1H_TABLE: Final = _tps(TPS_1H, "hour", 4 * 86_400)
 
 TPS_1S_SCHEMA: Final = TPS_1S_TABLE.schema
-TPS_1M_SCHEMA: Final = TPS_1M_TABLE.schema
-TPS_1H_SCHEMA: Final = TPS_1H_TABLE.schema
 
 
 class TpsRow(NamedTuple):
@@ -105,6 +103,11 @@ def fold(table: TableSpec, rows: pa.Table) -> pa.Table:
             columns[name] = pa.array([merge(parts) for parts in ordered[f"{name}_list"].to_pylist()])
     folded = pa.table([columns[name] for name in table.schema.names], table.schema.names).cast(table.schema)
     return folded if table.derive is None else table.derive(folded)
+
+
+def with_batch(rows: pa.Table, batch_id: int) -> pa.Table:
+    """Return `rows` with the column `batch_id` as the last, which every table has."""
+    return rows.append_column("batch_id", pa.repeat(pa.scalar(batch_id, pa.int64()), rows.num_rows))
 
 
 def read_tps(table_dir: str | Path, since: dt.datetime, table: TableSpec = TPS_1S_TABLE) -> list[TpsRow]:

@@ -90,7 +90,7 @@ def read_latency(
     """
     asked = _Range(since, until, step_s, "minute")
     keys = [_START, *(["topic"] if by_topic else []), "le_ms"]
-    found = _summed(table_dir, asked, topic, keys, "messages")
+    found = _messages(table_dir, asked, topic, keys)
     histograms: dict[tuple[dt.datetime, str], dict[int, int]] = {}
     for row in found.to_pylist():
         key = (row[_START], row["topic"] if by_topic else topic or "")
@@ -135,7 +135,7 @@ def read_backlog(
     largest: dict[tuple[dt.datetime, str, str], tuple[int, int]] = {}
     # A sample is one commit, so that its rows are in one file, but may be in two pieces of it.
     sampled = _aggregated(
-        _pieces(table_dir, asked, ["group", "topic", "lag", "age_ms"], [("group", group)], keep_time=True),
+        _pieces(table_dir, asked, ["group", "topic", "lag", "age_ms"], [("group", group)]),
         ["time", _START, *names],
         [("lag", "sum"), ("age_ms", "max")],
     )
@@ -188,7 +188,7 @@ def read_talkers(
 ) -> list[Talker]:
     """Return the `limit` devices that sent most messages (to `topic`, None = to any), most first."""
     _check_rows(limit)
-    found = _summed(table_dir, _Range(since, until, None, "minute"), topic, ["client_id"], "messages")
+    found = _messages(table_dir, _Range(since, until, None, "minute"), topic, ["client_id"])
     first = found.sort_by([("messages", "descending"), ("client_id", "ascending")]).slice(0, limit)
     return [Talker(row["client_id"], row["messages"]) for row in first.to_pylist()]
 
@@ -229,9 +229,7 @@ def _pieces(
     table_dir: str | Path,
     asked: _Range,
     columns: Sequence[str],
-    equal: Iterable[tuple[str, str | None]] = (),
-    *,
-    keep_time: bool = False,
+    equal: Iterable[tuple[str, str | None]],
 ) -> Iterator[pa.Table]:
     """The rows of a range in pieces of bounded size, with the column `start` for the point they are in."""
     wanted = asked.filter()
@@ -241,16 +239,14 @@ def _pieces(
     dataset = deltalake.DeltaTable(table_dir).to_pyarrow_dataset()
     for batch in dataset.to_batches(columns=[asked.column, *columns], filter=wanted):
         if batch.num_rows:
-            piece = pa.table(batch).append_column(_START, asked.starts(batch.column(asked.column)))
-            yield piece if keep_time else piece.drop_columns([asked.column])
+            yield pa.table(batch).append_column(_START, asked.starts(batch.column(asked.column)))
 
 
-def _summed(
-    table_dir: str | Path, asked: _Range, topic: str | None, keys: Sequence[str], value: str
-) -> pa.Table:
+def _messages(table_dir: str | Path, asked: _Range, topic: str | None, keys: Sequence[str]) -> pa.Table:
+    """The sums of the column `messages` by `keys`."""
     columns = [key for key in keys if key != _START]
-    pieces = _pieces(table_dir, asked, [*columns, value], [("topic", topic)])
-    return _aggregated(pieces, keys, [(value, "sum")])
+    pieces = _pieces(table_dir, asked, [*columns, "messages"], [("topic", topic)])
+    return _aggregated(pieces, keys, [("messages", "sum")])
 
 
 def _aggregated(

@@ -24,7 +24,7 @@ from holdmq.rpc.security import Security
 from holdmq.telemetry import METRICS
 from spark_streaming.job.sink import Sink
 from spark_streaming.source.link import ROLE
-from spark_streaming.tables import TableSpec
+from spark_streaming.tables import TableSpec, with_batch
 
 ROWS_MAX: Final = 5_000
 """Rows that one broker gives a sample, the longest backlogs first; what it leaves out is a metric."""
@@ -130,8 +130,7 @@ class BacklogSampler:
 def write_sample(sink: Sink, rows: pa.Table) -> None:
     """Write the rows of one sample as the next batch of `sink`, whose only table is `backlog`; blocks."""
     batch_id = sink.last_batch(SAMPLES_APP) + 1
-    ids = pa.array([batch_id] * rows.num_rows, pa.int64())
-    sink.write(SAMPLES_APP, batch_id, {BACKLOG: rows.append_column(BACKLOG_SCHEMA.field("batch_id"), ids)})
+    sink.write(SAMPLES_APP, batch_id, {BACKLOG: with_batch(rows, batch_id).cast(BACKLOG_SCHEMA)})
     sink.maintain(dt.datetime.now(dt.UTC))
 
 

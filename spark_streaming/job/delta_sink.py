@@ -15,6 +15,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import DeltaError
 
 from holdmq.errors import HoldMQError, StartupError
+from spark_streaming.job.home import unusable
 from spark_streaming.job.sink import MAINTENANCE_BATCHES, Standing, expiry_edge, refuse_schema
 from spark_streaming.job.spans import FileSpan, runs_to_fold
 from spark_streaming.tables import TableSpec, fold, table_path
@@ -70,10 +71,13 @@ class DeltaSink:
         if not there:
             return ""
         aside = self._data_dir / "aside" / name
-        for path in there:
-            kept = table_path(aside, path.name)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(kept)
+        try:
+            for path in there:
+                kept = table_path(aside, path.name)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(kept)
+        except OSError as error:
+            raise unusable(self._data_dir, error) from error
         return str(aside)
 
     def close(self) -> None:

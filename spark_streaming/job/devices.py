@@ -27,7 +27,7 @@ from holdmq.analytics.schemas import (
 )
 from holdmq.analytics.sketches import estimate, merge_sketches
 from holdmq.telemetry import METRICS
-from spark_streaming.tables import TableSpec
+from spark_streaming.tables import TableSpec, with_batch
 
 COLUMNS: Final = "topic,store_time,client_id"
 
@@ -104,8 +104,8 @@ def as_rows(counted: pa.Table, batch_id: int) -> Mapping[str, pa.Table]:
         }
     )
     return {
-        DEVICES_1M: _with_batch(counted, batch_id, DEVICES_1M_SCHEMA),
-        TALKERS_1M: _with_batch(rows, batch_id, TALKERS_1M_SCHEMA),
+        DEVICES_1M: with_batch(counted, batch_id).select(DEVICES_1M_SCHEMA.names).cast(DEVICES_1M_SCHEMA),
+        TALKERS_1M: with_batch(rows, batch_id).cast(TALKERS_1M_SCHEMA),
     }
 
 
@@ -113,8 +113,3 @@ def note(rows: Mapping[str, pa.Table]) -> None:
     """Take what was written into the metrics."""
     counted, kept = (pc.sum(rows[name]["messages"]).as_py() or 0 for name in (DEVICES_1M, TALKERS_1M))
     TALKERS_LEFT_OUT.inc(max(0, counted - kept))
-
-
-def _with_batch(rows: pa.Table, batch_id: int, schema: pa.Schema) -> pa.Table:
-    ids = pa.array([batch_id] * rows.num_rows, pa.int64())
-    return rows.append_column("batch_id", ids).select(schema.names).cast(schema)

@@ -17,7 +17,6 @@ import shutil
 from pathlib import Path
 
 from holdmq.errors import StartupError
-from spark_streaming.tables import table_path
 
 
 class Home:
@@ -35,7 +34,7 @@ class Home:
             data.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise _unusable(data, error) from error
+            raise unusable(data, error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -49,16 +48,12 @@ class Home:
             self.scratch.mkdir()
         except OSError as error:
             self.close()
-            raise _unusable(data, error) from error
+            raise unusable(data, error) from error
 
     @property
     def scratch(self) -> Path:
         """Spark's scratch space."""
         return self.data / "tmp"
-
-    def table(self, name: str) -> Path:
-        """Return the directory of a table."""
-        return table_path(self.data, name)
 
     def checkpoint(self, name: str) -> Path:
         """Return the directory of the checkpoint of the query `name`."""
@@ -74,7 +69,7 @@ class Home:
             aside.mkdir(parents=True)
             checkpoints.rename(aside / "checkpoints")
         except OSError as error:
-            raise _unusable(self.data, error) from error
+            raise unusable(self.data, error) from error
         return str(aside)
 
     def close(self) -> None:
@@ -82,7 +77,8 @@ class Home:
         os.close(self._lock)
 
 
-def _unusable(data: Path, error: OSError) -> StartupError:
+def unusable(data: Path, error: OSError) -> StartupError:
+    """Return the error that says why ``stats.data_dir`` cannot be used, and what to do."""
     return StartupError(
         f"the directory {data} (stats.data_dir) cannot be used: {error.strerror or error}; "
         "choose another with --set stats.data_dir=DIR"

@@ -13,7 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 
 from holdmq.analytics.schemas import LATENCY, LATENCY_ABOVE_MS, LATENCY_BOUNDS_MS, LATENCY_SCHEMA
-from spark_streaming.tables import TableSpec
+from spark_streaming.tables import TableSpec, fold, with_batch
 
 LATENCY_TABLE: Final = TableSpec(
     LATENCY,
@@ -36,14 +36,4 @@ def bucket(latency_ms: Column) -> Column:
 def latency_rows(counted: pa.Table, batch_id: int) -> pa.Table:
     """Return the rows of `latency` for `counted`, which has second, topic, le_ms and messages."""
     minutes = pc.floor_temporal(counted["second"], unit="minute").cast(LATENCY_SCHEMA.field("minute").type)
-    keys = list(LATENCY_TABLE.keys)
-    summed = (
-        counted.select(["topic", "le_ms", "messages"])
-        .append_column("minute", minutes)
-        .group_by(keys)
-        .aggregate([("messages", "sum")])
-        .select([*keys, "messages_sum"])
-        .rename_columns([*keys, "messages"])
-    )
-    ids = pa.array([batch_id] * summed.num_rows, pa.int64())
-    return summed.append_column("batch_id", ids).cast(LATENCY_SCHEMA)
+    return fold(LATENCY_TABLE, with_batch(counted.append_column("minute", minutes), batch_id))

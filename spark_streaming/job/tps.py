@@ -27,6 +27,7 @@ from spark_streaming.tables import (
     TPS_1S_TABLE,
     TableSpec,
     fold,
+    with_batch,
 )
 
 COLUMNS: Final = "topic,store_time,born_time,body_size"
@@ -66,8 +67,7 @@ def rows_of(batch: DataFrame, batch_id: int) -> Mapping[str, pa.Table]:
 
 def as_rows(aggregated: pa.Table, batch_id: int) -> pa.Table:
     """Return the rows of `tps_1s` for what `aggregate` computed."""
-    ids = pa.array([batch_id] * aggregated.num_rows, pa.int64())
-    return fold(TPS_1S_TABLE, aggregated.append_column("batch_id", ids))
+    return fold(TPS_1S_TABLE, with_batch(aggregated, batch_id))
 
 
 def rolled_up(rows: pa.Table, source: TableSpec, target: TableSpec) -> pa.Table:

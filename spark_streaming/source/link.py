@@ -38,6 +38,7 @@ from holdmq.wire.headers import (
     RouteRow,
 )
 from holdmq.wire.query_headers import OffsetAtRequest, OffsetAtResponse, QueueOffset
+from spark_streaming.source.kept import Kept
 from spark_streaming.source.offsets import Bounds
 
 ASK_TIMEOUT_S: Final = 2.0
@@ -298,26 +299,20 @@ def _set_up_logging(_: Any, method: str, event: MutableMapping[str, Any]) -> NoR
     raise structlog.DropEvent
 
 
-_links: dict[tuple[int, tuple[str, ...], Security | None], Link] = {}
-_links_lock = threading.Lock()
+def _connect(key: tuple[tuple[str, ...], Security | None]) -> Link:
+    if not structlog.is_configured():
+        structlog.configure(processors=[_set_up_logging])
+    return Link(*key)
+
+
+_links: Final = Kept(_connect)
 
 
 def link_to(registries: Sequence[str], security: Security | None = None) -> Link:
     """Return this process's Link to a cluster, made on first use and kept; never pickled, never forked."""
-    key = (os.getpid(), tuple(registries), security)
-    with _links_lock:
-        found = _links.get(key)
-        if found is None:
-            if not structlog.is_configured():
-                structlog.configure(processors=[_set_up_logging])
-            found = _links[key] = Link(registries, security)
-        return found
+    return _links.get((tuple(registries), security))
 
 
 def close_links() -> None:
     """Close every Link of this process, whose use is over; who asks for one again gets a new one."""
-    with _links_lock:
-        pid = os.getpid()
-        own = [_links.pop(key) for key in list(_links) if key[0] == pid]
-    for link in own:
-        link.close()
+    _links.close()

@@ -13,7 +13,7 @@ read it. Keys are sorted, because Spark compares offsets as text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from holdmq.message import TopicQueue
@@ -102,17 +102,16 @@ def _take(start: Offsets, bounds: Mapping[TopicQueue, Bounds], limit: int | None
     return taken
 
 
-def overtaken(start: Offsets, end: Offsets, bounds: Mapping[TopicQueue, Bounds]) -> list[Range]:
-    """Return what retention removed of the records between two offsets, for each queue that it overtook.
+def overtaken(wanted: Iterable[Range], bounds: Mapping[TopicQueue, Bounds]) -> list[Range]:
+    """Return the records of ranges that retention removed, for each range that it overtook.
 
-    A queue that `start` does not name is read from its first record, so it loses nothing.
+    A queue that is read from its first record loses nothing.
     """
     found = []
-    for queue, (first, _) in sorted(bounds.items()):
-        key = str(queue)
-        begin = start.get(key)
-        if begin is not None and begin < min(first, end.get(key, begin)):
-            found.append(Range(queue, 0, begin, min(first, end[key])))
+    for item in wanted:
+        known = bounds.get(item.queue)
+        if known is not None and FROM_FIRST < item.start < min(known.first, item.end):
+            found.append(item._replace(end=min(known.first, item.end)))
     return found
 
 

@@ -25,8 +25,6 @@ MAX_RECORDS_DEFAULT: Final = 500_000
 ENV_SECRET: Final = "HOLDMQ_CLIENT__SECRET"
 READ_TIMEOUT_DEFAULT_MS: Final = 30_000
 """How long a task waits for a broker that is away: a restart takes seconds, and tasks are retried."""
-
-
 SEND_TIMEOUT_DEFAULT_MS: Final = 30_000
 """How long a message waits for an absent broker, as for a reader."""
 
@@ -199,7 +197,7 @@ _READ: Final[dict[str, _Option]] = {
         str(READ_TIMEOUT_DEFAULT_MS), _count, "how long a task waits for an absent broker before it fails"
     ),
 }
-_SECURITY: Final[dict[str, _Option]] = {
+SECURITY: Final[dict[str, _Option]] = {
     "access_key": _Option("", _text, f"name of an access key; its secret is in secret_file or {ENV_SECRET}"),
     "secret_file": _Option("", _text, "file with the secret of access_key, on every machine that reads"),
     "tls": _Option("false", _flag, "TLS, with the system's authorities unless tls_ca is set"),
@@ -208,7 +206,8 @@ _SECURITY: Final[dict[str, _Option]] = {
     "tls_key": _Option("", _text, "PEM file of the key of tls_cert"),
     "tls_server_name": _Option("", _text, "name to look for in servers' certificates"),
 }
-OPTIONS: Final = {**_READ, **_SECURITY}
+"""Options of both: the fields of a Security, but for its secret."""
+OPTIONS: Final = {**_READ, **SECURITY}
 """Every option of a reader: default (None = computed), check, meaning."""
 
 WRITE_OPTIONS: Final[dict[str, _Option]] = {
@@ -217,7 +216,7 @@ WRITE_OPTIONS: Final[dict[str, _Option]] = {
     "send_timeout_ms": _Option(
         str(SEND_TIMEOUT_DEFAULT_MS), _count, "how long a message may take, all retries included"
     ),
-    **_SECURITY,
+    **SECURITY,
 }
 """Every option of a writer."""
 
@@ -283,10 +282,9 @@ def _values(given: Mapping[str, str], options: Mapping[str, _Option]) -> dict[st
 def _security(values: Mapping[str, Any]) -> Security | None:
     # Spark shows options in its plans and on its pages: a secret is never one of them.
     has_file = bool(values["secret_file"]) or not values["access_key"]
-    names = ("access_key", "secret_file", "tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name")
     secret = "" if has_file else os.environ.get(ENV_SECRET, "")
     try:
-        security = Security(secret=secret, **{name: values[name] for name in names})
+        security = Security(secret=secret, **{name: values[name] for name in SECURITY})
     except UsageError as error:
         raise ConfigError(f"format holdmq: {error}") from error
     return None if security == Security() else security

@@ -7,7 +7,7 @@ Everything else is Spark's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -80,12 +80,18 @@ def _push_one(pushed: Pushed, one: Filter) -> Pushed | None:
         return None
     if name == "offset" and isinstance(one.value, int):
         first, end = _bounds(one, one.value, one.value + 1)
-        return _narrow_offsets(pushed, first, end)
+        return pushed._replace(
+            offset_first=max(pushed.offset_first, first or 0),
+            offset_end=_tightest(min, pushed.offset_end, end),
+        )
     if name == "store_time" and isinstance(one.value, datetime) and one.value.tzinfo is not None:
         # A store time is a whole ms; the value may lie between two.
         floor, rest = divmod(one.value - _EPOCH, _MS)
         first, end = _bounds(one, floor + bool(rest), floor + 1)
-        return _narrow_times(pushed, first, end)
+        return pushed._replace(
+            store_first_ms=_tightest(max, pushed.store_first_ms, first),
+            store_end_ms=_tightest(min, pushed.store_end_ms, end),
+        )
     return None
 
 
@@ -129,25 +135,9 @@ def _bounds(one: Filter, ceiling: int, after: int) -> tuple[int | None, int | No
     return ceiling, after
 
 
-def _narrow_offsets(pushed: Pushed, first: int | None, end: int | None) -> Pushed:
-    return pushed._replace(
-        offset_first=max(pushed.offset_first, first or 0), offset_end=_least(pushed.offset_end, end)
-    )
-
-
-def _narrow_times(pushed: Pushed, first: int | None, end: int | None) -> Pushed:
-    known = pushed.store_first_ms
-    if first is not None:
-        first = first if known is None else max(known, first)
-    return pushed._replace(
-        store_first_ms=known if first is None else first, store_end_ms=_least(pushed.store_end_ms, end)
-    )
-
-
-def _least(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)
+def _tightest(choose: Callable[[list[int]], int], *bounds: int | None) -> int | None:
+    known = [bound for bound in bounds if bound is not None]
+    return choose(known) if known else None
 
 
 def narrow(

@@ -35,7 +35,6 @@ from holdmq.message import TopicQueue
 from spark_streaming.source.columns import arrow_schema, asked_of, build_batch, spark_schema
 from spark_streaming.source.link import ColumnPuller, Snapshot, link_to
 from spark_streaming.source.offsets import (
-    FROM_FIRST,
     LOST,
     Offsets,
     Range,
@@ -171,13 +170,11 @@ def _check_loss(options: Options, lost: Sequence[Range]) -> None:
         raise data_loss(lost[0], RETENTION)
 
 
-def _overtaken(wanted: Sequence[Range], held: Snapshot) -> list[Range]:
-    firsts = {queue: bounds.first for queue, bounds in held.bounds.items()}
-    return [
-        item._replace(end=min(item.end, firsts[item.queue]))
-        for item in wanted
-        if FROM_FIRST < item.start < min(item.end, firsts.get(item.queue, 0))
-    ]
+def _counting_lost(start: Offsets, end: Offsets, held: Snapshot) -> tuple[Offsets, list[Range]]:
+    """Return `end` with the records that retention took on the way to it added to the count, and these."""
+    lost = overtaken(ranges(start, end), held.bounds)
+    gone = sum(item.end - item.start for item in lost)
+    return (dict(sorted({**end, LOST: start.get(LOST, 0) + gone}.items())) if gone else end), lost
 
 
 def _partitions(
@@ -202,7 +199,7 @@ class _BatchReader(DataSourceReader):
             for at_ms in (pushed.store_first_ms, pushed.store_end_ms)
         )
         wanted = narrow(ranges(start, _end(options, held, start, why)), pushed, held.bounds, firsts, ends)
-        _check_loss(options, _overtaken(wanted, held))
+        _check_loss(options, overtaken(wanted, held.bounds))
         # Spark takes an empty list for "one partition"; its value None says that there is nothing to read.
         if pushed.tags(options.tags) == frozenset():
             return []
@@ -264,22 +261,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 queue: bound._replace(end=min(bound.end, self._target.get(str(queue), bound.first)))
                 for queue, bound in bounds.items()
             }
-        self._newest = self._without_lost(start, advance(start, bounds, held.epochs, None), held)
+        self._newest, lost = _counting_lost(start, advance(start, bounds, held.epochs, None), held)
+        end = self._newest
         if isinstance(limit, ReadMaxRows):
-            end = advance(start, bounds, held.epochs, limit.max_rows)
-            lost = overtaken(start, end, held.bounds)
-            _check_loss(self._options, lost)
-            return self._without_lost(start, end, held)
-        if isinstance(limit, ReadAllAvailable):
-            _check_loss(self._options, overtaken(start, self._newest, held.bounds))
-            return self._newest
-        raise UsageError(f"format holdmq: {type(limit).__name__} is no limit that this source can keep")
-
-    @staticmethod
-    def _without_lost(start: Offsets, end: Offsets, held: Snapshot) -> Offsets:
-        """`end`, with the records that retention took on the way to it added to the count of lost ones."""
-        gone = sum(item.end - item.start for item in overtaken(start, end, held.bounds))
-        return dict(sorted({**end, LOST: start.get(LOST, 0) + gone}.items())) if gone else end
+            end, lost = _counting_lost(start, advance(start, bounds, held.epochs, limit.max_rows), held)
+        elif not isinstance(limit, ReadAllAvailable):
+            raise UsageError(f"format holdmq: {type(limit).__name__} is no limit that this source can keep")
+        _check_loss(self._options, lost)
+        return end
 
     def _held(self, start: Offsets) -> Snapshot | None:
         """What the cluster holds; None = nobody said. For an available-now query all that it needs of it."""

@@ -7,8 +7,6 @@ by the producer's sequences.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -20,6 +18,7 @@ from holdmq.client.sync import SyncProducer
 from holdmq.errors import UsageError
 from holdmq.message import Message
 from holdmq.rpc.security import Security
+from spark_streaming.source.kept import Kept
 from spark_streaming.source.options import WriteOptions
 
 _TEXT: Final = (StringType,)
@@ -52,7 +51,7 @@ class _Producing:
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Store every row; returns when the log has them. Raises BatchError, UsageError, TransportError."""
         options = self._options
-        producer = _producer_of(options)
+        producer = _producers.get(_Cluster(options.registries, options.send_timeout_s, options.security))
         messages = 0
         for batch in iterator:
             for begin in range(0, batch.num_rows, MESSAGES_PER_SEND):
@@ -131,26 +130,21 @@ def _send(producer: SyncProducer, rows: pa.RecordBatch, default_topic: str) -> N
     producer.send_batch(messages)
 
 
-_producers: dict[tuple[int, tuple[str, ...], float, Security | None], SyncProducer] = {}
-_producers_lock = threading.Lock()
+class _Cluster(NamedTuple):
+    """What writers that share a producer have in common."""
+
+    registries: tuple[str, ...]
+    send_timeout_s: float
+    security: Security | None
 
 
-def _producer_of(options: WriteOptions) -> SyncProducer:
-    """This process's producer for a cluster: workers are reused from task to task."""
-    key = (os.getpid(), options.registries, options.send_timeout_s, options.security)
-    with _producers_lock:
-        found = _producers.get(key)
-        if found is None:
-            found = _producers[key] = SyncProducer(
-                options.registries, send_timeout_s=options.send_timeout_s, security=options.security
-            )
-        return found
+def _connect(cluster: _Cluster) -> SyncProducer:
+    return SyncProducer(cluster.registries, send_timeout_s=cluster.send_timeout_s, security=cluster.security)
+
+
+_producers: Final = Kept(_connect)
 
 
 def close_producers() -> None:
     """Close every producer of this process, whose use is over; who writes again gets a new one."""
-    with _producers_lock:
-        pid = os.getpid()
-        own = [_producers.pop(key) for key in list(_producers) if key[0] == pid]
-    for producer in own:
-        producer.close()
+    _producers.close()

@@ -80,6 +80,19 @@ def test_a_rebuild_that_was_killed_half_way_is_refused_and_then_done_again(tmp_p
     home.close()
 
 
+def test_a_place_that_nothing_can_be_put_aside_to_is_one_sentence(tmp_path: Path) -> None:
+    stats = StatsSection(data_dir=str(tmp_path))
+    count_one(stats)
+    home = Home(tmp_path)
+    (tmp_path / "aside").write_text("a file in the way")
+    with pytest.raises(
+        StartupError, match=r"the directory .* \(stats\.data_dir\) cannot be used: .*directory"
+    ):
+        put_aside(stats, home, parts_of(stats), NOW)
+    assert (table_path(tmp_path, TPS_1S) / "_delta_log").is_dir()
+    home.close()
+
+
 def test_postgresql_without_an_address_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"stats\.sink is postgresql, but stats\.postgresql_url is not set"):
         open_sink(StatsSection(data_dir=str(tmp_path), sink="postgresql"), (TPS_1S_TABLE,))

@@ -90,11 +90,14 @@ def test_what_retention_took_on_the_way_is_known_and_its_count_travels_in_the_of
     bounds = {queue("t", 0): Bounds(7, 9), queue("t", 1): Bounds(7, 7), queue("t", 2): Bounds(7, 9)}
     start = {LOST: 2, "b/t/0": 4, "b/t/1": 1}
     end = advance(start, bounds, {}, None)
-    assert overtaken(start, end, bounds) == [Range(queue("t", 0), 0, 4, 7), Range(queue("t", 1), 0, 1, 7)]
-    assert overtaken(end, end, bounds) == []
+    assert overtaken(ranges(start, end), bounds) == [
+        Range(queue("t", 0), 0, 4, 7),
+        Range(queue("t", 1), 0, 1, 7),
+    ]
+    assert overtaken(ranges(end, end), bounds) == []
     # A target that retention passed, too: what lies behind it is the next batch's loss.
     near = {**end, "b/t/0": 5}
-    assert overtaken(start, near, bounds)[0] == Range(queue("t", 0), 0, 4, 5)
+    assert overtaken(ranges(start, near), bounds)[0] == Range(queue("t", 0), 0, 4, 5)
     assert end[LOST] == 2
     assert parse_queue(LOST) is None
     assert check_offsets(end) == end
