@@ -17,7 +17,6 @@ import structlog
 
 LONGEST_FIRST: Final = (
     "integration/test_stats_killed.py",
-    "integration/test_stats_killed.py",
     "integration/test_stats.py",
     "integration/test_security.py",
     "storage/log/test_power_loss.py",

@@ -6,13 +6,12 @@ import asyncio
 import json
 import shutil
 import signal
-import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from group_peer import GroupPeer
-from processes import Stack, end_all, wait_until
+from processes import Stack, end_all, running_stack, wait_until
 
 from holdmq.client.sync import SyncProducer
 from holdmq.message import Message
@@ -88,8 +87,7 @@ def path_of(stack: Stack, name: str = "consumerOffset.json") -> Path:
 
 def refusal(stack: Stack) -> str:
     """Start the broker; it must end with exit code 1 and one sentence, which is returned."""
-    process: subprocess.Popen[bytes] = stack.start("broker", wait=False)
-    assert process.wait(30) == 1
+    assert stack.start("broker", wait=False).wait(30) == 1
     del stack.processes["broker"]
     assert "Traceback" not in stack.log("broker")
     sentence = json.loads(stack.log("broker").splitlines()[-1])
@@ -247,20 +245,15 @@ def test_offsets_come_to_the_file_by_themselves(consumed: Stack) -> None:
 
 
 def test_what_a_group_has_yet_to_consume_is_kept_and_goes_when_it_has(tmp_path: Path) -> None:
-    stack = Stack(
-        tmp_path,
-        {
-            "storage.delete": "consumed",
-            "storage.segment_size_bytes": 1 << 20,
-            "storage.retention_bytes": 1 << 20,
-            "storage.retention_interval_ms": 50,
-            "broker.topic_queues_default": 1,
-            "broker.offset_save_interval_s": 0.2,
-        },
-    )
-    stack.start("registry")
-    stack.start("broker")
-    try:
+    settings = {
+        "storage.delete": "consumed",
+        "storage.segment_size_bytes": 1 << 20,
+        "storage.retention_bytes": 1 << 20,
+        "storage.retention_interval_ms": 50,
+        "broker.topic_queues_default": 1,
+        "broker.offset_save_interval_s": 0.2,
+    }
+    with running_stack(tmp_path, "registry", "broker", **settings) as stack:
         with SyncProducer([stack.registry]) as producer:
             producer.send(Message("devices", b"first"))
             run_one(stack, 1)
@@ -272,8 +265,6 @@ def test_what_a_group_has_yet_to_consume_is_kept_and_goes_when_it_has(tmp_path: 
         assert stack.metric("broker", deleted) == 0
         run_one(stack, 1501)
         wait_until(lambda: stack.metric("broker", deleted) > 0, "what is consumed goes")
-    finally:
-        end_all([stack])
 
 
 def run_one(stack: Stack, offset: int) -> None:

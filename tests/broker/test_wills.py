@@ -197,7 +197,7 @@ async def test_wills_outlive_their_broker_and_wait_for_a_gateway(start: Start, c
     gone = await gateway.open("gone", 0, will=will())
     delayed = await gateway.open("delayed", will=will(3600))
     stack = await start()
-    assert wills(stack) == 3
+    await until(lambda: wills(stack) == 3)
     gateway = await connect(stack)
     assert (await gateway.open("stays", epoch=stays.epoch, will=HAS_WILL)).code == Code.OK
     await until_told(gateway)

@@ -129,8 +129,7 @@ def stored(tmp_path: Path) -> Stack:
 
 def start_refused(stack: Stack) -> str:
     """Start the broker; it must end with exit code 1 and one sentence, which is returned."""
-    process: subprocess.Popen[bytes] = stack.start("broker", wait=False)
-    assert process.wait(30) == 1
+    assert stack.start("broker", wait=False).wait(30) == 1
     last = stack.log("broker").splitlines()[-1]
     assert "Traceback" not in stack.log("broker")
     sentence = json.loads(last)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run_process
 from guides import examples_of
 from mqtt_client import MqttClient
 from processes import Stack, running_stack, wait_until
@@ -35,15 +36,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def command(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
-    admin = f"127.0.0.1:{stack.admin_ports['gateway']}"
-    return subprocess.run(
-        [sys.executable, "-m", "holdmq.cli", *words, "--admin", admin],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
+    return run_process(*words, "--admin", f"127.0.0.1:{stack.admin_ports['gateway']}")
 
 
 @contextlib.contextmanager
@@ -93,12 +86,7 @@ def test_what_cannot_be_traced_is_said_in_a_sentence(stack: Stack) -> None:
     done = command(stack, "trace", "c", "--topic", "a/#/b")
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
-    wrong = subprocess.run(
-        [sys.executable, "-m", "holdmq.cli", "trace", "c", "--admin", "127.0.0.1:1"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    wrong = run_process("trace", "c", "--admin", "127.0.0.1:1")
     assert wrong.returncode == 1
     assert "no gateway answers at 127.0.0.1:1" in wrong.stderr
 

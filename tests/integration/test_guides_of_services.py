@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from guides import DOCS, Example, examples_of
-from processes import Stack, end_all, free_port, wait_until
+from processes import Stack, free_port, running_stack, wait_until
 
 from holdmq.client import Message, SyncProducer
 from holdmq.config_analytics import StatsSection
@@ -169,13 +169,8 @@ def test_the_console_answers_as_its_page_shows(holdmq_stack: StackMaker) -> None
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("spark"))
-    try:
-        stack.start("registry")
-        stack.start("broker")
+    with running_stack(tmp_path_factory.mktemp("spark"), "registry", "broker") as stack:
         yield stack
-    finally:
-        end_all([stack])
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 from guides import examples_of, run_console, run_python
 from listener_clients import CONNACK, CONNECT, PROXY_V1, PROXY_V2
-from processes import Stack, end_all, free_port, wait_until
+from processes import Stack, free_port, running_stack, wait_until
 from security import Authority
 
 KINDS = ("default", "tls", "devices", "web", "secure-web", "local")
@@ -102,16 +102,11 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         "gateway.allow_anonymous": "true",
         "gateway.tls_reload_interval_s": 60,
     }
-    stack = Stack(directory, settings)
-    ports["default"] = stack.mqtt_port
-    try:
-        for name in ("registry", "broker", "gateway"):
-            stack.start(name)
+    with running_stack(directory, **settings) as stack:
+        ports["default"] = stack.mqtt_port
         yield Gateway(stack, authority, ports, path)
         assert "Traceback" not in stack.log("gateway")
         assert '"exception"' not in stack.log("gateway")
-    finally:
-        end_all([stack])
 
 
 class PahoClient:

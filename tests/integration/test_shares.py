@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from command_line import command
+from command_line import runner
 from mqtt_client import MqttClient, bodies, connect_again, numbered
 from processes import Stack, running_stack, wait_until
 
@@ -219,13 +218,8 @@ def test_people_are_shown_the_groups_and_a_dropped_session_holds_none(stack: Sta
     shared = f"$share/g/{topic}"
 
     def run(*arguments: str) -> Any:
-        done = subprocess.run(
-            command(stack, "session", *arguments),
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=stack.directory,
-        )
+        done = runner(stack)("session", *arguments)
+        assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     client = member(stack, f"{topic}-a", shared, receive_max=1)

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import structlog
-from processes import Stack, end_all
+from processes import Stack, running_stack
 
 from holdmq.cli import main
 
@@ -35,15 +35,8 @@ def flags_of(stack: Stack) -> list[str]:
 
 def small_stack(directory: Path, **overrides: Any) -> Iterator[Stack]:
     """A registry and a broker, until the generator is closed."""
-    stack = Stack(directory, overrides)
-    try:
-        for name in ("registry", "broker"):
-            stack.start(name, wait=False)
-        for name in ("registry", "broker"):
-            stack.wait_ready(name)
+    with running_stack(directory, "registry", "broker", **overrides) as stack:
         yield stack
-    finally:
-        end_all([stack])
 
 
 def runner(stack: Stack) -> Cli:

@@ -141,6 +141,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
                 if not data:
                     for pid in running.values():
                         os.kill(pid, signal.SIGKILL)
+                        os.waitpid(pid, 0)
                     return None
                 pid = os.fork()
                 if not pid:
@@ -160,7 +161,8 @@ def tell(control: socket.socket, **what: int) -> None:
 
 
 def become(order: dict[str, Any]) -> None:
-    """Take on arguments, streams, directory and environment."""
+    """Take on arguments, streams, directory, environment, and Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["holdmq", *order["args"]]
     os.chdir(order["directory"])
     os.environ.clear()
@@ -174,6 +176,8 @@ def become(order: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    # A terminal's Ctrl-C is for the tests and for the services: this process ends after both.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     import importlib
 
     from holdmq.cli.loading import uncollected

@@ -54,10 +54,7 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self.stack = Stack(directory, {"broker.offset_save_interval_s": 1})
-        for name in ("registry", "broker"):
-            self.stack.start(name, wait=False)
-        for name in ("registry", "broker"):
-            self.stack.wait_ready(name)
+        self.stack.start_all(("registry", "broker"))
         self.runner = asyncio.Runner()
         self.examples = 0
         self.registries = [f"127.0.0.1:{self.stack.registry_port}"]

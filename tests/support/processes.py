@@ -96,21 +96,23 @@ class Stack:
         """One more `section.key` setting of what starts from now on."""
         self._sets += ["--set", f"{key}={value}"]
 
-    def start(self, name: str, *, wait: bool = True, prefix: tuple[str, ...] = ()) -> Process:
-        """Start one service, under the tool `prefix` if given, and wait until it is ready."""
+    def start(self, name: str, *options: str, wait: bool = True, prefix: tuple[str, ...] = ()) -> Process:
+        """Start one service with `options`, under the tool `prefix` if given, and wait until it is ready."""
+        args = [name, *self._sets, *options]
         if name in forked.SERVICES and not prefix:
-            self.processes[name] = forked.start([name, *self._sets], self.directory, self._log_path(name))
+            self.processes[name] = forked.start(args, self.directory, self._log_path(name))
         else:
-            self.processes[name] = self._begin([*prefix, sys.executable, "-m", "holdmq.cli", name])
+            with self._log_path(name).open("ab") as log:
+                self.processes[name] = subprocess.Popen(
+                    [*prefix, sys.executable, "-m", "holdmq.cli", *args],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self.directory,
+                )
         if wait:
             self.wait_ready(name)
         return self.processes[name]
-
-    def _begin(self, command: list[str]) -> subprocess.Popen[bytes]:
-        with self._log_path(command[-1]).open("ab") as log:
-            return subprocess.Popen(
-                [*command, *self._sets], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory
-            )
 
     def start_all(self, services: tuple[str, ...] = SERVICES) -> None:
         """Start services side by side, and wait until all are ready."""

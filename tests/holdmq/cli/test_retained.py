@@ -8,19 +8,14 @@ from collections.abc import Iterator
 import pytest
 from command_line import Cli, runner
 from mqtt_client import MqttClient
-from processes import Stack, end_all
+from processes import Stack, running_stack
 
 from holdmq.mqtt import Properties, PubAck, Publish
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("stack"), {"gateway.workers": 1})
-    try:
-        for name in ("registry", "broker", "gateway"):
-            stack.start(name, wait=False)
-        for name in ("registry", "broker", "gateway"):
-            stack.wait_ready(name)
+    with running_stack(tmp_path_factory.mktemp("stack"), **{"gateway.workers": 1}) as stack:
         client = MqttClient(stack.mqtt_port, "pub", clean=True, expiry_s=0)
         expiring = Properties(message_expiry_interval=3600)
         client.send(
@@ -30,9 +25,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         for _ in range(6):
             client.wait_for(PubAck)
         yield stack
-    finally:
         MqttClient.close_all()
-        end_all([stack])
 
 
 @pytest.fixture

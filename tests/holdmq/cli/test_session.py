@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from command_line import Cli, process_runner, runner
 from mqtt_client import MqttClient
-from processes import Stack, end_all, wait_until
+from processes import Stack, running_stack, wait_until
 
 from holdmq.mqtt import Disconnect
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    directory: Path = tmp_path_factory.mktemp("stack")
-    stack = Stack(directory)
-    try:
-        for name in ("registry", "broker", "gateway"):
-            stack.start(name, wait=False)
-        for name in ("registry", "broker", "gateway"):
-            stack.wait_ready(name)
+    with running_stack(tmp_path_factory.mktemp("stack")) as stack:
         yield stack
-    finally:
-        end_all([stack])
 
 
 @pytest.fixture(autouse=True)
