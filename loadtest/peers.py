@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import os
 import shutil
@@ -20,6 +21,8 @@ from loadtest.usage import children_of
 
 START_S: Final = 30.0
 STOP_S: Final = 20.0
+JOB_READY_S: Final = 120.0
+"""How long the job of `holdmq stats` may take to start: a JVM and its workers, on a busy machine."""
 
 MOSQUITTO: Final = """\
 listener {port} 127.0.0.1
@@ -177,6 +180,60 @@ def holdmq_broker(directory: Path, *sets: str) -> Iterator[BrokerProcess]:
         yield BrokerProcess(f"127.0.0.1:{ports['broker']}", f"127.0.0.1:{ports['registry']}", pids["broker"])
 
 
+class StatsProcess:
+    """A job that counts: its process id, the address of its admin port, and where its tables are."""
+
+    def __init__(self, child: _Child, admin: str, data_dir: Path) -> None:
+        self.pid = child.process.pid
+        self.admin = admin
+        self.data_dir = data_dir
+        self._child = child
+
+    def check(self) -> None:
+        """StartupError, with its last words, when it has ended."""
+        _check([self._child])
+
+    def await_ready(self) -> None:
+        """StartupError when it does not get ready."""
+        deadline = time.monotonic() + JOB_READY_S
+        while not self._is_ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise StartupError(
+                    f"the job is not ready after {JOB_READY_S:.0f} s: {_last_line(self._child.log)}"
+                )
+            time.sleep(0.1)
+
+    def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection(self.admin, timeout=1)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+@contextmanager
+def holdmq_stats(directory: Path, registry: str, *sets: str) -> Iterator[StatsProcess]:
+    """Run `holdmq stats` with the settings `sets` and its tables in `directory`, beside a registry that runs.
+
+    Raises StartupError when it does not get ready; its log is in `directory`.
+    """
+    port, data_dir = free_port(), directory / "stats"
+    own = (
+        f"registry.port={registry.rpartition(':')[2]}",
+        f"stats.admin_port={port}",
+        f"stats.data_dir={data_dir}",
+    )
+    flags = [part for setting in (*own, *sets) for part in ("--set", setting)]
+    with _process([sys.executable, "-m", "holdmq.cli", "stats", *flags], directory / "stats.log") as child:
+        stats = StatsProcess(child, f"127.0.0.1:{port}", data_dir)
+        stats.await_ready()
+        yield stats
+
+
 @contextmanager
 def _services(
     directory: Path, names: Sequence[str], more: Sequence[str]
@@ -224,11 +281,7 @@ def _process(command: list[str], log: Path) -> Iterator[_Child]:
 def _wait_for(port: int, children: list[_Child]) -> None:
     deadline = time.monotonic() + START_S
     while True:
-        for child in children:
-            if child.process.poll() is not None:
-                raise StartupError(
-                    f"{child.name} ended with exit code {child.process.returncode}: {_last_line(child.log)}"
-                )
+        _check(children)
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
             return
@@ -239,6 +292,14 @@ def _wait_for(port: int, children: list[_Child]) -> None:
                     f"{_last_line(children[-1].log)}"
                 ) from error
             time.sleep(0.05)
+
+
+def _check(children: list[_Child]) -> None:
+    for child in children:
+        if child.process.poll() is not None:
+            raise StartupError(
+                f"{child.name} ended with exit code {child.process.returncode}: {_last_line(child.log)}"
+            )
 
 
 def _last_line(log: Path) -> str:

@@ -16,11 +16,33 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
+def cpu_of_tree_s(pid: int) -> float:
+    """Seconds of CPU of a process and of all that it began, those that have ended included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    used = sum(map(int, fields[11:15])) / _TICKS_PER_S
+    for child in children_of(pid):
+        # What has ended meanwhile is its parent's at the next look.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            used += cpu_of_tree_s(child)
+    return used
+
+
 def resident_bytes(pid: int) -> int:
-    """Memory of a process that is in RAM."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Rss:"):
-            return int(line.split()[1]) << 10
+    """Memory of a process that is in RAM, in bytes; 0 when it has ended."""
+    return _rollup_bytes(pid, "Rss:")
+
+
+def proportional_bytes(pid: int) -> int:
+    """As `resident_bytes`, but of pages that it shares with others its share alone."""
+    return _rollup_bytes(pid, "Pss:")
+
+
+def _rollup_bytes(pid: int, name: str) -> int:
+    # A process that has ended has no memory; the kernel says so in two ways.
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) << 10
     return 0
 
 
@@ -36,4 +58,13 @@ def children_of(pid: int) -> list[int]:
         # A thread may end meanwhile; its children are its process's other threads' then.
         with suppress(FileNotFoundError, ProcessLookupError):
             found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def tree_of(pid: int) -> list[int]:
+    """A process and all that it, or one of those, has begun."""
+    found = [pid]
+    for child in children_of(pid):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += tree_of(child)
     return found

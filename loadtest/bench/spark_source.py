@@ -33,14 +33,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from holdmq.client import Producer
 from loadtest.peers import BrokerProcess, holdmq_broker
-from loadtest.usage import children_of
+from loadtest.usage import cpu_of_tree_s
 from spark_streaming.java import find_java_home
 
 PAUSE_S: Final = 1.0
 """Between two measurements: what the last one left behind is done by then."""
 BATCH: Final = 4_096
 TAGS: Final = 50
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Work(NamedTuple):
@@ -74,12 +73,6 @@ WORKS: Final = (
     Work("payload", "offset,store_time,body", _drop),
     Work("all", "*", _drop),
 )
-
-
-def cpu_of_tree_s(pid: int) -> float:
-    """Seconds of CPU of a process and of all that it began, those that have ended included."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / _TICKS_PER_S + sum(map(cpu_of_tree_s, children_of(pid)))
 
 
 async def produce(registry: str, rows: int, body_bytes: int, topics: int) -> None:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from loadtest.usage import children_of, cpu_s, resident_bytes
+from loadtest.usage import children_of, cpu_of_tree_s, cpu_s, proportional_bytes, resident_bytes, tree_of
 
 
 def test_what_a_process_uses_is_what_the_kernel_says() -> None:
@@ -24,3 +24,24 @@ def test_children_are_those_that_a_process_has_begun() -> None:
     assert child.pid in children_of(os.getpid())
     child.communicate(b"\n")
     assert child.pid not in children_of(os.getpid())
+
+
+def test_a_tree_is_a_process_and_those_below_it_and_its_cpu_that_of_the_ended_too() -> None:
+    spin = "import os\nwhile sum(os.times()[:2]) < 0.2: pass\n"
+    code = (
+        "import subprocess, sys\n"
+        f"subprocess.run([sys.executable, '-c', {spin!r}])\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "print(child.pid, flush=True)\n"
+        "input()\n"
+        "child.communicate(b'\\n')\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert tree_of(parent.pid) == [parent.pid, child]
+    assert {parent.pid, child} < set(tree_of(os.getpid()))
+    assert cpu_of_tree_s(parent.pid) >= cpu_s(parent.pid) + 0.15
+    assert 0 < proportional_bytes(child) <= resident_bytes(child)
+    parent.communicate(b"\n")
+    assert proportional_bytes(parent.pid) == resident_bytes(parent.pid) == 0
