@@ -17,7 +17,7 @@ def cpu_s(pid: int) -> float:
 
 
 def cpu_of_tree_s(pid: int) -> float:
-    """Seconds of CPU of a process and of all that it began, those that have ended included."""
+    """Seconds of CPU of a process and of all that it began, and of the ended ones that were waited for."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     used = sum(map(int, fields[11:15])) / _TICKS_PER_S
     for child in children_of(pid):
@@ -25,6 +25,26 @@ def cpu_of_tree_s(pid: int) -> float:
         with suppress(FileNotFoundError, ProcessLookupError):
             used += cpu_of_tree_s(child)
     return used
+
+
+class TreeCpu:
+    """CPU of a process and of all below it, also of those whose parent does not keep what they used.
+
+    Spark's Python workers are such: what an ended one used is what it had used at the last look.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._seen: dict[tuple[int, int], float] = {}
+
+    def look(self) -> float:
+        """Seconds of CPU until now. Look again before what begins meanwhile can have ended."""
+        for pid in tree_of(self._pid):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                # A pid is used again; with the time of its begin it is one process.
+                self._seen[pid, int(fields[19])] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        return sum(self._seen.values())
 
 
 def resident_bytes(pid: int) -> int:

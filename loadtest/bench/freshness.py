@@ -40,7 +40,7 @@ from loadtest.child import Child
 from loadtest.gateway_memory import read_metrics
 from loadtest.peers import StatsProcess, holdmq_broker, holdmq_stats
 from loadtest.readable import DeltaSeconds, PostgresqlSeconds, Readable, Seconds, quantile
-from loadtest.usage import children_of, cpu_of_tree_s, cpu_s, proportional_bytes, tree_of
+from loadtest.usage import TreeCpu, children_of, cpu_s, proportional_bytes, tree_of
 
 TURN_S: Final = 0.01
 """How often the producer sends what is due."""
@@ -49,6 +49,7 @@ WARM_S: Final = 10.0
 COUNTED_S: Final = 60.0
 """How long the job may take for the last messages."""
 LOOKS_AT_MEMORY: Final = 3
+CPU_LOOK_S: Final = 1.0
 _MIB: Final = 1 << 20
 _BATCHES: Final = re.compile(r'holdmq_stats_batch_seconds_(count|sum)\{query="tps_1s"\} (\S+)\n')
 
@@ -131,6 +132,8 @@ class Bench:
         self._seconds = seconds
         self._poll_s = poll_s
         self._due = time.monotonic()
+        self._cpu = TreeCpu(stats.pid)
+        self._cpu_due = self._due
 
     def watch(self, seconds: float) -> int:
         """Look at the table for so long; return the most memory that the job took meanwhile, in bytes."""
@@ -153,9 +156,21 @@ class Bench:
     def _look(self) -> None:
         self._due = max(self._due + self._poll_s, time.monotonic())
         time.sleep(max(0.0, self._due - time.monotonic()))
-        self._stats.check()
+        self.rest(0)
         # The moment after the look: what it found could be read by then.
         self.readable.see(self._seconds.totals(), time.time())
+
+    def rest(self, seconds: float) -> None:
+        """Look at the job's processes alone, once a second."""
+        end = time.monotonic() + seconds
+        while True:
+            self._stats.check()
+            if time.monotonic() >= self._cpu_due:
+                self._cpu_due = time.monotonic() + CPU_LOOK_S
+                self._cpu.look()
+            if time.monotonic() >= end:
+                return
+            time.sleep(min(CPU_LOOK_S, end - time.monotonic()))
 
     def batches(self) -> tuple[float, float]:
         """Micro-batches of the counts until now, and the seconds that they took together."""
@@ -168,7 +183,7 @@ class Bench:
 
     def usage(self) -> Usage:
         """CPU until now."""
-        whole, driver = cpu_of_tree_s(self._stats.pid), cpu_s(self._stats.pid)
+        whole, driver = self._cpu.look(), cpu_s(self._stats.pid)
         jvm = sum(map(cpu_s, children_of(self._stats.pid)))
         broker = cpu_s(self._broker_pid)
         return Usage(time.monotonic(), driver, jvm, whole - driver - jvm, time.process_time(), broker)
@@ -206,9 +221,9 @@ def busy(bench: Bench, registry: str, given: argparse.Namespace) -> None:
 
 def idle(bench: Bench, quiet_s: float, idle_s: float) -> None:
     """What the job takes without messages."""
-    time.sleep(quiet_s)
+    bench.rest(quiet_s)
     before = bench.usage()
-    time.sleep(idle_s)
+    bench.rest(idle_s)
     after = bench.usage()
     _say(f"idle      after {quiet_s:.0f} s without messages, over {idle_s:.0f} s: {after.since(before)}")
     _say(f"          memory {bench.memory() / _MIB:,.0f} MiB (PSS); {_load()}")
