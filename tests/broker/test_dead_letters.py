@@ -124,7 +124,7 @@ async def test_nothing_is_done_before_it_is_known_what_was_sent_again(
     known = threading.Event()
 
     def find_slowly(*arguments: Any) -> Any:
-        assert known.wait(30)
+        assert known.wait(40)
         return find_moves(*arguments)
 
     monkeypatch.setattr("broker.copies.find_moves", find_slowly)

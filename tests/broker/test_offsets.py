@@ -129,7 +129,7 @@ async def test_offsets_are_saved_at_intervals(start: Start, member: Join, tmp_pa
     broker = await start(offset_save_interval_s=0.05)
     one = await consumer(broker, member)
     await one.report(0, 7)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while in_file(tmp_path) != {"t@g": {"0": 7}}:
             await asyncio.sleep(0.02)
 
@@ -409,16 +409,16 @@ async def test_retention_is_told_what_groups_need_as_it_was_saved(start: Start, 
     assert list(file.needs()) == []
     await one.report(0, 7)
     before_ms = time.time_ns() // 1_000_000
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while [(n.reader, n.topic, n.queue_id, n.offset) for n in file.needs()] != [("group g", "t", 0, 7)]:
             await asyncio.sleep(0.02)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while next(iter(file.needs())).seen_ms < before_ms:
             await asyncio.sleep(0.02)
     await one.leave()
     for _ in range(2):
         needed = file._needed
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while file._needed is needed:
                 await asyncio.sleep(0.01)
     left = next(iter(file.needs())).seen_ms

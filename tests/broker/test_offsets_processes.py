@@ -87,7 +87,7 @@ def path_of(stack: Stack, name: str = "consumerOffset.json") -> Path:
 
 def refusal(stack: Stack) -> str:
     """Start the broker; it must end with exit code 1 and one sentence, which is returned."""
-    assert stack.start("broker", wait=False).wait(30) == 1
+    assert stack.start("broker", wait=False).wait(40) == 1
     del stack.processes["broker"]
     assert "Traceback" not in stack.log("broker")
     sentence = json.loads(stack.log("broker").splitlines()[-1])

@@ -138,7 +138,7 @@ class Broker:
         before = self.producers.snapshots
         self.stepped.store.flusher.step()
         self.producers.take_snapshot()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while self.producers.snapshots == before:
                 await asyncio.sleep(0.001)
 

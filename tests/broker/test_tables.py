@@ -94,7 +94,7 @@ def stall(t: T, monkeypatch: pytest.MonkeyPatch) -> Any:
     apply, going = files.apply, threading.Event()
 
     def slow(*arguments: Any) -> None:
-        assert going.wait(20)
+        assert going.wait(40)
         apply(*arguments)
 
     monkeypatch.setattr(files, "apply", slow)
@@ -151,7 +151,7 @@ async def test_reads_wait_for_tables_that_are_built_again_at_start(
         monkeypatch.setattr(TableFiles, "apply", slow)
 
     def slow(files: TableFiles, *arguments: Any) -> None:
-        assert going.wait(20)
+        assert going.wait(40)
         apply(files, *arguments)
 
     monkeypatch.setattr(TableFiles, "open", open_without)

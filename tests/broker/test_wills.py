@@ -56,7 +56,7 @@ async def beat(peer: SessionPeer) -> None:
 
 async def until_told(peer: SessionPeer, count: int = 1) -> None:
     """Keep `peer` alive until it was told of so many wills: a lease ends in its own time."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while len(peer.wills) < count:
             await beat(peer)
             await asyncio.sleep(0.005)

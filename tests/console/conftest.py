@@ -86,7 +86,7 @@ async def _serve(tmp_path: Path, **console: Any) -> AsyncIterator[httpx.AsyncCli
     serving = asyncio.create_task(main(config, service))
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 40
             while not service.readiness()[0] and not serving.done() and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
             if serving.done():

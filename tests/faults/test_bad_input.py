@@ -39,7 +39,7 @@ REFUSED = "holdmq_broker_connections_refused_total"
 def is_closed_by(port: int, data: bytes) -> bool:
     """Send bytes; whether the server then ends the connection."""
     with socket.create_connection(("127.0.0.1", port), 5) as s:
-        s.settimeout(15)
+        s.settimeout(40)
         s.sendall(data)
         try:
             while s.recv(4096):
@@ -68,7 +68,7 @@ def test_a_broker_refuses_what_is_no_rpc_and_goes_on_for_everybody_else(
             silent.sendall(struct.pack(">I", 40))
             result = producer.send(Message("devices", b"after"))
             assert result.queue.broker == "broker-0"
-            silent.settimeout(15)
+            silent.settimeout(40)
             assert silent.recv(4096) == b""
         assert "no HELLO within 10" in stack.log("broker")
         assert stack.metric("broker", REFUSED) == len(SCANS) + 1
@@ -129,7 +129,7 @@ def stored(tmp_path: Path) -> Stack:
 
 def start_refused(stack: Stack) -> str:
     """Start the broker; it must end with exit code 1 and one sentence, which is returned."""
-    assert stack.start("broker", wait=False).wait(30) == 1
+    assert stack.start("broker", wait=False).wait(40) == 1
     last = stack.log("broker").splitlines()[-1]
     assert "Traceback" not in stack.log("broker")
     sentence = json.loads(last)

@@ -68,7 +68,7 @@ class Victim:
     def __exit__(self, *_: object) -> None:
         self._in.close()
         self._out.close()
-        self._process.wait(20)
+        self._process.wait(40)
 
     def round(self, delay_s: float, is_opening_awaited: bool) -> None:
         """Start a store and kill it after `delay_s`, counted from its opening or from its birth."""

@@ -370,7 +370,7 @@ class Client:
 
     async def next(self) -> Any:
         while not self.got:
-            data = await asyncio.wait_for(self.reader.read(1 << 16), 5)
+            data = await asyncio.wait_for(self.reader.read(1 << 16), 40)
             if not data:
                 raise EOFError
             for item in self.decoder.feed(data):
@@ -412,7 +412,7 @@ class RunningWorker:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait until something holds in the worker or its broker."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while not condition():
                 await asyncio.sleep(0.01)
 

@@ -120,7 +120,7 @@ def test_no_more_traces_run_at_a_time_than_the_bound() -> None:
         reader.start()
     controls.end_traces()
     for reader in readers:
-        reader.join(10)
+        reader.join(40)
     assert controls.trace("GET", {"client": "c"}).status == 200
 
 

@@ -29,7 +29,7 @@ async def publish(client: Any, *messages: tuple[str, int]) -> None:
 
 async def packet(client: Any) -> bytes:
     """The next packet as it is on the wire; at most 127 bytes behind its fixed header."""
-    first = await asyncio.wait_for(client.reader.readexactly(2), 5)
+    first = await asyncio.wait_for(client.reader.readexactly(2), 40)
     return bytes(first + await client.reader.readexactly(first[1]))
 
 

@@ -80,7 +80,7 @@ async def test_a_handshake_may_come_byte_by_byte_and_the_end_is_said_in_tls(
                 for byte in outgoing.read():
                     writer.write(bytes([byte]))
                     await asyncio.sleep(0)
-                data = await asyncio.wait_for(reader.read(1 << 16), 10)
+                data = await asyncio.wait_for(reader.read(1 << 16), 40)
                 if data:
                     incoming.write(data)
                 else:

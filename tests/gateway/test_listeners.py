@@ -172,14 +172,14 @@ async def test_the_files_are_looked_at_at_intervals_and_at_once_when_told(author
         authority.issue("gateway")
         if is_told:
             watch.reload_soon()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while listener.tls.newest is before:
                 await asyncio.sleep(0.01)
         running.cancel()
 
 
 async def test_without_certificates_there_is_nothing_to_look_at() -> None:
-    await asyncio.wait_for(CertificateWatch(listeners_of(GatewaySection()), 60, 0).run(), 5)
+    await asyncio.wait_for(CertificateWatch(listeners_of(GatewaySection()), 60, 0).run(), 40)
 
 
 def test_a_certificate_that_ends_soon_is_warned_of_once_a_day_by_one_worker(

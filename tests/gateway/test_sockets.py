@@ -71,7 +71,7 @@ class Served:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while not holds():
             await asyncio.sleep(0.001)
 
@@ -79,7 +79,7 @@ async def until(holds: Callable[[], object]) -> None:
 async def everything(client: socket.socket, count: int) -> bytes:
     loop = asyncio.get_running_loop()
     data = bytearray()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while len(data) < count:
             part = await loop.sock_recv(client, 1 << 20)
             if not part:
@@ -227,7 +227,7 @@ async def test_without_a_free_descriptor_connections_wait(
     resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, hard))
     try:
         client.connect(place.address)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while "no connection can be accepted" not in capsys.readouterr().out:
                 await asyncio.sleep(0.001)
         assert not place.receivers

@@ -48,7 +48,7 @@ def test_a_worker_that_is_silent_makes_the_gateway_unready_and_is_killed_in_the_
     assert made._reports.readiness() == (False, "worker 0 does not answer")
     assert child.poll() is None
     made._end_silent(worker.heard_at + SILENT_KILL_S + 1)
-    assert child.wait(10) == -signal.SIGKILL
+    assert child.wait(40) == -signal.SIGKILL
     made._end_silent(worker.heard_at + SILENT_KILL_S + 2)
 
 
@@ -80,7 +80,7 @@ def test_a_signal_is_only_noted_by_its_handler_and_passed_on_by_the_next_turn(
     made._selector.register(wake, supervisor.selectors.EVENT_READ, None)
     other.send(b"x")
     made._turn(wake)
-    assert child.wait(10) == -signal.SIGTERM
+    assert child.wait(40) == -signal.SIGTERM
     assert said == ["draining"]
     assert made._reports.readiness() == (False, "draining")
     wake.close()

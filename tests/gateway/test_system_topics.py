@@ -103,7 +103,7 @@ async def test_the_parent_s_totals_are_told(start_worker: Start) -> None:
     worker = running.worker
     parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child.setblocking(False)
-    parent.settimeout(5)
+    parent.settimeout(40)
     worker.reporting = Reporting(worker, child)
     worker.reporting.listen()
     try:

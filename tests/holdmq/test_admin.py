@@ -34,7 +34,7 @@ def server(state: State) -> Iterator[AdminServer]:
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(HOST, port, timeout=10)
+    connection = http.client.HTTPConnection(HOST, port, timeout=40)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -99,7 +99,7 @@ def test_a_busy_port_is_an_os_error(server: AdminServer, state: State) -> None:
 
 
 def asked(port: int, method: str, path: str, *, as_command: bool = True) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(HOST, port, timeout=10)
+    connection = http.client.HTTPConnection(HOST, port, timeout=40)
     try:
         connection.request(method, path, headers={CONTROL_HEADER: "1"} if as_command else {})
         answer = connection.getresponse()
@@ -155,7 +155,7 @@ def test_an_answer_whose_reader_is_gone_ends(controlled: tuple[AdminServer, list
     with socket.create_connection((HOST, server.port)) as connection:
         connection.sendall(f"GET /echo?forever=1 HTTP/1.0\r\n{CONTROL_HEADER}: 1\r\n\r\n".encode())
         assert connection.recv(100)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while not noted and time.monotonic() < deadline:
         time.sleep(0.01)
     assert noted == ["ended"]

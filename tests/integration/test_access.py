@@ -180,6 +180,6 @@ def test_a_configuration_of_no_use_stops_the_gateway_with_one_sentence(
     stack = holdmq_stack(services=())
     stack.set("access.acl_file", written(tmp_path / "acl", "topik a\n"))
     process = stack.start("gateway", wait=False)
-    assert process.wait(30) == 2
+    assert process.wait(40) == 2
     del stack.processes["gateway"]
     assert "(access.acl_file), line 1: 'topik' is not user, topic or pattern" in stack.log("gateway")

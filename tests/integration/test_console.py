@@ -16,7 +16,7 @@ from loadtest.processes import run
 
 def wait_for(client: httpx.Client, path: str, holds: Callable[[Any], bool]) -> Any:
     """Return the answer of `path` once `holds` is true of it."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 40
     seen: Any = None
     while time.monotonic() < deadline:
         try:
@@ -38,7 +38,7 @@ def test_the_console_shows_topics_brokers_gateways_and_connections(holdmq_stack:
     tally = run(plan, processes=1)
     assert tally.acknowledged == 400
     assert not tally.failures
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=40) as client:
         topics = wait_for(client, "/api/v1/topics", lambda a: bool(a.get("topics")))["topics"]
         assert [(t["topic"], t["messages_in"], t["messages_stored"]) for t in topics] == [
             ("devices", 400, 400)

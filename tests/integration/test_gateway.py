@@ -51,7 +51,7 @@ def messages(process: subprocess.Popen[str]) -> list[str]:
     assert process.stdout is not None
     with process.stdout as lines:
         found = [line.rstrip("\n") for line in lines if not line.startswith(("Client ", "Subscribed"))]
-    process.wait(30)
+    process.wait(40)
     return found
 
 
@@ -129,7 +129,7 @@ def test_a_subscriber_in_another_worker_than_the_publisher_receives_everything(h
         client.connect("127.0.0.1", stack.mqtt_port)
         client.loop_start()
         clients.append(client)
-        assert ready.acquire(timeout=10)
+        assert ready.acquire(timeout=40)
         wait_for(lambda: sum(connections()) == len(clients), "the workers have reported")
     assert min(connections()) >= 1
     done = tool(
@@ -158,7 +158,7 @@ async def test_aiomqtt_gmqtt_and_amqtt_clients_talk_to_each_other(stack: Any) ->
     g.on_subscribe = lambda *_: subscribed.set()
     await g.connect("127.0.0.1", stack.mqtt_port)
     g.subscribe("mixed/#", qos=1)
-    await asyncio.wait_for(subscribed.wait(), 10)
+    await asyncio.wait_for(subscribed.wait(), 40)
 
     a = AmqttClient(client_id="amqtt-client", config={"auto_reconnect": False})
     await a.connect(f"mqtt://127.0.0.1:{stack.mqtt_port}/")
@@ -170,9 +170,9 @@ async def test_aiomqtt_gmqtt_and_amqtt_clients_talk_to_each_other(stack: Any) ->
         g.publish("mixed/2", b"from gmqtt", qos=1)
         await a.publish("mixed/3", b"from amqtt", qos=1)
         for _ in range(3):
-            message = await asyncio.wait_for(a.deliver_message(), 10)
+            message = await asyncio.wait_for(a.deliver_message(), 40)
             got["amqtt"].append(bytes(message.data))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             async for incoming in aio.messages:
                 got["aiomqtt"].append(bytes(incoming.payload))
                 if len(got["aiomqtt"]) == 3:
@@ -197,7 +197,7 @@ def test_bad_input_is_refused_with_a_sentence_and_a_metric_while_others_go_on(ho
     }
     sockets = []
     for data in cases.values():
-        s = socket.create_connection(("127.0.0.1", stack.mqtt_port), timeout=10)
+        s = socket.create_connection(("127.0.0.1", stack.mqtt_port), timeout=40)
         s.sendall(data)
         sockets.append(s)
     for s in sockets:
@@ -230,7 +230,7 @@ def test_sigterm_drains_and_exits_with_0(stack: Any) -> None:
     assert subscriber.stdout is not None
     with subscriber.stdout as lines:
         said = lines.read()
-    subscriber.wait(10)
+    subscriber.wait(40)
     assert "DISCONNECT (139)" in said
 
 
@@ -259,7 +259,7 @@ def test_a_busy_port_is_one_clear_sentence(holdmq_stack: Any) -> None:
     stack = holdmq_stack(services=("registry",))
     with socket.create_server(("127.0.0.1", stack.mqtt_port)):
         stack.start("gateway", wait=False)
-        assert stack.processes.pop("gateway").wait(20) == 1
+        assert stack.processes.pop("gateway").wait(40) == 1
     assert f"port {stack.mqtt_port} (gateway.port)" in stack.log("gateway")
 
 
@@ -274,7 +274,7 @@ def test_everything_acknowledged_is_delivered_over_a_broker_that_is_killed(stack
     subscriber.connect("127.0.0.1", stack.mqtt_port)
     subscriber.subscribe("kill/#", 1)
     subscriber.loop_start()
-    assert subscribed.wait(10)
+    assert subscribed.wait(40)
     publisher = subprocess.Popen(
         ["mosquitto_pub", "-p", str(stack.mqtt_port), "-t", "kill/x", "-q", "1", "-l"],
         stdin=subprocess.PIPE,
@@ -287,7 +287,7 @@ def test_everything_acknowledged_is_delivered_over_a_broker_that_is_killed(stack
         if n == 150:
             stack.restart("broker", signal.SIGKILL)
     publisher.stdin.close()
-    assert publisher.wait(30) == 0
+    assert publisher.wait(40) == 0
     wait_for(lambda: len(set(got)) == 300, "all 300 received")
     first_of_each = list(dict.fromkeys(got))
     assert first_of_each == [b"%d" % n for n in range(300)]
@@ -318,7 +318,7 @@ def test_a_slow_subscriber_gets_everything_from_the_log(holdmq_stack: Any, tmp_p
             for number, packet_type, body in readers.step(1):
                 if packet_type == 3:
                     got[number].append(int(payload_of(body).partition(b":")[0]))
-        assert publisher.wait(30) == 0
+        assert publisher.wait(40) == 0
         readers.disconnect()
     assert got == [list(range(count))] * len(got)
     wait_for(lambda: stack.metric("gateway", "holdmq_gateway_lagging_sessions") == 1, "the session lags")

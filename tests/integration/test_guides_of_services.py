@@ -154,7 +154,7 @@ def test_the_console_answers_as_its_page_shows(holdmq_stack: StackMaker) -> None
 
     def is_complete() -> bool:
         try:
-            answers.append(httpx.get(f"http://127.0.0.1:{port}{path[1]}", timeout=10).json())
+            answers.append(httpx.get(f"http://127.0.0.1:{port}{path[1]}", timeout=40).json())
         except httpx.TransportError:
             return False
         return bool(answers[-1].get("total")) and bool(answers[-1]["current"].get("topics"))

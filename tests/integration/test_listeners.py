@@ -134,7 +134,7 @@ class PahoClient:
         else:
             self.client.connect("localhost", gateway.ports[name])
         self.client.loop_start()
-        assert subscribed.wait(20), name
+        assert subscribed.wait(40), name
 
     def publish(self, payload: bytes) -> None:
         info = self.client.publish("all/x", payload, 1)
@@ -216,7 +216,7 @@ def test_mosquitto_s_clients_talk_over_tls_and_a_unix_socket(
         assert done.returncode == 0, done.stderr
     with subscriber.stdout as rest:
         lines += rest.readlines()
-    assert subscriber.wait(30) == 0, lines
+    assert subscriber.wait(40) == 0, lines
     assert sorted(line.strip() for line in lines if line.startswith("qos")) == ["qos 0", "qos 1", "qos 2"]
 
 
@@ -230,7 +230,7 @@ async def test_aiomqtt_talks_over_tls_and_websocket(gateway: Gateway, name: str)
     ) as client:
         await client.subscribe(f"aiomqtt/{name}", qos=1)
         await client.publish(f"aiomqtt/{name}", b"x" * 5000, qos=2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             message = await anext(client.messages)
     assert message.payload == b"x" * 5000
 
@@ -246,7 +246,7 @@ async def test_gmqtt_over_tls_and_amqtts_client_over_websocket_talk_to_each_othe
     await web.connect(f"ws://localhost:{gateway.ports['web']}/mqtt")
     await web.subscribe([("mixed/#", 1)])
     secure.publish("mixed/1", b"from gmqtt", qos=1)
-    message = await asyncio.wait_for(web.deliver_message(), 20)
+    message = await asyncio.wait_for(web.deliver_message(), 40)
     assert message is not None
     assert bytes(message.data) == b"from gmqtt"
     await web.disconnect()
@@ -356,7 +356,7 @@ def local_stack(holdmq_stack: Callable[..., Stack], path: Path, **settings: Any)
 
 def connects(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(20)
+        client.settimeout(40)
         client.connect(str(path))
         client.sendall(CONNECT)
         return client.recv(4) == CONNACK
@@ -399,7 +399,7 @@ def test_a_listener_that_cannot_be_is_one_sentence(
     port = {} if listener["kind"] == "unix" else {"port": free_port()}
     stack.set("gateway.listeners", json.dumps([{"name": "x", **listener, **port}]))
     stack.start("gateway", wait=False)
-    assert stack.processes.pop("gateway").wait(20) == code
+    assert stack.processes.pop("gateway").wait(40) == code
     log = stack.log("gateway")
     assert sentence in log
     assert "Traceback" not in log

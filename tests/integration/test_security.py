@@ -310,7 +310,7 @@ async def test_members_of_groups_need_no_more_than_their_groups_and_topics(
     async with SharedConsumer(
         [stack.registry], "orders-shared", [TOPIC], start="earliest", security=security
     ) as consumer:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while len(shared) < 20:
                 for delivered in await consumer.pull():
                     shared.add(delivered.body)
@@ -346,7 +346,7 @@ def test_statistics_and_console_read_with_a_key_whose_secret_is_in_the_environme
         stack.start(name, wait=False)
     with SyncProducer([stack.registry], security=Security("orders", SECRET, tls_ca=authority.ca)) as producer:
         producer.send_batch([Message(TOPIC, b"%d" % n) for n in range(50)])
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=40) as client:
 
         def brokers() -> list[dict[str, Any]]:
             try:

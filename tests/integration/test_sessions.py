@@ -331,7 +331,7 @@ def test_paho_finds_its_session_again(stack: Stack, topic: str, version: int) ->
     subscriber = client(f"{topic}-paho")
     connect(subscriber)
     subscriber.subscribe(f"{topic}/#", qos=2)
-    assert subscribed.wait(15)
+    assert subscribed.wait(40)
     subscriber.disconnect()
     subscriber.loop_stop()
     publisher = fresh(stack, f"{topic}-pub")

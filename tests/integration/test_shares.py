@@ -251,7 +251,7 @@ def test_members_and_brokers_die_and_every_message_comes(stack: Stack, topic: st
     first.close()
     stack.restart("broker", signal.SIGKILL)
     third = connect_again(stack.mqtt_port, f"{topic}-c")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 40
     while set(seen) != set(numbered(60)):
         assert time.monotonic() < deadline, sorted(set(numbered(60)) - set(seen))
         for client in (second, third):

@@ -137,7 +137,7 @@ def test_a_gateway_that_drains_gives_its_clients_time_to_go_elsewhere(stack: Sta
         assert watching.is_silent(0.3)
         moved.disconnect()
         watching.close()
-        stack.processes.pop("gateway").wait(30)
+        stack.processes.pop("gateway").wait(40)
     finally:
         MqttClient.close_all()
         end_all([other])

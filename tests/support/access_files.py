@@ -19,6 +19,8 @@ def password_file(path: Path, **users: str) -> str:
 
 
 def written(path: Path, text: str) -> str:
-    """Write a file; its path."""
-    path.write_text(text)
+    """Write a file, whole from the first moment on; its path."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text)
+    new.replace(path)
     return str(path)

@@ -70,7 +70,7 @@ class Device:
             self._in_flight[packet_id] = self.sent
             packets.append(publish_packet(self.topic, packet_id, f"{self.name}:{self.sent}".encode()))
         self.socket.setblocking(True)
-        self.socket.settimeout(5)
+        self.socket.settimeout(40)
         self.socket.sendall(b"".join(packets))
         self.socket.setblocking(False)
 

@@ -62,7 +62,7 @@ class GroupPeer:
         """The next GroupState that comes, or came since the last call."""
         while not self.pushed:
             self._came.clear()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(40):
                 await self._came.wait()
         return self.pushed.pop(0)
 

@@ -50,7 +50,7 @@ async def connect(running: Any, **kwargs: Any) -> tuple[asyncio.StreamReader, as
 async def rest_of(reader: asyncio.StreamReader) -> bytes:
     """Everything until the end of the connection."""
     with contextlib.suppress(ConnectionResetError):
-        return await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), 40)
     return b""
 
 
@@ -100,7 +100,7 @@ class WebClient:
 
     async def next(self) -> Any:
         while not self.events:
-            data = await asyncio.wait_for(self.reader.read(1 << 16), 10)
+            data = await asyncio.wait_for(self.reader.read(1 << 16), 40)
             if data:
                 self.protocol.receive_data(data)
             else:

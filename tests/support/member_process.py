@@ -55,7 +55,7 @@ class Member:
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        code = self.process.wait(30)
+        code = self.process.wait(40)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code

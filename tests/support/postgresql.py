@@ -77,7 +77,7 @@ class Postgresql:
         """End it: SIGINT in order, SIGQUIT as a crash does."""
         assert self._process is not None, "start comes first"
         self._process.send_signal(number)
-        self._process.wait(30)
+        self._process.wait(40)
         self._process = None
 
     def _answers(self) -> bool:

@@ -119,7 +119,7 @@ class SharePeer:
 
     async def take(self, count: int) -> list[Given]:
         """The next messages, so many."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while len(self.got) < count:
                 await asyncio.sleep(0.005)
         taken, self.got = self.got[:count], self.got[count:]

@@ -19,7 +19,7 @@ try:
     os.killpg(0, signal.SIGINT)
     signal.pause()
 except KeyboardInterrupt:
-    assert process.wait(20) == 0, stack.log("registry")
+    assert process.wait(40) == 0, stack.log("registry")
 print(stack.start("registry").pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -198,7 +198,7 @@ async def connack_over_tls(
     )
     running.clients.append(type("Open", (), {"writer": writer}))
     writer.write(encode(Connect(client_id=client_id), 4))
-    return await asyncio.wait_for(reader.readexactly(4), 5)
+    return await asyncio.wait_for(reader.readexactly(4), 40)
 
 
 async def test_the_certificate_plugin_admits_the_device_of_its_certificate(

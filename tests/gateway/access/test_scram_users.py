@@ -41,7 +41,7 @@ class Device:
 
     async def next(self) -> Any:
         while not self.got:
-            data = await asyncio.wait_for(self.reader.read(65_536), 5)
+            data = await asyncio.wait_for(self.reader.read(65_536), 40)
             if not data:
                 raise EOFError
             self.got += self.decoder.feed(data)
@@ -99,7 +99,7 @@ async def test_a_new_verifier_counts_without_a_restart(start_worker: Start, tmp_
     old = running.worker.access.files.scram
     scram_file(Path(path), ada="crayon")
     await running.until(lambda: running.worker.access.files.scram is not old)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(40):
         while (await connect(running, "ada", "crayon"))[1].reason_code:
             await asyncio.sleep(0.01)
     assert (await connect(running, "ada", "pencil"))[1].reason_code == 0x87

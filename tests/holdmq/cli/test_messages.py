@@ -78,7 +78,7 @@ def test_a_line_is_sent_when_it_comes_not_when_input_ends(cli: Cli, stack: Stack
         got = cli("sub", "slow/x", "--from", "earliest", "--count", "1")
         assert (got.stdout, sending.poll()) == ("slow/x early\n", None)
         sending.stdin.close()
-        assert sending.wait(30) == 0
+        assert sending.wait(40) == 0
 
 
 def test_a_body_that_is_no_text_is_base64_in_json(cli: Cli, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_subscription_whose_reader_has_seen_enough_ends_without_a_word(cli: Cl
         reading.stdout.close()
         cli("pub", "pipe/x", "--lines", stdin="4\n" * 100)
         assert reading.stderr.read() == b""
-        assert reading.wait(30) == 1
+        assert reading.wait(40) == 1
 
 
 def test_ctrl_c_ends_a_subscription_with_success(cli: Cli, stack: Stack) -> None:
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_a_subscription_with_success(cli: Cli, stack: Stack) -> None
         assert reading.stdout is not None
         assert reading.stdout.readline() == b"ending/x 1\n"
         reading.send_signal(signal.SIGINT)
-        assert reading.wait(30) == 0
+        assert reading.wait(40) == 0
 
 
 @pytest.mark.parametrize(

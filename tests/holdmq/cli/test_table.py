@@ -75,7 +75,7 @@ def test_a_watch_prints_rows_then_changes_until_ctrl_c(cli: Cli, stack: Stack) -
         cli("table", "delete", "t", "watch/1")
         assert watching.stdout.readline() == "watch/1\n"
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(30) == 0
+        assert watching.wait(40) == 0
 
 
 def test_rows_are_no_messages_to_a_subscription_of_everything(cli: Cli) -> None:

@@ -32,7 +32,7 @@ def filled(
 
 
 def wait_for(numbers: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 40
     while not numbers():
         assert time.monotonic() < until
         time.sleep(0.005)

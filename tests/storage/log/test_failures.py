@@ -172,7 +172,7 @@ def test_async_flush_says_from_where_acknowledgements_are_in_doubt(
     wait_for(lambda: d.store.synced_position == first.end)
     watched_disk.failing = failing("sync", errno.EIO)
     d.append_and_wait(1)
-    d.posted.get(timeout=10)()
+    d.posted.get(timeout=40)()
     state = d.store.state()
     assert not state.ok
     assert f"from offset {first.end} on is in doubt" in state.reason
@@ -182,7 +182,7 @@ def test_async_flush_says_from_where_acknowledgements_are_in_doubt(
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 40
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.005)
@@ -289,7 +289,7 @@ def test_a_thread_that_dies_of_a_defect_makes_the_store_read_only(
     watched_disk.failing = defect
     d.append(1)
     while d.store.state().ok:
-        d.posted.get(timeout=10)()
+        d.posted.get(timeout=40)()
     watched_disk.failing = works
     d.results.clear()
     d.append(1)

@@ -141,7 +141,7 @@ def fill_up(directory: Path) -> None:
 
 
 def wait_for_room(d: Any) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 40
     while d.store.first_position == 0 or not d.store.state().ok:
         assert time.monotonic() < until, d.store.state()
         while not d.posted.empty():

@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 def wait_for(condition: Callable[[], bool], text: str = "") -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 40
     while not condition():
         assert time.monotonic() < until, text
         time.sleep(0.003)

@@ -38,7 +38,7 @@ def store(driver: MakeDriver) -> Any:
 
 
 def wait_built(d: Any, count: int) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 40
     while d.store.numbers()["sidecars_built_total"] < count:
         d.store.sidecars.upkeep(d.store._checkpoint.position)
         assert time.monotonic() < until

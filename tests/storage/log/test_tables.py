@@ -64,7 +64,7 @@ class Tabled:
         self.end = batch.end
 
     def pump(self, holds: Callable[[], bool]) -> None:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 40
         while not holds():
             assert time.monotonic() < until
             try:

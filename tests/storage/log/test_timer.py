@@ -33,7 +33,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pump(d: Any, holds: Callable[[], bool]) -> None:
     """Run the store's callbacks until something holds."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 40
     while not holds():
         assert time.monotonic() < until
         try:
