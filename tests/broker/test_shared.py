@@ -45,7 +45,7 @@ async def test_a_message_comes_again_to_another_member_when_its_time_is_over(
     await broker.create("t", 1)
     await broker.produce("t", 0, (b"a", None), (b"b", None))
     lazy, eager = await join(broker), await join(broker)
-    (kept, lost) = await lazy.pull(invisible_ms=200)
+    (kept, lost) = await lazy.pull(invisible_ms=1_000)
     assert await lazy.extend(kept, invisible_ms=60_000) == []
     (again,) = await eager.pull(hold_ms=10_000)
     assert (again.body, again.attempts) == (b"b", 1)
@@ -84,7 +84,7 @@ async def test_given_back_it_comes_at_once_or_after_its_delay(broker: Stack, joi
     member = await join(broker)
     now, later = await member.pull()
     assert await member.nack(now) == []
-    assert await member.nack(later, delay_ms=150) == []
+    assert await member.nack(later, delay_ms=1_000) == []
     assert [(m.body, m.attempts) for m in await member.pull()] == [(b"now", 1)]
     assert (await member.state("g"))["t", 0].waiting == 1
     assert [(m.body, m.attempts) for m in await member.pull(hold_ms=10_000)] == [(b"later", 1)]
@@ -296,7 +296,7 @@ async def test_a_message_at_its_last_attempt_goes_to_the_dead_letters_once(broke
     member = await join(broker)
     seen = []
     while True:
-        got = await member.pull(hold_ms=300)
+        got = await member.pull(hold_ms=1_000)
         if not got:
             break
         for message in got:

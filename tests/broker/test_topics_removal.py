@@ -54,7 +54,7 @@ async def test_each_step_waits_for_its_condition_and_names_what_is_missing(broke
 
 
 async def test_a_hidden_queue_takes_what_old_routes_send_until_its_grace_is_over(start: Start) -> None:
-    broker = await start(hide_grace_s=0.3)
+    broker = await start(hide_grace_s=1.0)
     await create(broker, TopicCreateRequest("t", 2))
     await remove(broker, "t", 1, HIDE_FROM_PRODUCERS)
     assert (await broker.produce("t", 1, (b"late", None))).status == Code.OK

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import struct
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -137,6 +137,23 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
     )
     topics.load()
     await asyncio.to_thread(store.open)
+    try:
+        return await _serve(directory, section, store, topics, clock_ms, settings)
+    except BaseException:
+        await asyncio.to_thread(store.close)
+        raise
+
+
+async def _serve(
+    directory: Path,
+    section: StorageSection,
+    store: LogStore,
+    topics: Topics,
+    clock_ms: Callable[[], int],
+    settings: Mapping[str, object],
+) -> Stack:
+    """Start all that stands on an open store."""
+    table = topics.table
     overrides = {k: v for k, v in settings.items() if k in BrokerSection.model_fields}
     groups = Groups(
         BrokerSection(**overrides),  # type: ignore[arg-type]
@@ -228,6 +245,6 @@ async def refused(call: Awaitable[object]) -> Code:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for what comes by itself, soon."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while not condition():
             await asyncio.sleep(0.01)

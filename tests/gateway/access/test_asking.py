@@ -32,7 +32,7 @@ Start = Callable[..., Awaitable[Any]]
 
 
 def asking(name: str, **settings: Any) -> dict[str, Any]:
-    return {"plugins": [{"class_path": f"odd_plugins.{name}"}], "ask_timeout_s": 0.3, **settings}
+    return {"plugins": [{"class_path": f"odd_plugins.{name}"}], "ask_timeout_s": 10, **settings}
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +51,7 @@ async def ping(client: Any) -> None:
 
 
 async def test_what_a_client_sends_while_it_is_asked_about_waits_in_order(start_worker: Start) -> None:
-    running = await start_worker(
-        access=asking("TopicsOnly", ask_timeout_s=10, ask_threads=1), allow_anonymous=True
-    )
+    running = await start_worker(access=asking("TopicsOnly", ask_threads=1), allow_anonymous=True)
     client = await running.client("c1", MQTT_5)
     Gated.reset(is_open=False, **{"publish b": False, "subscribe d": False})
     client.send(
@@ -78,7 +76,7 @@ async def test_what_a_client_sends_while_it_is_asked_about_waits_in_order(start_
 
 
 async def test_others_go_on_while_one_is_asked_about(start_worker: Start) -> None:
-    running = await start_worker(access=asking("Gated", ask_timeout_s=10), allow_anonymous=True)
+    running = await start_worker(access=asking("Gated"), allow_anonymous=True)
     other = await running.client("other", MQTT_5, will=None)
     Gated.reset(is_open=False)
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
@@ -88,11 +86,11 @@ async def test_others_go_on_while_one_is_asked_about(start_worker: Start) -> Non
     await ping(other)
     assert running.worker.session("slow") is None
     Gated.gate.set()
-    assert await asyncio.wait_for(reader.readexactly(4), 5) == b"\x20\x02\x00\x00"
+    assert await asyncio.wait_for(reader.readexactly(4), 40) == b"\x20\x02\x00\x00"
 
 
 async def test_a_client_that_leaves_while_it_is_asked_about_is_forgotten(start_worker: Start) -> None:
-    running = await start_worker(access=asking("Gated", ask_timeout_s=10))
+    running = await start_worker(access=asking("Gated"))
     Gated.reset(is_open=False)
     _, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(encode(Connect(client_id="gone", username="gone", version=MQTT_3_1_1), MQTT_3_1_1))
@@ -106,7 +104,7 @@ async def test_a_client_that_leaves_while_it_is_asked_about_is_forgotten(start_w
 
 async def test_answers_are_remembered_for_their_time_only(start_worker: Start) -> None:
     running = await start_worker(
-        access=asking("Gated", cache_age_s=1, cache_refused_age_s=0), allow_anonymous=True
+        access=asking("Gated", cache_age_s=2, cache_refused_age_s=0), allow_anonymous=True
     )
     for _ in range(2):
         await running.client("c1", MQTT_5, username="ada")
@@ -126,7 +124,7 @@ async def test_answers_are_remembered_for_their_time_only(start_worker: Start) -
         await writer.wait_closed()
         return answer[3] == 4
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         while not await refused():
             await asyncio.sleep(0.05)
 
@@ -193,7 +191,7 @@ async def test_while_nobody_can_say_a_subscription_in_force_stays(
 async def test_a_filter_whose_answer_ages_while_others_are_asked_about_is_asked_about_with_them(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = await start_worker(access=asking("TopicsOnly", ask_timeout_s=10), allow_anonymous=True)
+    running = await start_worker(access=asking("TopicsOnly"), allow_anonymous=True)
     client = await running.client("c1", MQTT_5)
     assert (await client.subscribe("a")).reason_codes == [1]
     Gated.reset(is_open=False)
@@ -246,7 +244,7 @@ async def test_a_topic_that_nobody_could_decide_is_asked_about_again(
 async def test_a_plugin_without_an_answer_refuses_and_is_named(
     start_worker: Start, name: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    running = await start_worker(access=asking(name))
+    running = await start_worker(access=asking(name, ask_timeout_s=0.3 if name == "Hanging" else 10))
     answer = await running.client("c1", MQTT_5, username="ada", refused=True)
     assert answer.connack.reason_code == 0x88
     old = await running.client("c1", MQTT_3_1_1, username="ada", refused=True)
@@ -297,7 +295,7 @@ async def test_a_plugin_that_can_be_made_later_is(
 async def test_a_plugin_that_blocks_costs_its_thread_and_nothing_else(
     start_worker: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    running = await start_worker(access=asking("Blocking", ask_threads=1))
+    running = await start_worker(access=asking("Blocking", ask_timeout_s=1, ask_threads=1))
     worker = running.worker
     blocked = asyncio.ensure_future(running.client("c1", MQTT_5, username="block", refused=True))
     await running.until(lambda: worker.counters.access_asks_waiting)
@@ -311,7 +309,7 @@ async def test_a_plugin_that_blocks_costs_its_thread_and_nothing_else(
 
 
 async def test_more_questions_than_may_wait_are_refused_at_once(start_worker: Start) -> None:
-    running = await start_worker(access=asking("Gated", ask_timeout_s=10, asks_max=16))
+    running = await start_worker(access=asking("Gated", asks_max=16))
     Gated.reset(is_open=False)
     waiting = [asyncio.ensure_future(running.client(f"c{n}", MQTT_5, username=f"u{n}")) for n in range(16)]
     await running.until(lambda: running.worker.counters.access_asks_total == 16)
