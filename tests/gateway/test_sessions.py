@@ -316,8 +316,9 @@ async def test_qos_2_messages_that_wait_for_their_plan_set_no_alias_that_others_
     assert (late.topic, late.payload, late.qos) == ("plants/1", b"two", 2)
 
 
+@pytest.mark.parametrize("is_looking", [False, True])
 async def test_a_session_that_ended_is_freed_at_once_and_not_when_somebody_looks_for_garbage(
-    start_worker: Start, table: SessionTable
+    start_worker: Start, table: SessionTable, monkeypatch: pytest.MonkeyPatch, is_looking: bool
 ) -> None:
     running = await start_worker()
     gc.collect()
@@ -327,6 +328,10 @@ async def test_a_session_that_ended_is_freed_at_once_and_not_when_somebody_looks
         await client.subscribe("a/#")
         client.send(Publish("a/b", b"x", 1, packet_id=1))
         await client.next()
+        if is_looking:
+            # At all sessions, in steps: this one's turn does not come.
+            monkeypatch.setattr("gateway.sessions.STATES_PER_TICK", 0)
+            assert not list(running.worker.persistent._looked_at(running.worker.now() + 60, 1))
         await client.close()
         await running.until(lambda: running.worker.counters.connections == 0)
         await running.until(lambda: not [o for o in gc.get_objects() if isinstance(o, Session)])

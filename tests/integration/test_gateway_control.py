@@ -140,6 +140,7 @@ def test_draining_sends_clients_away_at_the_configured_rate_and_serves_those_tha
     for client in clients:
         client.subscribe("drain/#")
     gateway = stack.processes["gateway"]
+    began = time.monotonic()
     gateway.send_signal(signal.SIGTERM)
     wait_until(lambda: stack.http("gateway", "/readyz")[0] != 200, "it is not ready any more")
     told: dict[int, float] = {}
@@ -166,7 +167,7 @@ def test_draining_sends_clients_away_at_the_configured_rate_and_serves_those_tha
     assert len(told) == len(clients)
     assert answered
     # Two workers at 4 a second each need 1 s at least for what is beyond the first second's.
-    assert max(told.values()) - min(told.values()) > 0.5
+    assert max(told.values()) - began > 0.9
     assert gateway.wait(40) == 0
     del stack.processes["gateway"]
     stack.start("gateway")

@@ -203,17 +203,17 @@ async def test_producers_delay_by_time_by_moment_and_by_level(stack: Any, regist
         await producer.routes.ensure_topic("t", timeout_s=30)
         await consumer.assign(["t"], "earliest")
         sent_ms = time.time_ns() // 1_000_000
-        later = await producer.send(Message("t", b"later"), delay_ms=900)
+        later = await producer.send(Message("t", b"later"), delay_ms=2_000)
         await producer.send(Message("t", b"level"), delay_level=1)
-        await producer.send_batch([Message("t", b"moment")], due=sent_ms + 1_500)
+        await producer.send_batch([Message("t", b"moment")], due=sent_ms + 3_000)
         await producer.send(Message("t", b"far"), due=1 << 50)
         await producer.send(Message("t", b"now"))
         assert (later.queue_offset, later.message_id) == (-1, None)
         got: dict[bytes, Message] = {}
         while len(got) < 4:
             got |= {message.body: message for message in await consumer.poll(hold_ms=5_000)}
-        assert list(got) == [b"now", b"later", b"level", b"moment"]
-        for body, delay_ms in ((b"later", 900), (b"level", 1_000), (b"moment", 1_500)):
+        assert list(got) == [b"now", b"level", b"later", b"moment"]
+        for body, delay_ms in ((b"later", 2_000), (b"level", 1_000), (b"moment", 3_000)):
             assert got[body].store_ms - sent_ms >= delay_ms
         assert stack.metric("broker", "holdmq_broker_produce_delayed_total") == 4
         assert stack.metric("broker", "holdmq_store_timer_pending") == 1

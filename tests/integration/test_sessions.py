@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command_line import runner
 from mqtt_client import MqttClient, bodies, connect_again, numbered
 from processes import Stack, end_all, running_stack, wait_until
 from session_traffic import Subscriber
@@ -114,7 +116,11 @@ def test_a_session_ends_when_its_expiry_says_so(stack: Stack, topic: str) -> Non
         client = MqttClient(port, f"{topic}-{name}", expiry_s=at_connect)
         client.subscribe(f"{topic}/d")
         client.disconnect(expiry_s=at_disconnect)
-    time.sleep(1.5)  # what is tested is time
+    listed = runner(stack)
+    wait_until(
+        lambda: not json.loads(listed("session", "list", "--prefix", f"{topic}-", "--json").stdout),
+        "all have ended",
+    )
     for name in "abc":
         assert not MqttClient(port, f"{topic}-{name}", expiry_s=0).connack.session_present, name
 

@@ -64,12 +64,12 @@ def test_who_goes_back_stands_where_the_replay_begins() -> None:
     lag = Lag()
     assert lag.stands_at("b", 500) == 500
     lag.replay_from("b", 3, 100, 500)
-    assert (lag.positions, lag.epochs, lag.filters_added) == ({"b": 100}, {"b": 3}, 1)
+    assert (lag.positions, lag.log_epoch_at("b", 9), lag.filters_added) == ({"b": 100}, 3, 1)
     assert not lag.wants_live("b", 600)
     assert lag.stands_at("b", 700) == 100
     # A later beginning than where it stands moves nothing.
     lag.replay_from("b", 4, 100, 100)
-    assert (lag.positions, lag.epochs) == ({"b": 100}, {"b": 3})
+    assert (lag.positions, lag.log_epoch_at("b", 9)) == ({"b": 100}, 3)
 
 
 def test_a_floor_counts_as_delivered_and_is_gone_below_a_replay() -> None:
@@ -79,7 +79,7 @@ def test_a_floor_counts_as_delivered_and_is_gone_below_a_replay() -> None:
     assert lag.stands_at("b", 200) == 300
     assert lag.stands_at("b", 400) == 400
     lag.replay_from("b", 1, 50, 300)
-    assert (lag.positions, lag.floors) == ({"b": 50}, {})
+    assert (lag.positions, lag.floor_at("b")) == ({"b": 50}, None)
 
 
 def test_messages_of_qos_0_are_replayed_until_the_live_feed_goes_on() -> None:

@@ -122,7 +122,7 @@ async def test_a_batch_without_keys_stays_together_and_in_order(producer: Produc
 async def test_order_survives_a_refusal_while_more_is_in_flight(
     producer: Producer, broker: Any, acts: Any, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender_module, "PRODUCE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(sender_module, "PRODUCE_TIMEOUT_S", 1.0)
     queue = (await producer.send(message("first"), key="k")).queue
     broker.acts.append(
         {
@@ -149,7 +149,7 @@ async def test_order_survives_a_refusal_while_more_is_in_flight(
 async def test_nothing_new_is_sent_while_a_run_must_be_resent_first(
     producer: Producer, broker: Any, acts: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes_module, "BACKOFF_MIN_S", 0.5)
+    monkeypatch.setattr(lanes_module, "BACKOFF_MIN_S", 1.5)
     await producer.send(message("first"), key="k")
     broker.acts.append(acts.busy)
     sends = [asyncio.ensure_future(producer.send(message(0), key="k"))]
@@ -274,7 +274,7 @@ async def test_a_send_ends_at_its_deadline(producer: Producer, broker: Any, acts
     await producer.send(message("first"), key="k")
     broker.acts.extend([acts.busy] * 1000)
     with pytest.raises(RequestTimeout, match="may be stored"):
-        await producer.send(message("late"), key="k", timeout_s=0.3)
+        await producer.send(message("late"), key="k", timeout_s=1.0)
     broker.acts.clear()
     assert producer.sender is not None
     result = await producer.send(message("next"), key="k")

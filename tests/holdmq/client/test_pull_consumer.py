@@ -28,7 +28,7 @@ def put(broker: Any, topic: str, queue_id: int, *bodies: bytes, tag: str | None 
 async def drain(consumer: PullConsumer, count: int) -> list[Message]:
     got: list[Message] = []
     while len(got) < count:
-        got += await consumer.poll(hold_ms=2000)
+        got += await consumer.poll(hold_ms=20_000)
     return got
 
 
@@ -50,7 +50,7 @@ async def test_latest_begins_with_what_comes_next(consumer: PullConsumer, broker
     await broker.add_topic("t")
     put(broker, "t", 0, b"old")
     await consumer.assign(["t"])
-    polling = asyncio.ensure_future(consumer.poll(hold_ms=5000))
+    polling = asyncio.ensure_future(consumer.poll(hold_ms=20_000))
     await asyncio.sleep(0.05)
     assert not polling.done()
     put(broker, "t", 0, b"new")
@@ -76,7 +76,7 @@ async def test_brokers_answer_on_their_own(consumer: PullConsumer, make_broker: 
     for broker in (one, two):
         await broker.add_topic("t", 1)
     await consumer.assign(["t"])
-    polling = asyncio.ensure_future(consumer.poll(hold_ms=5000))
+    polling = asyncio.ensure_future(consumer.poll(hold_ms=20_000))
     await asyncio.sleep(0.05)
     put(two, "t", 0, b"x")
     assert [(m.body, m.broker) for m in await polling] == [(b"x", "b")]
@@ -219,7 +219,7 @@ async def test_seeking_voids_the_answer_that_is_on_its_way(consumer: PullConsume
     put(broker, "t", 0, b"a", b"b", b"c")
     await consumer.assign([queue], 3)
     assert await consumer.poll(hold_ms=0) == []
-    polling = asyncio.ensure_future(consumer.poll(hold_ms=2000))
+    polling = asyncio.ensure_future(consumer.poll(hold_ms=20_000))
     await asyncio.sleep(0.05)
     await consumer.seek(queue, "earliest")
     put(broker, "t", 0, b"d")

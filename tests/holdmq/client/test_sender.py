@@ -120,13 +120,13 @@ async def test_the_error_at_the_deadline_says_what_the_broker_did(
     await producer.send(message("first"), key="k")
     broker.acts.extend([acts.ignore] * 1000)
     with pytest.raises(
-        RequestTimeout, match=r"may be stored: broker 'broker-0' has not answered for 0\.[5-9]"
+        RequestTimeout, match=r"may be stored: broker 'broker-0' has not answered for (0\.[5-9]|[1-9])"
     ):
         await producer.send(message(1), key="k", timeout_s=0.7)
     broker.acts.clear()
     broker.acts.extend([acts.each_run(Code.STORE_FAILED)] * 1000)
     with pytest.raises(RequestTimeout, match="STORE_FAILED"):
-        await producer.send(message(2), key="other", timeout_s=0.5)
+        await producer.send(message(2), key="other", timeout_s=1.0)
     broker.acts.clear()
     await broker.stop()
     with pytest.raises(RequestTimeout, match=r"no connection to broker 'broker-0'"):

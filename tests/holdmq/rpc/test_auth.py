@@ -176,7 +176,7 @@ async def test_a_challenge_that_is_never_answered_ends_like_silence(
     make_peer: MakePeer, keys_file: Path, open_raw: OpenRaw
 ) -> None:
     security = ServerSecurity(allow_anonymous=False, keys_file=str(keys_file))
-    peer = await make_peer(security=security, hello_timeout_s=0.05)
+    peer = await make_peer(security=security, hello_timeout_s=0.5)
     raw = await open_raw(peer)
     await challenge(raw, replace(HELLO, access_key="orders", nonce=bytes(NONCE_BYTES)))
     assert await raw.answer() is None

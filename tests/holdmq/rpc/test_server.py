@@ -78,13 +78,13 @@ async def test_a_one_way_request_is_not_answered(client: Client, peer: Peer, unt
     assert connection.bytes_in - received < 80
 
 
-async def test_the_server_may_ask_the_client(peer: Peer) -> None:
+async def test_the_server_may_ask_the_client(peer: Peer, until: Until) -> None:
     asked: list[Request] = []
     client = Client(peer.address, "client", "c", on_request=asked.append)
     await client.call(RequestCode.PRODUCE, Empty())
     (connection,) = peer.server.connections
     call = asyncio.ensure_future(connection.call(RequestCode.HEARTBEAT, HeartbeatRequest({"n": 1}), 5))
-    await asyncio.sleep(0.05)
+    await until(lambda: asked)
     assert asked[0].header(HeartbeatRequest).state == {"n": 1}
     asked[0].reply(Empty())
     assert isinstance(await call, Reply)
@@ -187,11 +187,11 @@ async def test_a_silent_peer_is_closed(make_peer: MakePeer, until: Until) -> Non
 
 
 async def test_a_client_that_said_hello_may_be_silent(make_peer: MakePeer) -> None:
-    peer = await make_peer(hello_timeout_s=0.05)
+    peer = await make_peer(hello_timeout_s=0.5)
     client = Client(peer.address, "client", "c")
     await client.call(RequestCode.PRODUCE, Empty())
     connection = client.connection
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.8)
     await client.call(RequestCode.PRODUCE, Empty())
     assert client.connection is connection
     await client.close()
