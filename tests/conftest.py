@@ -14,6 +14,7 @@ from typing import Final
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 LONGEST_FIRST: Final = (
     "integration/test_stats_killed.py",
@@ -45,6 +46,10 @@ LONGEST_FIRST: Final = (
 
 Only an order: short modules at the end fill what the long ones leave of the processes' time.
 """
+
+# An example that others on this machine hold up is no failure. Tests take these when they are imported.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 ORIGIN_FRAMES: Final = 4
 """Frames that asyncio's debug mode notes of who made a future, a callback or a coroutine."""

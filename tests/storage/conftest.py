@@ -88,7 +88,7 @@ class Driver:
 
     def wait_indexed(self) -> None:
         """Until all confirmed entries are in consume-queue files."""
-        until = time.monotonic() + 40
+        until = time.monotonic() + 60
         while self.store.numbers()["indexed_position"] < self.store.confirmed_position:
             assert time.monotonic() < until
             time.sleep(0.005)

@@ -160,7 +160,7 @@ KEYS = st.one_of(st.text("ab/", min_size=1, max_size=4), st.sampled_from(["k" * 
 CHANGES = st.lists(st.tuples(KEYS, st.none() | st.binary(max_size=5)), max_size=25)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.tuples(CHANGES, st.booleans()), max_size=4), KEYS)
 def test_tables_are_what_a_dict_would_be(t: Tabled, rounds: list[tuple[Any, bool]], prefix: str) -> None:
     topic = f"%T{t.store.confirmed_position}"
