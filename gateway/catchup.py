@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.core.lag import Lag
 from gateway.delivery import Delivery, Outgoing, Records
+from gateway.landing import Landing
 from gateway.redelivery import Redelivery, is_due
 from gateway.retained_again import RetainedAgain
 from gateway.session.session import CLOSED, Session
@@ -65,8 +66,6 @@ MANY_CREDIT_BYTES: Final = 512 << 10
 """Asked for at a time for so many sessions: looking after all of them costs more than a message."""
 DELIVERED_PER_STEP: Final = 200
 """Messages given to many sessions before the loop's other work has its turn: some milliseconds."""
-RELAXED_PER_ANSWER: Final = 1_000
-"""Sessions that one answer of the live feed makes wholly live: a millisecond; the rest goes with the next."""
 LOOKED_AT_MAX: Final = 10_000
 """Waiting sessions that are looked at for neighbours: a millisecond or two."""
 CALL_TIMEOUT_S: Final = 10.0
@@ -125,8 +124,7 @@ class CatchUp:
         self._queue: deque[Session] = deque()
         self._far_queue: deque[Session] = deque()
         self._pump_due = False
-        self._landed: dict[str, deque[tuple[int, Session]]] = {}
-        """By broker, sessions that caught up further than the live feed is known to be, and how far."""
+        self._landing = Landing(self.relax)
         self._gathering: asyncio.TimerHandle | None = None
         self._gather_until = self._gather_at_most = 0.0
         self._far = 0
@@ -151,7 +149,7 @@ class CatchUp:
                 del self._resting[session]
                 self._serve(resting)
             return
-        if lag.is_queued or lag.holds or not lag.positions:
+        if lag.is_queued or lag.holds or not lag.is_behind:
             return
         if not (outbound.is_half_open and not outbound.is_socket_full) and not is_due(session):
             return
@@ -262,10 +260,10 @@ class CatchUp:
         turn = _Turn(link, connection, self._free.pop(), is_far, version)
         self._far += is_far
         self.turns += 1
-        log_epoch = lag.epochs.get(broker, link.reader.log_epoch)
+        log_epoch = lag.log_epoch_at(broker, link.reader.log_epoch)
         turn.sessions[session] = lag.filters_added
         terms = self._worker.subscriptions.terms_of(session)
-        position = self._join_neighbours(turn, lag.positions[broker], log_epoch, terms)
+        position = self._join_neighbours(turn, lag.position_at(broker) or 0, log_epoch, terms)
         connection.request(
             RequestCode.READ_OPEN,
             ReadOpenRequest(turn.reader_id, log_epoch, position, terms),
@@ -283,10 +281,10 @@ class CatchUp:
         lowest = position
         for other in list(itertools.islice(queue, LOOKED_AT_MAX)):
             lag = _lag_of(other)
-            own = None if lag is None else lag.positions.get(broker)
+            own = None if lag is None else lag.position_at(broker)
             if lag is None or own is None or abs(own - position) > NEIGHBOUR_BYTES:
                 continue
-            if lag.epochs.get(broker, turn.link.reader.log_epoch) != log_epoch:
+            if lag.log_epoch_at(broker, turn.link.reader.log_epoch) != log_epoch:
                 continue
             if is_due(other) or not _takes(other):
                 continue
@@ -316,11 +314,11 @@ class CatchUp:
         if isinstance(result, Reply):
             opened = result.header(ReadPosition)
             for _, lag in lags:
-                lag.epochs[broker] = opened.log_epoch
-                if opened.position > lag.positions[broker]:
+                lag.opened_in(broker, opened.log_epoch)
+                if opened.position > (lag.position_at(broker) or 0):
                     # Retention has passed the session: it goes on at the log's beginning.
                     self._worker.counters.sessions_behind_total += 1
-                    lag.positions[broker] = opened.position
+                    lag.reach(broker, opened.position)
         elif isinstance(result, RemoteError) and result.code == Code.OFFSET_AHEAD:
             # The log was cut below this position: what comes now is new, wherever it lies.
             self._worker.counters.offset_ahead_total += 1
@@ -328,11 +326,10 @@ class CatchUp:
             if not isinstance(position, int) or not isinstance(log_epoch, int):
                 position, log_epoch = turn.link.reader.position or 0, turn.link.reader.log_epoch
             for session, lag in lags:
-                lag.positions[broker] = min(position, lag.positions[broker])
-                lag.epochs[broker] = log_epoch
+                lag.begin_at(broker, min(position, lag.position_at(broker) or 0), log_epoch)
                 for granted in session.outbound.subscriptions.values() if session.outbound else ():
                     if granted.starts is not None:
-                        granted.starts.pop(broker, None)
+                        granted.starts.forget(broker)
             self._end(turn)
 
     # Reading
@@ -397,10 +394,10 @@ class CatchUp:
             for session in list(turn.sessions):
                 lag = _lag_of(session, link.name)
                 if lag is not None:
-                    lag.positions[link.name] = max(position, lag.positions[link.name])
+                    lag.reach(link.name, position)
                     if going_live:
                         going_live -= 1
-                        self._caught_up(turn, session, lag.positions[link.name])
+                        self._caught_up(turn, session, lag.position_at(link.name) or 0)
             if not turn.sessions:
                 break
         else:
@@ -435,7 +432,7 @@ class CatchUp:
         for session in given:
             lag = _lag_of(session, turn.link.name)
             if lag is not None:
-                lag.positions[turn.link.name] = max(position, lag.positions[turn.link.name])
+                lag.reach(turn.link.name, position)
         turn.goes_on = True
         self._loop.call_soon(self._go_on, turn)
 
@@ -476,10 +473,10 @@ class CatchUp:
         broker, position = turn.link.name, outgoing.record.physical_offset
         for session in list(wanting):
             lag = _lag_of(session, broker)
-            if lag is None or position < lag.positions[broker]:
+            if lag is None or position < (lag.position_at(broker) or 0):
                 continue
             if not self._delivery.again(turn.link, outgoing, session):
-                lag.positions[broker] = position
+                lag.reach(broker, position)
                 if len(turn.sessions) == 1:
                     return False
                 lag.is_queued = False
@@ -493,21 +490,15 @@ class CatchUp:
 
     def fed(self, link: BrokerLink) -> None:
         """The live feed is further: sessions that waited for it where they had caught up need no Lag."""
-        landed = self._landed.get(link.name)
-        left = RELAXED_PER_ANSWER
-        while landed and left and landed[0][0] <= (link.reader.position or 0):
-            left -= 1
-            self.relax(landed.popleft()[1])
+        self._landing.fed(link)
 
     def relax(self, session: Session) -> None:
         """Forget what the live feed has passed by now: a session that gets nothing needs no Lag."""
         lag = _lag_of(session)
-        if lag is None or lag.positions:
+        if lag is None or lag.is_behind:
             return
-        for broker, floor in list(lag.floors.items()):
-            link = self._worker.links.get(broker)
-            if link is not None and (link.reader.position or 0) >= floor:
-                del lag.floors[broker]
+        for broker, link in self._worker.links.items():
+            lag.relax(broker, link.reader.position or 0)
         self._end_lag(session, lag)
 
     def _end_lag(self, session: Session, lag: Lag) -> None:
@@ -527,9 +518,9 @@ class CatchUp:
         assert lag is not None
         lag.caught_up(turn.link.name, position)
         if (turn.link.reader.position or 0) >= position:
-            lag.floors.pop(turn.link.name, None)
+            lag.relax(turn.link.name, position)
         else:
-            self._landed.setdefault(turn.link.name, deque()).append((position, session))
+            self._landing.land(turn.link.name, position, session)
         self._end_lag(session, lag)
         self._again(session)
 
@@ -563,7 +554,7 @@ def _lag_of(session: Session, broker: str | None = None) -> Lag | None:
     outbound = session.outbound
     if outbound is None or outbound.lag is None or session.state == CLOSED:
         return None
-    return outbound.lag if broker is None or broker in outbound.lag.positions else None
+    return outbound.lag if broker is None or outbound.lag.position_at(broker) is not None else None
 
 
 def _takes(session: Session) -> bool:

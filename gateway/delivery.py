@@ -355,12 +355,12 @@ class Delivery:
     def again_all(self, link: BrokerLink, records: Records, session: Session, lag: Lag) -> bool:
         """Deliver records of a catch-up reader to a session; False when it is full: the rest waits."""
         broker = link.name
-        first = lag.positions[broker]
+        first = lag.position_at(broker) or 0
         while (outgoing := records.next()) is not None:
             position = outgoing.record.physical_offset
             if position >= first and not self.again(link, outgoing, session):
                 records.back()
-                lag.positions[broker] = position
+                lag.reach(broker, position)
                 return False
         return True
 
@@ -372,7 +372,7 @@ class Delivery:
         several = [
             granted
             for granted in self._matching(outgoing.mqtt_topic, session)
-            if granted.starts is None or position >= granted.starts.get(link.name, 0)
+            if granted.starts is None or position >= (granted.starts.get(link.name) or 0)
         ]
         if not several:
             return True

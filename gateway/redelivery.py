@@ -75,8 +75,9 @@ class Redelivery:
         if not part:
             self._sent(session, link.name, [])
             return
-        epochs = outbound.lag.epochs if outbound.lag is not None else {}
-        log_epoch = epochs.get(link.name, link.reader.log_epoch)
+        lag, log_epoch = outbound.lag, link.reader.log_epoch
+        if lag is not None:
+            log_epoch = lag.log_epoch_at(link.name, log_epoch)
 
         def received(result: Reply | HoldMQError) -> None:
             if session.state == CLOSED:

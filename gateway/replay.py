@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gateway.core.lag import Lag
+from gateway.core.lag import Lag, Starts
 from gateway.core.system_topics import is_system_filter
 from gateway.limits import SUBACK_WAIT_S
 from gateway.session.events import Subscribing
@@ -122,9 +122,9 @@ class Replays:
             stands = lag.stands_at(broker, worker.links[broker].reader.position or 0)
             for name, granted in outbound.subscriptions.items():
                 if granted.starts is None:
-                    granted.starts = {}
-                begins = start.position if name in fresh else max(stands, granted.starts.get(broker, 0))
-                granted.starts[broker] = begins
+                    granted.starts = Starts()
+                begins = start.position if name in fresh else max(stands, granted.starts.get(broker) or 0)
+                granted.starts.put(broker, begins)
             lag.replay_from(broker, start.log_epoch, min(stands, start.position), stands)
         if session.cursor is not None:
             # Before a state can say that the session is further back than where these count from.

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.cursor import Cursor
-from gateway.core.lag import Lag
+from gateway.core.lag import Lag, Starts
 from gateway.core.received import Received
 from gateway.session.inbound import Inbound
 from gateway.session.outbound import Granted, Planned
@@ -70,19 +70,18 @@ class Restoring:
         lag = session.outgoing().lag = Lag()
         lag.holds += 1
         self._worker.counters.lagging_sessions += 1
-        for broker, place in self._places(state, filters).items():
-            lag.positions[broker] = place.position
-            lag.epochs[broker] = place.log_epoch
+        places = self._places(state, filters)
+        for broker, place in places.items():
+            lag.begin_at(broker, place.position, place.log_epoch)
         for name, options in filters:
             handling = options.retain_handling
             wanted = Subscription(name, options.qos, options.no_local, options.retain_as_published, handling)
             granted = Granted(wanted, options.identifier)
-            granted.starts = {
-                broker: start.position
-                for broker, start in options.starts.items()
+            granted.starts = Starts()
+            for broker, start in options.starts.items():
                 # A start of another epoch than the place's may lie past what is left of the log.
-                if start.log_epoch == lag.epochs.get(broker)
-            }
+                if broker in places and start.log_epoch == places[broker].log_epoch:
+                    granted.starts.put(broker, start.position)
             left_out = self._worker.access.filter_verdict(session, name)
             if not isinstance(left_out, tuple):
                 self._forbid(session, name)

@@ -82,7 +82,7 @@ class Sessions:
         self._unregistered: dict[Session, None] = {}
         self._opening: dict[str, Session] = {}
         self._stale: dict[Session, float] = {}
-        self._looking: Iterator[Session] = iter(())
+        self._looking: Iterator[str] = iter(())
         self._look_at = 0.0
 
     # Owners
@@ -344,7 +344,7 @@ class Sessions:
         owner = session.owner
         assert isinstance(owner, Owner)
         starts: dict[str, Place] = {}
-        if is_new or granted.starts:
+        if is_new or (granted.starts is not None and not granted.starts.is_empty):
             for broker, link in self._worker.links.items():
                 known = None if granted.starts is None else granted.starts.get(broker)
                 reader = link.reader
@@ -393,15 +393,15 @@ class Sessions:
         for broker, link in self._worker.links.items():
             reader = link.reader
             position, log_epoch = reader.position, reader.log_epoch
-            if lag is not None and broker in lag.positions:
-                position, log_epoch = lag.positions[broker], lag.epochs.get(broker, log_epoch)
-            elif lag is not None and broker in lag.floors:
-                position = lag.floors[broker]
+            if lag is not None and (behind := lag.position_at(broker)) is not None:
+                position, log_epoch = behind, lag.log_epoch_at(broker, log_epoch)
+            elif lag is not None and (floor := lag.floor_at(broker)) is not None:
+                position = floor
             if position is not None:
                 places[broker] = Place(log_epoch, position)
-        for broker in lag.positions if lag is not None else ():
+        for broker, behind in lag.positions.items() if lag is not None else ():
             if broker not in places and lag is not None:
-                places[broker] = Place(lag.epochs.get(broker, 0), lag.positions[broker])
+                places[broker] = Place(lag.log_epoch_at(broker, 0), behind)
         cursor.written_at = sum(place.position for place in places.values())
         planned = [
             PlannedRow(packet_id, p.broker, p.position, p.flags, list(p.identifiers), p.is_released, p.topic)
@@ -467,13 +467,15 @@ class Sessions:
 
     def _looked_at(self, now: float, count: int) -> Iterator[Session]:
         for _ in range(count):
-            session = next(self._looking, None)
-            if session is None:
+            client_id = next(self._looking, None)
+            if client_id is None:
                 if now >= self._look_at:
                     self._look_at = now + LOOK_S
-                    self._looking = iter(list(self._worker.sessions()))
+                    self._looking = iter(self._worker.client_ids())
                 return
-            yield session
+            session = self._worker.session(client_id)
+            if session is not None:
+                yield session
 
     def each_second(self, now: float) -> None:
         """Register who was admitted while its owner was away; close who has waited too long for one."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.core.counters import Counters
+from gateway.core.lag import Starts
 from gateway.core.system_topics import is_system_filter
 from gateway.limits import SUBACK_WAIT_S
 from gateway.session.events import Subscribing, Unsubscribing
@@ -176,9 +177,11 @@ class Subscriptions:
                 granted.starts = known.starts
             else:
                 self._counters.subscriptions += 1
-                if outbound.lag is not None and outbound.lag.positions:
+                if outbound.lag is not None and outbound.lag.is_behind:
                     outbound.lag.filters_added += 1
-                    granted.starts = {name: link.reader.live_from for name, link in self._links.items()}
+                    granted.starts = Starts()
+                    for name, link in self._links.items():
+                        granted.starts.put(name, link.reader.live_from)
             outbound.subscriptions[topic_filter] = granted
             if self.trie.add(topic_filter, session, granted):
                 self._want(topic_filter)

@@ -288,6 +288,10 @@ class Worker:
         """Sessions whose CONNECT was accepted."""
         return self._sessions.values()
 
+    def client_ids(self) -> list[str]:
+        """Theirs, now: for who looks at all of them in steps, and must not keep those that end meanwhile."""
+        return list(self._sessions)
+
     def session(self, client_id: str) -> Session | None:
         """The session of a client id, once its CONNECT was accepted."""
         return self._sessions.get(client_id)

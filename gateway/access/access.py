@@ -88,7 +88,7 @@ class Access:
         self._has_permits = self.files.acl is not None or self._plugins_decide
         self.version = self.files.acl_version
         self._watching: asyncio.Task[None] | None = None
-        self._looking: Iterator[Session] | None = None
+        self._looking: Iterator[str] | None = None
         self._look_at = NEVER
 
     # Life
@@ -119,14 +119,15 @@ class Access:
         if self.version != self.files.acl_version or now >= self._look_at:
             self.version = self.files.acl_version
             self._look_at = now + max(1.0, self._section.cache_age_s) if self._plugins_decide else NEVER
-            self._looking = iter(list(self._worker.sessions()))
+            self._looking = iter(self._worker.client_ids())
         looks = 0
         while self._looking is not None and looks < LOOKS_PER_TICK and not self._is_busy:
-            session = next(self._looking, None)
-            if session is None:
+            client_id = next(self._looking, None)
+            if client_id is None:
                 self._looking = None
                 return
-            looks += self._look(session)
+            session = self._worker.session(client_id)
+            looks += 1 if session is None else self._look(session)
 
     @property
     def _is_busy(self) -> bool:

@@ -72,6 +72,9 @@ class Wheel(Generic[T]):
             slot = self._slots[index]
             assert slot is not None
             slot.discard(item)
+            if not slot:
+                # A set keeps the room of all that it ever had, and the hand may come much later.
+                self._slots[index] = None
             item.wheel_slot = NOWHERE
             self._count -= 1
 
@@ -86,7 +89,6 @@ class Wheel(Generic[T]):
             hand += 1
             slot = self._slots[hand % SLOTS]
             if slot is not None:
-                # Empty or not: a set keeps the room of all that it ever had.
                 self._slots[hand % SLOTS] = None
                 for item in slot:
                     item.wheel_slot = NOWHERE

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from holdmq.mqtt import Subscription
 
 if TYPE_CHECKING:
-    from gateway.core.lag import Lag
+    from gateway.core.lag import Lag, Starts
     from gateway.core.memberships import Membership
     from gateway.core.retained import RetainedDue
     from gateway.session.aliases import Aliases
@@ -36,7 +36,7 @@ class Granted:
         self.retain_as_published = subscription.retain_as_published
         self.retain_handling = subscription.retain_handling
         self.identifier = identifier
-        self.starts: dict[str, int] | None = None
+        self.starts: Starts | None = None
         self.left_out: tuple[str, ...] | None = None
         """Filters of topics that the client must not get (gateway.core.acl)."""
 

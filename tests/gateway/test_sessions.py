@@ -330,8 +330,9 @@ async def test_a_session_that_ended_is_freed_at_once_and_not_when_somebody_looks
         await client.next()
         if is_looking:
             # At all sessions, in steps: this one's turn does not come.
-            monkeypatch.setattr("gateway.sessions.STATES_PER_TICK", 0)
-            assert not list(running.worker.persistent._looked_at(running.worker.now() + 60, 1))
+            persisting = running.worker.persistent
+            assert not list(persisting._looked_at(running.worker.now() + 60, 1))
+            monkeypatch.setattr(persisting, "_looked_at", lambda _now, _count: iter(()))
         await client.close()
         await running.until(lambda: running.worker.counters.connections == 0)
         await running.until(lambda: not [o for o in gc.get_objects() if isinstance(o, Session)])
