@@ -29,6 +29,15 @@ CHECKPOINT_BYTES: Final = 32 << 20
 """How far the log may grow past it: half of the 64 MiB that a restart may have to scan."""
 GROUP_BATCHES_MAX: Final = 4096
 """Batches indexed in one go: the arrays of a group stay in a few MB."""
+PART_RUNS_MAX: Final = 256
+"""Runs sorted in one go: half a ms."""
+WORK_S: Final = 0.001
+"""After this much work the thread rests for REST_PART times as long. The event loop wants the interpreter as
+well, and each thread gets half of it: after half a second of small batches the loop ran at half its speed for
+tens of ms, and whoever was answered then waited for ms."""
+REST_PART: Final = 4
+REST_MAX_S: Final = 0.02
+"""What waited for the disk took long without being in anybody's way."""
 
 
 class Checkpoint:
@@ -169,6 +178,7 @@ class Flusher:
         self._has_ended = False
         self._has_thread = True
         self._checkpointed_at = 0.0
+        self._rested_at = 0.0
         self._thread = Thread(target=self._run, name="log-flusher", daemon=True)
 
     def start(
@@ -203,10 +213,13 @@ class Flusher:
             raise
 
     def _flush_until_stopped(self) -> None:
+        due = self._clock() + self._interval_s
         while not self._has_ended:
             # Short of sleep only when asked to be: a segment to make, much to index, the end.
-            self.wake.wait(self._interval_s)
+            self.wake.wait(max(0.0, due - self._clock()))
             self.wake.clear()
+            # Counted from the beginning: with its rests a step may take half of the interval.
+            due = self._clock() + self._interval_s
             self.step()
 
     def step(self) -> None:
@@ -223,6 +236,7 @@ class Flusher:
         # Indexing what is not yet fsynced is fine: after a crash entries past the checkpoint go.
         if not self._is_sync and not self._sync_log():
             return False
+        self._rested_at = self._clock()
         if not self._index() or not self._step_keys(stopping):
             return False
         if self._is_checkpoint_due(stopping) and not self._save_checkpoint():
@@ -282,6 +296,7 @@ class Flusher:
                     queue.indexed = first + len(entries)
                     self._ends[key] = (queue.first_offset, queue.indexed)
                     del self._unwritten[key]
+                    self._rest()
             except OSError as error:
                 self.index_failures += 1
                 failure = write_failure(error, "write", str(self._queues.directory), None)
@@ -308,18 +323,27 @@ class Flusher:
         """Take confirmed batches and sort their entries by queue."""
         if self._unwritten:
             return
+        by_queue: dict[Key, tuple[Queue, int, list[Entries]]] = {}
+        left = GROUP_BATCHES_MAX
+        while self.confirmed and left > 0:
+            left -= self._sort(by_queue, left)
+            self._rest()
+        for key, (queue, first, parts) in by_queue.items():
+            # Joined as bytes: numpy would give joined arrays the machine's byte order.
+            joined = np.frombuffer(b"".join([part.tobytes() for part in parts]), ENTRY)
+            self._unwritten[key] = (queue, first, joined)
+
+    def _sort(self, by_queue: dict[Key, tuple[Queue, int, list[Entries]]], batches_max: int) -> int:
+        """Add the entries of some confirmed batches to their queues'; of how many."""
         batches: list[Batch] = []
         queues: list[Queue] = []
-        while self.confirmed and len(batches) < GROUP_BATCHES_MAX:
+        while self.confirmed and len(batches) < batches_max and len(queues) < PART_RUNS_MAX:
             batch, of_batch = self.confirmed.popleft()
             batches.append(batch)
             queues.extend(of_batch)
-        if not batches:
-            return
         if self.keys is not None:
             self.keys.add(batches)
         entries = entries_of(batches)
-        by_queue: dict[Key, tuple[Queue, int, list[Entries]]] = {}
         at = 0
         runs = (run for batch in batches for run in batch.runs)
         for run, queue in zip(runs, queues, strict=True):
@@ -330,12 +354,20 @@ class Flusher:
                 by_queue[run.topic, run.queue_id] = (queue, run.base_offset, [part])
             else:
                 known[2].append(part)
-        for key, (queue, first, parts) in by_queue.items():
-            # Joined as bytes: numpy would give joined arrays the machine's byte order.
-            joined = np.frombuffer(b"".join([part.tobytes() for part in parts]), ENTRY)
-            self._unwritten[key] = (queue, first, joined)
         self._unwritten_end = batches[-1].end
         self._store_ms = batches[-1].store_ms
+        return len(batches)
+
+    def _rest(self) -> None:
+        """Leave the interpreter to the event loop for a while, when it is time.
+
+        Not when much is to be indexed, or a segment to be made: who wakes this thread waits for it.
+        """
+        worked_s = self._clock() - self._rested_at
+        if worked_s >= WORK_S:
+            if self._has_thread and not self._stopping:
+                self.wake.wait(min(REST_MAX_S, worked_s * REST_PART))
+            self._rested_at = self._clock()
 
     def _is_checkpoint_due(self, stopping: bool) -> bool:
         grown = self.indexed - self._checkpoint.position

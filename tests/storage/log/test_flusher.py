@@ -1,0 +1,78 @@
+"""The second thread leaves the interpreter to the event loop."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from threading import Event
+
+from any_disk import ANY_DISK
+from watched_disk import WatchedDisk
+
+from holdmq.config import StorageSection
+from holdmq.record_batch import encode_batch
+from storage.log.flusher import PART_RUNS_MAX, REST_MAX_S, WORK_S
+from storage.log.store import LogStore, open_store
+from storage.store import Batch, Run
+
+INTERVAL_S = 60
+PARTS = 3
+
+
+class NotedWaits(Event):
+    """Notes how long it was to be waited for; `is_idle`: for an interval's end, now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits_s: list[float] = []
+        self.is_idle = Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits_s.append(timeout)
+        if timeout > REST_MAX_S:
+            self.is_idle.set()
+        return super().wait(timeout)
+
+
+def appended(store: LogStore, posted: queue.SimpleQueue[Callable[[], object]], batches: int) -> None:
+    """Append batches of one record each, confirmed."""
+    raw, sizes = encode_batch(b"devices", 0, [b"21"], b"", 5)
+    answers: list[object] = []
+    for _ in range(batches):
+        batch = Batch(memoryview(bytearray(raw)), sizes, [Run("devices", 0, 1)])
+        store.append(batch, lambda _batch, error: answers.append(error))
+    while len(answers) < batches:
+        posted.get(timeout=40)()
+    assert answers == [None] * batches
+
+
+def test_indexing_rests_after_each_part_of_its_work_and_keeps_its_interval(tmp_path: Path) -> None:
+    posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+    settings = StorageSection.model_validate(
+        {"data_dir": str(tmp_path / "store"), "flush_interval_ms": INTERVAL_S * 1000, **ANY_DISK}
+    )
+    ticks = count()
+    # Between two looks at this clock there is always enough work for a rest.
+    store = open_store(
+        settings, "b1", lambda _: 1, posted.put, disk=WatchedDisk(), clock=lambda: next(ticks) * WORK_S * 2
+    )
+    noted = store.flusher.wake = NotedWaits()
+    store.open()
+    try:
+        assert noted.is_idle.wait(40)
+        appended(store, posted, PARTS * PART_RUNS_MAX)
+        noted.is_idle.clear()
+        noted.waits_s.clear()
+        noted.set()
+        assert noted.is_idle.wait(40)
+        assert store.flusher.indexed == store.confirmed_position
+        *rests_s, interval_s = noted.waits_s
+        assert len(rests_s) >= PARTS
+        assert all(0 < rest_s <= REST_MAX_S for rest_s in rests_s)
+        # What the step took is not added to the interval.
+        assert interval_s < INTERVAL_S - PARTS * WORK_S
+    finally:
+        store.close()
