@@ -265,7 +265,7 @@ class Reads(Part):
                 return
             picked = self._scan(opened, batches)
             reader.position = picked.position
-            reader.served_at = self._loop.time()
+            reader.served(self._loop.time())
             if not picked.count:
                 if reader.position < self._store.confirmed_position:
                     # Much lies ahead that does not match: others get their turn before it goes on.

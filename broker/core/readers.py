@@ -23,7 +23,10 @@ from broker.core.filters import FilterSet, Hashes, TopicFilter
 from holdmq.record import tag_of_record
 
 SERVE_INTERVAL_S: Final = 0.0005
-"""A busy reader is served at most this often, so that wake-ups do not grow with the message rate."""
+"""How often a reader is served at most, on average, so that wake-ups do not grow with the message rate."""
+SERVES_AHEAD_MAX: Final = 8
+"""How far a reader may be ahead of that: it gets messages that come by themselves at once, while loops count
+their time and their timers in whole ms, in which such a message waited for up to two."""
 SERVE_AT_BYTES: Final = 64 << 10
 """This many waiting bytes are served at once."""
 TAG_TESTS_MAX: Final = 2_000
@@ -223,7 +226,7 @@ class Reader:
         "late_at",
         "position",
         "reader_id",
-        "served_at",
+        "served_until",
         "since",
     )
 
@@ -235,7 +238,7 @@ class Reader:
         self.late_at = 0
         self.held_back: dict[str, int] = {}
         self.filters = FilterSet()
-        self.served_at = 0.0
+        self.served_until = 0.0
         self.is_loading = False
 
     def owe(self, topic: str, position: int) -> None:
@@ -276,8 +279,12 @@ class Reader:
         if position >= self.position:
             self.late.clear()
 
+    def served(self, now: float) -> None:
+        """It is being served."""
+        self.served_until = max(self.served_until, now) + SERVE_INTERVAL_S
+
     def due_at(self, waiting_bytes: int, now: float) -> float:
         """When this reader should be served, given how much lies before it."""
-        if waiting_bytes >= SERVE_AT_BYTES or now - self.served_at >= SERVE_INTERVAL_S:
+        if waiting_bytes >= SERVE_AT_BYTES:
             return now
-        return self.served_at + SERVE_INTERVAL_S
+        return max(now, self.served_until - SERVES_AHEAD_MAX * SERVE_INTERVAL_S)

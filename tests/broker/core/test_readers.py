@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from broker.core.filters import FilterSet
-from broker.core.readers import SERVE_AT_BYTES, SERVE_INTERVAL_S, Reader, scan
+from broker.core.readers import SERVE_AT_BYTES, SERVE_INTERVAL_S, SERVES_AHEAD_MAX, Reader, scan
 from holdmq.record import encode_record
 from holdmq.record_batch import starts_of, tag_hashes
 from holdmq.record_properties import encode_properties
@@ -128,9 +128,21 @@ def test_a_position_inside_a_run_skips_what_lies_below() -> None:
     assert picked.parts[0] == b.records[int(b.starts[2]) :]
 
 
-def test_a_busy_reader_is_served_at_intervals_unless_much_waits() -> None:
+def test_a_reader_is_served_at_once_a_few_times_and_then_at_intervals_unless_much_waits() -> None:
     reader = Reader(1, 0)
-    reader.served_at = 10.0
-    assert reader.due_at(100, 10.0001) == 10.0 + SERVE_INTERVAL_S
-    assert reader.due_at(SERVE_AT_BYTES, 10.0001) == 10.0001
+    for _ in range(SERVES_AHEAD_MAX + 1):
+        assert reader.due_at(100, 10.0) == pytest.approx(10.0, abs=1e-9)
+        reader.served(10.0)
+    assert reader.due_at(100, 10.0) == pytest.approx(10.0 + SERVE_INTERVAL_S, abs=1e-9)
+    assert reader.due_at(SERVE_AT_BYTES, 10.0) == 10.0
     assert reader.due_at(100, 11.0) == 11.0
+
+
+def test_a_reader_that_is_always_busy_is_served_once_per_interval_on_average() -> None:
+    reader = Reader(1, 0)
+    now, end, served = 10.0, 10.0 + 1_000 * SERVE_INTERVAL_S, 0
+    while now < end:
+        reader.served(now)
+        served += 1
+        now = reader.due_at(100, now)
+    assert 1_000 <= served <= 1_000 + SERVES_AHEAD_MAX + 1
