@@ -56,14 +56,12 @@ class Rolling:
     def __init__(
         self,
         files: BucketFiles,
-        synced: Callable[[], int],
         ask: Callable[[Roll], None],
         is_idle: Callable[[int], bool],
     ) -> None:
         self.failures = 0
         self.has_thread = True
         self._files = files
-        self._synced = synced
         self._ask = ask
         self._is_idle = is_idle
         self._thread: Thread | None = None
@@ -139,7 +137,12 @@ class Rolling:
         while True:
             checkpoint = self._question(None)
             yield checkpoint
-            waiting = self._waiting_in(start, end, checkpoint.result(0))
+            position = checkpoint.result(0)
+            if end <= position < needed:
+                # The files, which say what waits, do not know yet what was rolled.
+                yield None
+                continue
+            waiting = self._waiting_in(start, end, position)
             if not waiting:
                 break
             for rows in waiting:
@@ -147,9 +150,7 @@ class Rolling:
                     answer = self._question(part)
                     yield answer
                     needed = max(needed, answer.result(0))
-            # What was rolled is known when the log was followed that far; what is being released, too.
-            yield None
-        while self._synced() < needed:
+            # What is just being released is known soon.
             yield None
 
     def _waiting_in(self, start: int, end: int, position: int) -> list[Rows]:

@@ -116,7 +116,7 @@ class Timer:
         self._checkpointed_at = 0.0
         self._retry_at = 0.0
         self._requests: deque[Roll] = deque()
-        self.rolling = Rolling(files, synced, self._ask, self._is_idle)
+        self.rolling = Rolling(files, self._ask, self._is_idle)
         self._stopping = False
         self._has_ended = False
         self._has_thread = True

@@ -472,6 +472,16 @@ def test_timers_that_are_released_while_they_are_rolled_come_once(driver: MakeDr
     assert d.store.timer.pending == 0
 
 
+def test_what_is_rolled_is_rolled_once_however_late_it_is_on_disk(driver: MakeDriver) -> None:
+    d = driver(flush="async", flush_interval_ms=300).open()
+    schedule(d, *(delayed(f"{i}", NOW + (1000 + i) * MINUTE) for i in range(60)))
+    fill_segments(d, 1)
+    first = d.store._segments.table[0]
+    in_thread(d, lambda: d.store.timer.rolling.roll(first.start, first.end))
+    assert d.store.numbers()["timer_rolled_total"] == 60
+    assert d.store.synced_position >= d.store.confirmed_position
+
+
 def test_a_refused_roll_says_so_and_leaves_everything(driver: MakeDriver, watched_disk: Any) -> None:
     d = driver(disk=watched_disk).open()
     schedule(d, delayed("x", NOW + 9000))
