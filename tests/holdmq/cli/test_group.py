@@ -44,8 +44,17 @@ async def consuming(stack: Stack, group: str, offset: int = -1) -> AsyncIterator
         if offset >= 0:
             at = min(offset, row.end_offset)
             assert await one.report(row.queue_id, at, topic="orders", wait_for_disk=True) == []
+    # As long as the commands take that run meanwhile.
+    keeping = asyncio.create_task(_keep(one))
     yield one
+    keeping.cancel()
     await one.client.close()
+
+
+async def _keep(one: GroupPeer) -> None:
+    while True:
+        await one.renew(0, 1, topic="orders")
+        await asyncio.sleep(1)
 
 
 def consume(stack: Stack, group: str, offset: int) -> None:
