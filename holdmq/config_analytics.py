@@ -25,8 +25,22 @@ class StatsSection(Section):
         le=600_000,
         description="Time between micro-batches: a second's row is readable 2 s later.",
     )
+    master: str = Field(
+        "",
+        pattern=r"^(spark://[^,/\s]+:\d+(,[^,/\s]+:\d+)*)?$",
+        description="Standalone Spark cluster that counts, as spark://host:7077, its masters separated by "
+        "commas; empty = this machine alone. spark-submit says it by itself (docs/spark.md).",
+    )
+    driver_host: str = Field(
+        "",
+        description="Address of this machine for the executors of stats.master; empty = the one from which "
+        "it reaches the master.",
+    )
     cores: int = Field(
-        2, ge=1, le=256, description="Cores of the local Spark session; also its shuffle partitions."
+        2,
+        ge=1,
+        le=256,
+        description="Cores that Spark may take, of this machine or the cluster; also its shuffle partitions.",
     )
     driver_heap_bytes: int = Field(
         512 * _MIB,

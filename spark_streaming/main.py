@@ -18,14 +18,15 @@ from typing import Any, Final
 from prometheus_client import Gauge
 
 from holdmq.config import Config
-from holdmq.errors import HoldMQError
+from holdmq.errors import ConfigError, HoldMQError
 from holdmq.process import Service
 from holdmq.rpc.security import Security
 from holdmq.telemetry import METRICS, Logger
 from spark_streaming.job.backlog import sample_backlogs
 from spark_streaming.job.home import Home
+from spark_streaming.job.jvm import is_submitted
 from spark_streaming.job.opening import open_query, open_samples, put_aside
-from spark_streaming.job.parts import every_part, parts_of
+from spark_streaming.job.parts import Part, every_part, parts_of
 from spark_streaming.job.query import Query
 from spark_streaming.job.session import Session, start_session
 from spark_streaming.job.sink import Sink
@@ -39,7 +40,7 @@ PLANNER_WAIT_S: Final = 30.0
 """How long the next query's start waits for the planner of the one before. Spark gives a planner's process
 ten seconds to connect, which several that start at once on a busy machine do not keep."""
 JVM_EXIT_WAIT_S: Final = 1.0
-"""How long a JVM whose connections just broke may take until its exit code is there."""
+"""How long a JVM whose connections just broke may take until its end is known."""
 
 _OWN_FIELDS: Final = frozenset({"event", "service", "level", "timestamp", "library"})
 
@@ -73,13 +74,14 @@ async def main(config: Config, service: Service, *, is_once: bool = False, is_re
             "registry": ",".join(config.registries()),
             "starting_offsets": "earliest",
             "max_records_per_batch": str(stats.max_records_per_batch),
-            "max_partitions": str(stats.cores),
             "fail_on_data_loss": "false",
             **security,
         }
-        await asyncio.to_thread(warm_up, session.spark, parts)
+        if not await _warmed_up(session, parts, service):
+            return
         for query in queries:
-            await asyncio.to_thread(query.start, session.spark, options, is_once)
+            at_most = {"max_partitions": str(query.part.tasks_max(session.cores))}
+            await asyncio.to_thread(query.start, session.spark, {**options, **at_most}, is_once)
             if query is not queries[-1]:
                 await asyncio.to_thread(query.await_planner, PLANNER_WAIT_S)
         service.ready(lambda: _is_running(session))
@@ -105,9 +107,29 @@ def _security_options(config: Config) -> dict[str, str]:
     security = Security.of(config)
     if security is None:
         return {}
+    if security.secret and is_submitted() and os.environ.get(ENV_SECRET) != security.secret:
+        raise ConfigError(
+            "spark-submit has started its JVM, which knows no secret of the configuration; name a file as "
+            f"client.secret_file, or put the secret into the environment of spark-submit as {ENV_SECRET}"
+        )
     if security.secret:
         os.environ[ENV_SECRET] = security.secret
     return {name: str(getattr(security, name)) for name in SECURITY}
+
+
+async def _warmed_up(session: Session, parts: Sequence[Part], service: Service) -> bool:
+    """Run every part's plan over nothing; False when stopped before a cluster had cores for it."""
+    warming = asyncio.create_task(asyncio.to_thread(warm_up, session.spark, parts))
+    # A stop ends it with Spark, which nobody has to be told.
+    warming.add_done_callback(lambda task: task.cancelled() or task.exception())
+    stopping = asyncio.create_task(service.stopping.wait())
+    await asyncio.wait({warming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not warming.done():
+        service.log.info("stopped", counting=False)
+        return False
+    stopping.cancel()
+    warming.result()
+    return True
 
 
 async def _run(
@@ -132,9 +154,9 @@ async def _run(
         if is_once and failed is ended and ended.exception() is None:
             service.log.info("everything is counted")
             return
-        code = await asyncio.to_thread(session.jvm_exit_code, JVM_EXIT_WAIT_S)
-        if code is not None:
-            raise HoldMQError(f"the JVM of Spark ended with exit code {code}; start again to go on")
+        end = await asyncio.to_thread(session.jvm_end, JVM_EXIT_WAIT_S)
+        if end is not None:
+            raise HoldMQError(f"the JVM of Spark {end}; start again to go on")
         cause = _cause(failed)
         service.log.error("the query ended", cause=cause)
         raise HoldMQError(
@@ -174,7 +196,7 @@ def _say_aside(service: Service, places: Sequence[str]) -> None:
 
 
 def _is_running(session: Session | None) -> tuple[bool, str]:
-    if session is None or session.jvm_exit_code() is not None:
+    if session is None or session.jvm_end() is not None:
         return False, "the JVM of Spark has ended"
     return True, "counting"
 

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 LONGEST_FIRST: Final = (
     "integration/test_stats_killed.py",
+    "integration/test_stats_cluster.py",
     "integration/test_stats.py",
     "integration/test_security.py",
     "storage/log/test_power_loss.py",

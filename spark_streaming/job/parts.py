@@ -43,6 +43,12 @@ class Part(NamedTuple):
     written: Callable[[Rows], None]
     options: Mapping[str, str] = MappingProxyType({})
     """Options of the source that are others than the job's."""
+    is_beside: bool = False
+    """Whether its batches take so long that they leave half of the cores to others."""
+
+    def tasks_max(self, cores: int) -> int:
+        """Return how many of `cores` a batch may take at once."""
+        return max(1, cores // 2) if self.is_beside else cores
 
 
 def parts_of(stats: StatsSection) -> list[Part]:
@@ -71,9 +77,7 @@ def _devices(stats: StatsSection) -> Part:
         (devices.DEVICES_TABLE, devices.TALKERS_TABLE),
         partial(devices.rows_of, talkers_max=stats.talkers_max),
         devices.note,
-        {
-            "max_records_per_batch": str(stats.devices_records_per_batch_max),
-            # A batch of a minute takes seconds: the batch of every second finds another core free.
-            "max_partitions": str(max(1, stats.cores // 2)),
-        },
+        {"max_records_per_batch": str(stats.devices_records_per_batch_max)},
+        # A batch of a minute takes seconds: the batch of every second finds another core free.
+        is_beside=True,
     )

@@ -1,10 +1,15 @@
-"""The Spark session of the job: a JVM set up for a small machine, quiet, and bound to this process."""
+"""The Spark session of the job: a JVM of its own, set up for a small machine and quiet, or spark-submit's.
+
+With ``stats.master`` the own JVM is the driver of a standalone cluster. One that spark-submit started comes
+with its configuration: master, executors, memory and addresses are then as they were submitted, and only what
+counting needs is added.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-import subprocess
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -13,21 +18,30 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 import structlog
+from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from holdmq.config_analytics import StatsSection
-from holdmq.errors import StartupError
+from holdmq.errors import ConfigError, StartupError
 from spark_streaming.java import find_java_home
+from spark_streaming.job.jvm import ChildJvm, Jvm, is_submitted, submitting_jvm
 
 TASK_FAILURES: Final = 4
 """Runs of a task before its batch fails: a read that meets a restarting broker is run again."""
 BATCHES_RETAINED: Final = 20
 """Batches whose offsets the checkpoint keeps: enough to see what happened, few files."""
-JVM_END_TIMEOUT_S: Final = 10.0
-"""How long the JVM may take to end once its session has stopped, before it is killed."""
+MASTER_WAIT_S: Final = 5.0
+"""How long each master of the cluster may take to answer, before a JVM is started for it."""
+
+_NEEDED: Final = {"spark.sql.session.timeZone": "UTC"}
+"""Minutes and hours are cut in this zone, whatever a cluster's is."""
+_APP_NAME: Final = "holdmq-stats"
+_MASTERS: Final = "spark://"
+_MAIN_FILE: Final = "submit.py"
+"""What spark-submit calls the job unless it is told a name."""
 
 # What a healthy JVM says at every start, and nobody needs.
 _NOISE: Final = (
@@ -45,54 +59,51 @@ log = structlog.get_logger("holdmq.stats")
 
 
 class Session:
-    """One Spark session and its JVM, a child of this process.
-
-    The JVM ends when its standard input closes, so it never outlives this process, however that ends.
-    """
+    """One Spark session and its JVM."""
 
     __slots__ = ("_jvm", "spark")
 
-    def __init__(self, spark: SparkSession, jvm: subprocess.Popen[bytes]) -> None:
+    def __init__(self, spark: SparkSession, jvm: Jvm) -> None:
         self.spark = spark
         self._jvm = jvm
 
-    def jvm_exit_code(self, wait_s: float = 0) -> int | None:
-        """Return the JVM's exit code, None if it still runs after `wait_s`."""
-        try:
-            return self._jvm.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            return None
+    @property
+    def cores(self) -> int:
+        """How many tasks the session may run at once."""
+        return self.spark.sparkContext.defaultParallelism
+
+    def jvm_end(self, wait_s: float = 0) -> str | None:
+        """Return how the JVM ended ("ended with exit code 3"), None if it still runs after `wait_s`."""
+        return self._jvm.end(wait_s)
 
     def stop(self) -> None:
-        """Stop Spark and wait for the JVM to end; blocking, at most a few seconds."""
+        """Stop Spark and give its JVM back; blocking, at most a few seconds."""
         try:
             self.spark.stop()
         except (Py4JError, OSError) as error:
             # The JVM died first, or dies with us: a signal to the whole group reaches it too.
             log.warning("Spark was gone before it was stopped", reason=str(error))
-        gateway = SparkContext._gateway
-        if gateway is not None:
-            gateway.shutdown()
-            SparkContext._gateway = None
-            SparkContext._jvm = None
-        if self._jvm.stdin is not None:
-            self._jvm.stdin.close()
-        try:
-            self._jvm.wait(JVM_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._jvm.kill()
-            self._jvm.wait()
+        self._jvm.close()
 
 
 def start_session(stats: StatsSection, say: Callable[[str], None]) -> Session:
-    """Start a JVM and a session for `stats`; blocking, 4–5 s.
+    """Start a session for `stats`, and its JVM unless spark-submit did; blocking, 4–5 s.
 
-    `say` gets every line that the JVM and the Python workers write, from a thread of its own. Raises
-    StartupError when there is no Java, or when the JVM does not start.
+    `say` gets every line that an own JVM and its Python workers write, from a thread of its own. Raises
+    StartupError when there is no Java, no master that answers, or when the JVM does not start; ConfigError
+    when ``stats.master`` is another than spark-submit's.
     """
+    return _submitted(stats) if is_submitted() else _own(stats, say)
+
+
+def _own(stats: StatsSection, say: Callable[[str], None]) -> Session:
+    where = cluster_settings(stats) if stats.master else _this_machine(stats)
     os.environ["JAVA_HOME"] = str(find_java_home())
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    conf = SparkConf(loadDefaults=False).setAll(list(_settings(stats).items()))
+    python = os.environ.get("PYSPARK_PYTHON", sys.executable) if stats.master else sys.executable
+    # A source is planned here and read at executors, both by the Python that Spark takes for the driver's.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
+    settings = {**_small(stats), **where, **_wanted(stats.cores), **_NEEDED}
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     said: list[str] = []
 
     def hear(line: str) -> None:
@@ -111,13 +122,107 @@ def start_session(stats: StatsSection, say: Callable[[str], None]) -> Session:
         raise StartupError(f"the JVM of Spark does not start: {error}{last}") from error
     finally:
         os.close(writing)
+    return _session(conf, gateway, ChildJvm(gateway.proc))
+
+
+def _submitted(stats: StatsSection) -> Session:
+    launch: Callable[..., Any] = launch_gateway
+    gateway = launch()
+    conf = SparkConf(_jvm=gateway.jvm)
+    master = conf.get("spark.master")
+    if stats.master and stats.master != master:
+        raise ConfigError(
+            f"stats.master is {stats.master}, but spark-submit chose {master}; leave stats.master out, or "
+            "submit with --master of the same"
+        )
+    if conf.get("spark.app.name") == _MAIN_FILE:
+        conf.setAppName(_APP_NAME)
+    for name, value in _wanted(submitted_cores(conf.get, stats.cores)).items():
+        conf.setIfMissing(name, value)
+    conf.setAll(list(_NEEDED.items()))
+    return _session(conf, gateway, submitting_jvm(gateway))
+
+
+def _session(conf: SparkConf, gateway: JavaGateway, jvm: Jvm) -> Session:
     # What py4j reports there is also raised to its caller, which says it once.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    spark = SparkSession(SparkContext(conf=conf, gateway=gateway))
-    return Session(spark, gateway.proc)
+    try:
+        return Session(SparkSession(SparkContext(conf=conf, gateway=gateway)), jvm)
+    except Exception as error:
+        java = getattr(error, "java_exception", None)
+        cause = str(error if java is None else java.toString()).strip().splitlines()[0]
+        jvm.close()
+        raise StartupError(f"Spark does not start at {conf.get('spark.master')}: {cause}") from error
 
 
-def _settings(stats: StatsSection) -> dict[str, str]:
+def submitted_cores(submitted: Callable[[str], str | None], otherwise: int) -> int:
+    """Return how many tasks may run at once, by the properties that were `submitted`.
+
+    `otherwise` if none of them says so. It is asked of the cluster then: a standalone one would give all.
+    """
+    for name in ("spark.default.parallelism", "spark.cores.max"):
+        found = submitted(name)
+        if found:
+            return int(found)
+    executors = submitted("spark.executor.instances")
+    if executors:
+        return int(executors) * int(submitted("spark.executor.cores") or 1)
+    return otherwise
+
+
+def _wanted(cores: int) -> dict[str, str]:
+    """What a batch a second wants; whoever submits the job may know better."""
+    return {
+        "spark.cores.max": str(cores),
+        "spark.default.parallelism": str(cores),
+        # 200, the default, cost 12 s a batch.
+        "spark.sql.shuffle.partitions": str(cores),
+        # A plan of one small shuffle is not worth planning twice.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.streaming.minBatchesToRetain": str(BATCHES_RETAINED),
+        "spark.sql.streaming.numRecentProgressUpdates": "5",
+        "spark.cleaner.periodicGC.interval": "10min",
+    }
+
+
+def _this_machine(stats: StatsSection) -> dict[str, str]:
+    return {
+        "spark.master": f"local[{stats.cores},{TASK_FAILURES}]",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+    }
+
+
+def cluster_settings(stats: StatsSection) -> dict[str, str]:
+    """Where the executors of ``stats.master`` reach the driver. StartupError if no master answers."""
+    address = _address_towards(stats.master)
+    return {
+        "spark.master": stats.master,
+        "spark.driver.host": stats.driver_host or address,
+        "spark.driver.bindAddress": address,
+        "spark.task.maxFailures": str(TASK_FAILURES),
+    }
+
+
+def _address_towards(masters: str) -> str:
+    """This machine's address on the way to the first of `masters` that answers, as Spark wants it written."""
+    reasons = []
+    for place in masters.removeprefix(_MASTERS).split(","):
+        host, _, port = place.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), MASTER_WAIT_S) as connection:
+                found = str(connection.getsockname()[0])
+                return f"[{found}]" if ":" in found else found
+        except OSError as error:
+            reasons.append(f"{place}: {error.strerror or error}")
+    raise StartupError(
+        f"no Spark master answers at {masters} (stats.master; {'; '.join(reasons)}); start one, or leave "
+        "stats.master empty to count on this machine"
+    )
+
+
+def _small(stats: StatsSection) -> dict[str, str]:
+    """What keeps the own JVM small, quiet, and in the job's directory."""
     data = Path(stats.data_dir).resolve()
     log4j = resources.files("spark_streaming.job") / "log4j2.properties"
     java = [
@@ -127,10 +232,7 @@ def _settings(stats: StatsSection) -> dict[str, str]:
         f"-Dlog4j2.configurationFile={log4j}",
     ]
     return {
-        "spark.app.name": "holdmq-stats",
-        "spark.master": f"local[{stats.cores},{TASK_FAILURES}]",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.app.name": _APP_NAME,
         "spark.driver.memory": f"{stats.driver_heap_bytes >> 20}m",
         "spark.driver.extraJavaOptions": " ".join(java),
         "spark.local.dir": str(data / "tmp"),
@@ -138,15 +240,6 @@ def _settings(stats: StatsSection) -> dict[str, str]:
         "spark.sql.catalogImplementation": "in-memory",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.session.timeZone": "UTC",
-        # 200, the default, cost 12 s a batch.
-        "spark.sql.shuffle.partitions": str(stats.cores),
-        "spark.default.parallelism": str(stats.cores),
-        # A plan of one small shuffle is not worth planning twice.
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.streaming.minBatchesToRetain": str(BATCHES_RETAINED),
-        "spark.sql.streaming.numRecentProgressUpdates": "5",
-        "spark.cleaner.periodicGC.interval": "10min",
     }
 
 

@@ -79,7 +79,7 @@ def spark(cluster: Stack) -> Iterator[Session]:
     session = start_session(settings, said.append)
     yield session
     session.stop()
-    assert session.jvm_exit_code() == 0
+    assert session.jvm_end() == "ended with exit code 0"
     # Workers say that a broker which a test stopped is away, and nobody says anything else.
     assert [line for line in said if '"event": "not connected"' not in line] == []
 

@@ -1,0 +1,204 @@
+"""The job on a standalone Spark cluster of two workers, one of which dies in the middle of a batch.
+
+Who reads is what the broker and Spark's page say; the truth of the counts is what `holdmq log stat` finds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import deltalake
+import pytest
+from command_line import run_here
+from processes import Stack, free_port, running_stack
+from security import ADMIN_SECRET, SERVICE_SECRET, write_keys
+from spark_cluster import (
+    SLOW_S,
+    SparkCluster,
+    descendants,
+    get_json,
+    option_of,
+    running_cluster,
+    wait_long,
+)
+
+from holdmq.client import Message, SyncProducer
+from holdmq.client.sync import SyncAdmin
+from holdmq.config_analytics import StatsSection
+from holdmq.rpc.security import Security
+from spark_streaming.job.parts import COUNTS, parts_of
+from spark_streaming.source.plan import PARTITION_RECORDS_MIN
+from spark_streaming.tables import table_path
+
+TOPICS = ("north", "south", "east", "west")
+BATCH = 2 * PARTITION_RECORDS_MIN
+"""Records of a batch: one task for each worker."""
+SENT_AT_ONCE = 1000
+STARVED = "Initial job has not accepted any resources"
+"""What Spark says, and the job passes on, of a cluster without cores for it."""
+SECURITY = Security("admin", secret=ADMIN_SECRET)
+
+Sums = dict[str, tuple[int, int]]
+COUNTED = [table for part in parts_of(StatsSection()) if part.name == COUNTS for table in part.tables]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    directory = tmp_path_factory.mktemp("stack")
+    keys = {"security.keys_file": write_keys(directory / "keys.toml")}
+    service = {"client.access_key": "service", "client.secret": SERVICE_SECRET}
+    with running_stack(directory, "registry", "broker", **keys, **service) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with running_cluster(tmp_path_factory.mktemp("spark"), 2) as made:
+        yield made
+
+
+def send(stack: Stack, messages: int) -> None:
+    """Produce to all topics in turn; bodies of many lengths."""
+    with SyncProducer([stack.registry], security=SECURITY) as producer:
+        for start in range(0, messages, SENT_AT_ONCE):
+            topic = TOPICS[start // SENT_AT_ONCE % len(TOPICS)]
+            some = range(start, min(messages, start + SENT_AT_ONCE))
+            producer.send_batch([Message(topic, b"b" * (i % 97)) for i in some], key=f"{start}")
+
+
+def truth(stack: Stack) -> Sums:
+    """Messages and bytes in the log by topic, with the broker stopped for it."""
+    assert stack.stop("broker") == 0
+    done = run_here("log", "stat", str(stack.directory / "store"), "--json")
+    stack.start("broker")
+    sums: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for queue in json.loads(done.stdout)["queues"]:
+        if not queue["topic"].startswith("%"):
+            sums[queue["topic"]] += queue["messages"]
+            sizes[queue["topic"]] += queue["body_bytes"]
+    return {topic: (sums[topic], sizes[topic]) for topic in sums}
+
+
+def sums_of(data_dir: Path, name: str) -> Sums:
+    """Messages and bytes (0 in a table without them) by topic; empty while the table is not there."""
+    path = table_path(data_dir, name)
+    if not deltalake.DeltaTable.is_deltatable(str(path)):
+        return {}
+    rows = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
+    sums: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for row in rows:
+        sums[row["topic"]] += row["messages"]
+        sizes[row["topic"]] += row.get("bytes", 0)
+    return {topic: (sums[topic], sizes[topic]) for topic in sums}
+
+
+def check_all(data_dir: Path, wanted: Sums) -> None:
+    for table in COUNTED:
+        has_bytes = "bytes" in table.merges
+        expected = {topic: (messages, size if has_bytes else 0) for topic, (messages, size) in wanted.items()}
+        assert sums_of(data_dir, table.name) == expected, table.name
+
+
+def write_configuration(stack: Stack, directory: Path) -> None:
+    (directory / "holdmq.toml").write_text(
+        f"""
+[registry]
+port = {stack.registry_port}
+[client]
+access_key = "service"
+[stats]
+data_dir = "{directory / "stats"}"
+admin_port = {stack.admin_ports["stats"]}
+max_records_per_batch = {BATCH}
+devices = false
+backlog_interval_s = 0
+"""
+    )
+
+
+def check_nothing_written(spark: SparkCluster, secret: str) -> None:
+    """No log, of the daemons or of executors, has the secret."""
+    written = [path for pattern in ("*.log", "stderr") for path in spark.directory.rglob(pattern)]
+    assert len(written) > 5
+    assert not [path for path in written if secret in path.read_text(errors="replace")]
+
+
+@pytest.mark.timeout(1800)
+def test_two_workers_count_together_and_one_that_dies_in_a_batch_changes_no_count(
+    stack: Stack, spark: SparkCluster
+) -> None:
+    data_dir = spark.directory / "stats"
+    write_configuration(stack, spark.directory)
+    environment = {"HOLDMQ_CLIENT__SECRET": SERVICE_SECRET}
+    page = free_port()
+    send(stack, BATCH)
+    job = spark.run(
+        "job",
+        "spark-submit",
+        # Both executors are there before the first batch is cut for them.
+        f"--conf spark.ui.port={page} --conf spark.scheduler.minRegisteredResourcesRatio=1 "
+        f"--conf spark.scheduler.maxRegisteredResourcesWaitingTime={SLOW_S:.0f}s "
+        "--conf spark.driver.host=127.0.0.1",
+        **environment,
+    )
+
+    def counted() -> int:
+        assert job.poll() is None, spark.log("job")[-3000:]
+        return sum(messages for messages, _ in sums_of(data_dir, "latency").values())
+
+    wait_long(lambda: counted() == BATCH, "the first batch is counted")
+    with SyncAdmin([stack.registry], security=SECURITY) as admin:
+        (connections,) = admin.connections().values()
+    assert isinstance(connections, list)
+    readers = {row.client_id for row in connections if row.role == "stats"}
+    executors = spark.executors()
+    assert len(executors) == 2
+    for executor in executors.values():
+        assert readers & {f"spark-{process.pid}" for process in descendants(executor.pid)}
+
+    # The next batch is there as a whole when it is planned, and one of its tasks does not get on.
+    name, executor = executors.popitem()
+    job.send_signal(signal.SIGSTOP)
+    executor.suspend()
+    send(stack, BATCH)
+    job.send_signal(signal.SIGCONT)
+    (application,) = get_json(page, "/api/v1/applications")
+    about = f"/api/v1/applications/{application['id']}"
+
+    def is_at_work() -> bool:
+        assert job.poll() is None, spark.log("job")[-3000:]
+        tasks = {row["id"]: row["activeTasks"] for row in get_json(page, f"{about}/executors")}
+        return bool(tasks[option_of(executor, "--executor-id")])
+
+    wait_long(is_at_work, "a task of the batch is at the executor")
+    assert counted() == BATCH
+    # The machine dies: worker, executor and what reads for it.
+    dead = [*descendants(spark.processes[name].pid), spark.processes[name]]
+    for process in dead:
+        os.kill(process.pid, signal.SIGKILL)
+    wait_long(lambda: counted() == 2 * BATCH, "the second batch is counted")
+    assert SERVICE_SECRET not in json.dumps(get_json(page, f"{about}/environment"))
+    job.terminate()
+    assert job.wait(SLOW_S) == 0, spark.log("job")[-3000:]
+    assert '"event": "stopped"' in spark.log("job")
+    check_all(data_dir, truth(stack))
+
+    check_nothing_written(spark, SERVICE_SECRET)
+
+    # The other way to start it, on a cluster that has nobody left.
+    (left,) = [each for each in executors if each != name]
+    spark.processes[left].terminate()
+    spark.processes[left].wait(SLOW_S)
+    waiting = spark.run("waiting", "holdmq stats", **environment)
+    wait_long(lambda: STARVED in spark.log("waiting"), "the job says that nobody takes it")
+    assert [row["name"] for row in get_json(spark.pages, "/json/")["activeapps"]] == ["holdmq-stats"]
+    waiting.terminate()
+    assert waiting.wait(SLOW_S) == 0, spark.log("waiting")[-3000:]
+    assert '"event": "stopped"' in spark.log("waiting")
