@@ -23,7 +23,7 @@ from holdmq.wire.session_will import DELETE_WILL, HAS_WILL, PUBLISH_WILL, Sessio
 __all__ = ["broker", "start"]
 
 Connect = Callable[..., Awaitable[SessionPeer]]
-LEASE_S = 0.4
+LEASE_S = 1.5
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def readers_held(stack: Stack) -> Iterator[None]:
     """Nothing is read from disk meanwhile."""
     go_on = threading.Event()
     for _ in range(stack.store.reader_pool._max_workers):
-        stack.store.reader_pool.submit(go_on.wait, 10)
+        stack.store.reader_pool.submit(go_on.wait, 60)
     try:
         yield
     finally:
@@ -95,7 +95,7 @@ async def test_a_will_goes_to_the_gateway_that_tells_of_its_end_and_its_row_goes
     opened = await gateway.open("c", 0, will=will())
     assert wills(broker) == 1
     await gateway.end("c", opened.epoch, 0, will=PUBLISH_WILL)
-    await until(lambda: gateway.wills)
+    await until_told(gateway)
     assert gateway.wills == [DueWill("c", opened.epoch, will())]
     assert other.wills == []
     assert broker.server.numbers()["wills_publishing"] == 1
@@ -112,10 +112,10 @@ async def test_a_will_goes_to_another_gateway_when_one_dies_with_it(broker: Stac
     gateway, other = await connect(broker), await connect(broker, "gateway-2")
     opened = await gateway.open("c", will=will())
     await gateway.end("c", opened.epoch, will=PUBLISH_WILL)
-    await until(lambda: gateway.wills)
+    await until_told(gateway)
     await beat(other)
     await gateway.client.close()
-    await until(lambda: other.wills)
+    await until_told(other)
     assert other.wills[0].epoch == opened.epoch
     assert broker.server.numbers()["wills_retried_total"] == 1
 

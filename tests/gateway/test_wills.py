@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -156,8 +155,7 @@ async def test_so_many_are_published_at_a_time(
     await running.until(lambda: running.worker.wills.in_hand == 2 and running.broker.held)
     running.broker.release()
     await running.until(lambda: len(told(table, WILL_DONE)) == 2)
-    await asyncio.sleep(0)
-    assert running.worker.wills.in_hand == 0
+    await running.until(lambda: running.worker.wills.in_hand == 0)
 
 
 async def test_a_connection_that_no_owner_knows_publishes_its_will_itself(start_worker: Start) -> None:
