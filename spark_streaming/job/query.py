@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from holdmq.errors import HoldMQError
 from holdmq.telemetry import METRICS
 from spark_streaming.job.checkpoint import Checkpoint
+from spark_streaming.job.job_source import JOB_FORMAT, register
 from spark_streaming.job.parts import Part
 from spark_streaming.job.progress import backlog_of
 from spark_streaming.job.sink import Sink
@@ -56,8 +57,9 @@ class Query:
 
     def start(self, spark: SparkSession, options: Mapping[str, str], is_once: bool) -> None:
         """Start counting what the source with `options` gives: until `stop`, or all that is there by now."""
+        register(spark)
         stream = (
-            spark.readStream.format("holdmq")
+            spark.readStream.format(JOB_FORMAT)
             .options(**{**options, **self.part.options, "columns": self.part.columns})
             .load()
         )
