@@ -1,0 +1,39 @@
+"""The Python that Spark starts its workers with on this machine: this one, and it imports what this one does.
+
+Spark puts the zip of PySpark that comes with it in front of their import path, and nobody keeps bytecode of
+modules in a zip: each of the dozen processes of a start compiled all that it imports, which took three times
+the CPU. On a busy machine a planner then did not connect within Spark's ten seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Final
+
+from spark_streaming.job.home import unusable
+
+_LAUNCHER: Final = """#!/bin/sh
+# Runs {python} with the import path of the process that wrote this, not with Spark's.
+{path}
+exec {python} "$@"
+"""
+
+
+def write_launcher(data: Path) -> Path:
+    """Write the launcher into the scratch space of the directory `data`, and return it.
+
+    Raises StartupError when it cannot be written.
+    """
+    launcher = data.resolve() / "tmp" / "python"
+    own = os.environ.get("PYTHONPATH")
+    path = "unset PYTHONPATH" if own is None else f"PYTHONPATH={shlex.quote(own)}"
+    try:
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        launcher.write_text(_LAUNCHER.format(python=shlex.quote(sys.executable), path=path), encoding="utf-8")
+        launcher.chmod(0o755)
+    except OSError as error:
+        raise unusable(data, error) from error
+    return launcher
