@@ -28,7 +28,7 @@ from holdmq.config_analytics import StatsSection
 from holdmq.errors import ConfigError, StartupError
 from spark_streaming.java import find_java_home
 from spark_streaming.job.jvm import ChildJvm, Jvm, is_submitted, submitting_jvm
-from spark_streaming.job.worker_python import write_launcher
+from spark_streaming.job.worker_python import workers_run, write_launcher
 
 TASK_FAILURES: Final = 4
 """Runs of a task before its batch fails: a read that meets a restarting broker is run again."""
@@ -104,10 +104,13 @@ def _own(stats: StatsSection, say: Callable[[str], None]) -> Session:
         python = os.environ.get("PYSPARK_PYTHON", sys.executable)
     else:
         python = str(write_launcher(Path(stats.data_dir)))
-    # A source is planned here and read at executors, both by the Python that Spark takes for the driver's.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     settings = {**_small(stats), **where, **_wanted(stats.cores), **_NEEDED}
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    with workers_run(python):
+        return _launched(conf, say)
+
+
+def _launched(conf: SparkConf, say: Callable[[str], None]) -> Session:
     said: list[str] = []
 
     def hear(line: str) -> None:

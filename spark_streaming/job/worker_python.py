@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,25 @@ _LAUNCHER: Final = """#!/bin/sh
 {path}
 exec {python} "$@"
 """
+_NAMES: Final = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+
+
+@contextmanager
+def workers_run(python: str) -> Iterator[None]:
+    """Have the session that is made inside run its workers by `python`, wherever they are.
+
+    A source is planned here and read at executors, both by the Python that Spark takes for the driver's.
+    The environment is as it was afterwards: no other session gets a launcher that is gone by then.
+    """
+    before = {name: os.environ.get(name) for name in _NAMES}
+    os.environ.update(dict.fromkeys(_NAMES, python))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def write_launcher(data: Path) -> Path:
