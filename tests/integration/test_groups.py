@@ -192,7 +192,7 @@ async def test_what_a_killed_member_had_goes_to_the_others_at_once(
 async def test_a_member_that_stood_still_too_long_hands_out_nothing_that_it_had(
     holdmq_stack: StackMaker, tmp_path: Path
 ) -> None:
-    stack = holdmq_stack(services=("registry", "broker"), **{"broker.queue_lease_s": 1})
+    stack = holdmq_stack(services=("registry", "broker"), **{"broker.queue_lease_s": 2})
     registry = f"127.0.0.1:{stack.registry_port}"
     members = [Member(tmp_path, f"m{i}", registry, "g", "t", "pause_s=0.01") for i in range(2)]
     try:
