@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 TAIL_READ_BYTES: Final = 8 << 20
 """What one `tail` call gives at most: more than any answer carries."""
 
+_ONE_START: Final = np.zeros(1, np.int64)
+_ONE_START.flags.writeable = False
+
 
 @dataclass(slots=True)
 class Run:
@@ -65,7 +68,7 @@ class Batch:
         """Where every record begins in the batch. Made when it is first asked for: appending does not."""
         starts = self._starts
         if starts is None:
-            starts = self._starts = starts_of(self.sizes)
+            starts = self._starts = starts_of(self.sizes) if len(self.sizes) != 1 else _ONE_START
         return starts
 
     @property
