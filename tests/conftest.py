@@ -20,6 +20,7 @@ LONGEST_FIRST: Final = (
     "integration/test_stats_killed.py",
     "integration/test_stats_cluster.py",
     "integration/test_stats.py",
+    "integration/test_guides_of_spark.py",
     "integration/test_security.py",
     "storage/log/test_power_loss.py",
     "integration/test_guides.py",

@@ -1,4 +1,4 @@
-"""The examples of the pages on the load test, the console and Spark run, and give what the pages say."""
+"""The examples of the pages on the load test and the console run, and give what the pages say."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pyarrow as pa
-import pytest
 from deltalake import write_deltalake
-from guides import DOCS, Example, examples_of
-from processes import Stack, free_port, running_stack, wait_until
+from guides import DOCS, examples_of
+from processes import free_port, wait_until
 
-from holdmq.client import Message, SyncProducer
-from holdmq.config_analytics import StatsSection
-from spark_streaming.job.session import Session, start_session
 from spark_streaming.tables import TPS_1S_SCHEMA
 
 StackMaker = Callable[..., Any]
@@ -118,9 +114,6 @@ def test_a_storm_ends_as_the_page_says() -> None:
     assert found["wills_seen"] == 0
 
 
-# The console
-
-
 def write_counts(path: Path, rows: list[tuple[dt.datetime, str, int, int]]) -> None:
     """Give the statistics job's table these counts: second, topic, messages, bytes."""
     columns = [*zip(*rows, strict=True), [0] * len(rows), [0] * len(rows)]
@@ -162,63 +155,3 @@ def test_the_console_answers_as_its_page_shows(holdmq_stack: StackMaker) -> None
     wait_until(is_complete, "counts of this second")
     wanted = json.loads(shown.replace("{…}", json.dumps(answers[-1]["current"]["topics"])))
     assert shape(answers[-1]) == shape(wanted)
-
-
-# Spark
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("spark"), "registry", "broker") as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def spark(cluster: Stack) -> Iterator[Session]:
-    session = start_session(StatsSection(data_dir=str(cluster.directory / "session")), lambda _: None)
-    yield session
-    session.stop()
-
-
-def spark_examples() -> list[Example]:
-    return examples_of("spark.md", "sql", "python")
-
-
-def test_the_counts_are_read_without_spark_as_the_page_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    example = spark_examples()[1]
-    now = dt.datetime.now(dt.UTC).replace(microsecond=0)
-    write_counts(
-        tmp_path / "holdmq-data/stats/tables/tps_1s", [(now, "devices", 3, 30), (now, "devices", 4, 40)]
-    )
-    monkeypatch.chdir(tmp_path)
-    exec(compile(example.code, f"spark.md line {example.line}", "exec"), {})
-    printed = capsys.readouterr().out
-    assert "messages_sum" in printed
-    assert "7" in printed
-
-
-@pytest.mark.timeout(240)
-def test_the_spark_examples_run(
-    cluster: Stack, spark: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with SyncProducer([cluster.registry]) as producer:
-        producer.send_batch([Message("devices", b"x", tag) for tag in ("1/t", "2/t", "2/t")])
-    codes = [example.code for example in spark_examples()]
-    sql, code = codes[0], next(code for code in codes if "readStream" in code)
-    code = code.replace('.option("topics"', f'.option("registry", "{cluster.registry}").option("topics"')
-    code = code.replace(".options(topics=", f'.options(registry="{cluster.registry}", topics=')
-    assert code.count(cluster.registry) == 2
-    exec(code.replace("/tmp/checkpoint", str(tmp_path / "checkpoint")), {"spark": spark.spark})
-    assert "|2/t|    2|" in capsys.readouterr().out
-    (query,) = spark.spark.streams.active
-    assert query.exception() is None
-    query.stop()
-
-    now = dt.datetime.now(dt.UTC).replace(microsecond=0)
-    rows = [(now, "devices", messages, 10 * messages, messages, 0) for messages in (3, 4)]
-    schema = "second timestamp, topic string, messages long, bytes long, latency_max_ms long, batch_id long"
-    spark.spark.createDataFrame(rows, schema).createOrReplaceTempView("tps_1s")
-    (row,) = spark.spark.sql(sql.replace("…", f"timestamp '{now.isoformat()}'")).collect()
-    assert (row.topic, row.messages, row.bytes, row.latency_max_ms) == ("devices", 7, 70, 4)

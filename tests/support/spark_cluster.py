@@ -129,7 +129,7 @@ class SparkCluster:
                 one.kill()
 
     def _command(self, words: str, options: str) -> str:
-        (line,) = [line for line in self._lines("$SPARK_HOME/bin/", "holdmq stats") if words in line]
+        (line,) = [line for line in self._lines("$SPARK_HOME/", "holdmq stats") if words in line]
         before, dashes, after = line.partition(" --")
         return f"{before} {options}{dashes}{after}"
 
@@ -143,7 +143,7 @@ class SparkCluster:
         }
         found = []
         for example in examples_of("spark.md", "console"):
-            for line in example.code.splitlines():
+            for line in example.code.replace("\\\n", "").splitlines():
                 if line.startswith(tuple(f"$ {beginning}" for beginning in beginnings)):
                     for theirs, ours in here.items():
                         line = line.replace(theirs, ours)
