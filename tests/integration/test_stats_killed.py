@@ -118,18 +118,22 @@ class Cluster(Stack):
 
     def wait_counted(self, more_than: int) -> None:
         def check() -> bool:
-            ended = self.processes["stats"].poll()
-            if ended is not None:
-                # A query does not outlive its planner, one of the Python workers; it may notice late.
-                assert ended == 1, f"ended with {ended}: {self.log('stats')[-2000:]}"
-                assert self.worker_was_killed, f"ended: {self.log('stats')[-2000:]}"
-                assert "start again to go on from the checkpoint" in self.log("stats")
-                self.start_stats()
+            self.go_on()
             # A look at a table costs more than those that `wait_until` is made for.
             time.sleep(PAUSE_S)
             return self.counted() > more_than
 
         wait_until(check, f"more than {more_than} messages are counted", TOGETHER_S)
+
+    def go_on(self) -> None:
+        """Start the job again if it ended, as it may once one of its workers was killed."""
+        ended = self.processes["stats"].poll()
+        if ended is not None:
+            # A query does not outlive its planner, one of the Python workers; it may notice late.
+            assert ended == 1, f"ended with {ended}: {self.log('stats')[-2000:]}"
+            assert self.worker_was_killed, f"ended: {self.log('stats')[-2000:]}"
+            assert "start again to go on from the checkpoint" in self.log("stats")
+            self.start_stats()
 
     def start_stats(self, *options: str, wait: bool = True) -> Process:
         """Start the job with options of the command line."""
@@ -168,6 +172,7 @@ class Cluster(Stack):
         if victim in ("broker", "gateway"):
             self.restart(victim, signal.SIGKILL)
             return
+        self.go_on()
         stats = self.processes["stats"]
         family = psutil.Process(stats.pid).children(recursive=True)
         jvm = next(child for child in family if child.name() == "java")
@@ -180,12 +185,10 @@ class Cluster(Stack):
         if victim == "driver":
             os.kill(stats.pid, signal.SIGKILL)
             stats.wait()
-            wait_until(
-                lambda: not any(map(psutil.Process.is_running, family)), "nothing outlives the job", 20
-            )
+            wait_until(lambda: not any(map(psutil.Process.is_running, family)), "nothing outlives the job")
         else:
             jvm.kill()
-            assert stats.wait(30) == 1
+            assert stats.wait(60) == 1
             assert "the JVM of Spark ended with exit code -9" in self.log("stats")
 
 
