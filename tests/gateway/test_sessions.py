@@ -95,7 +95,7 @@ async def test_a_write_that_is_refused_for_good_ends_the_connection(
 async def test_a_silent_owner_is_connected_again_and_told_again(
     start_worker: Start, table: SessionTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owner_module, "WRITE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(owner_module, "WRITE_TIMEOUT_S", 1.0)
     running = await start_worker()
     client = await persistent(running)
     table.holds = True
