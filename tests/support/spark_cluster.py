@@ -17,6 +17,8 @@ import psutil
 from guides import examples_of
 from processes import free_port, wait_until
 
+from spark_streaming.job.worker_python import write_launcher
+
 SLOW_S: Final = 300.0
 """How long JVMs may take to start, and a batch to be counted, on a machine that has much else to do."""
 END_S: Final = 20.0
@@ -51,6 +53,8 @@ class SparkCluster:
         self.master = f"spark://127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.pages = free_port()
+        # As the page's Python, but its workers do not compile PySpark, again and again.
+        self._python = write_launcher(directory)
         conf = directory / "conf"
         conf.mkdir()
         more = [f"{name.replace('_', '.')} {value}\n" for name, value in defaults.items()]
@@ -136,7 +140,7 @@ class SparkCluster:
     def _lines(self, *beginnings: str) -> list[str]:
         """Commands of the page that begin so, with this machine's names in place of the page's."""
         here = {
-            "/opt/holdmq/bin/python": sys.executable,
+            "/opt/holdmq/bin/python": str(self._python),
             "/var/tmp/spark": str(self.directory / "work"),
             "10.0.0.5": "127.0.0.1",
             "7077": str(self.port),
