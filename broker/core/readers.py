@@ -140,8 +140,9 @@ def _pick_run(
     credit_bytes: int,
 ) -> bool:
     """Add the run's matching records of the span (indices); False = that was all that this scan may do."""
-    if any(p.all for p in parts):
-        return _pick_stretch(picked, batch, span, credit_bytes)
+    for part in parts:
+        if part.all:
+            return _pick_stretch(picked, batch, span, credit_bytes)
     starts = batch.starts
     for i in _matching(picked, batch, run, run_first, span, parts):
         begin, length = int(starts[i]), int(batch.sizes[i])
@@ -189,6 +190,11 @@ def _matching(
 ) -> Iterator[int]:
     """The span's records that may match, in order, each looked for when it is asked for."""
     first, last = span
+    if len(parts) == 1 and not parts[0].needs_tags:
+        for i in parts[0].indices_by_hash(run.hashes, run.count):
+            if first <= run_first + i < last:
+                yield run_first + i
+        return
     found: set[int] = set()
     for part in parts:
         found.update(run_first + i for i in part.indices_by_hash(run.hashes, run.count))
