@@ -93,14 +93,15 @@ async def test_a_will_is_published_though_its_late_opening_was_taken_at_once(
 ) -> None:
     running = await start_worker()
     table.open_refusals = [BusyError("starting", 10)]
-    client = await running.client("c", MQTT_5, will=WILL)
 
     def opened_and_taken(request: Request) -> None:
-        epoch = table.core._next_epoch
-        request.connection.send_one_way(RequestCode.SESSION_TAKEN, SessionTakenRequest("c", epoch, 500))
+        if not table.open_refusals:
+            taken = SessionTakenRequest("c", table.core._next_epoch, 500)
+            request.connection.send_one_way(RequestCode.SESSION_TAKEN, taken)
         table.open(request)
 
     running.broker.server._routes[RequestCode.SESSION_OPEN] = opened_and_taken
+    client = await running.client("c", MQTT_5, will=WILL)
     assert (await client.next()).reason_code == 0x8E
     await running.until(lambda: running.broker.bodies == [b"bye"])
     await running.until(lambda: table.rows == {})
