@@ -128,7 +128,14 @@ async def _warmed_up(session: Session, parts: Sequence[Part], service: Service) 
         service.log.info("stopped", counting=False)
         return False
     stopping.cancel()
-    warming.result()
+    if warming.exception() is not None:
+        await _tell_of_jvm(session)
+        cause = _cause(warming)
+        service.log.error("Spark does not run the job's plans", cause=cause)
+        raise HoldMQError(
+            f"Spark does not run the job's plans: {cause.splitlines()[0]}; the Python of its workers "
+            "(PYSPARK_PYTHON) needs HoldMQ, on this machine and on those of a cluster"
+        )
     return True
 
 
@@ -154,9 +161,7 @@ async def _run(
         if is_once and failed is ended and ended.exception() is None:
             service.log.info("everything is counted")
             return
-        end = await asyncio.to_thread(session.jvm_end, JVM_EXIT_WAIT_S)
-        if end is not None:
-            raise HoldMQError(f"the JVM of Spark {end}; start again to go on")
+        await _tell_of_jvm(session)
         cause = _cause(failed)
         service.log.error("the query ended", cause=cause)
         raise HoldMQError(
@@ -165,6 +170,13 @@ async def _run(
     finally:
         for task in (stopping, *watching):
             task.cancel()
+
+
+async def _tell_of_jvm(session: Session) -> None:
+    """Raise HoldMQError if the JVM has ended, which is then why nothing else works."""
+    end = await asyncio.to_thread(session.jvm_end, JVM_EXIT_WAIT_S)
+    if end is not None:
+        raise HoldMQError(f"the JVM of Spark {end}; start again to go on")
 
 
 async def _await_end(queries: Sequence[Query], is_once: bool) -> None:
@@ -201,7 +213,7 @@ def _is_running(session: Session | None) -> tuple[bool, str]:
     return True, "counting"
 
 
-def _cause(ended: asyncio.Task[None]) -> str:
+def _cause(ended: asyncio.Task[Any]) -> str:
     error = ended.exception()
     return str(error).strip() or repr(error) if error is not None else "it was stopped from outside"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import deltalake
 import pytest
+import structlog
 from command_line import run_here
 from processes import Stack, free_port, running_stack, wait_until
 from pyspark.sql import DataFrame
@@ -22,15 +23,18 @@ from pyspark.sql import DataFrame
 from holdmq.analytics.reading import read_devices, read_latency, read_talkers
 from holdmq.analytics.schemas import LATENCY
 from holdmq.client.producer import Producer
+from holdmq.config import Config
 from holdmq.config_analytics import StatsSection
-from holdmq.errors import ConfigError
+from holdmq.errors import ConfigError, HoldMQError
 from holdmq.message import Message
+from holdmq.process import Service
 from holdmq.telemetry import METRICS
+from spark_streaming import main
 from spark_streaming.job.checkpoint import Checkpoint
 from spark_streaming.job.delta_sink import DeltaSink
 from spark_streaming.job.home import Home
 from spark_streaming.job.opening import open_query
-from spark_streaming.job.parts import DEVICES, parts_of
+from spark_streaming.job.parts import DEVICES, Rows, parts_of
 from spark_streaming.job.session import Session, start_session
 from spark_streaming.job.sink import MAINTENANCE_BATCHES, retention_of
 from spark_streaming.source import HoldMQDataSource
@@ -116,6 +120,22 @@ def test_a_wrong_option_is_one_sentence(cluster: Stack, spark: Session) -> None:
     with pytest.raises(Exception, match="option max_partitions = '0' must be a whole number") as caught:
         spark.spark.read.format("holdmq").option("max_partitions", "0").load()
     assert ConfigError.__name__ in str(caught.value)
+
+
+def test_a_plan_that_spark_does_not_run_is_one_sentence(spark: Session) -> None:
+    def rows(batch: DataFrame, _batch_id: int) -> Rows:
+        return {"tps_1s": batch.select("no_such_column").toArrow()}
+
+    part = parts_of(StatsSection())[0]._replace(rows=rows)
+
+    async def warm() -> None:
+        service = Service("stats", Config(), structlog.get_logger(), asyncio.Event())
+        await main._warmed_up(spark, [part], service)
+
+    with pytest.raises(
+        HoldMQError, match=r"^Spark does not run the job's plans: .*PYSPARK_PYTHON\) needs HoldMQ"
+    ):
+        asyncio.run(warm())
 
 
 def wait_listed(cluster: Stack, topic: str) -> None:
