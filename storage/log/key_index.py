@@ -194,6 +194,8 @@ class KeyIndex:
 
     def _take(self, batches: list[Batch]) -> None:
         for batch in batches:
+            if not batch.has_keys:
+                continue
             keys = keys_of(batch)
             if len(keys):
                 self._pending.append(keys)

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from holdmq.record_batch import Hashes, Ints, starts_of
+from holdmq.record_batch import Ints, starts_of
 from storage.store import Batch
 
 ENTRY_SIZE: Final = 20
@@ -49,12 +49,17 @@ def entries_of(batches: list[Batch]) -> Entries:
         positions += np.repeat(np.array(gaps, np.int64), counts)
     entries["position"] = positions
     entries["size"] = sizes
-    hashes: list[Hashes] = [
-        np.zeros(run.count, np.uint64) if run.hashes is None else run.hashes
-        for batch in batches
-        for run in batch.runs
-    ]
-    entries["hash"] = np.concatenate(hashes)
+    hashes = [run.hashes for batch in batches for run in batch.runs]
+    if all(of_run is None for of_run in hashes):
+        entries["hash"] = 0
+        return entries
+    runs = (run for batch in batches for run in batch.runs)
+    entries["hash"] = np.concatenate(
+        [
+            np.zeros(run.count, np.uint64) if of_run is None else of_run
+            for run, of_run in zip(runs, hashes, strict=True)
+        ]
+    )
     return entries
 
 
