@@ -221,7 +221,7 @@ def test_probes_ask_what_the_job_answers_where_it_listens(job_config: Config) ->
     admin = AdminServer("127.0.0.1", 0, ready=lambda: (True, ""), alive=lambda: (True, ""))
     try:
         for path in asked.values():
-            with urllib.request.urlopen(f"http://127.0.0.1:{admin.port}{path}", timeout=20) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{admin.port}{path}", timeout=40) as answer:
                 assert answer.status == 200
     finally:
         admin.close()
