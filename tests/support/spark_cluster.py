@@ -31,6 +31,8 @@ _DEFAULTS: Final = f"""\
 spark.executor.extraJavaOptions {SMALL_JVM}
 spark.driver.extraJavaOptions {SMALL_JVM}
 spark.driver.memory 512m
+# What stands still for a while is not dead; what dies is noticed by its connections.
+spark.network.timeout 900s
 spark.sql.codegen.wholeStage false
 spark.ui.showConsoleProgress false
 """
@@ -167,7 +169,7 @@ def wait_long(holds: Callable[[], bool], what: str) -> None:
 
 def get_json(port: int, path: str) -> Any:
     """What a page of Spark's answers as JSON; OSError while nobody does."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=END_S) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=SLOW_S) as answer:
         return json.load(answer)
 
 
