@@ -32,6 +32,13 @@ from spark_streaming.job.worker_python import workers_run, write_launcher
 
 TASK_FAILURES: Final = 4
 """Runs of a task before its batch fails: a read that meets a restarting broker is run again."""
+_CHECKPOINT_WRITER: Final = {
+    # Left to itself Spark starts 20 processes a batch (chmod, readlink) for the two files that it adds to the
+    # checkpoint and their checksums; so it starts two. A file gets its name, by rename(2), when it is whole.
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing"
+    ".FileSystemBasedCheckpointFileManager",
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+}
 BATCHES_RETAINED: Final = 20
 """Batches whose offsets the checkpoint keeps: enough to see what happened, few files."""
 MASTER_WAIT_S: Final = 5.0
@@ -247,6 +254,7 @@ def _small(stats: StatsSection) -> dict[str, str]:
         "spark.sql.catalogImplementation": "in-memory",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        **_CHECKPOINT_WRITER,
     }
 
 
