@@ -104,7 +104,7 @@ async def check(registry: str, senders: Senders) -> int:
     return sum(count - 1 for count in copies.values())
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_with_a_second_broker_producers_lose_nothing_and_keep_sending(holdmq_stack: StackMaker) -> None:
     first = holdmq_stack(services=("registry", "broker"))
     holdmq_stack(services=("broker",), **{"registry.port": first.registry_port, "broker.name": "broker-1"})
@@ -120,7 +120,7 @@ def test_with_a_second_broker_producers_lose_nothing_and_keep_sending(holdmq_sta
     asyncio.run(run())
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_without_another_broker_a_send_fails_within_its_deadline_and_says_why(
     holdmq_stack: StackMaker,
 ) -> None:

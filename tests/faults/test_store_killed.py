@@ -98,7 +98,7 @@ class Victim:
         return what == "dead"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("flush", "rounds"), [("async", ROUNDS), ("sync", ROUNDS // 5)])
 def test_nothing_acknowledged_is_lost_by_kill_9_however_often(
     tmp_path: Path, flush: str, rounds: int
