@@ -178,7 +178,7 @@ class Flusher:
         self._has_ended = False
         self._has_thread = True
         self._checkpointed_at = 0.0
-        self._rested_at = 0.0
+        self._rested_at = self._rests_until = 0.0
         self._thread = Thread(target=self._run, name="log-flusher", daemon=True)
 
     def start(
@@ -237,6 +237,7 @@ class Flusher:
         if not self._is_sync and not self._sync_log():
             return False
         self._rested_at = self._clock()
+        self._rests_until = self._rested_at + self._interval_s / 2
         if not self._index() or not self._step_keys(stopping):
             return False
         if self._is_checkpoint_due(stopping) and not self._save_checkpoint():
@@ -361,11 +362,13 @@ class Flusher:
     def _rest(self) -> None:
         """Leave the interpreter to the event loop for a while, when it is time.
 
-        Not when much is to be indexed, or a segment to be made: who wakes this thread waits for it.
+        Not when much is to be indexed, or a segment to be made: who wakes this thread waits for it. Nor
+        beyond half of the interval, at whose end the log is to be fsynced.
         """
-        worked_s = self._clock() - self._rested_at
+        now = self._clock()
+        worked_s = now - self._rested_at
         if worked_s >= WORK_S:
-            if self._has_thread and not self._stopping:
+            if self._has_thread and not self._stopping and now < self._rests_until:
                 self.wake.wait(min(REST_MAX_S, worked_s * REST_PART))
             self._rested_at = self._clock()
 
