@@ -3,7 +3,8 @@
 A group's first start in a topic is at the end (`latest`) unless told otherwise. What is new to a group
 that has begun is read from its beginning: queues that were added, brokers that joined, topics that were
 created while it waited for them. So `latest` is written down for all queues of the topic before the first
-lease is asked for; from then on, a queue without an offset is a new one.
+lease is asked for; from then on, a queue without an offset is a new one. The beginning of a topic that was
+waited for is written down as well: a member that comes later would take its own start for the group's first.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class StartPositions:
     async def prepare(self, broker: str, topics: Iterable[str]) -> None:
         """Make sure that this broker knows where the group begins. Raises RemoteError, TransportError."""
         async with self._lock:
-            await self._prepare(broker, [t for t in topics if broker in self._brokers.get(t, ())])
+            every = sorted(topics)
+            await self._prepare(broker, [t for t in every if broker in self._brokers.get(t, ())])
+            await self._prepare_awaited(broker, [t for t in every if self._brokers.get(t) == frozenset()])
 
     async def _prepare(self, broker: str, wanted: list[str]) -> None:
         without = sorted(set(wanted) - await self._begun(broker, wanted, TIMEOUT_S))
@@ -78,10 +81,16 @@ class StartPositions:
         first = [topic for topic in without if topic not in elsewhere]
         self._beginning.update(first)
         if first and self._first == "latest":
-            await self._begin_at_end(broker, first)
+            await self._begin(broker, first, at_end=True)
         for topic in first:
             log.info("first start of a group in a topic", group=self._group, topic=topic, broker=broker,
                      start=self._first)  # fmt: skip
+
+    async def _prepare_awaited(self, broker: str, wanted: list[str]) -> None:
+        """Topics that nobody had when their subscription began."""
+        without = sorted(set(wanted) - await self._begun(broker, wanted, TIMEOUT_S))
+        if without:
+            await self._begin(broker, without, at_end=False)
 
     async def _begun(self, broker: str, topics: Iterable[str], timeout_s: float) -> set[str]:
         """Topics in which the group has an offset at this broker."""
@@ -115,14 +124,21 @@ class StartPositions:
             found |= part
         return found
 
-    async def _begin_at_end(self, broker: str, topics: list[str]) -> None:
+    async def _begin(self, broker: str, topics: list[str], *, at_end: bool) -> None:
+        """Write down that the group begins at the end of these topics, or at their beginning."""
         queues: list[TopicQueue] = []
         for topic in topics:
             route = self._routes.get(topic)
             queues += [q for q in (() if route is None else route.read_queues) if q.broker == broker]
         bounds = await queue_bounds(self._routes, queues, TIMEOUT_S)
         reports = [
-            OffsetReport(queue.topic, queue.queue_id, 0, known.end_offset, known.log_epoch)
+            OffsetReport(
+                queue.topic,
+                queue.queue_id,
+                0,
+                known.end_offset if at_end else known.first_offset,
+                known.log_epoch,
+            )
             for queue, known in sorted(bounds.items())
         ]
         # On disk, or a crash of the broker would make what was sent meanwhile a thing of the past.

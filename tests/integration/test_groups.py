@@ -22,7 +22,9 @@ from holdmq.client import settling as module
 from holdmq.errors import RemoteError, TransportError, UsageError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupPauseRequest, GroupUpdateRequest
+from holdmq.wire.header import rows
 from holdmq.wire.move_headers import SendBackRequest
+from holdmq.wire.offset_headers import OffsetGetRequest, OffsetGetResponse, OffsetRow
 from holdmq.wire.topic_headers import TopicGrowRequest
 
 StackMaker = Callable[..., Any]
@@ -100,6 +102,20 @@ async def test_a_message_sent_after_the_start_is_handled(
         await producer.send(Message(topic, b"after"))
         assert (await got.get()).body == b"after"
         assert len(consumer.positions()) == 4
+
+
+async def test_where_a_group_begins_in_a_topic_that_it_waited_for_is_written_down(
+    registries: list[str], producer: Producer, topic: str, group: str
+) -> None:
+    """Else the next member takes its own start for the group's first, and what waits is passed over."""
+    got: asyncio.Queue[Message] = asyncio.Queue()
+    async with Consumer(registries, group, got.put, [topic], report_s=3600) as consumer:
+        await producer.send(Message(topic, b"the topic's first"))
+        assert (await got.get()).body == b"the topic's first"
+        await until(lambda: len(queues_of(consumer, topic)) == 4, "it has its queues")
+        link = producer.routes.link("broker-0")
+        reply = await link.client.call(RequestCode.OFFSET_GET, OffsetGetRequest(group, [topic]))
+        assert [row.offset for row in rows(OffsetRow, reply.header(OffsetGetResponse).offsets)] == [0] * 4
 
 
 @pytest.mark.parametrize("ordered", [False, True])
