@@ -307,7 +307,7 @@ async def test_an_older_connection_of_the_same_client_loses_its_subscriptions_an
     await running.client("same", MQTT_5)
     await running.until(lambda: running.broker.bodies == [b"gone"])
     assert running.worker.counters.subscriptions == 0
-    assert running.worker.counters.wills_total == 1
+    await running.until(lambda: running.worker.counters.wills_total == 1)
 
 
 async def test_brokers_hear_what_a_worker_does(start_worker: Start) -> None:
