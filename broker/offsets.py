@@ -148,6 +148,9 @@ class Offsets(Part):
         group = self.consumers.require(header.group)
         if header.wait_for_disk:
             _check_kept(group, (r.topic for r in reports))
+        if header.only_first:
+            # Two members that start at the same time may take different places for the group's first.
+            reports = [r for r in reports if self.table.get(header.group, r.topic, r.queue_id) < 0]
         refused = self.apply(request.connection, header.group, reports)
         answer = OffsetReportResponse(refused)
         if (header.wait_for_disk or self._is_sync) and not request.command.is_one_way:

@@ -151,5 +151,5 @@ class StartPositions:
             await self._report(broker, kept, True)
 
     async def _report(self, broker: str, reports: list[OffsetReport], wait_for_disk: bool) -> None:
-        request = OffsetReportRequest(self._group, reports, wait_for_disk)
+        request = OffsetReportRequest(self._group, reports, wait_for_disk, only_first=True)
         await self._routes.link(broker).client.call(RequestCode.OFFSET_REPORT, request, SAVE_TIMEOUT_S)

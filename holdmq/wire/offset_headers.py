@@ -32,11 +32,15 @@ class OffsetReport(NamedTuple):
 
 @header
 class OffsetReportRequest(Header):
-    """Report progress; usually one-way. `wait_for_disk`: answered when consumerOffset.json has it."""
+    """Report progress; usually one-way. `wait_for_disk`: answered when consumerOffset.json has it.
+
+    `only_first`: rows say where a group begins, and change nothing in queues where it has begun.
+    """
 
     group: str
     offsets: list[OffsetReport]
     wait_for_disk: bool = False
+    only_first: bool = False
 
 
 class OffsetResult(NamedTuple):

@@ -77,6 +77,13 @@ async def test_a_report_raises_the_offset_and_never_lowers_it(one: GroupPeer) ->
     assert (row.topic, row.queue_id, row.offset, row.first_offset, row.end_offset) == ("t", 0, 7, 0, 10)
 
 
+async def test_where_a_group_begins_is_said_once(one: GroupPeer) -> None:
+    """Members that start at the same time see it at different places: the later would pass messages over."""
+    for queue_id, offset in ((0, 0), (0, 10), (1, 10)):
+        assert await one.report(queue_id, offset, only_first=True) == []
+    assert [row.offset for row in await one.offsets("t")][:2] == [0, 10]
+
+
 async def test_reports_are_refused_each_with_its_reason(broker: Stack, one: GroupPeer) -> None:
     assert [r.status for r in await one.report(0, 11)] == [Code.OFFSET_AHEAD]
     assert [r.status for r in await one.report(9, 1)] == [Code.QUEUE_UNKNOWN]

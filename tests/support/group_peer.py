@@ -102,11 +102,12 @@ class GroupPeer:
         generation: int | None = None,
         log_epoch: int = 0,
         wait_for_disk: bool = False,
+        only_first: bool = False,
     ) -> list[OffsetResult]:
         """Report under the lease in hand (or `generation`); what was refused."""
         known = self.generations.get((topic, queue_id), 0) if generation is None else generation
         header = OffsetReportRequest(
-            self.group, [OffsetReport(topic, queue_id, known, offset, log_epoch)], wait_for_disk
+            self.group, [OffsetReport(topic, queue_id, known, offset, log_epoch)], wait_for_disk, only_first
         )
         reply = await self.client.call(RequestCode.OFFSET_REPORT, header, 15.0)
         return rows(OffsetResult, reply.header(OffsetReportResponse).refused)
