@@ -137,7 +137,10 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
                     pid, status = os.waitpid(running.pop(descriptor), 0)
                     tell(control, ended=pid, code=os.waitstatus_to_exitcode(status))
                     continue
-                data = control.recv(ORDER_MAX_BYTES)
+                try:
+                    data = control.recv(ORDER_MAX_BYTES)
+                except ConnectionResetError:  # it ended without having heard everything
+                    data = b""
                 if not data:
                     for pid in running.values():
                         os.kill(pid, signal.SIGKILL)

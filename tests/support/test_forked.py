@@ -13,6 +13,8 @@ from pathlib import Path
 
 from processes import Stack
 
+# Who was started in the background of a shell, as tests may be, ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 stack = Stack(Path(sys.argv[1]))
 try:
     process = stack.start("registry")
