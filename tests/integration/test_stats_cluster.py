@@ -9,15 +9,14 @@ import json
 import os
 import signal
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-import deltalake
 import psutil
 import pytest
-from command_line import run_here
+from counted import check_all, delta_sums, truth_of
 from processes import Stack, free_port, running_stack
 from security import ADMIN_SECRET, SERVICE_SECRET, write_keys
 from spark_cluster import (
@@ -32,11 +31,8 @@ from spark_cluster import (
 
 from holdmq.client import Message, SyncProducer
 from holdmq.client.sync import SyncAdmin
-from holdmq.config_analytics import StatsSection
 from holdmq.rpc.security import Security
-from spark_streaming.job.parts import COUNTS, parts_of
 from spark_streaming.source.plan import PARTITION_RECORDS_MIN
-from spark_streaming.tables import table_path
 
 TOPICS = ("north", "south", "east", "west")
 BATCH = 2 * PARTITION_RECORDS_MIN
@@ -47,9 +43,6 @@ TRIES = 5
 STARVED = "Initial job has not accepted any resources"
 """What Spark says, and the job passes on, of a cluster without cores for it."""
 SECURITY = Security("admin", secret=ADMIN_SECRET)
-
-Sums = dict[str, tuple[int, int]]
-COUNTED = [table for part in parts_of(StatsSection()) if part.name == COUNTS for table in part.tables]
 
 
 @pytest.fixture(scope="module")
@@ -74,41 +67,6 @@ def send(stack: Stack, messages: int) -> None:
             topic = TOPICS[start // SENT_AT_ONCE % len(TOPICS)]
             some = range(start, min(messages, start + SENT_AT_ONCE))
             producer.send_batch([Message(topic, b"b" * (i % 97)) for i in some], key=f"{start}")
-
-
-def truth(stack: Stack) -> Sums:
-    """Messages and bytes in the log by topic, with the broker stopped for it."""
-    assert stack.stop("broker") == 0
-    done = run_here("log", "stat", str(stack.directory / "store"), "--json")
-    stack.start("broker")
-    sums: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for queue in json.loads(done.stdout)["queues"]:
-        if not queue["topic"].startswith("%"):
-            sums[queue["topic"]] += queue["messages"]
-            sizes[queue["topic"]] += queue["body_bytes"]
-    return {topic: (sums[topic], sizes[topic]) for topic in sums}
-
-
-def sums_of(data_dir: Path, name: str) -> Sums:
-    """Messages and bytes (0 in a table without them) by topic; empty while the table is not there."""
-    path = table_path(data_dir, name)
-    if not deltalake.DeltaTable.is_deltatable(str(path)):
-        return {}
-    rows = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
-    sums: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for row in rows:
-        sums[row["topic"]] += row["messages"]
-        sizes[row["topic"]] += row.get("bytes", 0)
-    return {topic: (sums[topic], sizes[topic]) for topic in sums}
-
-
-def check_all(data_dir: Path, wanted: Sums) -> None:
-    for table in COUNTED:
-        has_bytes = "bytes" in table.merges
-        expected = {topic: (messages, size if has_bytes else 0) for topic, (messages, size) in wanted.items()}
-        assert sums_of(data_dir, table.name) == expected, table.name
 
 
 def reads(executor: psutil.Process, clients: set[str]) -> bool:
@@ -165,7 +123,7 @@ def test_two_workers_count_together_and_one_that_dies_in_a_batch_changes_no_coun
 
     def counted() -> int:
         assert job.poll() is None, spark.log("job")[-3000:]
-        return sum(messages for messages, _ in sums_of(data_dir, "latency").values())
+        return sum(messages for messages, _ in delta_sums(data_dir, "latency").values())
 
     # A worker of Python lives for a minute after its last task.
     readers: set[str] = set()
@@ -215,7 +173,7 @@ def test_two_workers_count_together_and_one_that_dies_in_a_batch_changes_no_coun
     job.terminate()
     assert job.wait(SLOW_S) == 0, spark.log("job")[-3000:]
     assert '"event": "stopped"' in spark.log("job")
-    check_all(data_dir, truth(stack))
+    check_all(truth_of(stack), partial(delta_sums, data_dir))
 
     check_nothing_written(spark, SERVICE_SECRET)
 

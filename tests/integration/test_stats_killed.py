@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import json
 import os
 import random
 import signal
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import deltalake
 import paho.mqtt.client as paho
 import psutil
 import psycopg
 import pyarrow as pa
 import pytest
-from command_line import run_here
+from counted import Sums, check_all, delta_sums, has_bytes, truth_of
 from paho.mqtt.enums import CallbackAPIVersion
 from postgresql import running_postgresql
 from processes import Process, Stack, wait_until
@@ -36,7 +33,7 @@ from holdmq.config_analytics import StatsSection
 from holdmq.message import Message
 from spark_streaming.job.opening import open_sink
 from spark_streaming.job.parts import COUNTS, parts_of
-from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA, table_path
+from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA
 
 ROUNDS = int(os.environ.get("HOLDMQ_TEST_KILL_ROUNDS", "0"))
 """Kills for each kind of tables; 0 = the few below, each of its own kind."""
@@ -52,11 +49,6 @@ PAUSE_S = 0.1
 """Between batches: a machine that starts a JVM again and again has better things to do than to count."""
 TOGETHER_S = 300.0
 
-Sums = dict[str, tuple[int, int]]
-COUNTED = {
-    table.name: table for part in parts_of(StatsSection()) if part.name == COUNTS for table in part.tables
-}
-
 
 class Place(NamedTuple):
     """The tables of one kind, and the settings that choose them."""
@@ -66,18 +58,9 @@ class Place(NamedTuple):
 
     def sums(self, name: str, data_dir: Path) -> Sums:
         """Messages and bytes (0 in a table without them) by topic; empty while the table is not there."""
-        has_bytes = "bytes" in COUNTED[name].merges
         if self.kind == "delta":
-            path = table_path(data_dir, name)
-            if not deltalake.DeltaTable.is_deltatable(str(path)):
-                return {}
-            sums = ["messages", "bytes"] if has_bytes else ["messages"]
-            found = deltalake.DeltaTable(path).to_pyarrow_table(columns=["topic", *sums])
-            grouped = found.group_by("topic").aggregate([(column, "sum") for column in sums])
-            return {
-                row["topic"]: (row["messages_sum"], row.get("bytes_sum", 0)) for row in grouped.to_pylist()
-            }
-        size = "sum(bytes)::bigint" if has_bytes else "0"
+            return delta_sums(data_dir, name)
+        size = "sum(bytes)::bigint" if has_bytes(name) else "0"
         query = f"SELECT topic, sum(messages)::bigint, {size} FROM holdmq.{name} GROUP BY topic"
         try:
             with psycopg.connect(self.settings["stats.postgresql_url"]) as connection:
@@ -147,25 +130,6 @@ class Cluster(Stack):
             )
             assert process.poll() is None, self.log("stats")[-2000:]
         return process
-
-    def truth(self) -> Sums:
-        """What the log holds, by topic, with the broker stopped for it."""
-        self.stop("broker")
-        done = run_here("log", "stat", str(self.directory / "store"), "--json")
-        self.start("broker")
-        sums: Counter[str] = Counter()
-        sizes: Counter[str] = Counter()
-        for queue in json.loads(done.stdout)["queues"]:
-            if not queue["topic"].startswith("%"):
-                sums[queue["topic"]] += queue["messages"]
-                sizes[queue["topic"]] += queue["body_bytes"]
-        return {topic: (sums[topic], sizes[topic]) for topic in sums if sums[topic]}
-
-    def check_all(self, truth: Sums) -> None:
-        messages = {topic: (count, 0) for topic, (count, _) in truth.items()}
-        for name, table in COUNTED.items():
-            expected = truth if "bytes" in table.merges else messages
-            assert self.place.sums(name, self.data_dir) == expected, name
 
     def kill(self, victim: str) -> None:
         """kill -9 of one process, and a start of what does not come back by itself."""
@@ -313,12 +277,12 @@ def test_every_message_is_counted_once_over_kill_9_at_random_moments(cluster: Cl
         wait_until(lambda: load.messages >= MESSAGES, "enough is sent", 60 + MESSAGES / 500)
     finally:
         load.finish()
-    truth = cluster.truth()
+    truth = truth_of(cluster)
     assert truth.keys() >= {*SENT_TOPICS, *MQTT_TOPICS}
     if cluster.processes["stats"].poll() is None:
         cluster.wait_counted(sum(messages for messages, _ in truth.values()) - 1)
         assert cluster.stop("stats") == 0
     # What a kill left uncounted, and not more: it ends when it has counted what is there.
     assert cluster.start_stats("--once", wait=False).wait(TOGETHER_S) == 0, cluster.log("stats")[-2000:]
-    cluster.check_all(truth)
+    check_all(truth, lambda name: cluster.place.sums(name, cluster.data_dir))
     assert cluster.place.put_aside(cluster.data_dir) == 5
