@@ -113,7 +113,7 @@ class Usage(NamedTuple):
         """What was used from `before` on."""
         took = self.at - before.at
         driver, jvm, workers, own, broker = (
-            f"{(now - then) / took:.1%}" for now, then in zip(self[1:], before[1:], strict=True)
+            f"{(late - early) / took:.1%}" for late, early in zip(self[1:], before[1:], strict=True)
         )
         job = sum(self[1:4]) - sum(before[1:4])
         return (
@@ -210,7 +210,7 @@ def busy(bench: Bench, registry: str, given: argparse.Namespace) -> None:
         f"busy      {len(lags)} seconds of {min(found):,} to {max(found):,} messages; readable after their "
         f"end: p50 {p50:.2f} s, p95 {p95:.2f} s, max {lags[-1]:.2f} s"
     )
-    count, took = (now - then for now, then in zip(ran, batches, strict=True))
+    count, took = (late - early for late, early in zip(ran, batches, strict=True))
     _say(
         f"          {count:.0f} batches, {took / max(1, count):.2f} s each; "
         f"memory {memory / _MIB:,.0f} MiB (PSS)"
