@@ -501,7 +501,8 @@ async def test_large_changes_are_told_in_several_pushes(
     stall.set()
     found = await watcher.changes(7)
     assert {key for _, key, _ in found} == {"first", *(f"k{i}" for i in range(6))}
-    assert t.broker.server.tables.watches.pushes >= 4
+    # The first change is told alone or with others: whichever came before the table stalled.
+    assert t.broker.server.tables.watches.pushes >= 3
 
 
 async def test_who_does_not_take_pushes_is_told_once_to_scan_again(t: T, watcher: Watcher) -> None:
