@@ -24,8 +24,8 @@ class Jvm(Protocol):
     def end(self, wait_s: float = 0) -> str | None:
         """Return how it ended, as the rest of a sentence on it; None if it still runs after `wait_s`."""
 
-    def close(self) -> None:
-        """Give it back: nothing of Spark is called any more. Blocking, at most `END_TIMEOUT_S`."""
+    def close(self, wait_s: float = END_TIMEOUT_S) -> None:
+        """Give it back: nothing of Spark is called any more. Blocking; killed after `wait_s`."""
 
 
 class ChildJvm:
@@ -46,7 +46,7 @@ class ChildJvm:
         except subprocess.TimeoutExpired:
             return None
 
-    def close(self) -> None:
+    def close(self, wait_s: float = END_TIMEOUT_S) -> None:
         """End it: ask, wait, kill."""
         gateway = SparkContext._gateway
         if gateway is not None:
@@ -56,7 +56,7 @@ class ChildJvm:
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
-            self._process.wait(END_TIMEOUT_S)
+            self._process.wait(wait_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -78,7 +78,7 @@ class SubmittingJvm:
         poll.register(self._descriptor, select.POLLIN)
         return "is gone" if poll.poll(wait_s * 1000) else None
 
-    def close(self) -> None:
+    def close(self, wait_s: float = END_TIMEOUT_S) -> None:
         """Let go of it: it ends once this process has."""
         if self._descriptor >= 0:
             os.close(self._descriptor)

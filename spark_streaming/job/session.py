@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import IO, Any, Final
@@ -27,7 +27,8 @@ from pyspark.sql import SparkSession
 from holdmq.config_analytics import StatsSection
 from holdmq.errors import ConfigError, StartupError
 from spark_streaming.java import find_java_home
-from spark_streaming.job.jvm import ChildJvm, Jvm, is_submitted, submitting_jvm
+from spark_streaming.job import class_archive
+from spark_streaming.job.jvm import END_TIMEOUT_S, ChildJvm, Jvm, is_submitted, submitting_jvm
 from spark_streaming.job.worker_python import workers_run, write_launcher
 
 TASK_FAILURES: Final = 4
@@ -84,34 +85,40 @@ class Session:
         """Return how the JVM ended ("ended with exit code 3"), None if it still runs after `wait_s`."""
         return self._jvm.end(wait_s)
 
-    def stop(self) -> None:
-        """Stop Spark and give its JVM back; blocking, at most a few seconds."""
+    def stop(self, jvm_wait_s: float = END_TIMEOUT_S) -> None:
+        """Stop Spark and give its JVM back, which then has `jvm_wait_s` to end; blocking."""
         try:
             self.spark.stop()
         except (Py4JError, OSError) as error:
             # The JVM died first, or dies with us: a signal to the whole group reaches it too.
             log.warning("Spark was gone before it was stopped", reason=str(error))
-        self._jvm.close()
+        self._jvm.close(jvm_wait_s)
 
 
-def start_session(stats: StatsSection, say: Callable[[str], None]) -> Session:
-    """Start a session for `stats`, and its JVM unless spark-submit did; blocking, 4–5 s.
+def start_session(
+    stats: StatsSection, say: Callable[[str], None], java_options: Sequence[str] | None = None
+) -> Session:
+    """Start a session for `stats`, and its JVM unless spark-submit did; blocking, 2–5 s.
 
-    `say` gets every line that an own JVM and its Python workers write, from a thread of its own. Raises
-    StartupError when there is no Java, no master that answers, or when the JVM does not start; ConfigError
-    when ``stats.master`` is another than spark-submit's.
+    `say` gets every line that an own JVM and its Python workers write, from a thread of its own. Without
+    `java_options` that JVM uses the archive of its classes, if there is one. Raises StartupError when there
+    is no Java, no master that answers, or when the JVM does not start; ConfigError when ``stats.master`` is
+    another than spark-submit's.
     """
-    return _submitted(stats) if is_submitted() else _own(stats, say)
+    return _submitted(stats) if is_submitted() else _own(stats, say, java_options)
 
 
-def _own(stats: StatsSection, say: Callable[[str], None]) -> Session:
+def _own(stats: StatsSection, say: Callable[[str], None], java_options: Sequence[str] | None) -> Session:
     where = cluster_settings(stats) if stats.master else _this_machine(stats)
-    os.environ["JAVA_HOME"] = str(find_java_home())
+    java_home = find_java_home()
+    os.environ["JAVA_HOME"] = str(java_home)
+    if java_options is None:
+        java_options = class_archive.options(java_home)
     if stats.master:
         python = os.environ.get("PYSPARK_PYTHON", sys.executable)
     else:
         python = str(write_launcher(Path(stats.data_dir)))
-    settings = {**_small(stats), **where, **_wanted(stats.cores), **_NEEDED}
+    settings = {**_small(stats, java_options), **where, **_wanted(stats.cores), **_NEEDED}
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     with workers_run(python):
         return _launched(conf, say)
@@ -235,7 +242,7 @@ def _address_towards(masters: str) -> str:
     )
 
 
-def _small(stats: StatsSection) -> dict[str, str]:
+def _small(stats: StatsSection, java_options: Sequence[str]) -> dict[str, str]:
     """What keeps the own JVM small, quiet, and in the job's directory."""
     data = Path(stats.data_dir).resolve()
     log4j = resources.files("spark_streaming.job") / "log4j2.properties"
@@ -244,6 +251,7 @@ def _small(stats: StatsSection) -> dict[str, str]:
         "-XX:TieredStopAtLevel=1",
         "-Duser.timezone=UTC",
         f"-Dlog4j2.configurationFile={log4j}",
+        *java_options,
     ]
     return {
         "spark.app.name": _APP_NAME,
