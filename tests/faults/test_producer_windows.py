@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from cluster_view import messages_of
 from processes import Stack
 
 from holdmq.client.producer import Producer
-from holdmq.client.pull_consumer import PullConsumer
 from holdmq.message import Message
 
 KILLS = 6
@@ -20,13 +20,14 @@ SENDERS = 400
 TOPIC = "applications"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_what_producers_send_again_over_kills_is_in_the_log_once_and_where_they_were_told(
     holdmq_stack: Callable[..., Stack],
 ) -> None:
     stack = holdmq_stack(services=("registry", "broker"))
     placed = asyncio.run(send_over_kills(stack))
-    stored = asyncio.run(read_all(stack.registry))
+    found = asyncio.run(messages_of([stack.registry], TOPIC))
+    stored = {(message.queue_id, message.queue_offset): message.body for message in found}
     assert len(placed) > KILLS * SENDERS
     counts = Counter(body for body in stored.values())
     assert [body for body, count in counts.items() if count > 1] == []
@@ -45,7 +46,7 @@ async def send_over_kills(stack: Stack) -> dict[bytes, tuple[int, int]]:
         while not stopping.is_set():
             body = f"{name}-{serial}".encode()
             serial += 1
-            done = await producer.send(Message(TOPIC, body), timeout_s=60.0)
+            done = await producer.send(Message(TOPIC, body), timeout_s=200.0)
             placed[body] = (done.queue.queue_id, done.queue_offset)
 
     async with Producer([stack.registry]) as one, Producer([stack.registry]) as other:
@@ -64,17 +65,6 @@ async def send_over_kills(stack: Stack) -> dict[bytes, tuple[int, int]]:
 async def grown(placed: dict[bytes, tuple[int, int]], more: int) -> None:
     """Wait until so many more messages are acknowledged."""
     goal = len(placed) + more
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(200.0):
         while len(placed) < goal:
             await asyncio.sleep(0.01)
-
-
-async def read_all(registry: str) -> dict[tuple[int, int], bytes]:
-    """Every message of the topic by (queue id, queue offset)."""
-    stored: dict[tuple[int, int], bytes] = {}
-    async with PullConsumer([registry]) as consumer:
-        await consumer.assign([TOPIC], "earliest")
-        while messages := await consumer.poll(hold_ms=500):
-            for message in messages:
-                stored[message.queue_id, message.queue_offset] = message.body
-    return stored

@@ -14,11 +14,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import pytest
+from cluster_view import messages_of
 from mqtt_client import MqttClient
 from processes import Stack, running_stack, wait_until
 from session_traffic import Device, Publisher, Subscriber
-
-from holdmq.client.pull_consumer import PullConsumer
 
 ROUNDS = int(os.environ.get("HOLDMQ_KILLS", "2"))
 """Kills of each victim; HOLDMQ_KILLS=20 for the long form."""
@@ -79,7 +78,7 @@ def test_sessions_go_on_whatever_is_killed(stack: Stack, devices: list[Device], 
     wait_until(lambda: all(p.is_finished for p in publishers), "all is acknowledged")
     wanted = {body for p in publishers for body in p.bodies()}
     wait_until(lambda: all({body for body, _ in s.got} >= wanted for s in subscribers), "all is delivered")
-    check_log(publishers, asyncio.run(read_all(stack.registry, tree)))
+    check_log(publishers, asyncio.run(bodies_of(stack.registry, tree)))
     for subscriber in subscribers:
         check_deliveries(publishers, subscriber)
 
@@ -117,12 +116,9 @@ def check_deliveries(publishers: list[Publisher], subscriber: Subscriber) -> Non
             assert set(bodies) == set(publisher.bodies())
 
 
-async def read_all(registry: str, topic: str) -> dict[int, list[bytes]]:
+async def bodies_of(registry: str, topic: str) -> dict[int, list[bytes]]:
     """The messages of a topic by queue, in their order."""
     queues: dict[int, list[bytes]] = defaultdict(list)
-    async with PullConsumer([registry]) as consumer:
-        await consumer.assign([topic], "earliest")
-        while messages := await consumer.poll(hold_ms=500):
-            for message in sorted(messages, key=lambda m: m.queue_offset):
-                queues[message.queue_id].append(message.body)
+    for message in await messages_of([registry], topic):
+        queues[message.queue_id].append(message.body)
     return queues
