@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-from processes import Stack
+from processes import Stack, wait_until
 
 from holdmq.client.producer import Producer
 from holdmq.message import Message
@@ -66,7 +66,11 @@ def test_no_answer_leaves_before_the_fdatasync_that_covers_its_record(
     stack = holdmq_stack(services=("registry",), **{"storage.flush": "sync"})
     stack.start("broker", prefix=("strace", "-D", "-f", "-yy", "-e", TRACED, "-o", str(trace)))
     port = asyncio.run(produce(stack.registry, stack.broker_port))
-    stack.stop("broker")
+    assert stack.stop("broker") == 0
+    # The tracer outlives what it traces.
+    wait_until(
+        lambda: trace.read_text(errors="replace").endswith("+++ exited with 0 +++\n"), "the trace ends"
+    )
     order = events(trace.read_text(errors="replace"), port)
     first_write = order.index("write")
     unsynced = covered = answers = writes = 0
