@@ -98,7 +98,7 @@ class Victim:
         return what == "dead"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("flush", "rounds"), [("async", ROUNDS), ("sync", ROUNDS // 5)])
 def test_nothing_acknowledged_is_lost_by_kill_9_however_often(
     tmp_path: Path, flush: str, rounds: int
@@ -147,7 +147,7 @@ def check(directory: Path, flush: str, victim: Victim) -> None:
 
 
 def run_until(
-    posted: SimpleQueue[Callable[[], object]], holds: Callable[[], bool], what: str, timeout_s: float = 20.0
+    posted: SimpleQueue[Callable[[], object]], holds: Callable[[], bool], what: str, timeout_s: float = 100.0
 ) -> None:
     """Be the store's event loop until `holds`."""
     deadline = time.monotonic() + timeout_s
