@@ -17,7 +17,7 @@ from holdmq.message import TopicQueue
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.topic_headers import TopicGrowRequest
 
-DELIVERED_S = 25.0
+DELIVERED_S = 100.0
 
 
 async def until(holds: Callable[[], bool], what: Callable[[], str], timeout_s: float = DELIVERED_S) -> None:

@@ -71,7 +71,7 @@ class Postgresql:
                 cwd=self._directory,
                 **self._account,
             )
-        wait_until(self._answers, "PostgreSQL answers", 30)
+        wait_until(self._answers, "PostgreSQL answers")
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
         """End it: SIGINT in order, SIGQUIT as a crash does."""
@@ -84,7 +84,7 @@ class Postgresql:
         assert self._process is not None
         assert self._process.poll() is None, (self._directory / "log").read_text()
         try:
-            psycopg.connect(self.url(), connect_timeout=2).close()
+            psycopg.connect(self.url(), connect_timeout=20).close()
         except psycopg.OperationalError:
             return False
         return True

@@ -24,7 +24,9 @@ from loadtest.usage import children_of
 
 Process = forked.Forked | subprocess.Popen[bytes]
 READY_S = 60.0
-STOP_S = 30.0
+STOP_S = 100.0
+"""A job under Spark ends the batch that it is in, and then its JVM."""
+ANSWER_S = 30.0
 SERVICES: Final = ("registry", "broker", "gateway")
 
 PORTS_FIRST: Final = 10_000
@@ -185,7 +187,7 @@ class Stack:
         """Status and text of an admin path; 0 while nobody answers."""
         url = f"http://127.0.0.1:{self.admin_ports[name]}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
+            with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

@@ -17,7 +17,7 @@ from typing import Any
 
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
-WAIT_S = 20.0
+WAIT_S = 40.0
 USER, PASSWORD = "alarms", "correct horse"
 
 

@@ -59,7 +59,7 @@ class Device(threading.Thread):
 
     def stop(self) -> None:
         self._stopping.set()
-        self.join(40)
+        self.join(100)
         assert not self.is_alive(), self.name
         assert self.error is None, f"{self.name}: {self.error!r}"
 

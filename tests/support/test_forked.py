@@ -34,9 +34,9 @@ def test_services_end_with_ctrl_c_as_they_do_for_a_user_and_none_outlives_its_te
         env={"PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
         start_new_session=True,
     )
     assert (done.returncode, done.stderr) == (-9, "")
-    wait_until(lambda: not psutil.pid_exists(int(done.stdout)), "the service is gone", 20)
+    wait_until(lambda: not psutil.pid_exists(int(done.stdout)), "the service is gone")
