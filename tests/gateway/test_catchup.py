@@ -12,6 +12,11 @@ from holdmq.mqtt import PubAck, Publish
 Start = Callable[..., Awaitable[Any]]
 
 
+@pytest.fixture(autouse=True)
+def _rests_are_as_long_as_the_machine_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.catchup.REST_S", 60.0)
+
+
 async def lagging(running: Any, client_id: str, messages: int, topic: str = "a/b") -> Any:
     """A subscriber that has acknowledged nothing of so many messages."""
     client = await running.client(client_id)
@@ -35,6 +40,23 @@ async def take(client: Any, count: int) -> list[bytes]:
 
 def opened(running: Any) -> int:
     return sum(1 for each in running.broker.opened if each.reader_id)
+
+
+async def acknowledged(running: Any, waiting: Any, count: int) -> None:
+    """Until so many sessions are in this queue, and nothing is in flight to any of them."""
+    await running.until(
+        lambda: len(waiting) == count and not any(session.outbound.inflight for session in waiting)
+    )
+
+
+async def send_together(running: Any, clients: list[Any], acks: list[list[PubAck]]) -> None:
+    """Send these, and have all their sessions begin in one turn of the loop, whenever each was read."""
+    catchup = running.worker.catchup
+    catchup._pump_due = True
+    for client, own in zip(clients, acks, strict=True):
+        client.send(*own)
+    await acknowledged(running, catchup._queue, len(clients))
+    catchup._pump()
 
 
 async def test_a_session_goes_on_from_what_was_read_for_it(start_worker: Start) -> None:
@@ -75,8 +97,7 @@ async def test_sessions_that_become_ready_in_one_turn_share_a_reader(
     running = await start_worker(inflight_max=4)
     clients = [await lagging(running, f"s{n}", 12) for n in range(3)]
     acks = [[PubAck((await client.next()).packet_id) for _ in range(4)] for client in clients]
-    for client, own in zip(clients, acks, strict=True):
-        client.send(*own)
+    await send_together(running, clients, acks)
     everything = [b"%d" % n for n in range(12)]
     for at, client in enumerate(clients):
         # The first ones got what the publishers of the others sent, too.
@@ -109,8 +130,7 @@ async def test_who_leaves_a_reader_in_the_middle_of_an_answer_gets_nothing_of_it
 
     monkeypatch.setattr(catchup, "_go_on", changed)
     acks = [[PubAck((await client.next()).packet_id) for _ in range(16)] for client in clients]
-    for client, own in zip(clients, acks, strict=True):
-        client.send(*own)
+    await send_together(running, clients, acks)
     for client in clients:
         assert await take(client, 8) == [b"%d" % n for n in range(16, 24)]
     await running.until(lambda: running.worker.counters.lagging_sessions == 0)
@@ -200,6 +220,9 @@ async def test_sessions_far_back_that_come_together_share_a_reader(
 ) -> None:
     monkeypatch.setattr("gateway.catchup.FAR_BYTES", -1)
     monkeypatch.setattr("gateway.catchup.MANY_SESSIONS", 2)
+    # Until the test says that nobody came any more.
+    monkeypatch.setattr("gateway.catchup.GATHER_S", 3600.0)
+    monkeypatch.setattr("gateway.catchup.GATHER_MAX_S", 3600.0)
     running = await start_worker(inflight_max=4)
     clients = [await running.client(f"s{n}") for n in range(5)]
     for client in clients:
@@ -210,9 +233,14 @@ async def test_sessions_far_back_that_come_together_share_a_reader(
     await running.until(lambda: running.worker.counters.lagging_sessions == 5)
     for client in clients:
         await take(client, 4)
+    catchup = running.worker.catchup
+    await acknowledged(running, catchup._far_queue, 5)
     assert opened(running) == 0  # they are waited for
+    catchup._gathering.cancel()
+    catchup._gather_until = 0.0
+    catchup._gathered()
     for client in clients:
         assert await take(client, 4) == [b"%d" % n for n in range(4, 8)]
     assert opened(running) == 1
-    assert running.worker.catchup.shared == 5
+    assert catchup.shared == 5
     await running.until(lambda: running.worker.counters.lagging_sessions == 0)

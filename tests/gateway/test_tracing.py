@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -107,7 +108,11 @@ async def test_with_a_topic_only_publishes_on_it_are_told(traced: Start, parent:
 
 
 async def test_a_trace_ends_by_itself_or_when_told_and_then_costs_nothing(traced: Start, parent: Any) -> None:
-    running = await traced(seconds=0.01)
+    running = await traced(seconds=60.0)
+    (trace,) = running.worker.tracing._traces.values()
+    now = running.worker.now()
+    assert now < trace.until <= now + 60
+    trace.until = now
     await running.until(lambda: running.worker.tracing is None)
     assert running.worker.context.traced is None
     parent[0].say(trace=2, client="c1", topic=None, seconds=60)
@@ -124,12 +129,19 @@ async def test_past_so_many_a_second_only_the_number_of_packets_is_told(
 ) -> None:
     monkeypatch.setattr(tracing, "LINES_PER_S", 3)
     running = await traced()
+    traces = running.worker.tracing
+    traces._second_ends = math.inf  # when the test says so
     client = await running.client("c1")
     client.send(*(Publish("a/b", b"x", 1, packet_id=n) for n in range(1, 51)))
     await client.acked(50)
-    await running.until(lambda: parent[0].read() and parent[0].left_out)
-    assert len(parent[0].lines) <= 6
-    assert len(parent[0].lines) + parent[0].left_out == 53
+    # CONNECT, CONNACK, each PUBLISH, and one line for each write of acknowledgements.
+    await running.until(lambda: len(parent[0].read()) + parent[0].left_out >= 53)
+    assert len(parent[0].lines) == 3
+    traces._second_ends = 0.0
+    await running.until(lambda: traces._second_ends)
+    client.send(Publish("a/b", b"x", 1, packet_id=51))
+    await client.acked(1)
+    await running.until(lambda: parent[0].packets()[3:] == [("in", "PUBLISH"), ("out", "PUBACK")])
 
 
 async def test_of_a_packet_that_is_too_long_to_be_told_the_kind_is(traced: Start, parent: Any) -> None:
