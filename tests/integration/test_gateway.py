@@ -26,7 +26,7 @@ def tool(name: str, port: int, *args: str, **kwargs: Any) -> subprocess.Complete
         [name, "-h", "127.0.0.1", "-p", str(port), *args],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=False,
         **kwargs,
     )
@@ -55,7 +55,7 @@ def messages(process: subprocess.Popen[str]) -> list[str]:
     return found
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 15.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
@@ -72,7 +72,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def test_mosquittos_clients_of_every_version_talk_through_the_log(stack: Any) -> None:
     subscribers = {
         version: start_sub(
-            stack.mqtt_port, "-V", version, "-t", "devices/#", "-q", "1", "-v", "-C", "9", "-W", "20"
+            stack.mqtt_port, "-V", version, "-t", "devices/#", "-q", "1", "-v", "-C", "9", "-W", "100"
         )
         for version in VERSIONS
     }
@@ -186,8 +186,8 @@ async def test_aiomqtt_gmqtt_and_amqtt_clients_talk_to_each_other(stack: Any) ->
 
 
 def test_bad_input_is_refused_with_a_sentence_and_a_metric_while_others_go_on(holdmq_stack: Any) -> None:
-    stack = holdmq_stack(**{"gateway.unauthenticated_s": 1, "gateway.workers": 1})
-    good = start_sub(stack.mqtt_port, "-t", "fine/#", "-q", "1", "-C", "1", "-W", "25")
+    stack = holdmq_stack(**{"gateway.unauthenticated_s": 5, "gateway.workers": 1})
+    good = start_sub(stack.mqtt_port, "-t", "fine/#", "-q", "1", "-C", "1", "-W", "100")
     connect = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01"
     cases = {
         "protocol_error": b"GET / HTTP/1.1\r\n\r\n",
@@ -213,7 +213,7 @@ def test_bad_input_is_refused_with_a_sentence_and_a_metric_while_others_go_on(ho
 
 
 def test_a_will_is_published_when_a_client_is_killed(stack: Any) -> None:
-    watcher = start_sub(stack.mqtt_port, "-t", "wills/#", "-q", "1", "-v", "-C", "1", "-W", "20")
+    watcher = start_sub(stack.mqtt_port, "-t", "wills/#", "-q", "1", "-v", "-C", "1", "-W", "100")
     dying = start_sub(
         stack.mqtt_port, "-t", "x", "--will-topic", "wills/d1", "--will-payload", "gone", "--will-qos", "1"
     )
@@ -226,12 +226,12 @@ def test_sigterm_drains_and_exits_with_0(stack: Any) -> None:
     subscriber = start_sub(stack.mqtt_port, "-V", "mqttv5", "-t", "a/#")
     assert stack.stop("gateway") == 0
     stack.start("gateway")
-    subscriber.terminate()
     assert subscriber.stdout is not None
     with subscriber.stdout as lines:
-        said = lines.read()
+        # It comes back, again and again: what it is told comes at all.
+        assert any("DISCONNECT (139)" in line for line in lines)
+        subscriber.terminate()
     subscriber.wait(40)
-    assert "DISCONNECT (139)" in said
 
 
 def test_a_worker_that_crashes_is_started_again_and_said_so(holdmq_stack: Any) -> None:
@@ -249,8 +249,8 @@ def test_a_worker_that_hangs_makes_the_gateway_unready_and_is_replaced(holdmq_st
     stack = holdmq_stack(**{"gateway.workers": 1})
     (victim,) = stack.workers()
     os.kill(victim, signal.SIGSTOP)
-    wait_for(lambda: stack.http("gateway", "/readyz")[0] == 503, "unready", 30)
-    wait_for(lambda: stack.metric("gateway", "holdmq_gateway_worker_restarts_total") == 1, "replaced", 40)
+    wait_for(lambda: stack.http("gateway", "/readyz")[0] == 503, "unready")
+    wait_for(lambda: stack.metric("gateway", "holdmq_gateway_worker_restarts_total") == 1, "replaced")
     assert "hangs and is killed" in stack.log("gateway")
     wait_for(lambda: stack.http("gateway", "/readyz")[0] == 200, "ready again")
 
@@ -287,7 +287,7 @@ def test_everything_acknowledged_is_delivered_over_a_broker_that_is_killed(stack
         if n == 150:
             stack.restart("broker", signal.SIGKILL)
     publisher.stdin.close()
-    assert publisher.wait(40) == 0
+    assert publisher.wait(100) == 0
     wait_for(lambda: len(set(got)) == 300, "all 300 received")
     first_of_each = list(dict.fromkeys(got))
     assert first_of_each == [b"%d" % n for n in range(300)]
@@ -300,7 +300,7 @@ def test_a_slow_subscriber_gets_everything_from_the_log(holdmq_stack: Any, tmp_p
     stack = holdmq_stack(**{"gateway.workers": 1})
     from holdmq.mqtt import Connect, Subscribe, Subscription, encode
 
-    slow = socket.create_connection(("127.0.0.1", stack.mqtt_port), timeout=20)
+    slow = socket.create_connection(("127.0.0.1", stack.mqtt_port), timeout=60)
     slow.sendall(encode(Connect(client_id="slow", keep_alive=600), 4))
     assert len(slow.recv(4)) == 4
     slow.sendall(encode(Subscribe(1, [Subscription("bulk/#", 1)]), 4))
@@ -318,7 +318,7 @@ def test_a_slow_subscriber_gets_everything_from_the_log(holdmq_stack: Any, tmp_p
             for number, packet_type, body in readers.step(1):
                 if packet_type == 3:
                     got[number].append(int(payload_of(body).partition(b":")[0]))
-        assert publisher.wait(40) == 0
+        assert publisher.wait(100) == 0
         readers.disconnect()
     assert got == [list(range(count))] * len(got)
     wait_for(lambda: stack.metric("gateway", "holdmq_gateway_lagging_sessions") == 1, "the session lags")
@@ -341,5 +341,5 @@ def test_a_slow_subscriber_gets_everything_from_the_log(holdmq_stack: Any, tmp_p
     wait_for(
         lambda: stack.metric("gateway", "holdmq_gateway_lagging_sessions") == 0, "the session is live again"
     )
-    assert stack.metric("gateway", "holdmq_gateway_catchup_readers") == 0
+    wait_for(lambda: stack.metric("gateway", "holdmq_gateway_catchup_readers") == 0, "nobody reads for it")
     slow.close()
