@@ -450,7 +450,8 @@ async def start_worker(memory_broker: MemoryBroker) -> AsyncIterator[Callable[..
     ) -> RunningWorker:
         """A worker with one listener: the plain one, or one with these settings at port 0."""
         config = Config(
-            gateway=GatewaySection(**{"drain_s": 1.0, **settings}),
+            # A machine that others hold up is no overload.
+            gateway=GatewaySection(**{"drain_s": 1.0, "overload_lag_ms": 0, **settings}),
             access=AccessSection(**(access or {})),
             client=ClientSection(registries=[f"127.0.0.1:{memory_broker.server.port}"]),
         )

@@ -34,7 +34,7 @@ CONNECTIONS = 400
 async def test_mutated_packets_disturb_nobody(
     start_worker: Callable[..., Awaitable[Any]], version: int
 ) -> None:
-    running = await start_worker(unauthenticated_s=1, connections_max=CONNECTIONS + 2, drain_s=5)
+    running = await start_worker(connections_max=CONNECTIONS + 2, drain_s=5)
     steady = await running.client("steady")
     await steady.subscribe("steady/#")
     rng = random.Random(version)

@@ -145,15 +145,20 @@ async def test_half_a_request_ends_with_the_time_for_a_connect(start_worker: Sta
     writer.write(b"GET /mqtt HTTP/1.1\r\nHost: gw\r\n")
     assert await rest_of(reader) == b""
     await running.until(refused(running, "unauthenticated"))
-    quiet = await WebClient.open(running)
+    # One that is open and silent, at a worker with time enough to open it.
+    patient = await start_worker({"kind": "ws"})
+    quiet = await WebClient.open(patient)
+    (shell,) = patient.worker.shells
+    shell.handle(shell.session.handle_deadline(patient.worker.now() + 60))
     assert (await quiet.next()).opcode is Opcode.CLOSE
+    await patient.until(refused(patient, "unauthenticated"))
 
 
 async def test_draining_says_goodbye_over_websocket_and_hears_the_answer(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stragglers, "LINGER_S", 60.0)
-    running = await start_worker({"kind": "ws"}, drain_s=15)
+    running = await start_worker({"kind": "ws"}, drain_s=120)
     client = await WebClient.open(running)
     client.send(encode(Connect(client_id="c", version=MQTT_5), MQTT_5))
     await client.message()
@@ -163,7 +168,7 @@ async def test_draining_says_goodbye_over_websocket_and_hears_the_answer(
     assert client.protocol.close_rcvd is not None
     assert client.protocol.close_rcvd.code == CloseCode.GOING_AWAY
     client.flush()
-    await asyncio.wait_for(ending, 10)
+    await asyncio.wait_for(ending, 60)
     assert running.worker.counters.connections == 0
 
 
@@ -172,7 +177,7 @@ async def test_clients_that_do_not_answer_keep_no_others_from_being_drained(
 ) -> None:
     monkeypatch.setattr(stragglers, "LINGER_S", 60.0)
     monkeypatch.setattr(draining, "DRAIN_RATE_MIN", 20)  # one in each step
-    running = await start_worker({"kind": "ws"}, drain_s=3)
+    running = await start_worker({"kind": "ws"}, drain_s=60)
     for n in range(4):
         client = await WebClient.open(running)
         client.send(encode(Connect(client_id=f"c{n}"), 4))
@@ -181,12 +186,14 @@ async def test_clients_that_do_not_answer_keep_no_others_from_being_drained(
     ending = asyncio.create_task(drain(running.worker))
     await running.until(lambda: all(shell.session.state == CLOSED for shell in shells))
     assert not ending.done()
+    now = running.worker.now
+    monkeypatch.setattr(running.worker, "now", lambda: now() + 60)
     await ending
     await running.until(lambda: running.worker.counters.connections == 0)
 
 
 async def test_mutated_frames_disturb_nobody(start_worker: Start) -> None:
-    running = await start_worker({"kind": "ws"}, unauthenticated_s=1)
+    running = await start_worker({"kind": "ws"})
     steady = await WebClient.open(running)
     steady.send(encode(Connect(client_id="steady"), 4))
     assert await steady.message() == CONNACK
