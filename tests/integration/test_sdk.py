@@ -3,12 +3,14 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_view import listed
 from processes import Stack, running_stack
 
 from holdmq.client import Admin, Message, Producer, PullConsumer, SyncProducer, SyncPullConsumer, TopicQueue
@@ -73,8 +75,9 @@ async def test_a_large_batch_is_read_whole_and_in_order(registries: list[str], t
 async def test_a_held_poll_is_woken_by_what_its_filter_wants(registries: list[str], topic: str) -> None:
     async with Producer(registries) as producer, PullConsumer(registries, tag_filter="42/#") as consumer:
         await producer.send(Message(topic, b"before", "42/x"))
+        await listed(registries, topic, 4)
         await consumer.assign([topic])
-        polling = asyncio.ensure_future(consumer.poll(hold_ms=20_000))
+        polling = asyncio.ensure_future(consumer.poll(hold_ms=60_000))
         await producer.send(Message(topic, b"other", "43/x"))
         await asyncio.sleep(0.1)
         assert not polling.done()
@@ -105,16 +108,16 @@ async def test_positions_can_be_saved_and_an_impossible_one_is_told(
         queue = (await producer.send_batch([Message(topic, str(i).encode()) for i in range(10)]))[0].queue
         async with PullConsumer(registries) as consumer:
             await consumer.assign([queue], 4)
-            assert [m.body for m in await consumer.poll()] == [str(i).encode() for i in range(4, 10)]
+            assert [m.body for m in await read(consumer, 6)] == [str(i).encode() for i in range(4, 10)]
             saved = consumer.positions()[queue]
         await producer.send(Message(topic, b"next"), queue=queue)
         async with PullConsumer(registries) as consumer:
             await consumer.assign([queue], 0)
             await consumer.seek(queue, saved.offset, saved.log_epoch)
-            assert [m.body for m in await consumer.poll()] == [b"next"]
+            assert [m.body for m in await read(consumer, 1)] == [b"next"]
             await consumer.seek(queue, 500)
             with pytest.raises(OffsetError, match="OFFSET_AHEAD") as caught:
-                await consumer.poll()
+                await consumer.poll(hold_ms=60_000)
             assert caught.value.next_offset == 11
 
 
@@ -145,7 +148,7 @@ async def test_kill_9_of_the_broker_loses_nothing_that_was_acknowledged(
             i = 0
             while not is_over:
                 body = f"{name} {i}".encode()
-                results[body] = await producer.send(Message("t", body), key=name)
+                results[body] = await producer.send(Message("t", body), key=name, timeout_s=200.0)
                 i += 1
 
         devices = [asyncio.ensure_future(device(f"d{n}")) for n in range(20)]
@@ -206,11 +209,16 @@ def test_the_blocking_classes_do_the_same(registries: list[str], topic: str) -> 
     with SyncProducer(registries) as producer, SyncPullConsumer(registries, tags=["a"]) as consumer:
         producer.send_batch([Message(topic, b"1", "a"), Message(topic, b"2", "b")])
         consumer.assign([topic], "earliest")
-        assert [m.body for m in consumer.poll(hold_ms=5000)] == [b"1"]
+        assert [m.body for m in consumer.poll(hold_ms=60_000)] == [b"1"]
+        sent_ms = time.time_ns() // 1_000_000
         producer.send(Message(topic, b"3", "a"), delay_ms=200)
         producer.send_batch([Message(topic, b"4", "a")], delay_level=1)
-        assert [m.body for m in consumer.poll(hold_ms=5000)] == [b"3"]
-        assert [m.body for m in consumer.poll(hold_ms=5000)] == [b"4"]
+        later: dict[bytes, int] = {}
+        while len(later) < 2:
+            later |= {m.body: m.store_ms - sent_ms for m in consumer.poll(hold_ms=60_000)}
+        assert later.keys() == {b"3", b"4"}
+        assert later[b"3"] >= 200
+        assert later[b"4"] >= 1000
 
 
 def test_life_goes_on_without_the_registry(stack: Stack) -> None:
@@ -218,11 +226,11 @@ def test_life_goes_on_without_the_registry(stack: Stack) -> None:
     with SyncProducer(registries) as producer, SyncPullConsumer(registries) as consumer:
         producer.send(Message("t", b"1"))
         consumer.assign(["t"], "earliest")
-        assert [m.body for m in consumer.poll(hold_ms=5000)] == [b"1"]
+        assert [m.body for m in consumer.poll(hold_ms=60_000)] == [b"1"]
         stack.stop("registry")
         producer.send(Message("t", b"2"))
         producer.send(Message("fresh", b"3"))
-        assert [m.body for m in consumer.poll(hold_ms=5000)] == [b"2"]
+        assert [m.body for m in consumer.poll(hold_ms=60_000)] == [b"2"]
 
 
 def examples() -> list[str]:
