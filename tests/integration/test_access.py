@@ -126,9 +126,12 @@ def test_what_is_not_allowed_any_more_is_not_delivered_to_who_comes_back(stack: 
 
 
 def _is_refused(stack: Stack) -> bool:
-    """Whether workers that a few connections meet refuse a/x; all of them do the same soon."""
+    """Whether workers that connections meet refuse a/x; all of them do the same soon.
+
+    The kernel chooses the worker; 2⁻²³ that it is always the same.
+    """
     codes = set()
-    for n in range(8):
+    for n in range(24):
         client = connect(stack, f"look-{n}", "ada", clean=True)
         codes.add(client.subscribe("a/x").reason_codes[0])
         client.disconnect(expiry_s=0)
@@ -138,7 +141,7 @@ def _is_refused(stack: Stack) -> bool:
 # The guide
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_examples_of_access_md_run(holdmq_stack: StackMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     stack = holdmq_stack(services=("registry", "broker"))
     users, commands = examples_of("access.md", "console")
