@@ -22,7 +22,7 @@ PAGES = (
 
 
 @pytest.mark.parametrize("page", PAGES)
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_the_examples_of_a_page_run_one_after_the_other(
     holdmq_stack: StackMaker, page: str, tmp_path: Path
 ) -> None:

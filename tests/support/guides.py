@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 DOCS: Final = Path(__file__).parents[2] / "docs"
 _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _MARK: Final = "=== next command ==="
-RUN_S: Final = 50.0
+RUN_S: Final = 150.0
 _WITHOUT_LOGS: Final = (
     "import structlog; structlog.configure(logger_factory=structlog.ReturnLoggerFactory())\n"
 )
