@@ -138,7 +138,7 @@ class PahoClient:
 
     def publish(self, payload: bytes) -> None:
         info = self.client.publish("all/x", payload, 1)
-        info.wait_for_publish(20)
+        info.wait_for_publish(60)
         assert info.is_published()
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ def test_mosquitto_s_clients_talk_over_tls_and_a_unix_socket(
             "-C",
             "3",
             "-W",
-            "20",
+            "100",
             "-d",
         ],
         stdout=subprocess.PIPE,
@@ -210,7 +210,7 @@ def test_mosquitto_s_clients_talk_over_tls_and_a_unix_socket(
             ["mosquitto_pub", *place, "-V", version, "-t", topic, "-m", f"qos {qos}", "-q", qos],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=100,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -271,7 +271,7 @@ def test_a_client_without_a_certificate_is_told_so_and_counted(gateway: Gateway)
         ["mosquitto_pub", *place, "-t", "x", "-m", "x"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         check=False,
     )
     assert done.returncode != 0
@@ -282,7 +282,7 @@ def test_a_client_without_a_certificate_is_told_so_and_counted(gateway: Gateway)
 
 @pytest.mark.parametrize("header", [PROXY_V1, PROXY_V2])
 def test_a_proxy_tells_who_its_client_is(gateway: Gateway, header: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", gateway.ports["proxy"]), 20) as client:
+    with socket.create_connection(("127.0.0.1", gateway.ports["proxy"]), 60) as client:
         for byte in header:
             client.sendall(bytes([byte]))
         client.sendall(CONNECT)
@@ -303,7 +303,7 @@ def test_health_checks_that_are_gone_at_once_are_no_refusals(gateway: Gateway) -
     accepted = 'holdmq_gateway_listener_accepted_total{listener="proxy"}'
     before = gateway.stack.metric("gateway", accepted)
     for _ in range(20):
-        with socket.create_connection(("127.0.0.1", gateway.ports["proxy"]), 20) as check:
+        with socket.create_connection(("127.0.0.1", gateway.ports["proxy"]), 60) as check:
             check.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     wait_until(lambda: gateway.stack.metric("gateway", accepted) >= before + 20, "all are counted")
     text = gateway.stack.http("gateway", "/metrics")[1]
@@ -315,7 +315,7 @@ def certificate_at(port: int) -> bytes:
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    with socket.create_connection(("127.0.0.1", port), 20) as plain, context.wrap_socket(plain) as secure:
+    with socket.create_connection(("127.0.0.1", port), 60) as plain, context.wrap_socket(plain) as secure:
         return secure.getpeercert(binary_form=True) or b""
 
 
@@ -408,7 +408,7 @@ def test_a_listener_that_cannot_be_is_one_sentence(
 # The guide
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_examples_of_listeners_md_run(holdmq_stack: Callable[..., Stack]) -> None:
     stack = holdmq_stack(services=("registry", "broker"))
     certificates, commands = examples_of("listeners.md", "console")

@@ -26,7 +26,7 @@ PER_STREAM = 20
 AT_ONCE = 16
 ANSWER_S = 0.3
 """How long a client waits for its CONNACK; whose CONNECT was cut waits in vain."""
-END_S = 30.0
+END_S = 100.0
 """How long a connection may live after its client closed its half."""
 GROWTH_BYTES = 24 << 20
 """What the worker may grow after the first quarter: tables fill up to their bounds."""
@@ -78,7 +78,7 @@ async def _send_all(port: int, streams: Iterator[bytes], progress: Any) -> int:
 
 
 @pytest.mark.mqtt("MQTT-4.13.1-1")
-@pytest.mark.timeout(3600 if PACKETS > 100_000 else 120)
+@pytest.mark.timeout(3600 if PACKETS > 100_000 else 600)
 @pytest.mark.parametrize("version", [MQTT_3_1, MQTT_3_1_1, MQTT_5])
 def test_a_worker_survives_mutated_packets_and_does_not_grow(stack: Stack, version: int) -> None:
     port = stack.mqtt_port

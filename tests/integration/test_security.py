@@ -114,12 +114,14 @@ def test_a_devices_message_goes_through_everything_over_tls_with_client_certific
             assert sorted(read(consumer, 10)) == sorted(f"dev:{n}".encode() for n in range(1, 11))
         device.close()
         with SyncAdmin(secured.registries, security=secured.by_key("admin", ADMIN_SECRET)) as admin:
-            connections = admin.connections()["broker-0"]
-        assert isinstance(connections, list)
-        assert {row.role: row.state["principal"] for row in connections} == {
-            "gateway": "service",
-            "console": "admin",
-        }
+
+            def who_is_there() -> dict[str, object]:
+                connections = admin.connections()["broker-0"]
+                assert isinstance(connections, list), connections
+                return {row.role: row.state["principal"] for row in connections}
+
+            wanted = {"gateway": "service", "console": "admin"}
+            wait_until(lambda: who_is_there() == wanted, "the consumer is gone, the others are there")
         for name in ("registry", "broker", "gateway"):
             assert SECRET not in secured.stack.log(name)
             assert SERVICE_SECRET not in secured.stack.log(name)
@@ -207,11 +209,11 @@ def test_the_command_line_takes_credentials_from_a_file(secured: Secured, tmp_pa
     }
     sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "holdmq.cli", "topic", "create", "made", "--json", *sets]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert refused.returncode == 1
     assert "UNAUTHENTICATED" in refused.stderr
     named = [*command, "--set", "client.access_key=admin", "--set", f"client.secret_file={secret_file}"]
-    made = subprocess.run(named, capture_output=True, text=True, timeout=30, check=True)
+    made = subprocess.run(named, capture_output=True, text=True, timeout=100, check=True)
     assert json.loads(made.stdout)[0]["topic"] == "made"
 
 
@@ -226,7 +228,7 @@ def test_the_commands_and_the_configuration_of_the_guide_work(
     assert configuration is not None
     holdmq = f'holdmq() {{ "{sys.executable}" -m holdmq.cli "$@"; }}\nset -e\n'
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run(["bash", "-c", holdmq + commands[1]], cwd=tmp_path, env=environ, check=True, timeout=55)
+    subprocess.run(["bash", "-c", holdmq + commands[1]], cwd=tmp_path, env=environ, check=True, timeout=200)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "holdmq.toml").write_text(configuration[1], encoding="utf-8")
     config = load(tmp_path / "holdmq.toml", ["broker.bind=0.0.0.0"], {})
@@ -250,7 +252,7 @@ def test_a_service_that_others_can_reach_does_not_start_without_credentials(
     }
     command = [sys.executable, "-m", "holdmq.cli", service]
     command += [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 2
     assert f"{service}.bind is 0.0.0.0" in ended.stderr
     assert "security.keys_file" in ended.stderr
@@ -268,7 +270,7 @@ def test_a_broker_with_an_expired_certificate_does_not_start(tmp_path: Path) -> 
     }
     command = [sys.executable, "-m", "holdmq.cli", "broker"]
     command += [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 2
     assert f"{expired.cert} is of no use: certificate has expired; renew it" in ended.stderr
 
@@ -304,13 +306,13 @@ async def test_members_of_groups_need_no_more_than_their_groups_and_topics(
     async with Consumer(
         [stack.registry], "orders-app", handle_soon, [TOPIC], start="earliest", security=security
     ):
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(100):
             await done.wait()
     shared: set[bytes] = set()
     async with SharedConsumer(
         [stack.registry], "orders-shared", [TOPIC], start="earliest", security=security
     ) as consumer:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(100):
             while len(shared) < 20:
                 for delivered in await consumer.pull():
                     shared.add(delivered.body)
@@ -322,7 +324,7 @@ async def test_members_of_groups_need_no_more_than_their_groups_and_topics(
     assert stack.metric("broker", "holdmq_rpc_not_permitted_total") >= 1
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_statistics_and_console_read_with_a_key_whose_secret_is_in_the_environment(
     holdmq_stack: StackMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,13 +358,13 @@ def test_statistics_and_console_read_with_a_key_whose_secret_is_in_the_environme
             return found
 
         wait_until(lambda: [b["reachable"] for b in brokers()] == [True], "the console reaches the broker")
-    wait_until(lambda: stack.http("stats", "/readyz")[0] == 200, "the JVM and the job start", 150)
+    wait_until(lambda: stack.http("stats", "/readyz")[0] == 200, "the JVM and the job start", 300)
     tables = table_path(stack.directory / "stats", TPS_1S)
 
     def counted() -> int:
         assert stack.processes["stats"].poll() is None, stack.log("stats")
         return sum(row.messages for row in read_tps(tables, EPOCH) if row.topic == TOPIC)
 
-    wait_until(lambda: counted() == 50, "the job counts every message", 120)
+    wait_until(lambda: counted() == 50, "the job counts every message", 300)
     for name in ("stats", "console", "broker"):
         assert SERVICE_SECRET not in stack.log(name)
