@@ -165,4 +165,4 @@ async def test_a_connection_that_no_owner_knows_publishes_its_will_itself(start_
     await client.close()
     await running.until(lambda: running.broker.log)
     assert once_of(decode_record(running.broker.log[0]).properties) is None
-    assert running.worker.counters.wills_total == 1
+    await running.until(lambda: running.worker.counters.wills_total == 1)
