@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import free_port
 
 from gateway.binding import Place, bind
 from holdmq.config_listeners import ListenerSettings
@@ -49,8 +48,8 @@ def test_every_worker_has_a_socket_of_its_own_on_one_port(places: list[Place]) -
 
 
 def test_a_busy_port_is_said_with_the_listener_and_what_to_do() -> None:
-    port = free_port()
-    with socket.create_server(("127.0.0.1", port)):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
         with pytest.raises(StartupError) as raised:
             bind(tcp(port), 2)
         assert str(raised.value) == (
@@ -62,8 +61,8 @@ def test_a_busy_port_is_said_with_the_listener_and_what_to_do() -> None:
 
 
 def test_a_second_gateway_on_the_port_is_not_let_in_beside_the_first(places: list[Place]) -> None:
-    port = free_port()
-    places.append(bind(tcp(port), 1))
+    places.append(bind(tcp(0), 1))
+    port = places[0].of_worker(0).getsockname()[1]
     with pytest.raises(StartupError, match="in use"):
         bind(tcp(port), 1)
 
