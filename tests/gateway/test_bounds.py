@@ -188,10 +188,11 @@ async def test_who_takes_nothing_is_not_spared_its_keep_alive_and_who_waits_for_
     start_worker: Start,
 ) -> None:
     running = await start_worker()
-    _, writer, session = await deaf(running, keep_alive=1)
+    _, writer, session = await deaf(running, keep_alive=60)
     session.shell.pause(BROKER)
     assert session.is_held
     session.shell.resume(BROKER)
     assert not session.is_held
-    await running.until(lambda: running.worker.counters.refused["keep_alive"] == 1)
+    session.shell.handle(session.handle_deadline(running.worker.now() + 120))
+    assert running.worker.counters.refused["keep_alive"] == 1
     writer.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway import parting
+from gateway import parting, stragglers
 from gateway.session.session import Session
 from gateway.sockets import ClientSocket
 from holdmq.mqtt import MQTT_5, AckRun, Disconnect, Publish, PubRel
@@ -28,7 +28,10 @@ async def last_packet(client: Any) -> Any:
 
 
 @pytest.mark.mqtt("MQTT-4.13.1-1", "MQTT-4.13.2-1", "MQTT-3.14.4-2")
-async def test_a_client_that_sends_on_hears_why_it_was_disconnected(start_worker: Start) -> None:
+async def test_a_client_that_sends_on_hears_why_it_was_disconnected(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stragglers, "LINGER_S", 60.0)
     running = await start_worker(receive_max=8)
     client = await running.client("busy", MQTT_5)
     client.send(*[Publish("a/b", b"x" * 5000, 2, packet_id=n) for n in range(1, 40)])
@@ -74,8 +77,6 @@ async def test_nothing_stays_of_a_connection_that_the_gateway_closed(start_worke
         running.worker.close_session(running.worker.session("sent-away"), 0x98, "test", "ends")
         assert isinstance(await last_packet(client), Disconnect)
         client.writer.close()
-        await running.until(
-            lambda: not [o for o in gc.get_objects() if isinstance(o, Session | ClientSocket)]
-        )
+        await running.until(lambda: not [o for o in gc.get_objects() if type(o) in (Session, ClientSocket)])
     finally:
         gc.enable()

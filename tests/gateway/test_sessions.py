@@ -103,7 +103,7 @@ async def test_a_silent_owner_is_connected_again_and_told_again(
     await running.until(lambda: table.held)
     table.holds = False
     assert isinstance(await client.next(), SubAck)
-    assert kinds(table).count(PUT_FILTER) == 2
+    assert kinds(table).count(PUT_FILTER) >= 2
     assert table.core.open_session("c") is not None
 
 
@@ -335,6 +335,6 @@ async def test_a_session_that_ended_is_freed_at_once_and_not_when_somebody_looks
             monkeypatch.setattr(persisting, "_looked_at", lambda _now, _count: iter(()))
         await client.close()
         await running.until(lambda: running.worker.counters.connections == 0)
-        await running.until(lambda: not [o for o in gc.get_objects() if isinstance(o, Session)])
+        await running.until(lambda: not [o for o in gc.get_objects() if type(o) is Session])
     finally:
         gc.enable()
