@@ -69,18 +69,19 @@ def test_a_delayed_publish_comes_at_its_time_and_not_before(gateways: Gateways) 
     subscriber = MqttClient(gateways.other_port, "waits", clean=True, expiry_s=0)
     subscriber.subscribe("delayed/#", qos=2)
     publisher = MqttClient(gateways.port, "late", clean=True, expiry_s=0)
+    publisher.publish("$delayed/3600/delayed/hour", b"later")
     began = time.monotonic()
     for qos in (0, 1, 2):
         publisher.publish(f"$delayed/{SHORT_S}/delayed/{qos}", b"later", qos=qos)
     publisher.publish("delayed/now", b"now")
     publisher.publish("$delayed/0/delayed/none", b"no delay")
-    first = subscriber.take(2)
-    assert {message.topic for message in first} == {"delayed/now", "delayed/none"}
-    later = subscriber.take(3)
-    assert time.monotonic() - began >= SHORT_S - 0.1
-    assert sorted((message.topic, message.qos) for message in later) == [
-        (f"delayed/{qos}", qos) for qos in (0, 1, 2)
-    ]
+    came: dict[tuple[str, int], float] = {}
+    for _ in range(5):
+        (message,) = subscriber.take(1)
+        came[message.topic, message.qos] = time.monotonic() - began
+    delayed = {(f"delayed/{qos}", qos) for qos in (0, 1, 2)}
+    assert came.keys() == delayed | {("delayed/now", 1), ("delayed/none", 1)}
+    assert all(came[one] >= SHORT_S - 0.1 for one in delayed)
 
 
 def test_it_survives_a_broker_that_is_killed_and_comes_to_who_was_away(gateways: Gateways) -> None:
@@ -195,13 +196,18 @@ def test_a_client_sees_the_numbers_of_all_workers_of_its_gateway(gateways: Gatew
         "$SYS/broker/clients/connected": True,
         "$SYS/gateway/workers": True,
     }
-    # What the workers reported last may be a second old.
-    while int(first[0].payload) < len(others) + 1:
-        first = watcher.take(1)
+    # What the workers reported last may be a second old, and count whom the test before has left behind.
+    told = {message.topic: bytes(message.payload) for message in first}
+    while told["$SYS/broker/clients/connected"] != b"%d" % (len(others) + 1):
+        told |= {message.topic: bytes(message.payload) for message in watcher.take(1)}
     others.pop().disconnect()
-    assert int(watcher.take(1)[0].payload) == len(others) + 1
+    while told["$SYS/broker/clients/connected"] != b"%d" % (len(others) + 1):
+        told |= {message.topic: bytes(message.payload) for message in watcher.take(1)}
+    assert told["$SYS/gateway/workers"] == b"2"
     assert watcher.subscribe("$SYS/gateway/workers").reason_codes == [1]
-    assert bodies(watcher.take(1)) == [b"2"]
+    while (again := watcher.take(1)[0]).topic != "$SYS/gateway/workers":
+        pass
+    assert bytes(again.payload) == b"2"
 
 
 def test_sys_is_refused_where_it_is_not_allowed(gateways: Gateways) -> None:
@@ -256,10 +262,12 @@ def test_a_tree_in_one_topic_is_read_at_a_gateway_that_does_not_know_the_rule(ga
         publisher.publish("routed/0/x", b"first")
         if not subscriber.is_silent(0.1):
             break
-    subscriber.take(1)
     publisher.publish("routed/1/x", *numbered(10))
     publisher.publish("routed/1/y", b"no")
-    assert bodies(subscriber.take(10)) == numbered(10)
+    got: list[bytes] = []
+    while len(got) < 10:
+        got += [body for body in bodies(subscriber.take(1)) if body != b"first"]
+    assert got == numbered(10)
     subscriber.disconnect()
     publisher.publish("routed/2/x", *numbered(10, 10), qos=2)
     subscriber = MqttClient(gateways.port, "rules")
@@ -268,6 +276,6 @@ def test_a_tree_in_one_topic_is_read_at_a_gateway_that_does_not_know_the_rule(ga
     ]
     arguments = ("sub", "routed/2/+", "--from", "earliest", "--count", "10")
     found = subprocess.run(
-        command(gateways.stack, *arguments), capture_output=True, text=True, timeout=60, check=True
+        command(gateways.stack, *arguments), capture_output=True, text=True, timeout=150, check=True
     )
     assert found.stdout.split("\n")[:-1] == [f"routed/2/x {n}" for n in range(10, 20)]
