@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster_view import messages_of
 from mqtt_client import MqttClient, bodies
 from processes import Stack, end_all, running_stack, wait_until
 
 from broker.core.wills import LEASE_S
-from holdmq.client.pull_consumer import PullConsumer
 from holdmq.mqtt import MQTT_3_1_1, Disconnect, Properties, Will
 
 TOPIC = "wills"
+BACK_S = 6
+"""How long a client may take to come back: more than it does on a machine that is busy with other tests."""
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running_stack(tmp_path_factory.mktemp("wills"), **{"gateway.drain_will_min_s": 2}) as stack:
+    with running_stack(tmp_path_factory.mktemp("wills"), **{"gateway.drain_will_min_s": BACK_S}) as stack:
         yield stack
 
 
@@ -42,12 +45,7 @@ def watcher(stack: Stack, name: str = "watcher") -> MqttClient:
 
 
 async def in_log(stack: Stack) -> list[bytes]:
-    found: list[bytes] = []
-    async with PullConsumer([stack.registry]) as consumer:
-        await consumer.assign([TOPIC], "earliest")
-        while messages := await consumer.poll(hold_ms=200):
-            found += [message.body for message in messages]
-    return found
+    return [message.body for message in await messages_of([stack.registry], TOPIC)]
 
 
 @pytest.mark.mqtt("MQTT-3.1.2-7", "MQTT-3.1.2-8", "MQTT-3.1.2-10", "MQTT-3.14.4-3")
@@ -75,7 +73,8 @@ def test_a_will_is_published_unless_disconnect_deletes_it(stack: Stack) -> None:
 @pytest.mark.mqtt("MQTT-3.1.2-8", "MQTT-3.1.3-9")
 def test_a_delay_gives_time_to_come_back_and_a_takeover_does_not_lose_the_will(stack: Stack) -> None:
     watching = watcher(stack)
-    device(stack, "returns", 1).close()
+    device(stack, "returns", BACK_S).close()
+    closed_at = time.monotonic()
     back = device(stack, "returns", 1)
     assert back.connack.session_present
     device(stack, "stays-away", 1).close()
@@ -90,7 +89,8 @@ def test_a_delay_gives_time_to_come_back_and_a_takeover_does_not_lose_the_will(s
     fourth = device(stack, "taken", 3600, clean=True)
     assert not fourth.connack.session_present
     assert bodies(watching.take(1)) == [b"taken"], "the session of the third one ended"
-    assert watching.is_silent(1.2), "who came back in time has no will published"
+    left_s = closed_at + BACK_S + 0.2 - time.monotonic()
+    assert watching.is_silent(max(0.2, left_s)), "who came back in time has no will published"
     back.disconnect()
     fourth.disconnect()
 
@@ -106,16 +106,18 @@ def test_wills_outlive_workers_and_brokers_and_are_published_once(stack: Stack) 
     assert back.connack.session_present
     got: list[bytes] = []
     while len(got) < 2:
-        got += bodies(watching.take(1, LEASE_S + 10))
+        got += bodies(watching.take(1, LEASE_S + 50))
     assert sorted(got) == [b"killed", b"killed-clean"]
     stays, ends = device(stack, "stays"), device(stack, "ends")
     pids = stack.workers()
     stack.kill_broker()
     assert stack.workers() == pids
     stays.ping()
-    assert stack.metric("broker", "holdmq_broker_wills") == 3, "every connection is claimed again"
+    wait_until(
+        lambda: stack.metric("broker", "holdmq_broker_wills") == 3, "every connection is claimed again"
+    )
     ends.close()
-    assert bodies(watching.take(1, 30.0)) == [b"ends"]
+    assert bodies(watching.take(1, 60.0)) == [b"ends"]
     assert watching.is_silent(0.3)
     stored = asyncio.run(in_log(stack))
     assert [stored.count(name) for name in (b"killed", b"killed-clean", b"ends")] == [1] * 3
@@ -133,11 +135,11 @@ def test_a_gateway_that_drains_gives_its_clients_time_to_go_elsewhere(stack: Sta
         assert moves.wait_for(Disconnect).reason_code == ends.wait_for(Disconnect).reason_code == 0x8B
         moved = device(other, "moves")
         assert moved.connack.session_present
-        assert bodies(watching.take(1, 30.0)) == [b"drained"]
+        assert bodies(watching.take(1, 60.0)) == [b"drained"]
         assert watching.is_silent(0.3)
         moved.disconnect()
         watching.close()
-        stack.processes.pop("gateway").wait(40)
+        stack.processes.pop("gateway").wait(100)
     finally:
         MqttClient.close_all()
         end_all([other])
