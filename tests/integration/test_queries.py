@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from cluster_view import listed
 from two_brokers import Cluster, two_brokers
 
-from holdmq.client import Message, MessageId, Messages, Producer, SendResult, SyncMessages
+from holdmq.client import Admin, Message, MessageId, Messages, Producer, SendResult, SyncMessages
 from holdmq.errors import Code, RemoteError, TransportError, UsageError
 
 
@@ -29,6 +30,16 @@ async def send(cluster: Cluster, *sent: Message, one_by_one: bool = False) -> li
         if not one_by_one:
             return await producer.send_batch(list(sent))
         return [await producer.send(message) for message in sent]
+
+
+async def create(cluster: Cluster, topic: str) -> None:
+    """Have a topic at both brokers, and come back when who looks for it finds both.
+
+    One that is made by its first message may be at the quicker one alone.
+    """
+    async with Admin(cluster.registries) as admin:
+        await admin.create_topic(topic, 4)
+    await listed(cluster.registries, topic, 8)
 
 
 async def found_all(messages: Messages, topic: str, key: str, total: int, **more: Any) -> list[Message]:
@@ -53,6 +64,7 @@ async def found_all(messages: Messages, topic: str, key: str, total: int, **more
 async def test_every_message_is_found_by_its_id_at_whichever_broker_it_is(
     cluster: Cluster, messages: Messages
 ) -> None:
+    await create(cluster, "ids")
     results = await send(
         cluster, *(Message("ids", b"%d" % i, f"{i}/x", (f"k{i}",), {"n": str(i)}) for i in range(20))
     )
@@ -87,6 +99,7 @@ async def test_a_key_s_messages_come_newest_first_over_all_brokers_and_pages(
 ) -> None:
     topic = f"finds-{count}"
     queues = 8
+    await create(cluster, topic)
     async with Producer(cluster.registries) as producer:
         route = await producer.routes.ensure_topic(topic)
         assert len(route.write_queues) == queues
@@ -110,6 +123,7 @@ async def test_a_key_s_messages_come_newest_first_over_all_brokers_and_pages(
 
 
 async def test_a_search_is_refused_for_what_it_cannot_be(cluster: Cluster, messages: Messages) -> None:
+    await create(cluster, "searched")
     await send(cluster, Message("searched", b"x"))
     for wrong in ({}, {"key": "k", "unique_id": "u"}):
         with pytest.raises(UsageError, match="key or a unique_id"):
@@ -124,6 +138,7 @@ async def test_a_search_is_refused_for_what_it_cannot_be(cluster: Cluster, messa
 
 
 async def test_the_newest_come_first_over_all_queues_and_by_tag(cluster: Cluster, messages: Messages) -> None:
+    await create(cluster, "tails")
     sent = [Message("tails", b"%d" % i, f"{i % 5}/t") for i in range(300)]
     await send(cluster, *sent, one_by_one=True)
     found = [message async for message in messages.newest("tails")]
@@ -142,6 +157,7 @@ async def test_the_newest_come_first_over_all_queues_and_by_tag(cluster: Cluster
 async def test_a_topic_is_replayed_from_a_time_to_what_it_has_now(
     cluster: Cluster, messages: Messages
 ) -> None:
+    await create(cluster, "replays")
     first = await send(cluster, *(Message("replays", b"old%d" % i) for i in range(20)))
     assert first[0].message_id is not None
     old = [m async for m in messages.newest("replays")]
@@ -149,7 +165,6 @@ async def test_a_topic_is_replayed_from_a_time_to_what_it_has_now(
     while True:
         await send(cluster, *(Message("replays", b"new%d" % i, f"{i % 2}/x") for i in range(50)))
         begins = await messages.offsets_at("replays", boundary)
-        # The registry hears of the topic from one broker after the other.
         if len(begins) == 8 and sum(at.end_offset - at.offset for at in begins.values()) >= 50:
             break
     wanted = sum(at.end_offset - at.offset for at in begins.values())
@@ -170,6 +185,7 @@ async def test_a_topic_is_replayed_from_a_time_to_what_it_has_now(
 
 
 async def test_the_blocking_facade_does_the_same(cluster: Cluster) -> None:
+    await create(cluster, "blocking")
     (result,) = await send(cluster, Message("blocking", b"x", keys=("k",)))
 
     def work() -> None:
