@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from deliveries import Deliveries
-from group_machine import Cluster, Example, crash, until
+from group_machine import START_S, Cluster, Example, crash, until
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -66,7 +66,7 @@ class Broadcast(RuleBasedStateMachine):
             offsets_directory=self.directory.name,
             report_s=0.2,
         )
-        self.example.run(member.start())
+        self.example.run(member.start(START_S))
         self.expected.setdefault(name, set())
 
     @precondition(lambda self: self.members)

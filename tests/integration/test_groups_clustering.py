@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from deliveries import Deliveries
-from group_machine import Cluster, Example, crash, until
+from group_machine import START_S, Cluster, Example, crash, until
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -63,7 +63,7 @@ class Clustering(RuleBasedStateMachine):
             report_s=0.05,
         )
         self.members[name] = member
-        self.example.run(member.start())
+        self.example.run(member.start(START_S))
 
     @precondition(lambda self: self.members)
     @rule(data=st.data())

@@ -31,6 +31,10 @@ from holdmq.client.tables import owner_of
 from holdmq.errors import Code, RemoteError, TransportError, UsageError
 
 NAMES = ["broker-0", "broker-1"]
+KILL_S = 200.0
+"""How long a call may wait for a broker that starts again."""
+SHORT_S = 5.0
+"""Enough for who is there, and all of it is waited for who is not."""
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +99,8 @@ async def test_a_change_with_an_expected_version_is_refused_with_the_one_there_i
 
 
 async def test_what_is_no_table_is_said(cluster: Cluster) -> None:
+    async with Admin(cluster.registries) as admin:
+        await admin.create_topic("log-topic")
     async with Producer(cluster.registries) as producer:
         await producer.send(Message("log-topic", b"x"))
         async with Table("log-topic", routes=producer.routes) as wrong:
@@ -303,7 +309,7 @@ async def off_loop(work: Any, *arguments: Any) -> None:
 
 
 async def test_a_row_that_was_acknowledged_is_there_after_kill_9(killed: Cluster) -> None:
-    async with Table("t", killed.registries) as table:
+    async with Table("t", killed.registries, timeout_s=KILL_S) as table:
         await table.create()
         keys = [f"k{i}" for i in range(50)]
         versions = await asyncio.gather(*(table.put(key, key.encode()) for key in keys))
@@ -320,7 +326,10 @@ async def test_counters_are_exact_over_kill_9_and_a_watch_follows(killed: Cluste
     """Each increment expects the version it read: a retry that made its change twice would show."""
     key = key_at("broker-1")
     done = 0
-    async with Table("t", killed.registries) as table, Table("t", killed.registries) as other:
+    async with (
+        Table("t", killed.registries, timeout_s=KILL_S) as table,
+        Table("t", killed.registries, timeout_s=KILL_S) as other,
+    ):
         await table.create()
         await table.put(key, b"0")
         watch = other.watch()
@@ -362,16 +371,16 @@ async def test_keys_of_a_broker_that_is_away_wait_for_it_and_the_others_do_not(k
     routes = RouteTable(killed.registries, "test", reroute_s=0.2)
     routes.start()
     there, away = key_at("broker-0"), key_at("broker-1")
-    async with Table("t", routes=routes) as table:
+    async with Table("t", routes=routes, timeout_s=KILL_S) as table:
         await table.create()
         await table.put(away, b"1")
         await off_loop(kill, killed.second)
         with contextlib.suppress(TransportError):
-            await table.put(away, b"2", timeout_s=1.0)
+            await table.put(away, b"2", timeout_s=SHORT_S)
             raise AssertionError("nobody can have stored it")
         assert await table.put(there, b"1") >= 0
         # A second object, made while the broker is away, learns of it from the registries.
-        async with Table("t", killed.registries, timeout_s=1.0) as fresh:
+        async with Table("t", killed.registries, timeout_s=SHORT_S) as fresh:
             assert await fresh.brokers() == NAMES
             with pytest.raises(TransportError):
                 await fresh.get(away)

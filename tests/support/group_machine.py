@@ -18,6 +18,9 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.topic_headers import TopicGrowRequest
 
 DELIVERED_S = 100.0
+START_S = 100.0
+"""Of a member, while the broker starts again, too."""
+SEND_S = 200.0
 
 
 async def until(holds: Callable[[], bool], what: Callable[[], str], timeout_s: float = DELIVERED_S) -> None:
@@ -82,7 +85,7 @@ class Example:
         return self.cluster.runner.run(work)
 
     async def begin(self) -> None:
-        self.producer = Producer(self.cluster.registries)
+        self.producer = Producer(self.cluster.registries, send_timeout_s=SEND_S)
         await self.producer.send(Message(self.topic, b"the topic's first"))
         if self.queues > 4:
             await self.grow(self.queues)
@@ -108,7 +111,7 @@ class Example:
         self.queues = queues
         routes = self.producer.routes
         await routes.link("broker-0").client.call(
-            RequestCode.TOPIC_GROW, TopicGrowRequest(self.topic, queues), 20.0
+            RequestCode.TOPIC_GROW, TopicGrowRequest(self.topic, queues), 100.0
         )
 
         def all_there() -> bool:
