@@ -21,17 +21,9 @@ from guides import examples_of, run_console, run_python
 from listener_clients import CONNACK, CONNECT, PROXY_V1, PROXY_V2
 from processes import Stack, free_port, running_stack, wait_until
 from security import Authority
+from web_pages import CHROMIUM, FLAGS, LAUNCH_MS
 
 KINDS = ("default", "tls", "devices", "web", "secure-web", "local")
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-sync",
-]
-"""As root, without a GPU, and without asking anybody on the network for anything."""
 PAGE = """port => new Promise(resolve => {
     const socket = new WebSocket(`ws://127.0.0.1:${port}/mqtt`, ['mqtt']);
     socket.binaryType = 'arraybuffer';
@@ -257,7 +249,7 @@ async def test_a_page_in_a_browser_connects_where_its_origin_may(gateway: Gatewa
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=LAUNCH_MS)
         page = await browser.new_page()
         assert await page.evaluate(PAGE, gateway.ports["web"]) == "refused"
         answer = await page.evaluate(PAGE, gateway.ports["pages"])

@@ -20,8 +20,10 @@ FLAGS: Final = [
     "--disable-sync",
 ]
 
-WAIT_MS: Final = 20_000
+WAIT_MS: Final = 60_000
 """How long what a page is to show may take: a process that answers it starts meanwhile, on a busy machine."""
+LAUNCH_MS: Final = 150_000
+"""How long Chromium may take to start there."""
 
 
 @asynccontextmanager
@@ -29,7 +31,7 @@ async def launched() -> AsyncIterator[Browser]:
     """Run Chromium without a window."""
     expect.set_options(timeout=WAIT_MS)
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=LAUNCH_MS)
         yield browser
         await browser.close()
 
