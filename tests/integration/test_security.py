@@ -178,7 +178,7 @@ def test_a_wrong_key_does_not_get_in_and_a_deleted_one_is_thrown_out(tmp_path: P
             SyncProducer(secured.registries, security=wrong) as producer,
             pytest.raises(HoldMQError, match="unknown or its secret is wrong"),
         ):
-            producer.send(Message(TOPIC, b"x"), timeout_s=3)
+            producer.send(Message(TOPIC, b"x"), timeout_s=60)
         orders = secured.by_key("orders", SECRET)
         with SyncProducer(secured.registries, security=orders) as producer:
             producer.send(Message(TOPIC, b"before"))
