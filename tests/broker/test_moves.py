@@ -87,7 +87,7 @@ async def read(
 ) -> tuple[int, list[Record]]:
     """The status of a queue and its records from an offset on."""
     request = PullRequest([PullQueue(topic, queue_id, 0, offset)], 1 << 20, hold_ms, group=group)
-    reply = await stack.client.call(RequestCode.PULL, request, 30.0)
+    reply = await stack.client.call(RequestCode.PULL, request, 60.0)
     records, at = [], 0
     for size in split_records(reply.body).tolist():
         records.append(decode_record(reply.body, at))
@@ -97,7 +97,7 @@ async def read(
 
 async def retry_at(stack: Stack, offset: int, group: str = "g") -> Record:
     """A group's retry, once the timer released it."""
-    _, records = await read(stack, f"%RETRY%{group}", offset, group, hold_ms=20_000)
+    _, records = await read(stack, f"%RETRY%{group}", offset, group, hold_ms=40_000)
     return records[0]
 
 
@@ -105,7 +105,7 @@ async def read_all(stack: Stack, topic: str, count: int, group: str = "") -> lis
     """The first `count` records of a queue, as soon as they are there."""
     found: list[Record] = []
     while len(found) < count:
-        found += (await read(stack, topic, len(found), group, hold_ms=20_000))[1]
+        found += (await read(stack, topic, len(found), group, hold_ms=40_000))[1]
     return found
 
 
@@ -158,7 +158,7 @@ async def test_a_group_s_own_table_queues_and_limit_are_used(start: Start, clock
     (result,) = await send_back(stack, "g", SentBack("t", 1, 0, 0, 0))
     assert result.due_ms == clock.ms + 250
     clock.advance(stack, 250)
-    _, (record,) = await read(stack, "%RETRY%g", 0, "g", 20_000, queue_id=1)
+    _, (record,) = await read(stack, "%RETRY%g", 0, "g", 40_000, queue_id=1)
     (result,) = await send_back(stack, "g", SentBack("%RETRY%g", 1, 0, 0, 0))
     assert (result.attempt, result.due_ms, end_of(stack, "%DLQ%g")) == (2, -1, 1)
     assert record.queue_id == 1
@@ -389,7 +389,7 @@ async def produce_delayed(
         runs.append(ProduceRun(topic, 0, 1, 9, epoch, first + i))
     body = produce_body(records)
     header = ProduceRequest(zlib.crc32(body), runs, want_positions=True, delayed=delayed)
-    reply = await stack.client.call(RequestCode.PRODUCE, header, 10.0, [body], len(body))
+    reply = await stack.client.call(RequestCode.PRODUCE, header, 40.0, [body], len(body))
     answer = reply.header(ProduceResponse)
     positions = answer.positions or []
     assert all(bool(at) == (i not in delayed) for i, at in enumerate(positions) if answer.results[i][0] == 0)
@@ -405,11 +405,11 @@ async def test_delayed_runs_wait_and_the_others_of_the_batch_do_not(start: Start
     results = await produce_delayed(stack, 0, None, "+5000", str(clock.ms + 3000), None)
     assert [(r.status, r.base_offset) for r in results] == [(Code.OK, 0), (Code.OK, -1), (Code.OK, 1)]
     clock.advance(stack, 3000)
-    _, records = await read(stack, "t", 2, hold_ms=20_000)
+    _, records = await read(stack, "t", 2, hold_ms=40_000)
     assert [r.body for r in records] == [b"m2"]
     clock.advance(stack, 1999)
     clock.advance(stack, 1)
-    _, records = await read(stack, "t", 3, hold_ms=20_000)
+    _, records = await read(stack, "t", 3, hold_ms=40_000)
     assert [(r.body, r.store_ms) for r in records] == [(b"m1", clock.ms)]
     assert stack.server.numbers()["produce_delayed_total"] == 2
 

@@ -87,7 +87,7 @@ def path_of(stack: Stack, name: str = "consumerOffset.json") -> Path:
 
 def refusal(stack: Stack) -> str:
     """Start the broker; it must end with exit code 1 and one sentence, which is returned."""
-    assert stack.start("broker", wait=False).wait(40) == 1
+    assert stack.start("broker", wait=False).wait(60) == 1
     del stack.processes["broker"]
     assert "Traceback" not in stack.log("broker")
     sentence = json.loads(stack.log("broker").splitlines()[-1])
@@ -150,7 +150,7 @@ def test_a_group_that_began_or_was_reset_just_before_does_not_jump_with_the_back
             await began.lease(*QUEUES, topic="devices")
             await report(began, 9)
             reset = OffsetResetRequest("g", "devices", TO_OFFSET, 2)
-            await began.client.call(RequestCode.OFFSET_RESET, reset, 15.0)
+            await began.client.call(RequestCode.OFFSET_RESET, reset)
         finally:
             await began.client.close()
 
@@ -241,7 +241,7 @@ def test_offsets_come_to_the_file_by_themselves(consumed: Stack) -> None:
         table = json.loads(path_of(consumed).read_text())["content"]["offsetTable"]
         return bool(table["devices@g"]["0"] == 9)
 
-    wait_until(saved, "the offset is in consumerOffset.json", 15.0)
+    wait_until(saved, "the offset is in consumerOffset.json")
 
 
 def test_what_a_group_has_yet_to_consume_is_kept_and_goes_when_it_has(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ async def test_what_follows_a_batch_that_the_store_refuses_at_once_waits_for_it(
     def send(sequence: int) -> None:
         body = produce_body([make_record("t", 0, b"%d" % sequence)])
         header = ProduceRequest(zlib.crc32(body), [ProduceRun("t", 0, 1, 1, 1, sequence)])
-        connection.request(RequestCode.PRODUCE, header, answers.append, 5.0, [body], len(body))
+        connection.request(RequestCode.PRODUCE, header, answers.append, 40.0, [body], len(body))
 
     append = broker.store.append
     refused: list[Batch] = []

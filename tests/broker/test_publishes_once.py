@@ -49,7 +49,7 @@ class Gateway:
         header = ProduceRequest(
             zlib.crc32(body), [run], want_positions=True, delayed=[0] if delayed else [], noted=[0]
         )
-        reply = await self.client.call(RequestCode.PRODUCE, header, 10.0, [body], len(body))
+        reply = await self.client.call(RequestCode.PRODUCE, header, 40.0, [body], len(body))
         return rows(RunResult, reply.header(ProduceResponse).results)[0]
 
 

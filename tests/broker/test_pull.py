@@ -58,7 +58,7 @@ async def test_an_answer_is_bounded_but_always_gives_one_record(broker: Stack) -
 async def test_an_empty_pull_is_held_until_a_message_comes(broker: Stack) -> None:
     await broker.create("t")
     waiting = asyncio.create_task(
-        broker.pull(PullQueue("t", 0, 0, 0), PullQueue("t", 1, 0, 0), hold_ms=15_000)
+        broker.pull(PullQueue("t", 0, 0, 0), PullQueue("t", 1, 0, 0), hold_ms=40_000)
     )
     while not broker.server.pull.hold.size:
         await asyncio.sleep(0.01)
@@ -79,7 +79,7 @@ async def test_a_held_pull_sleeps_through_rejected_messages_and_then_skips_them(
     await broker.create("t")
     term = FilterTerm(TermKind.TAG, "t", tag_hash(b"want"), "")
     await broker.client.call(RequestCode.FILTER_SET, FilterSetRequest(1, [term]))
-    waiting = asyncio.create_task(broker.pull(PullQueue("t", 0, 0, 0), hold_ms=15_000, filter_id=1))
+    waiting = asyncio.create_task(broker.pull(PullQueue("t", 0, 0, 0), hold_ms=40_000, filter_id=1))
     while not broker.server.pull.hold.size:
         await asyncio.sleep(0.01)
     await broker.produce("t", 0, (b"no", "other"), (b"no", None))
@@ -112,7 +112,7 @@ async def test_an_unknown_filter_is_named(broker: Stack) -> None:
 
 async def test_a_closed_connection_takes_its_parked_pulls_along(broker: Stack) -> None:
     await broker.create("t")
-    waiting = asyncio.create_task(broker.pull(PullQueue("t", 0, 0, 0), hold_ms=15_000))
+    waiting = asyncio.create_task(broker.pull(PullQueue("t", 0, 0, 0), hold_ms=40_000))
     while not broker.server.pull.hold.size:
         await asyncio.sleep(0.01)
     connection = broker.client.connection

@@ -69,7 +69,7 @@ async def test_a_pull_gets_nothing_until_the_topic_is_resumed(two_topics: Stack)
     assert (await pause(broker, "p")).is_paused
     pulled, got = await broker.pull(PullQueue("p", 0, 0, 0))
     assert (pulled[0].status, pulled[0].next_offset, pulled[0].end_offset, got) == (Code.OK, 0, 1, [])
-    held = asyncio.ensure_future(broker.pull(PullQueue("p", 0, 0, 0), hold_ms=15_000))
+    held = asyncio.ensure_future(broker.pull(PullQueue("p", 0, 0, 0), hold_ms=40_000))
     while not broker.server.pull.hold.size:
         await asyncio.sleep(0)
     await send(broker, "p", b"2")
@@ -82,7 +82,7 @@ async def test_what_a_paused_topic_takes_does_not_prolong_a_held_pull(two_topics
     broker = two_topics
     await pause(broker, "p")
     hold = broker.server.pull.hold
-    held = asyncio.ensure_future(broker.pull(PullQueue("p", 0, 0, 0), hold_ms=15_000))
+    held = asyncio.ensure_future(broker.pull(PullQueue("p", 0, 0, 0), hold_ms=40_000))
     while not hold.size:
         await asyncio.sleep(0)
     deadline = hold.next_deadline()
@@ -98,7 +98,7 @@ async def test_a_held_pull_of_several_queues_is_woken_by_the_topic_that_is_not_p
     broker = two_topics
     await pause(broker, "p")
     held = asyncio.ensure_future(
-        broker.pull(PullQueue("p", 0, 0, 0), PullQueue("q", 0, 0, 0), hold_ms=15_000)
+        broker.pull(PullQueue("p", 0, 0, 0), PullQueue("q", 0, 0, 0), hold_ms=40_000)
     )
     while not broker.server.pull.hold.size:
         await asyncio.sleep(0)

@@ -92,7 +92,7 @@ async def test_a_gateway_may_not_write_it_and_its_other_runs_go_on(broker: Stack
     body = produce_body([make_record("c", 0, b"1"), make_record("log", 0, b"2")])
     runs = [ProduceRun("c", 0, 1, 7, 1, 0), ProduceRun("log", 0, 1, 7, 1, 0)]
     reply = await gateway.call(
-        RequestCode.PRODUCE, ProduceRequest(zlib.crc32(body), runs), 5.0, [body], len(body)
+        RequestCode.PRODUCE, ProduceRequest(zlib.crc32(body), runs), 40.0, [body], len(body)
     )
     results = rows(RunResult, reply.header(ProduceResponse).results)
     assert [result.status for result in results] == [Code.KIND_UNFIT, Code.OK]
@@ -141,7 +141,7 @@ async def test_it_grows_is_paused_and_resumed(broker: Stack) -> None:
     await pause(broker, "c#tmp")
     begin = (await bounds(broker, "c#tmp"))[1][0]
     await broker.produce("c#tmp", 1, (b"1", None))
-    held = asyncio.ensure_future(broker.pull(PullQueue("c#tmp", 1, 0, begin), hold_ms=15_000))
+    held = asyncio.ensure_future(broker.pull(PullQueue("c#tmp", 1, 0, begin), hold_ms=40_000))
     while not broker.server.pull.hold.size:
         await asyncio.sleep(0)
     await pause(broker, "c#tmp", False)

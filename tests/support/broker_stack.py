@@ -71,7 +71,7 @@ class Stack:
         self, body: bytes, runs: list[ProduceRun], crc: int | None = None
     ) -> ProduceResponse:
         header = ProduceRequest(zlib.crc32(body) if crc is None else crc, runs, want_positions=True)
-        reply = await self.client.call(RequestCode.PRODUCE, header, 10.0, [body], len(body))
+        reply = await self.client.call(RequestCode.PRODUCE, header, 40.0, [body], len(body))
         return reply.header(ProduceResponse)
 
     async def produce(
@@ -98,7 +98,7 @@ class Stack:
     ) -> tuple[list[PulledQueue], list[bytes]]:
         """The rows of the answer, and the bodies of all its records."""
         reply = await self.client.call(
-            RequestCode.PULL, PullRequest(list(queues), max_bytes, hold_ms, filter_id), 20.0
+            RequestCode.PULL, PullRequest(list(queues), max_bytes, hold_ms, filter_id), 40.0 + hold_ms / 1e3
         )
         return rows(PulledQueue, reply.header(PullResponse).queues), bodies(reply)
 

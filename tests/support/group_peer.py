@@ -109,7 +109,7 @@ class GroupPeer:
         header = OffsetReportRequest(
             self.group, [OffsetReport(topic, queue_id, known, offset, log_epoch)], wait_for_disk, only_first
         )
-        reply = await self.client.call(RequestCode.OFFSET_REPORT, header, 15.0)
+        reply = await self.client.call(RequestCode.OFFSET_REPORT, header, 40.0)
         return rows(OffsetResult, reply.header(OffsetReportResponse).refused)
 
     async def offsets(self, *topics: str, **header: Any) -> list[OffsetRow]:
@@ -134,7 +134,7 @@ class GroupPeer:
             self.group,
             held if generations is None else generations,
         )
-        reply = await self.client.call(RequestCode.PULL, header, 20.0)
+        reply = await self.client.call(RequestCode.PULL, header, 40.0 + hold_ms / 1e3)
         return rows(PulledQueue, reply.header(PullResponse).queues), bodies(reply)
 
 

@@ -50,7 +50,7 @@ class RetainedPeer:
             body.append(value)
         joined = b"".join(body)
         reply = await self.client.call(
-            RequestCode.RETAINED_PUT, RetainedPutRequest(puts), 10.0, [joined], len(joined)
+            RequestCode.RETAINED_PUT, RetainedPutRequest(puts), 40.0, [joined], len(joined)
         )
         return reply.header(RetainedPutResponse).codes
 

@@ -75,7 +75,7 @@ class SharedPeer:
         self, messages_max: int = 100, hold_ms: int = 0, max_bytes: int = 1 << 20, invisible_ms: int = 0
     ) -> list[Got]:
         request = SharedPullRequest(self.member_id, messages_max, max_bytes, hold_ms, invisible_ms)
-        reply = await self.client.call(RequestCode.SHARED_PULL, request, 20.0)
+        reply = await self.client.call(RequestCode.SHARED_PULL, request, 40.0 + hold_ms / 1e3)
         return taken(reply)
 
     async def ack(self, *messages: Got) -> list[SharedRange]:

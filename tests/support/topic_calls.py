@@ -31,7 +31,7 @@ from holdmq.wire.topic_headers import (
 
 
 async def _topic(broker: Stack, code: RequestCode, header: Header) -> TopicRow | None:
-    reply = await broker.client.call(code, header, 20.0)
+    reply = await broker.client.call(code, header, 40.0)
     found = rows(TopicRow, reply.header(TopicCreateResponse).topics)
     return found[0] if found else None
 
