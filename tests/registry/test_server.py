@@ -69,11 +69,9 @@ async def routes(client: Client, topics: list[str] | None = None) -> RouteGetRes
 
 
 async def until_no_routes(client: Client) -> None:
-    for _ in range(1000):
-        if not (await routes(client)).routes:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the broker is still there")
+    async with asyncio.timeout(40):
+        while (await routes(client)).routes:
+            await asyncio.sleep(0.01)
 
 
 async def test_what_brokers_register_clients_get(connect: MakeClient) -> None:
@@ -163,10 +161,7 @@ async def test_the_process_serves_until_it_is_told_to_stop(tmp_path: Path) -> No
     config = Config(registry=RegistrySection(port=0, data_dir=str(tmp_path)))
     service = Service("registry", config, telemetry.get_logger(), asyncio.Event())
     running = asyncio.create_task(main(config, service))
-    for _ in range(1000):
-        if service.readiness()[0]:
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: service.readiness()[0])
     assert service.readiness() == (True, "ready")
     service.stopping.set()
     await running
@@ -181,16 +176,14 @@ async def test_a_busy_port_is_one_sentence_that_names_the_key(tmp_path: Path) ->
             await main(config, service)
 
 
-def held_request(version: int, topics: list[str] | None = None, hold_ms: int = 20_000) -> RouteGetRequest:
+def held_request(version: int, topics: list[str] | None = None, hold_ms: int = 60_000) -> RouteGetRequest:
     return RouteGetRequest(topics, version, hold_ms)
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come true")
+    async with asyncio.timeout(40):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 async def test_a_held_request_is_answered_when_a_route_of_its_topics_changes(
@@ -200,7 +193,7 @@ async def test_a_held_request_is_answered_when_a_route_of_its_topics_changes(
     await broker.call(RequestCode.BROKER_REGISTER, registration(topics=("t", "u")))
     known = await routes(client, ["t"])
     holding = asyncio.ensure_future(
-        client.call(RequestCode.ROUTE_GET, held_request(known.version, ["t"]), 20.0)
+        client.call(RequestCode.ROUTE_GET, held_request(known.version, ["t"]), 90.0)
     )
     await until(lambda: len(registry.holds) == 1)
     await broker.call(RequestCode.BROKER_REGISTER, registration(topics=("t", "u", "v")))
@@ -219,7 +212,7 @@ async def test_a_held_request_is_answered_when_a_broker_goes(
     broker, client = connect(), connect()
     await broker.call(RequestCode.BROKER_REGISTER, registration())
     version = (await routes(client)).version
-    holding = asyncio.ensure_future(client.call(RequestCode.ROUTE_GET, held_request(version), 20.0))
+    holding = asyncio.ensure_future(client.call(RequestCode.ROUTE_GET, held_request(version), 90.0))
     await until(lambda: len(registry.holds) == 1)
     await broker.close()
     assert (await holding).header(RouteGetResponse).brokers == []
@@ -242,9 +235,9 @@ async def test_a_connection_holds_one_request_and_takes_it_along(
 ) -> None:
     client = connect()
     version = (await routes(client)).version
-    first = asyncio.ensure_future(client.call(RequestCode.ROUTE_GET, held_request(version, ["t"]), 20.0))
+    first = asyncio.ensure_future(client.call(RequestCode.ROUTE_GET, held_request(version, ["t"]), 90.0))
     await until(lambda: len(registry.holds) == 1)
-    second = asyncio.ensure_future(client.call(RequestCode.ROUTE_GET, held_request(version, ["u"]), 20.0))
+    second = asyncio.ensure_future(client.call(RequestCode.ROUTE_GET, held_request(version, ["u"]), 90.0))
     assert (await first).header(RouteGetResponse).unchanged
     await until(lambda: len(registry.holds) == 1)
     await client.close()
@@ -272,7 +265,7 @@ async def test_a_thousand_held_requests_need_no_task(connect: MakeClient, regist
     assert tasks == before + len(clients)
     answers: list[Any] = []
     for client in clients:
-        client.request(RequestCode.ROUTE_GET, held_request(version), answers.append, 20.0)
+        client.request(RequestCode.ROUTE_GET, held_request(version), answers.append, 90.0)
     await until(lambda: len(registry.holds) == len(clients))
     assert len(asyncio.all_tasks()) == tasks
     await connect().call(RequestCode.BROKER_REGISTER, registration())
@@ -285,11 +278,11 @@ async def test_routes_beyond_a_frame_come_in_pages(
     client = connect()
     names = [f"{'x' * 110}{i:06}" for i in range(10_000)]
     for n in range(3):
-        await connect().call(RequestCode.BROKER_REGISTER, registration(f"b{n}", tuple(names)), 30.0)
+        await connect().call(RequestCode.BROKER_REGISTER, registration(f"b{n}", tuple(names)))
     got: list[Any] = []
     after, versions = "", set()
     while True:
-        reply = await client.call(RequestCode.ROUTE_GET, RouteGetRequest(after=after), 10.0)
+        reply = await client.call(RequestCode.ROUTE_GET, RouteGetRequest(after=after))
         answer = reply.header(RouteGetResponse)
         got += answer.routes
         versions.add(answer.version)
