@@ -180,8 +180,8 @@ async def test_ten_thousand_parked_pulls_cost_no_task_and_no_timer_of_their_own(
     for number in range(10_000):
         member = shared.core.join("g", connection, 10, 30_000, ("t", "%RETRY%g"))
         shared._members[connection][member.member_id] = member
-        header = SharedPullRequest(member.member_id, 10, 1 << 20, 60_000)
-        peer.client.request(RequestCode.SHARED_PULL, header, lambda _reply: None, 90.0)
+        header = SharedPullRequest(member.member_id, 10, 1 << 20, 120_000)
+        peer.client.request(RequestCode.SHARED_PULL, header, lambda _reply: None, 200.0)
         if number % 500 == 0:
             await asyncio.sleep(0)
     await parked(broker, 10_000)
@@ -229,9 +229,9 @@ async def test_a_member_gets_nothing_of_topics_that_others_subscribe_to(broker: 
     await broker.create("a", 1)
     await broker.create("b", 1)
     narrow, wide = await join(broker, "a"), await join(broker, "a", "b")
-    first = asyncio.create_task(narrow.pull(hold_ms=10_000))
+    first = asyncio.create_task(narrow.pull(hold_ms=40_000))
     await parked(broker)
-    second = asyncio.create_task(wide.pull(hold_ms=10_000))
+    second = asyncio.create_task(wide.pull(hold_ms=40_000))
     await parked(broker, 2)
     await broker.produce("b", 0, (b"b", None))
     assert bodies(await second) == [b"b"]
@@ -328,11 +328,11 @@ async def test_a_member_without_room_does_not_hold_up_the_others(broker: Stack, 
     broker.store._watermark_passed(StoreFullError("no space", operation="write"))
     refused = asyncio.create_task(crowded.ack(got))
     # Sent while its only message is on its way to be acknowledged, it has room for a moment.
-    held = asyncio.create_task(crowded.pull(hold_ms=10_000))
+    held = asyncio.create_task(crowded.pull(hold_ms=40_000))
     with pytest.raises(RemoteError):
         await refused
     await parked(broker)
-    waiting = asyncio.create_task(other.pull(hold_ms=10_000))
+    waiting = asyncio.create_task(other.pull(hold_ms=40_000))
     await parked(broker, 2)
     broker.store._watermark_passed(None)
     await broker.produce("t", 0, (b"b", None))
