@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from broker_stack import Stack, refused, until
 from retained_peer import RetainedPeer
 
 import broker.retained as retained_part
+from broker import retained_expiry
 from holdmq.errors import Code
 from holdmq.rpc.connection import Request
 from holdmq.wire.codes import RequestCode
@@ -89,7 +91,7 @@ async def test_changes_of_one_request_are_done_in_their_order(broker: Stack, pee
         RetainedPut("u", 9, len(value)),
     ]
     header = RetainedPutRequest([*puts, RetainedPut("u", NEVER, NEVER)])
-    await peer.client.call(RequestCode.RETAINED_PUT, header, 10.0, [value, value], 2 * len(value))
+    await peer.client.call(RequestCode.RETAINED_PUT, header, 40.0, [value, value], 2 * len(value))
     assert await peer.bodies("#") == {"t": b"x"}
     assert broker.server.numbers()["retained_removals_total"] == 2
 
@@ -217,7 +219,9 @@ async def test_what_has_expired_is_removed_by_a_pass_and_nothing_newer_is(
         await until(lambda: expiry.earliest_ms == clock.now_ms + 990_000)
 
 
-async def test_a_message_that_comes_while_its_expired_one_is_looked_at_is_not_removed(start: Start) -> None:
+async def test_a_message_that_comes_while_its_expired_one_is_looked_at_is_not_removed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     stack = await start(clock_ms=clock)
     retained = stack.server.retained
@@ -225,9 +229,19 @@ async def test_a_message_that_comes_while_its_expired_one_is_looked_at_is_not_re
         await peer.put({"a": b"old", "b": b"old"}, expiry_s=10)
         assert set(await peer.bodies("#")) == {"a", "b"}
         clock.now_ms += 10_000
+        read_page = retained_expiry._read_page
+        put = threading.Event()
+
+        def read_before_it_was_put(*arguments: Any) -> Any:
+            page = read_page(*arguments)
+            assert put.wait(40)
+            return page
+
         # The page is read on a thread: what is put before its answer comes is newer than it.
+        monkeypatch.setattr(retained_expiry, "_read_page", read_before_it_was_put)
         retained.expiry._begin_pass()
         await peer.put({"a": b"new"})
+        put.set()
         await until(lambda: retained.expiry.removed == 1)
         assert await peer.bodies("#") == {"a": b"new"}
 
@@ -308,7 +322,7 @@ async def test_who_asks_for_much_gets_a_part(peer: RetainedPeer) -> None:
     ],
 )
 async def test_what_is_no_put_is_refused(peer: RetainedPeer, puts: list[Any]) -> None:
-    call = peer.client.call(RequestCode.RETAINED_PUT, RetainedPutRequest(puts), 10.0, [b"abc"], 3)
+    call = peer.client.call(RequestCode.RETAINED_PUT, RetainedPutRequest(puts), 40.0, [b"abc"], 3)
     assert await refused(call) in (Code.LIMIT_EXCEEDED, Code.PROTOCOL_ERROR)
 
 
