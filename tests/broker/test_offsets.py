@@ -51,13 +51,13 @@ async def consumer(broker: Stack, member: Join, group: str = "g") -> GroupPeer:
 
 async def reset(broker: Stack, to: str, value: int = 0, **header: Any) -> list[OffsetChange]:
     request = OffsetResetRequest("g", "t", to, value, **header)
-    reply = await broker.client.call(RequestCode.OFFSET_RESET, request, 15.0)
+    reply = await broker.client.call(RequestCode.OFFSET_RESET, request, 40.0)
     return rows(OffsetChange, reply.header(OffsetChangeResponse).changes)
 
 
 async def clone(broker: Stack, source: str, target: str, **header: Any) -> list[OffsetChange]:
     request = OffsetCloneRequest(source, target, **header)
-    reply = await broker.client.call(RequestCode.OFFSET_CLONE, request, 15.0)
+    reply = await broker.client.call(RequestCode.OFFSET_CLONE, request, 40.0)
     return rows(OffsetChange, reply.header(OffsetChangeResponse).changes)
 
 
@@ -211,8 +211,10 @@ async def test_a_log_that_never_gets_on_disk_is_told_to_who_waits(
 
 
 async def test_a_write_that_fails_is_told_counted_and_tried_again(
-    broker: Stack, one: GroupPeer, tmp_path: Path
+    start: Start, member: Join, tmp_path: Path
 ) -> None:
+    broker = await start(offset_save_interval_s=3600)
+    one = await consumer(broker, member)
     blocker = tmp_path / "store" / "config" / "consumerOffset.json.tmp"
     blocker.mkdir()
     with pytest.raises(HoldMQError, match=r"consumerOffset\.json"):
