@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_stack import Stack, bodies
+from broker_stack import Stack, bodies, until
 
 from broker.copies import find_moves
 from holdmq.errors import Code, RemoteError, StorageError, StoreFormatError
@@ -129,7 +129,8 @@ async def test_nothing_is_done_before_it_is_known_what_was_sent_again(
 
     monkeypatch.setattr("broker.copies.find_moves", find_slowly)
     known.set()
-    await start()
+    stack = await start()
+    await until(lambda: stack.server.moves.copies.is_recovered)
     await asyncio.to_thread(path.write_bytes, saved)
     known.clear()
     stack = await start()
