@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
-from broker_stack import Stack, bodies
+from broker_stack import Stack, bodies, until
 
 from holdmq.errors import Code, RemoteError
 from holdmq.record_tags import tag_hash
@@ -35,7 +35,7 @@ async def open_reader(
 
 
 async def read(broker: Stack, hold_ms: int = 15_000, credit_bytes: int = 1 << 20) -> list[bytes]:
-    reply = await broker.client.call(RequestCode.READ, ReadRequest(1, credit_bytes, hold_ms), 20.0)
+    reply = await broker.client.call(RequestCode.READ, ReadRequest(1, credit_bytes, hold_ms), 90.0)
     got = bodies(reply)
     assert len(got) == reply.header(ReadResponse).records
     return got
@@ -124,8 +124,9 @@ async def test_positions_past_the_end_and_unknown_readers_are_refused(broker: St
 async def test_outstanding_reads_are_bounded(broker: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.reads.READS_MAX", 2)
     await open_reader(broker, [])
-    waiting = [asyncio.create_task(read(broker, hold_ms=10_000)) for _ in range(2)]
-    await asyncio.sleep(0.05)
+    waiting = [asyncio.create_task(read(broker, hold_ms=60_000)) for _ in range(2)]
+    (opened,) = (readers[1] for readers in broker.server.reads._open.values())
+    await until(lambda: len(opened.reads) == 2)
     with pytest.raises(RemoteError) as refused:
         await read(broker)
     assert refused.value.code == Code.LIMIT_EXCEEDED
@@ -172,7 +173,7 @@ async def test_rows_of_tables_are_no_messages_to_a_reader_live_or_from_disk(
     await broker.create("t")
     await open_reader(broker, [*filter_terms(mqtt_filter), *filter_terms("t/end")])
     change = TableChangeRequest("table", 0, "key", "request-1")
-    await broker.client.call(RequestCode.TABLE_PUT, change, 10.0, [b"row"], 3)
+    await broker.client.call(RequestCode.TABLE_PUT, change, 40.0, [b"row"], 3)
     await broker.produce("t", 0, (b"message", "end"))
     assert await read_until(broker, 1) == [b"message"]
     broker = await start()
