@@ -205,6 +205,10 @@ def test_a_thin_queue_is_read_without_what_lies_between(driver: MakeDriver) -> N
 
 def test_activity_is_counted_by_segment(driver: MakeDriver) -> None:
     d = filled(driver, 200)
+    d.store.close()
+    # The flusher would count as well, once in a second: here it does nothing.
+    d.settings["flush_interval_ms"] = 60_000
+    d.open()
     d.log_bytes()
     activity = d.store.chunks.activity
     table, end = d.store._segments.table, d.store.confirmed_position

@@ -171,11 +171,18 @@ def test_async_flush_says_from_where_acknowledgements_are_in_doubt(
     first = d.append_and_wait(3)
     d.wait_indexed()
     wait_for(lambda: d.store.synced_position == first.end)
-    watched_disk.failing = failing("sync", errno.EIO)
+
+    def fails_once_confirmed(operation: str, path: Path) -> int | None:
+        if operation != "sync" or path.parent.name != "commitlog":
+            return None
+        wait_for(lambda: d.store.confirmed_position > first.end)
+        return errno.EIO
+
+    watched_disk.failing = fails_once_confirmed
     d.append_and_wait(1)
-    d.posted.get(timeout=40)()
+    while d.store.state().ok:
+        d.posted.get(timeout=40)()
     state = d.store.state()
-    assert not state.ok
     assert f"from offset {first.end} on is in doubt" in state.reason
     d.append(1)
     assert isinstance(d.wait(1)[0], StoreReadOnlyError)

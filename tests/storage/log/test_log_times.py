@@ -76,7 +76,7 @@ def test_damaged_records_are_passed(driver: MakeDriver, tmp_path: Path) -> None:
         d.append_and_wait(10, body=bytes(200))
     known = records(d)
     d.store.close()
-    log = next((tmp_path / "store" / "commitlog").glob("0*"))
+    log = tmp_path / "store" / "commitlog" / f"{0:020}"
     broken = {known[200][0], known[210][0]}
     with log.open("r+b") as file:
         for position in broken:

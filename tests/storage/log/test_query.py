@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,25 @@ def caught_up(d: Any) -> None:
     numbers = d.store.numbers
     wait_for(lambda: numbers()["key_index_position"] == d.store.confirmed_position)
     wait_for(lambda: numbers()["key_index_pending"] == 0)
+
+
+@contextmanager
+def flusher_held(d: Any) -> Iterator[None]:
+    """The flusher stands still between two of its steps: no file is written or renamed meanwhile."""
+    is_held, go_on = threading.Event(), threading.Event()
+    upkeep = d.store.flusher.upkeep
+
+    def hold() -> None:
+        is_held.set()
+        assert go_on.wait(60)
+
+    d.store.flusher.upkeep = hold
+    try:
+        assert is_held.wait(40)
+        yield
+    finally:
+        d.store.flusher.upkeep = upkeep
+        go_on.set()
 
 
 def positions(matches: Any) -> list[int]:
@@ -149,7 +170,8 @@ def test_after_a_crash_the_index_equals_the_log(driver: MakeDriver, tmp_path: Pa
     # As a crash leaves it: nothing but what headers say is certain, and the log's end was cut.
     last = max((tmp_path / "store" / "keyindex").iterdir())
     copy = tmp_path / "copy"
-    shutil.copytree(tmp_path / "store", copy)
+    with flusher_held(d):
+        shutil.copytree(tmp_path / "store", copy)
     with (copy / "keyindex" / last.name).open("r+b") as file:
         file.seek(-15, os.SEEK_END)
         file.write(b"\xff" * 15)
