@@ -170,6 +170,10 @@ def test_a_store_opens_on_a_full_filesystem_and_makes_room_for_itself(
     d = driver(small_filesystem / "store", disk=RealDisk(), retention_interval_ms=3_600_000).open()
     confirmed = [bytes(d.append_and_wait(300, body=bytes(3000)).records) for _ in range(8)]
     d.wait_indexed()
+    until = time.monotonic() + 40
+    while not d.store.numbers()["spare_bytes"]:
+        assert time.monotonic() < until
+        time.sleep(0.003)
     assert (small_filesystem / "store" / SPARE).exists()
     fill_up(small_filesystem)
     d.store.close()
