@@ -77,7 +77,7 @@ class Driver:
     def wait(self, results: int) -> list[StorageError | None]:
         """Run callbacks until so many appends were answered since the last `wait`."""
         while len(self.results) < results:
-            self.posted.get(timeout=20)()
+            self.posted.get(timeout=60)()
         answered, self.results = self.results, []
         return answered
 
@@ -88,7 +88,7 @@ class Driver:
 
     def wait_indexed(self) -> None:
         """Until all confirmed entries are in consume-queue files."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + 180
         while self.store.numbers()["indexed_position"] < self.store.confirmed_position:
             assert time.monotonic() < until
             time.sleep(0.005)

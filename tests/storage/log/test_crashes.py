@@ -18,6 +18,9 @@ from storage.log.core.names import name_of
 from storage.log.store import CONFIRM_BATCHES_MAX, LogStore
 from storage.store import ReadStatus
 
+# Each is seconds of computing: minutes on a machine that has others to serve.
+pytestmark = pytest.mark.timeout(900)
+
 RECORDS = 200
 Keys = list[tuple[str, int, int, int]]
 ONE: Keys = [("a", 0, 1, 0)]

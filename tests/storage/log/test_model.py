@@ -16,6 +16,9 @@ from sim_store import HOME, SEGMENT_BYTES, SimStore, check, random_runs
 
 from storage.store import HashFilter, ReadStatus
 
+# Each is seconds of computing: minutes on a machine that has others to serve.
+pytestmark = pytest.mark.timeout(900)
+
 KEYS = [("a", 0), ("a", 1), ("b", 0), ("b", 7), ("%RETRY%c", 0)]
 
 

@@ -12,6 +12,9 @@ import structlog
 from sim_disk import PowerLoss, SimDisk
 from sim_store import SEGMENT_BYTES, SimStore, check, random_runs
 
+# Each is seconds of computing: minutes on a machine that has others to serve.
+pytestmark = pytest.mark.timeout(900)
+
 SYNC_POINTS_MIN = 2_000
 SYNC_PARTS = 5
 ASYNC_POINTS_MIN = 600

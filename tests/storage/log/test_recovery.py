@@ -22,6 +22,9 @@ from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.record import VERIFY_ALL, decode_record
 from storage.store import ReadStatus
 
+# Each is seconds of computing: minutes on a machine that has others to serve.
+pytestmark = pytest.mark.timeout(900)
+
 MakeDriver = Callable[..., Any]
 SEGMENT = "0" * 20
 ACKNOWLEDGED_MIN = 100

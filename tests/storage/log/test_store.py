@@ -239,6 +239,7 @@ def test_a_log_without_its_identity_is_refused(driver: MakeDriver, tmp_path: Pat
         driver().open()
 
 
+@pytest.mark.timeout(600)
 def test_ten_thousand_queues_are_written_read_and_found_again(driver: MakeDriver) -> None:
     d = driver(tail_cache_bytes=32 << 20).open()
     for i in range(10_000):

@@ -439,6 +439,7 @@ def killed_after(directory: Path, seed: int, seconds: float) -> list[str]:
     return whole.split("\n")
 
 
+@pytest.mark.timeout(900)
 def test_tables_are_exact_across_kills(make: Callable[..., Tabled], tmp_path: Path) -> None:
     directory = tmp_path / "store"
     rnd = random.Random(7)

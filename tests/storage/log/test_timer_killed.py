@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from any_disk import ANY_DISK
 
 from holdmq.record import decode_record
@@ -85,6 +86,7 @@ def kill_after(directory: Path, seed: int, seconds: float) -> list[str]:
     return whole.split("\n")
 
 
+@pytest.mark.timeout(900)
 def test_every_delayed_message_is_released_once_across_kills(
     driver: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -14,6 +14,9 @@ from storage.log.offline import Finding, OfflineStore
 from storage.log.repair import truncate
 from storage.log.verify import LogSums, Verification, sums_of
 
+# Each is seconds of computing: minutes on a machine that has others to serve.
+pytestmark = pytest.mark.timeout(900)
+
 HOME = Path("/store")
 
 
