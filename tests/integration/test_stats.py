@@ -41,6 +41,9 @@ from spark_streaming.source import HoldMQDataSource
 from spark_streaming.source.link import Link, link_to
 from spark_streaming.tables import TPS_1H_TABLE, TPS_1M_TABLE, TPS_1S_TABLE, TableSpec, read_tps, table_path
 
+# The first of them waits for a JVM, and each for jobs of Spark's, beside all the other tests.
+pytestmark = pytest.mark.timeout(900)
+
 EPOCH = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 ALWAYS = (EPOCH, dt.datetime(2100, 1, 1, tzinfo=dt.UTC))
 SPECS = (TPS_1S_TABLE, TPS_1M_TABLE, TPS_1H_TABLE)
@@ -82,7 +85,7 @@ def spark(cluster: Stack) -> Iterator[Session]:
     settings = StatsSection(data_dir=str(cluster.directory / "session"))
     session = start_session(settings, said.append)
     yield session
-    session.stop()
+    session.stop(jvm_wait_s=100)
     assert session.jvm_end() == "ended with exit code 0"
     # Workers say that a broker which a test stopped is away, and nobody says anything else.
     assert [line for line in said if '"event": "not connected"' not in line] == []
@@ -98,6 +101,7 @@ def produce(cluster: Stack, *messages: Message) -> None:
 
 def test_a_topic_is_a_table(cluster: Stack, spark: Session) -> None:
     produce(cluster, *[Message("table", b"%d" % i, tag="even" if i % 2 == 0 else None) for i in range(10)])
+    wait_listed(cluster, "table")
 
     def load(**options: str) -> DataFrame:
         return spark.spark.read.format("holdmq").options(registry=cluster.registry, **options).load()
@@ -143,7 +147,6 @@ def wait_listed(cluster: Stack, topic: str) -> None:
     wait_until(lambda: bool(link.snapshot(lambda name: name == topic).bounds), f"{topic} is listed")
 
 
-@pytest.mark.timeout(240)
 def test_filters_of_a_batch_read_are_the_source_s(cluster: Stack, spark: Session) -> None:
     produce(cluster, *[Message("filtered", b"%d" % i, tag=str(i % 3)) for i in range(30)])
     produce(cluster, Message("filtered-not", b"x", tag="1"))
@@ -162,7 +165,6 @@ def test_filters_of_a_batch_read_are_the_source_s(cluster: Stack, spark: Session
         spark.spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
-@pytest.mark.timeout(240)
 def test_rows_are_written_to_topics_by_batches_and_streams(
     cluster: Stack, spark: Session, tmp_path: Path
 ) -> None:
@@ -201,6 +203,7 @@ def test_a_stream_keeps_its_bound_and_goes_on_where_it_stopped(
         return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
     produce(cluster, *[Message("bounded", b"x") for _ in range(100)])
+    wait_listed(cluster, "bounded")
     assert run() == [40, 40, 20]
     produce(cluster, *[Message("bounded", b"x") for _ in range(7)])
     assert run() == [7]
@@ -210,6 +213,7 @@ def test_a_stream_keeps_its_bound_and_goes_on_where_it_stopped(
 
 def test_a_link_plans_without_brokers_that_are_away(cluster: Stack) -> None:
     produce(cluster, Message("linked", b"x"))
+    wait_listed(cluster, "linked")
     link = Link([f"127.0.0.1:{free_port()}", cluster.registry])
     try:
         held = link.snapshot(lambda topic: topic == "linked")
@@ -288,8 +292,8 @@ def test_a_backlog_made_before_is_counted_in_steps_beside_a_live_topic_and_once(
     query.start(spark.spark, options, is_once=False)
     for number in range(10):
         produce(cluster, *[Message("beside", b"y" * number) for _ in range(10)])
-    wait_until(lambda: counted() >= 1000, "all is counted")
-    query.stop(20)
+    wait_until(lambda: counted() >= 1000, "all is counted", 300)
+    query.stop(100)
     query.close()
     # As after a crash between the tables' commits and Spark's: the last batch is replayed.
     checkpoint = Checkpoint(home.checkpoint(part.name))
@@ -338,6 +342,7 @@ def test_devices_are_counted_by_a_query_of_their_own_in_steps_and_once(
     tables = [table_path(tmp_path, table.name) for table in part.tables]
     for start, end, batches in ((0, 99, 3), (99, 100, 4)):
         send(start, end)
+        wait_listed(cluster, "fleet")
         query = open_query(stats, home, part)
         query.start(spark.spark, options, is_once=True)
         query.await_end()

@@ -26,6 +26,9 @@ from spark_streaming.job.latency import bucket
 from spark_streaming.job.session import start_session
 from spark_streaming.tables import fold
 
+# The first one waits for a JVM, and each for jobs of Spark's, beside all the other tests.
+pytestmark = pytest.mark.timeout(900)
+
 MINUTE = dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.UTC)
 INSTANT = pa.timestamp("us", "UTC")
 HEAVY = {"heavy-a": 900, "heavy-b": 600, "heavy-c": 300}
