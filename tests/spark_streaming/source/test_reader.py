@@ -21,6 +21,7 @@ from holdmq.client.sync import SyncProducer
 from holdmq.errors import TransportError, UsageError
 from holdmq.message import Message, TopicQueue
 from spark_streaming.source import HoldMQDataSource
+from spark_streaming.source import link as link_module
 from spark_streaming.source.link import Link, link_to
 from spark_streaming.source.offsets import LOST, Offsets
 from spark_streaming.source.ranges import DataLossError
@@ -39,6 +40,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     }
     with running_stack(tmp_path_factory.mktemp("source"), "registry", "broker", **settings) as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who answers late, as the machine is busy with other tests, is not away."""
+    monkeypatch.setattr(link_module, "ASK_TIMEOUT_S", 30.0)
 
 
 @pytest.fixture(scope="module")
@@ -246,13 +253,14 @@ def stopped(stack: Stack) -> Iterator[Callable[[], None]]:
 
 
 def test_a_broker_that_is_away_delays_a_stream_and_fails_an_available_now_query(
-    stack: Stack, producer: SyncProducer, stopped: Callable[[], None]
+    stack: Stack, producer: SyncProducer, stopped: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(stack, producer, "away", "a", "b")
     stream = Query(stack, topics="away")
     once = Query(stack, topics="away", read_timeout_ms="100")
     once.reader.prepareForTriggerAvailableNow()
     stopped()
+    monkeypatch.setattr(link_module, "ASK_TIMEOUT_S", 2.0)
     assert stream.plan() == stream.offsets
     # It would end as if there were nothing left.
     with pytest.raises(TransportError, match="records to read at broker-0, and got no answer for"):
