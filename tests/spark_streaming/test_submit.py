@@ -14,7 +14,7 @@ def run(*arguments: str, isolated: bool = False, cwd: Path) -> subprocess.Comple
     flags = ("-S", "-E") if isolated else ()
     return subprocess.run(
         [sys.executable, *flags, MODULE, *arguments],
-        capture_output=True, text=True, timeout=50, check=False, cwd=cwd,
+        capture_output=True, text=True, timeout=150, check=False, cwd=cwd,
     )  # fmt: skip
 
 

@@ -179,7 +179,7 @@ def test_a_damaged_table_is_one_sentence(tmp_path: Path) -> None:
         open_sink(tmp_path)
 
 
-@pytest.mark.timeout(max(120, COMMITS // 5))
+@pytest.mark.timeout(max(600, COMMITS // 5))
 def test_a_day_of_batches_leaves_few_files_and_commits_as_fast_as_the_first(tmp_path: Path) -> None:
     """HOLDMQ_TEST_COMMITS=86400 is the whole day: a batch a second, three topics, one an hour late."""
     sink = open_sink(tmp_path, hours=2)

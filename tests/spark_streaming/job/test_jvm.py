@@ -30,7 +30,7 @@ def test_a_child_ends_with_its_session_and_tells_its_exit_code(process: subproce
 def test_a_child_that_is_killed_tells_by_what(process: subprocess.Popen[bytes]) -> None:
     jvm = ChildJvm(process)
     process.send_signal(signal.SIGKILL)
-    assert jvm.end(wait_s=20) == "ended with exit code -9"
+    assert jvm.end(wait_s=60) == "ended with exit code -9"
 
 
 def test_the_jvm_of_spark_submit_is_gone_or_there_and_outlives_its_session(
@@ -43,5 +43,5 @@ def test_the_jvm_of_spark_submit_is_gone_or_there_and_outlives_its_session(
     assert other.end() is None
     assert process.poll() is None
     process.kill()
-    assert jvm.end(wait_s=20) == "is gone"
+    assert jvm.end(wait_s=60) == "is gone"
     jvm.close()
