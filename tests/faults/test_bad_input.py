@@ -87,10 +87,10 @@ def test_requests_that_make_no_sense_are_answered_and_the_connection_lives(
 
     async def run() -> None:
         client = Client(f"127.0.0.1:{stack.broker_port}", "client", "odd")
-        unknown = await refused(client, RequestCode.CLUSTER_GET, Empty())
+        unknown = await refused(client, RequestCode.CLUSTER_GET, Empty(), 60.0)
         assert unknown.code == Code.UNKNOWN_REQUEST
         assert str(int(RequestCode.CLUSTER_GET)) in unknown.remark
-        missing = await refused(client, RequestCode.PULL, Empty())
+        missing = await refused(client, RequestCode.PULL, Empty(), 60.0)
         assert missing.code == Code.MISSING_FIELD
         assert "queues" in missing.remark
         with SyncProducer([stack.registry]) as producer:
@@ -98,7 +98,7 @@ def test_requests_that_make_no_sense_are_answered_and_the_connection_lives(
         record = make_record("devices", 0, b"payload")
         body = produce_body([struct.pack(">I", len(record) + 1) + record[4:]])
         request = ProduceRequest(zlib.crc32(body), [ProduceRun("devices", 0, 1, 1, 1, 0)])
-        wrong = await refused(client, RequestCode.PRODUCE, request, 5.0, [body], len(body))
+        wrong = await refused(client, RequestCode.PRODUCE, request, 60.0, [body], len(body))
         assert wrong.code == Code.MALFORMED_BATCH
         assert "record 0" in wrong.remark
         assert client.connection is not None

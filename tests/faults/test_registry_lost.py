@@ -142,7 +142,7 @@ def test_ordered_topics_survive_kill_9_of_their_registry(holdmq_stack: StackMake
     async def run() -> None:
         client = Client(stack.registry, "client", "test")
         for n in range(20):
-            await client.call(RequestCode.ORDER_SET, OrderSetRequest(f"t{n}", {"a": n + 1}))
+            await client.call(RequestCode.ORDER_SET, OrderSetRequest(f"t{n}", {"a": n + 1}), 60.0)
         await asyncio.to_thread(stack.restart, "registry", signal.SIGKILL)
         reply = await client.call(RequestCode.ORDER_GET, OrderGetRequest(), 60.0)
         found = rows(OrderRow, reply.header(OrderGetResponse).topics)

@@ -123,7 +123,7 @@ async def test_where_a_group_begins_in_a_topic_that_it_waited_for_is_written_dow
         assert (await got.get()).body == b"the topic's first"
         await until(lambda: len(queues_of(consumer, topic)) == 4, "it has its queues")
         link = producer.routes.link("broker-0")
-        reply = await link.client.call(RequestCode.OFFSET_GET, OffsetGetRequest(group, [topic]))
+        reply = await link.client.call(RequestCode.OFFSET_GET, OffsetGetRequest(group, [topic]), 60.0)
         assert [row.offset for row in rows(OffsetRow, reply.header(OffsetGetResponse).offsets)] == [0] * 4
 
 
@@ -286,7 +286,7 @@ async def test_queues_that_are_added_are_read_from_their_beginning(
     await begin(registries, producer, topic)
     async with Consumer(registries, group, deliveries.handler("m"), [topic]) as consumer:
         link = producer.routes.link("broker-0")
-        await link.client.call(RequestCode.TOPIC_GROW, TopicGrowRequest(topic, 6))
+        await link.client.call(RequestCode.TOPIC_GROW, TopicGrowRequest(topic, 6), 60.0)
         # The producer may know of them long before the consumer does.
         await producer.routes.refresh()
         await until(lambda: len(producer.routes.get(topic).write_queues) == 6, "the route has six queues")
@@ -355,7 +355,7 @@ async def test_a_paused_group_gets_nothing_until_it_is_resumed(
     deliveries = Deliveries()
     async with Consumer(registries, group, deliveries.handler("m"), [topic]) as consumer:
         call = producer.routes.link("broker-0").client.call
-        await call(RequestCode.GROUP_PAUSE, GroupPauseRequest(group, True))
+        await call(RequestCode.GROUP_PAUSE, GroupPauseRequest(group, True), 60.0)
         await until(lambda: consumer._hand_out.paused_brokers == {"broker-0"}, "the member knows")
         await producer.send(Message(topic, b"while paused"))
         async with Consumer(
@@ -363,7 +363,7 @@ async def test_a_paused_group_gets_nothing_until_it_is_resumed(
         ):
             await until(lambda: b"while paused" in deliveries.bodies("other"), "another group gets it")
         assert deliveries.bodies("m") == set()
-        await call(RequestCode.GROUP_PAUSE, GroupPauseRequest(group, False))
+        await call(RequestCode.GROUP_PAUSE, GroupPauseRequest(group, False), 60.0)
         await until(lambda: deliveries.bodies("m") == {b"while paused"}, "it is handled after all")
 
 
@@ -437,7 +437,7 @@ async def test_a_failed_message_comes_again_to_its_group_only_and_the_others_pas
         Consumer(registries, f"other-{topic}", other.handler("other"), [topic]),
     ):
         settings = GroupUpdateRequest(group, retry_max_times=2, delay_levels_ms=[100, 300])
-        await producer.routes.link("broker-0").client.call(RequestCode.GROUP_UPDATE, settings)
+        await producer.routes.link("broker-0").client.call(RequestCode.GROUP_UPDATE, settings, 60.0)
         await producer.send(Message(topic, b"bad", "a"))
         await producer.send(Message(topic, b"good", "a"))
         await until(lambda: consumer.numbers()["sent_back_total"] == 3, "it failed three times")

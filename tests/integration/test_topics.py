@@ -95,9 +95,9 @@ async def test_queues_are_removed_once_the_group_that_lags_has_come_to_their_end
         broker = admin.routes.link("broker-0").client  # type: ignore[union-attr]
 
         async def consumed(offset: int) -> None:
-            await broker.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("billing"))
+            await broker.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("billing"), 60.0)
             report = OffsetReportRequest("billing", [OffsetReport("t", 2, 0, offset, 0)])
-            await broker.call(RequestCode.OFFSET_REPORT, report)
+            await broker.call(RequestCode.OFFSET_REPORT, report, 60.0)
 
         await consumed(4)
         await admin.remove_queues("t", 2, HIDE_FROM_PRODUCERS)
