@@ -441,8 +441,30 @@ def table(memory_broker: MemoryBroker) -> SessionTable:
     return table
 
 
+WAITS = (
+    "catchup.CALL_TIMEOUT_S",
+    "link.REROUTE_S",
+    "owner.OPEN_TIMEOUT_S",
+    "reader.CALL_TIMEOUT_S",
+    "redelivery.CALL_TIMEOUT_S",
+    "replay.SUBACK_WAIT_S",
+    "retained_again.CALL_TIMEOUT_S",
+    "retained_answers.TIMEOUT_S",
+    "retained_puts.REROUTE_S",
+    "retained_puts.TIMEOUT_S",
+    "share_link.CALL_TIMEOUT_S",
+    "subscriptions.SUBACK_WAIT_S",
+    "topics.TOPIC_WAIT_S",
+)
+"""How long a worker waits for a broker: some seconds, which a process may stand still on a busy machine."""
+
+
 @pytest.fixture
-async def start_worker(memory_broker: MemoryBroker) -> AsyncIterator[Callable[..., Any]]:
+async def start_worker(
+    memory_broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[..., Any]]:
+    for name in WAITS:
+        monkeypatch.setattr(f"gateway.{name}", 60.0)
     running: list[tuple[asyncio.Task[None], asyncio.Event, RunningWorker]] = []
 
     async def start(

@@ -207,8 +207,11 @@ async def test_a_broker_that_cannot_say_where_refuses_the_filters(start_worker: 
     assert (await subscribe(subscriber, "5", "a/#")).reason_codes == [1]
 
 
-async def test_while_a_broker_is_away_nothing_can_be_replayed(start_worker: Start) -> None:
+async def test_while_a_broker_is_away_nothing_can_be_replayed(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running = await start_worker()
+    monkeypatch.setattr("gateway.subscriptions.SUBACK_WAIT_S", 0.1)
     subscriber = await running.client("s", MQTT_5)
     await running.broker.server.close()
     await running.until(lambda: running.worker.links["b0"].connection is None)
@@ -246,9 +249,10 @@ async def test_what_a_client_sends_behind_a_replay_waits_for_its_turn(start_work
 
 
 async def test_a_client_that_leaves_while_its_beginning_is_looked_for_harms_nobody(
-    start_worker: Start,
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_worker()
+    monkeypatch.setattr("gateway.replay.SUBACK_WAIT_S", 1.0)
     running.broker.hold_located = True
     gone = await running.client("g", MQTT_5)
     gone.send(Subscribe(1, [Subscription("a", 1)], Properties(user_properties=(("from", "5"),))))
