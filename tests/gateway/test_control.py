@@ -61,9 +61,9 @@ def test_who_lifts_bans_must_say_whose() -> None:
 
 def test_lines_of_all_workers_come_until_the_trace_is_over() -> None:
     controls = Controls(2)
-    answer = controls.trace("GET", {"client": "c1", "topic": "a/#", "seconds": "0.2"})
+    answer = controls.trace("GET", {"client": "c1", "topic": "a/#", "seconds": "2"})
     ((command, nobody),) = controls.take()
-    assert command == {"trace": 1, "client": "c1", "topic": "a/#", "seconds": 0.2}
+    assert command == {"trace": 1, "client": "c1", "topic": "a/#", "seconds": 2.0}
     assert nobody == -1
     controls.received(0, {"trace": 1, "lines": [{"packet": "CONNECT"}]})
     controls.received(1, {"trace": 1, "lines": [{"packet": "PUBLISH"}], "left_out": 3})

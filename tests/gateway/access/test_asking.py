@@ -32,7 +32,7 @@ Start = Callable[..., Awaitable[Any]]
 
 
 def asking(name: str, **settings: Any) -> dict[str, Any]:
-    return {"plugins": [{"class_path": f"odd_plugins.{name}"}], "ask_timeout_s": 10, **settings}
+    return {"plugins": [{"class_path": f"odd_plugins.{name}"}], "ask_timeout_s": 60, **settings}
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ async def test_a_client_that_leaves_while_it_is_asked_about_is_forgotten(start_w
 
 async def test_answers_are_remembered_for_their_time_only(start_worker: Start) -> None:
     running = await start_worker(
-        access=asking("Gated", cache_age_s=2, cache_refused_age_s=0), allow_anonymous=True
+        access=asking("Gated", cache_age_s=5, cache_refused_age_s=0), allow_anonymous=True
     )
     for _ in range(2):
         await running.client("c1", MQTT_5, username="ada")
@@ -232,7 +232,7 @@ async def test_a_topic_that_nobody_could_decide_is_asked_about_again(
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("Hanging", "Hanging: no answer within 0.3 s"),
+        ("Hanging", "Hanging: no answer within 1.5 s"),
         ("Raising", "Raising: RuntimeError: the data base is on fire"),
         ("Unmakeable", "Unmakeable: ConnectionError: no server at 192.0.2.1"),
         ("Misfit", "Misfit: TypeError: Misfit.authenticate() got an unexpected keyword argument 'session'"),
@@ -244,7 +244,7 @@ async def test_a_topic_that_nobody_could_decide_is_asked_about_again(
 async def test_a_plugin_without_an_answer_refuses_and_is_named(
     start_worker: Start, name: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    running = await start_worker(access=asking(name, ask_timeout_s=0.3 if name == "Hanging" else 10))
+    running = await start_worker(access=asking(name, ask_timeout_s=1.5 if name == "Hanging" else 60))
     answer = await running.client("c1", MQTT_5, username="ada", refused=True)
     assert answer.connack.reason_code == 0x88
     old = await running.client("c1", MQTT_3_1_1, username="ada", refused=True)
@@ -295,7 +295,7 @@ async def test_a_plugin_that_can_be_made_later_is(
 async def test_a_plugin_that_blocks_costs_its_thread_and_nothing_else(
     start_worker: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    running = await start_worker(access=asking("Blocking", ask_timeout_s=1, ask_threads=1))
+    running = await start_worker(access=asking("Blocking", ask_timeout_s=3, ask_threads=1))
     worker = running.worker
     blocked = asyncio.ensure_future(running.client("c1", MQTT_5, username="block", refused=True))
     await running.until(lambda: worker.counters.access_asks_waiting)
