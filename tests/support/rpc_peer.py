@@ -13,6 +13,7 @@ from holdmq.errors import (
     BusyError,
     Code,
     HoldMQError,
+    TransportError,
 )
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Connection, Request
@@ -82,13 +83,24 @@ class Peer:
 @pytest.fixture
 async def until() -> Until:
     async def wait(condition: Callable[[], Any]) -> None:
-        for _ in range(2000):
+        for _ in range(8000):
             if condition():
                 return
             await asyncio.sleep(0.005)
         raise AssertionError("it did not come true")
 
     return wait
+
+
+async def why_not(client: Client) -> str:
+    """Why a client gets no connection: what a call that waits for one says, once it was tried."""
+    client.start()
+    async with asyncio.timeout(60):
+        while client.last_error is None:
+            await asyncio.sleep(0.005)
+    with pytest.raises(TransportError) as caught:
+        await client.call(RequestCode.PRODUCE, Empty(), 0.05)
+    return str(caught.value)
 
 
 MakePeer = Callable[..., Awaitable[Peer]]

@@ -33,8 +33,11 @@ LOCAL = ("127.0.0.1", "localhost")
 
 def write_keys(path: Path, text: str = KEYS) -> str:
     """Write a keys file as its owner would; its path."""
-    path.write_text(text, encoding="utf-8")
-    path.chmod(0o600)
+    # Whole or not at all: who looks at it meanwhile may take half a file for a file.
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.chmod(0o600)
+    new.replace(path)
     return str(path)
 
 

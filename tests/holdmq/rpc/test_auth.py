@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rpc_peer import HELLO, MakePeer, Peer, Raw, Until
+from rpc_peer import HELLO, MakePeer, Peer, Raw, Until, why_not
 from security import ADMIN_SECRET, KEYS, SECRET, SERVICE_SECRET, write_keys
 from structlog.testing import capture_logs
 
-from holdmq.errors import Code, RemoteError, TransportError, UsageError
+from holdmq.errors import Code, RemoteError, UsageError
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.client import Client
 from holdmq.rpc.security import Security
@@ -67,13 +67,7 @@ async def open_raw() -> AsyncIterator[OpenRaw]:
 
 
 async def echo(client: Client) -> None:
-    await client.call(RequestCode.PRODUCE, Empty(), 2.0)
-
-
-async def why_not(client: Client) -> str:
-    with pytest.raises(TransportError) as caught:
-        await client.call(RequestCode.PRODUCE, Empty(), 0.5)
-    return str(caught.value)
+    await client.call(RequestCode.PRODUCE, Empty())
 
 
 async def test_who_knows_the_secret_is_admitted_by_name(secured: Peer, connect: MakeClient) -> None:
@@ -176,7 +170,7 @@ async def test_a_challenge_that_is_never_answered_ends_like_silence(
     make_peer: MakePeer, keys_file: Path, open_raw: OpenRaw
 ) -> None:
     security = ServerSecurity(allow_anonymous=False, keys_file=str(keys_file))
-    peer = await make_peer(security=security, hello_timeout_s=0.5)
+    peer = await make_peer(security=security, hello_timeout_s=2.0)
     raw = await open_raw(peer)
     await challenge(raw, replace(HELLO, access_key="orders", nonce=bytes(NONCE_BYTES)))
     assert await raw.answer() is None
