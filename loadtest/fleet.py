@@ -267,8 +267,8 @@ class Fleet:
         while not self.is_stopped and self._left > 0 and any(p.is_connected for p in publishers):
             if self.is_paced:
                 now = perf_counter()
-                # Each message is due at its own moment, however late this turn comes.
-                while due < min((now - began) * plan.rate, self._left + self.tally.sent):
+                # Each message is due at its own moment, however late this turn comes; none is after the end.
+                while due < min(min(now - began, plan.seconds) * plan.rate, self._left + self.tally.sent):
                     publishers[turn].due(began + due / plan.rate)
                     turn = (turn + 1) % len(publishers)
                     due += 1
