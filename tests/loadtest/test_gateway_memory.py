@@ -53,10 +53,13 @@ def test_a_run_in_which_nobody_connected_costs_nothing_for_each(gateway: Gateway
     assert GatewayMemory(gateway.admin).found()["bytes_per_connection"] == 0
 
 
-def test_it_looks_no_more_often_than_there_is_something_new(gateway: Gateway) -> None:
+def test_it_looks_no_more_often_than_there_is_something_new(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gateway.workers = {0: (0, 40e6)}
     memory = GatewayMemory(gateway.admin)
     memory.look()
+    monkeypatch.setattr("loadtest.gateway_memory.EVERY_S", 3600.0)
     gateway.workers = {0: (10, 50e6)}
     memory.look()
     assert memory.found()["connections"] == 0
