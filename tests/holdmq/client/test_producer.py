@@ -24,7 +24,7 @@ from holdmq.topics import queue_of_key
 
 @pytest.fixture
 async def producer(registries: list[str]) -> AsyncIterator[Producer]:
-    producer = Producer(registries, send_timeout_s=10)
+    producer = Producer(registries, send_timeout_s=60)
     yield producer
     await producer.close(timeout_s=1)
 
@@ -122,8 +122,9 @@ async def test_a_batch_without_keys_stays_together_and_in_order(producer: Produc
 async def test_order_survives_a_refusal_while_more_is_in_flight(
     producer: Producer, broker: Any, acts: Any, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender_module, "PRODUCE_TIMEOUT_S", 1.0)
     queue = (await producer.send(message("first"), key="k")).queue
+    if act == "unanswered":
+        monkeypatch.setattr(sender_module, "PRODUCE_TIMEOUT_S", 3.0)
     broker.acts.append(
         {
             "busy": acts.busy,
@@ -149,15 +150,19 @@ async def test_order_survives_a_refusal_while_more_is_in_flight(
 async def test_nothing_new_is_sent_while_a_run_must_be_resent_first(
     producer: Producer, broker: Any, acts: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes_module, "BACKOFF_MIN_S", 1.5)
+    for name in ("BACKOFF_MIN_S", "BACKOFF_MAX_S"):
+        monkeypatch.setattr(lanes_module, name, 3600.0)
     await producer.send(message("first"), key="k")
+    assert producer.sender is not None
+    (lane,) = producer.sender._lanes.values()
     broker.acts.append(acts.busy)
     sends = [asyncio.ensure_future(producer.send(message(0), key="k"))]
-    await until(lambda: not broker.acts)
-    await asyncio.sleep(0.05)
+    await until(lambda: lane.is_stalled)
     sends += [asyncio.ensure_future(producer.send(message(i), key="k")) for i in range(1, 5)]
+    await until(lambda: len(lane.waiting) == 4)
     await asyncio.sleep(0.05)
-    assert len(broker.produces) == 2
+    assert (len(broker.produces), len(lane.waiting)) == (2, 4)
+    lane.resend_at = 0.0
     assert [r.queue_offset for r in await asyncio.gather(*sends)] == [1, 2, 3, 4, 5]
     assert len(broker.produces) <= 4
 
@@ -258,11 +263,11 @@ async def test_keys_of_an_absent_broker_go_to_the_next_in_rank_after_a_while(
     registries: list[str], make_broker: Any
 ) -> None:
     one, _ = await make_broker("a"), await make_broker("b")
-    async with Producer(registries, send_timeout_s=10) as producer:
-        producer.routes.reroute_s = 0.3
+    async with Producer(registries, send_timeout_s=60) as producer:
         results = await asyncio.gather(*(producer.send(message(i), key=f"k{i}") for i in range(20)))
         of_one = [i for i, r in enumerate(results) if r.queue.broker == "a"]
         assert 0 < len(of_one) < 20
+        producer.routes.reroute_s = 0.3
         await one.stop()
         again = await asyncio.gather(*(producer.send(message(i), key=f"k{i}") for i in range(20)))
         assert {r.queue.broker for r in again} == {"b"}
@@ -274,7 +279,7 @@ async def test_a_send_ends_at_its_deadline(producer: Producer, broker: Any, acts
     await producer.send(message("first"), key="k")
     broker.acts.extend([acts.busy] * 1000)
     with pytest.raises(RequestTimeout, match="may be stored"):
-        await producer.send(message("late"), key="k", timeout_s=1.0)
+        await producer.send(message("late"), key="k", timeout_s=2.0)
     broker.acts.clear()
     assert producer.sender is not None
     result = await producer.send(message("next"), key="k")
@@ -284,7 +289,7 @@ async def test_a_send_ends_at_its_deadline(producer: Producer, broker: Any, acts
 
 
 async def test_without_a_registry_the_error_names_it() -> None:
-    async with Producer(["127.0.0.1:1"], send_timeout_s=0.5) as producer:
+    async with Producer(["127.0.0.1:1"], send_timeout_s=2.0) as producer:
         with pytest.raises(TransportError, match="registry"):
             await producer.send(message(1))
 
@@ -367,7 +372,7 @@ async def test_a_send_that_finds_no_room_ends_at_its_deadline(
     registries: list[str], broker: Any, acts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lanes_module, "BACKOFF_MIN_S", 0.6)
-    async with Producer(registries, outstanding_max_bytes=2000, send_timeout_s=5) as producer:
+    async with Producer(registries, outstanding_max_bytes=2000, send_timeout_s=60) as producer:
         await producer.send(message("first"), key="k")
         broker.acts.append(acts.busy)
         first = asyncio.ensure_future(producer.send(Message("t", bytes(1500)), key="k"))

@@ -78,12 +78,12 @@ async def test_a_handler_decides_about_each_message(registries: list[str]) -> No
                     await consumer.nack(message, delay_s=0.3)
             else:
                 await consumer.extend(message, invisible_s=60)
-                await asyncio.sleep(2.5)
+                await asyncio.sleep(5.5)
                 longer.append(message.reconsume_times)
             if len(at) == 2 and longer:
                 done.set()
 
-        consumer = SharedConsumer(registries, "patient", ["t"], patient, invisible_s=2.0)
+        consumer = SharedConsumer(registries, "patient", ["t"], patient, invisible_s=5.0)
         async with consumer:
             await producer.send_batch([Message("t", b"later"), Message("t", b"long")])
             await done.wait()
