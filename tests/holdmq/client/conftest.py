@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from processes import holdmq_stack
+from processes import free_port, holdmq_stack
 
 from broker.core.sequences import Sequences
 from holdmq.errors import BusyError, Code, RemoteError
@@ -420,7 +420,8 @@ def acts() -> type[Acts]:
 @pytest.fixture
 async def registry() -> AsyncIterator[RegistryServer]:
     server = RegistryServer("test")
-    await server.listen("127.0.0.1", 0)
+    # One that the system gives to no connection while a test lets nobody listen there.
+    await server.listen("127.0.0.1", free_port())
     yield server
     await server.close()
 
@@ -456,7 +457,7 @@ async def broker(make_broker: MakeBroker) -> FakeBroker:
 @pytest.fixture
 def until() -> Callable[[Callable[[], Any]], Awaitable[None]]:
     async def wait(condition: Callable[[], Any]) -> None:
-        for _ in range(2000):
+        for _ in range(8000):
             if condition():
                 return
             await asyncio.sleep(0.005)

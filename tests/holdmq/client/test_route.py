@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from processes import free_port
 
 from holdmq.client import RouteTable, TopicQueue
 from holdmq.client import route as module
@@ -119,7 +120,7 @@ async def test_a_topic_that_may_not_be_created_is_refused(routes: RouteTable, br
 
 async def test_without_a_broker_the_error_says_so(routes: RouteTable) -> None:
     with pytest.raises(TransportError, match="no broker is registered"):
-        await routes.ensure_topic("t", timeout_s=0.3)
+        await routes.ensure_topic("t", timeout_s=2.0)
     with pytest.raises(TransportError, match="'x' is not known"):
         routes.link("x")
 
@@ -132,11 +133,15 @@ async def test_queues_of_an_absent_broker_stay_for_a_while(
     gone = await make_broker("c")
     await gone.add_topic("t", 1)
     await routes.topic("t")
+    routes.reroute_s = 3600.0
     await gone.stop()
     await until(lambda: "c" not in routes.brokers() or routes.refresh_soon())
     route = routes.get("t")
     assert route is not None
     assert len(route.read_queues) == 3
+    # The while is over.
+    routes.reroute_s = 0.0
+    routes._forget_absent()
     await until(lambda: len(routes.get("t").read_queues) == 2)  # type: ignore[union-attr]
     assert routes.is_resting("c", 0.0)
 
@@ -164,10 +169,10 @@ async def test_a_deleted_topic_is_gone_at_once(routes: RouteTable, broker: Any) 
 
 
 async def test_any_registry_will_do_and_the_loss_of_all_is_survived(
-    registries: list[str], registry: RegistryServer, broker: Any, unused_tcp_port: int
+    registries: list[str], registry: RegistryServer, broker: Any
 ) -> None:
     await broker.add_topic("t")
-    table = RouteTable([f"127.0.0.1:{unused_tcp_port}", *registries], "me")
+    table = RouteTable([f"127.0.0.1:{free_port()}", *registries], "me")
     assert await table.topic("t") is not None
     await registry.close()
     with pytest.raises(TransportError, match=r"no registry answers: .*; "):
