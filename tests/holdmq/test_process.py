@@ -5,6 +5,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -208,7 +209,7 @@ time.sleep(60)
 @contextlib.contextmanager
 def abandoned(pid: int) -> Iterator[None]:
     """End process `pid`, which has no parent here any more, should it have survived the block."""
-    watchdog = threading.Timer(10, os.kill, (pid, signal.SIGKILL))
+    watchdog = threading.Timer(60, os.kill, (pid, signal.SIGKILL))
     watchdog.start()
     try:
         yield
@@ -243,7 +244,7 @@ async def test_a_loop_that_does_not_turn_is_not_alive() -> None:
     service._beat = time.monotonic() - LOOP_STALL_LIMIT_S - 1
     alive, reason = service.liveness()
     assert not alive
-    assert "has not turned for 31 s" in reason
+    assert re.search(r"has not turned for 3\d s", reason)
     beating = asyncio.create_task(service.beat())
     await asyncio.sleep(0)
     assert service.liveness() == (True, "ok")

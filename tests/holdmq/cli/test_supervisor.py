@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import free_port
 
 from holdmq.cli.supervisor import (
     LINE_MAX_BYTES,
@@ -59,14 +59,13 @@ class Stage:
         self.supervisor = Supervisor(lambda name, line: self.lines.append(f"{name}: {line}"), self.stopping)
 
     def child(
-        self, name: str, body: str = "", drain: str = "", *, limit_s: float = 10, essential: bool = True
+        self, name: str, body: str = "", drain: str = "", *, limit_s: float = 60, essential: bool = True
     ) -> Child:
         script = self.directory / f"{name}.py"
         script.write_text(
             SERVICE.replace("{body}", f"    {body}").replace("{drain}", f"    {drain}"), encoding="utf-8"
         )
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         argv = [sys.executable, str(script), name, str(port)]
         return Child(name, argv, ("127.0.0.1", port), limit_s, essential)
 

@@ -25,7 +25,7 @@ from holdmq.cli.top import ROWS_MIN, render, rows_for, size
 from holdmq.client.statistics import AlarmsView, BacklogView, StatisticsView
 from holdmq.client.sync import SyncAdmin
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 @pytest.fixture(scope="module")

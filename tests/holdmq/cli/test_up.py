@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import free_port
 
 from holdmq.cli.up import (
     addresses,
@@ -29,13 +30,8 @@ def free_ports() -> Callable[[], list[str]]:
     """Return ``--set`` flags that give every service ports which are free now."""
 
     def sets() -> list[str]:
-        keys = list(addresses(Config(), SERVICES))
-        holders = [socket.create_server(("127.0.0.1", 0)) for _ in keys]
-        flags = []
-        for key, holder in zip(keys, holders, strict=True):
-            flags += ["--set", f"{key}={holder.getsockname()[1]}"]
-            holder.close()
-        return flags
+        keys = addresses(Config(), SERVICES)
+        return [part for key in keys for part in ("--set", f"{key}={free_port()}")]
 
     return sets
 
