@@ -16,6 +16,7 @@ import pytest
 import structlog
 from deltalake import write_deltalake
 from playwright.async_api import Browser
+from processes import free_port
 from web_pages import launched
 
 from console.main import main
@@ -73,7 +74,7 @@ def table(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def _serve(tmp_path: Path, **console: Any) -> AsyncIterator[httpx.AsyncClient]:
     registry = console.pop("registry", "127.0.0.1:1")
-    port = console.pop("port", None) or _free_port()
+    port = console.pop("port", None) or free_port()
     config = Config.model_validate(
         {
             "console": {"port": port, "data_dir": str(tmp_path / "console"), **console},
@@ -85,7 +86,7 @@ async def _serve(tmp_path: Path, **console: Any) -> AsyncIterator[httpx.AsyncCli
     service = Service("console", config, structlog.get_logger(), stopping)
     serving = asyncio.create_task(main(config, service))
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             deadline = time.monotonic() + 40
             while not service.readiness()[0] and not serving.done() and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
@@ -95,15 +96,6 @@ async def _serve(tmp_path: Path, **console: Any) -> AsyncIterator[httpx.AsyncCli
     finally:
         stopping.set()
         await serving
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 Serve = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]

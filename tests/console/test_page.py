@@ -52,8 +52,9 @@ async def test_the_page_shows_the_rate_and_the_chart_moves(
         await expect(page.locator("#topic-devices .rate")).to_have_text("40")
         await expect(page.locator("#topic-meters .rate")).to_have_text("2")
         before = await picture_of(page)
-        await asyncio.sleep(2.2)
-        assert await picture_of(page) != before
+        async with asyncio.timeout(60):
+            while await picture_of(page) == before:
+                await asyncio.sleep(0.1)
         await expect(page.locator("#cluster-notice")).to_contain_text("cannot be asked")
         assert faults == []
         await page.close()
@@ -111,5 +112,5 @@ async def test_the_page_says_when_the_console_is_gone_and_comes_back_with_it(
         await expect(page.locator("#live")).to_have_text("live")
     await expect(page.locator("#live")).to_have_text("no connection")
     async with serve(port=port):
-        await expect(page.locator("#live")).to_have_text("live", timeout=15_000)
+        await expect(page.locator("#live")).to_have_text("live", timeout=60_000)
         await page.close()

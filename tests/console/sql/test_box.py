@@ -19,7 +19,7 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT co
 DEAF = "SELECT levenshtein(repeat('a', 2000000), repeat('b', 2000000))"
 
 
-def question(sql: str, seconds: float = 20) -> Question:
+def question(sql: str, seconds: float = 120) -> Question:
     return Question("sql", {"sql": sql}, "json", seconds, 100, 1 << 20)
 
 
@@ -116,7 +116,7 @@ async def test_a_process_that_failed_sends_to_the_log_which_has_the_cause(
 ) -> None:
     async with box_over(tmp_path) as box:
         # What is captured goes to a file, which a query process may not write.
-        reply = await box.ask(Question("no such report", {}, "json", 20, 100, 1 << 20))
+        reply = await box.ask(Question("no such report", {}, "json", 120, 100, 1 << 20))
         assert reply.outcome == "ended"
         assert "the console's log has the cause" in reply.message
         assert "KeyError: \\'no such report\\'" in "".join(capfd.readouterr())
@@ -147,7 +147,7 @@ async def test_a_process_that_says_what_is_no_reply_is_ended_and_waited_for_by_n
     async with box_over(tmp_path) as box:
         ours, box._arguments = box._arguments, ("-c", OTHER)
         with pytest.raises(OSError, match="none of ours"):
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 await box.ask(question("SELECT 1"))
         box._arguments = ours
         assert await value_of(box, "SELECT 2") == 2
