@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import os
 import random
+import socket
 from collections import Counter
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -20,18 +20,16 @@ from typing import Any, Final
 from loadtest.device import Device, Publisher
 from loadtest.histogram import Latencies
 from loadtest.plan import FleetPlan, PublishPlan
+from loadtest.source_address import PER_ADDRESS_MAX, bind_source, is_loopback
 
 CONNECTING_MAX: Final = 1000
-"""Connections being made at a time: below a listener's usual backlog of 1024."""
+"""Connections being made at a time, by all processes: below a listener's usual backlog of 1024."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
 """From the first SYN to CONNACK: a device in the field gives up about then."""
 
 SETTLE_S: Final = 5.0
 """After the run, time for what is on its way to be acknowledged."""
-
-PER_ADDRESS_MAX: Final = 20_000
-"""Connections from one loopback address: the kernel has some 28,000 ports per source and target."""
 
 TICK_S: Final = 0.002
 """Pace of a given rate: a message is at most this late by our own doing."""
@@ -112,7 +110,7 @@ class Fleet:
         """Connect every device along the ramp; failures are counted by reason."""
         plan = self._plan
         self._began = perf_counter()
-        places = asyncio.Semaphore(CONNECTING_MAX)
+        places = asyncio.Semaphore(_places(plan))
         async with asyncio.TaskGroup() as tasks:
             for k in range(plan.devices):
                 wait = self._began + plan.ramp_s * k / plan.devices - perf_counter()
@@ -130,7 +128,7 @@ class Fleet:
         self._began = perf_counter()
         self._devices = [device for device in self._devices if device.is_connected]
         there = {device.number for device in self._devices}
-        places = asyncio.Semaphore(CONNECTING_MAX)
+        places = asyncio.Semaphore(_places(plan))
         async with asyncio.TaskGroup() as tasks:
             for number in range(plan.first, plan.first + plan.devices):
                 if number not in there:
@@ -168,9 +166,7 @@ class Fleet:
         self._waiting[device] = accepted
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await self._loop.create_connection(
-                    lambda: device, plan.host, plan.port, local_addr=_source(plan, number)
-                )
+                await self._connect(device)
                 await accepted
             if device.is_connected:
                 self._devices.append(device)
@@ -182,6 +178,21 @@ class Fleet:
         finally:
             places.release()
         return device.is_connected
+
+    async def _connect(self, device: Device) -> None:
+        plan = self._plan
+        if max(plan.total, plan.devices) <= PER_ADDRESS_MAX or not is_loopback(plan.host):
+            await self._loop.create_connection(lambda: device, plan.host, plan.port)
+            return
+        connection = socket.socket()
+        try:
+            connection.setblocking(False)
+            bind_source(connection, device.number)
+            await self._loop.sock_connect(connection, (plan.host, plan.port))
+            await self._loop.create_connection(lambda: device, sock=connection)
+        except BaseException:
+            connection.close()
+            raise
 
     def device_connected(self, device: Device, took_s: float) -> None:
         tally = self.tally
@@ -300,17 +311,9 @@ class Fleet:
         self.tally.skipped += messages
 
 
-def _source(plan: FleetPlan, number: int) -> tuple[str, int] | None:
-    """Return the local address of a device: several of 127.0.0.0/8 when one has too few ports."""
-    if max(plan.total, plan.devices) <= PER_ADDRESS_MAX:
-        return None
-    try:
-        target = ipaddress.ip_address(plan.host)
-    except ValueError:
-        return None
-    if target.version != 4 or not target.is_loopback:
-        return None
-    return f"127.0.1.{1 + number // PER_ADDRESS_MAX}", 0
+def _places(plan: FleetPlan) -> int:
+    """This process's share of the connections that may be under way."""
+    return max(1, CONNECTING_MAX * plan.devices // max(plan.total, plan.devices))
 
 
 def _named(error: OSError) -> str:

@@ -17,9 +17,8 @@ from typing import Final
 from holdmq.errors import StartupError
 from holdmq.mqtt import Connect, Subscribe, Subscription, encode
 from holdmq.mqtt.protocol import MQTT_3_1_1
+from loadtest.source_address import PER_ADDRESS_MAX, bind_source
 
-PER_ADDRESS_MAX: Final = 20_000
-"""Connections from one loopback address: the kernel has some 28,000 ports per source and target."""
 KEEP_ALIVE_S: Final = 3_600
 ANSWER_S: Final = 60.0
 """How long a client that stands alone waits for the server."""
@@ -99,7 +98,7 @@ class Swarm:
         client = socket.socket()
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if number >= PER_ADDRESS_MAX:
-            client.bind((f"127.0.1.{1 + number // PER_ADDRESS_MAX}", 0))
+            bind_source(client, number)
         client.connect(self.address)
         self._sockets[client.fileno()] = client
         self._numbers[client.fileno()] = number
