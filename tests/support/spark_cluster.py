@@ -21,7 +21,7 @@ from spark_streaming.job.worker_python import write_launcher
 
 SLOW_S: Final = 300.0
 """How long JVMs may take to start, and a batch to be counted, on a machine that has much else to do."""
-END_S: Final = 20.0
+END_S: Final = 60.0
 PAUSE_S: Final = 0.5
 
 SMALL_JVM: Final = (
