@@ -262,10 +262,14 @@ async def test_a_broker_that_stays_away_is_told(
     await consumer.assign(["t"], "earliest")
     assert await consumer.poll(hold_ms=0) == []
     await broker.stop()
+
+    async def poll_on() -> None:
+        while True:
+            assert await consumer.poll(hold_ms=100) == []
+
     async with asyncio.timeout(60):
         with pytest.raises(TransportError, match="'broker-0' is unreachable"):
-            while True:
-                assert await consumer.poll(hold_ms=100) == []
+            await poll_on()
 
 
 async def test_a_consumer_and_a_producer_can_share_one_route_table(
