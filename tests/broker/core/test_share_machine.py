@@ -235,7 +235,8 @@ class ShareMachine(RuleBasedStateMachine):
     )
     def publish(self, kinds: list[int], blocked: set[int]) -> None:
         for qos in kinds:
-            if qos and GROUP in self.core.groups:
+            # A session that is over, which the broker has not heard yet, keeps the group but is owed nothing.
+            if qos and GROUP in self.core.groups and self.holders():
                 self.owed.add(self.end)
             self.log.append(qos)
         self.serve(blocked)
