@@ -112,15 +112,21 @@ def test_unsubscribed_and_clean_sessions_get_nothing(stack: Stack, topic: str) -
 @pytest.mark.mqtt("MQTT-4.1.0-2")
 def test_a_session_ends_when_its_expiry_says_so(stack: Stack, topic: str) -> None:
     port = stack.mqtt_port
-    for name, at_connect, at_disconnect in (("a", 3600, 0), ("b", 0, None), ("c", 1, None)):
-        client = MqttClient(port, f"{topic}-{name}", expiry_s=at_connect)
-        client.subscribe(f"{topic}/d")
-        client.disconnect(expiry_s=at_disconnect)
-    listed = runner(stack)
-    wait_until(
-        lambda: not json.loads(listed("session", "list", "--prefix", f"{topic}-", "--json").stdout),
-        "all have ended",
-    )
+    run = runner(stack)
+
+    def listed() -> list[str]:
+        rows = json.loads(run("session", "list", "--prefix", f"{topic}-", "--json").stdout)
+        return sorted(row["client_id"] for row in rows)
+
+    clients = {}
+    for name, expiry_s in (("a", 3600), ("b", 0), ("c", 1)):
+        clients[name] = MqttClient(port, f"{topic}-{name}", expiry_s=expiry_s)
+        clients[name].subscribe(f"{topic}/d")
+    # The list is what the table shows, which is later than what was answered.
+    wait_until(lambda: listed() == [f"{topic}-{name}" for name in "abc"], "all are listed")
+    for name, expiry_s in (("a", 0), ("b", None), ("c", None)):
+        clients[name].disconnect(expiry_s=expiry_s)
+    wait_until(lambda: not listed(), "all have ended")
     for name in "abc":
         assert not MqttClient(port, f"{topic}-{name}", expiry_s=0).connack.session_present, name
 
