@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 from any_disk import ANY_DISK
+from killed_program import said_until_killed
 
 from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.record import VERIFY_ALL, decode_record
@@ -299,21 +294,14 @@ def test_nothing_acknowledged_is_lost_by_kill_9(driver: MakeDriver, tmp_path: Pa
     chance = random.Random(7)
     acknowledged: list[tuple[int, int, int, int]] = []
     for epoch in range(1, 5):
-        process = subprocess.Popen(
-            [sys.executable, "-c", APPENDER, str(tmp_path / "store"), json.dumps(ANY_DISK)],
-            stdout=subprocess.PIPE,
-            text=True,
+        # However slow the machine is, there is something to lose.
+        opened, *lines = said_until_killed(
+            APPENDER,
+            [str(tmp_path / "store"), json.dumps(ANY_DISK)],
+            1 + ACKNOWLEDGED_MIN,
+            chance.uniform(0.0, 0.4),
         )
-        assert process.stdout is not None
-        with process.stdout:
-            # What was cut is told before.
-            assert any(line == f"open {epoch}\n" for line in process.stdout)
-            # However slow the machine is, there is something to lose.
-            first = "".join(islice(process.stdout, ACKNOWLEDGED_MIN))
-            time.sleep(chance.uniform(0.0, 0.4))
-            os.kill(process.pid, signal.SIGKILL)
-            lines = (first + process.stdout.read()).split("\n")[:-1]
-        process.wait()
+        assert opened == f"open {epoch}"
         acknowledged.extend(tuple(map(int, line.split())) for line in lines)  # type: ignore[misc]
         d = driver(tmp_path / "check")
         if (tmp_path / "check").exists():

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import queue
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +18,7 @@ import pytest
 from any_disk import ANY_DISK
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from killed_program import said_until_killed
 
 from holdmq.config import StorageSection
 from holdmq.errors import RecordError, StorageError
@@ -419,26 +416,6 @@ while True:
 """
 
 
-def killed_after(directory: Path, seed: int, seconds: float) -> list[str]:
-    """What a process said of its changes, in its order, and "answered" for each that was, as they are made.
-
-    It is killed some time after so many lines that it has changed something.
-    """
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(directory), str(seed), json.dumps(ANY_DISK)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    with child.stdout:
-        first = "".join(itertools.islice(child.stdout, 200))
-        time.sleep(seconds)
-        child.send_signal(signal.SIGKILL)
-        whole = (first + child.stdout.read()).rpartition("\n")[0]
-    assert child.wait(60) == -signal.SIGKILL
-    return whole.split("\n")
-
-
 @pytest.mark.timeout(900)
 def test_tables_are_exact_across_kills(make: Callable[..., Tabled], tmp_path: Path) -> None:
     directory = tmp_path / "store"
@@ -447,7 +424,9 @@ def test_tables_are_exact_across_kills(make: Callable[..., Tabled], tmp_path: Pa
     possible: dict[str, list[str]] = {}
     total = 0
     for seed in range(4):
-        lines = killed_after(directory, seed, rnd.uniform(0.0, 0.4))
+        # Its changes in their order as they are made, and "answered" for each that was.
+        arguments = [str(directory), str(seed), json.dumps(ANY_DISK)]
+        lines = said_until_killed(CHILD, arguments, 200, rnd.uniform(0.0, 0.4))
         made = [line.split(" ") for line in lines if line != "answered"]
         answered = len(lines) - len(made)
         total += answered

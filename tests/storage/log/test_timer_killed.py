@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from any_disk import ANY_DISK
+from killed_program import said_until_killed
 
 from holdmq.record import decode_record
 from storage.log.core.delayed import value_of
@@ -68,24 +65,6 @@ while True:
 """
 
 
-def kill_after(directory: Path, seed: int, seconds: float) -> list[str]:
-    """Run the child for a while, then kill -9; the names that it said are stored."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(directory), str(seed), json.dumps(ANY_DISK)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    with child.stdout:
-        first = "".join(islice(child.stdout, STORED_MIN))  # it is open, and has stored something
-        time.sleep(seconds)
-        child.send_signal(signal.SIGKILL)
-        # Not `communicate`, which does not know what was read ahead: a line would begin in its midst.
-        whole = (first + child.stdout.read()).rpartition("\n")[0]
-    assert child.wait(60) == -signal.SIGKILL
-    return whole.split("\n")
-
-
 @pytest.mark.timeout(900)
 def test_every_delayed_message_is_released_once_across_kills(
     driver: Callable[..., Any], tmp_path: Path
@@ -94,7 +73,8 @@ def test_every_delayed_message_is_released_once_across_kills(
     rnd = random.Random(11)
     stored: set[str] = set()
     for seed in range(ROUNDS):
-        stored.update(kill_after(directory, seed, rnd.uniform(0.0, 0.5)))
+        arguments = [str(directory), str(seed), json.dumps(ANY_DISK)]
+        stored.update(said_until_killed(CHILD, arguments, STORED_MIN, rnd.uniform(0.0, 0.5)))
     d = driver(directory).open()
     assert d.store.epoch > 1
     d.clock_ms = int(time.time() * 1e3) + 200_000
