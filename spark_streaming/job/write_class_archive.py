@@ -13,6 +13,8 @@ import threading
 from pathlib import Path
 from typing import Final
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from holdmq.config_analytics import StatsSection
@@ -31,7 +33,7 @@ _BATCH_TIMEOUT_S: Final = 120.0
 def write() -> str:
     """Write the archive and return a sentence on it, "" if it is there already.
 
-    Raises HoldMQError or OSError when there is no Java, no room, or a JVM that cannot write one.
+    Raises HoldMQError, OSError or what Spark raises when there is no Java, no room, or a JVM that fails.
     """
     path = archive_path(find_java_home())
     if path.is_file():
@@ -76,8 +78,9 @@ def main() -> int:
     """Write it; say where it is, or why there is none. The exit code is 0: nothing needs it."""
     try:
         said = write()
-    except (HoldMQError, OSError) as error:
-        said = f"none written, Spark starts slower: {error}"
+    except (HoldMQError, OSError, PySparkException, Py4JError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        said = f"none written, Spark starts slower: {reason}"
     if said:
         sys.stdout.write(f"archive of Spark's classes: {said}\n")
     return 0

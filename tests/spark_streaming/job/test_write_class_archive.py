@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from holdmq.config_analytics import StatsSection
@@ -66,6 +67,13 @@ def test_what_cannot_be_written_is_a_sentence_and_no_failure(
     monkeypatch.setattr(write_class_archive, "find_java_home", refuse)
     assert write_class_archive.main() == 0
     assert "Spark needs a Java" in capsys.readouterr().out
+
+    def die() -> Path:
+        raise Py4JNetworkError("Answer from Java side is empty")
+
+    monkeypatch.setattr(write_class_archive, "find_java_home", die)
+    assert write_class_archive.main() == 0
+    assert "Answer from Java side is empty" in capsys.readouterr().out
 
 
 def test_a_jvm_that_writes_none_is_named_with_what_it_said(
