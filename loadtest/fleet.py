@@ -181,7 +181,7 @@ class Fleet:
 
     async def _connect(self, device: Device) -> None:
         plan = self._plan
-        if max(plan.total, plan.devices) <= PER_ADDRESS_MAX or not is_loopback(plan.host):
+        if plan.in_all <= PER_ADDRESS_MAX or not is_loopback(plan.host):
             await self._loop.create_connection(lambda: device, plan.host, plan.port)
             return
         connection = socket.socket()
@@ -279,7 +279,9 @@ class Fleet:
             if self.is_paced:
                 now = perf_counter()
                 # Each message is due at its own moment, however late this turn comes; none is after the end.
-                while due < min(min(now - began, plan.seconds) * plan.rate, self._left + self.tally.sent):
+                while due < min(
+                    (now - began) * plan.rate, plan.seconds * plan.rate, self._left + self.tally.sent
+                ):
                     publishers[turn].due(began + due / plan.rate)
                     turn = (turn + 1) % len(publishers)
                     due += 1
@@ -313,7 +315,7 @@ class Fleet:
 
 def _places(plan: FleetPlan) -> int:
     """This process's share of the connections that may be under way."""
-    return max(1, CONNECTING_MAX * plan.devices // max(plan.total, plan.devices))
+    return max(1, CONNECTING_MAX * plan.devices // plan.in_all)
 
 
 def _named(error: OSError) -> str:

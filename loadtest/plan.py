@@ -43,6 +43,11 @@ class FleetPlan:
     will_delay_s: int = 0
     """MQTT 5: how long the server waits with it for the device to come back."""
 
+    @property
+    def in_all(self) -> int:
+        """Devices of all processes."""
+        return self.total or self.devices
+
     def check(self) -> None:
         """Raise UsageError for what no fleet can be."""
         if self.devices < 1:
