@@ -53,7 +53,20 @@ _STATUS: Final = {
     ReadStatus.CORRUPT: Code.CORRUPT,
 }
 
-Handled = tuple[Request, PullRequest, list[PullQueue]]
+
+class Asked:
+    """A PULL in hand: its request, and what its header says; `queues` as they were asked for."""
+
+    __slots__ = ("filter_id", "generations", "group", "hold_ms", "max_bytes", "queues", "request")
+
+    def __init__(self, request: Request, header: PullRequest, queues: list[PullQueue]) -> None:
+        self.request = request
+        self.queues = queues
+        self.max_bytes = max(1, min(header.max_bytes, PULL_MAX_BYTES))
+        self.hold_ms = min(header.hold_ms, HOLD_MAX_MS)
+        self.filter_id = header.filter_id
+        self.group = header.group
+        self.generations: list[int] = header.generations
 
 
 class PullGate(Protocol):
@@ -75,13 +88,13 @@ class Pull(Part):
     """Handles PULL and FILTER_SET for one broker."""
 
     def __init__(self, store: MessageStore, topics: TopicTable, statistics: Statistics) -> None:
-        self.hold: Hold[Handled] = Hold()
+        self.hold: Hold[Asked] = Hold()
         self.cold_reads = 0
         self._store = store
         self._topics = topics
         self._statistics = statistics
         self._filters: dict[Connection, dict[int, FilterSet]] = {}
-        self._parked: dict[Connection, dict[int, Parked[Handled]]] = {}
+        self._parked: dict[Connection, dict[int, Parked[Asked]]] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -95,16 +108,20 @@ class Pull(Part):
         queues = rows(PullQueue, header.queues)
         if not 1 <= len(queues) <= PULL_QUEUES_MAX:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"a PULL names 1 to {PULL_QUEUES_MAX} queues")
-        self._filter_of(request.connection, header)
-        if header.group and self.gate is not None:
-            if len(header.generations) not in (0, len(queues)):
+        asked = Asked(request, header, queues)
+        self._filter_of(asked)
+        if asked.group and self.gate is not None:
+            if len(asked.generations) not in (0, len(queues)):
                 raise WireError("PullRequest: generations are one per queue, or none", Code.MISSING_FIELD)
-            self.gate.admit_pull(header.group)
+            self.gate.admit_pull(asked.group)
         for name in {queue.topic for queue in queues}:
             topic = self._topics.get(name)
             if topic is not None and topic.is_temporary:
                 self.on_temporary(name, request.connection)
-        self._serve((request, header, queues), header.hold_ms > 0)
+        if asked.hold_ms > 0 and self._has_nothing(asked):
+            self._park(asked)
+        else:
+            self._serve(asked, asked.hold_ms > 0)
 
     def set_filter(self, request: Request) -> None:
         """FILTER_SET: register or change a filter of this connection."""
@@ -120,7 +137,7 @@ class Pull(Part):
         """Messages became visible: answer the parked pulls that want them."""
         if not self.hold.size:
             return
-        woken: list[Parked[Handled]] = []
+        woken: list[Parked[Asked]] = []
         for batch in batches:
             for run in batch.runs:
                 topic = self._topics.get(run.topic)
@@ -143,8 +160,8 @@ class Pull(Part):
         """A connection's leases on these queues ended: answer what it has parked on them."""
         ended = set(queues)
         for parked in list(self._parked.get(connection, {}).values()):
-            _, header, pulled = parked.owner
-            if header.group == group and any((q.topic, q.queue_id) in ended for q in pulled):
+            asked = parked.owner
+            if asked.group == group and any((q.topic, q.queue_id) in ended for q in asked.queues):
                 self.hold.cancel(parked)
                 self._answer_parked(parked, False)
 
@@ -152,7 +169,7 @@ class Pull(Part):
         """A group was paused or resumed: its parked pulls look again."""
         waiting = [p for of_one in self._parked.values() for p in of_one.values()]
         for parked in waiting:
-            if parked.owner[1].group == group and not parked.is_done:
+            if parked.owner.group == group and not parked.is_done:
                 self.hold.cancel(parked)
                 self._answer_parked(parked, True)
 
@@ -177,29 +194,40 @@ class Pull(Part):
 
     # Serving
 
-    def _serve(self, handled: Handled, may_hold: bool) -> None:
-        queues = handled[2]
-        began_at = self._loop.time()
-        reads = self._read(handled)
-        if reads is None:
-            self._serve_cold(handled, began_at)
-        elif may_hold and _are_at_end(queues, reads):
-            self._park(handled)
-        else:
-            self._reply(handled, reads, began_at)
+    def _has_nothing(self, asked: Asked) -> bool:
+        """Whether every queue may be read and is at its end: most pulls are, and a read costs more."""
+        epoch = self._store.epoch
+        for at, queue in enumerate(asked.queues):
+            known = self._admit(asked, at)
+            if isinstance(known, RemoteError):
+                return False
+            if known is None:
+                if 0 < queue.log_epoch < epoch:
+                    return False  # whether the offset is still what it was has to be looked up
+                if queue.offset != self._store.bounds(queue.topic, queue.queue_id)[1]:
+                    return False
+        return True
 
-    def _read(self, handled: Handled) -> list[QueueRead | RemoteError] | None:
+    def _serve(self, asked: Asked, may_hold: bool) -> None:
+        began_at = self._loop.time()
+        reads = self._read(asked)
+        if reads is None:
+            self._serve_cold(asked, began_at)
+        elif may_hold and _are_at_end(asked.queues, reads):
+            self._park(asked)
+        else:
+            self._reply(asked, reads, began_at)
+
+    def _read(self, asked: Asked) -> list[QueueRead | RemoteError] | None:
         """One result per queue from memory; None when one of them needs the disk."""
-        request, header, queues = handled
-        connection = request.connection
         reads: list[QueueRead | RemoteError] = []
-        left = _credit(header)
-        for at, queue in enumerate(queues):
-            known = self._admit(handled, at)
+        left = asked.max_bytes
+        for at, queue in enumerate(asked.queues):
+            known = self._admit(asked, at)
             if known is not None:
                 reads.append(known)
                 continue
-            wanted = self._hash_filter(connection, header, queue.topic)
+            wanted = self._hash_filter(asked, queue.topic)
             read = self._store.read_queue(
                 queue.topic, queue.queue_id, queue.log_epoch, queue.offset, left, PULL_MAX_RECORDS, wanted
             )
@@ -211,17 +239,17 @@ class Pull(Part):
                 break
         return reads
 
-    def _serve_cold(self, handled: Handled, began_at: float) -> None:
-        request, header, queues = handled
+    def _serve_cold(self, asked: Asked, began_at: float) -> None:
+        request = asked.request
         self.cold_reads += 1
         plans = [
-            (q, self._admit(handled, at), self._hash_filter(request.connection, header, q.topic))
-            for at, q in enumerate(queues)
+            (q, self._admit(asked, at), self._hash_filter(asked, q.topic))
+            for at, q in enumerate(asked.queues)
         ]
 
         def read_all() -> list[QueueRead | RemoteError]:
             reads: list[QueueRead | RemoteError] = []
-            left = _credit(header)
+            left = asked.max_bytes
             for queue, known, wanted in plans:
                 read = known or self._store.read_queue_cold(
                     queue.topic, queue.queue_id, queue.log_epoch, queue.offset, left, PULL_MAX_RECORDS, wanted
@@ -242,8 +270,8 @@ class Pull(Part):
             if error is None:
                 reads = finished.result()
                 # A lease may have ended meanwhile: its queue may be somebody else's by now.
-                fenced = [self._fence(handled, at) or read for at, read in enumerate(reads)]
-                self._reply(handled, fenced, began_at)
+                fenced = [self._fence(asked, at) or read for at, read in enumerate(reads)]
+                self._reply(asked, fenced, began_at)
             elif isinstance(error, HoldMQError):
                 request.refuse(error)
             else:
@@ -252,13 +280,12 @@ class Pull(Part):
 
         future.add_done_callback(done)
 
-    def _reply(self, handled: Handled, reads: list[QueueRead | RemoteError], began_at: float) -> None:
-        request, header, queues = handled
+    def _reply(self, asked: Asked, reads: list[QueueRead | RemoteError], began_at: float) -> None:
         took_us = int((self._loop.time() - began_at) * 1e6)
         pulled: list[PulledQueue] = []
         parts: list[memoryview] = []
         size = messages = 0
-        for queue, read in zip(queues, reads, strict=False):
+        for queue, read in zip(asked.queues, reads, strict=False):
             if isinstance(read, RemoteError):
                 pulled.append(refused_queue(queue, read))
                 continue
@@ -266,53 +293,52 @@ class Pull(Part):
             size += read.size_bytes
             messages += read.count
             pulled.append(pulled_queue(self._statistics, queue, read, read.count, took_us))
-        if messages and header.group:
-            counts = self._statistics.of_group(header.group)
+        if messages and asked.group:
+            counts = self._statistics.of_group(asked.group)
             counts.messages_out += messages
             counts.bytes_out += size
-        request.reply(PullResponse(pulled, self._store.epoch), parts, size)
+        asked.request.reply(PullResponse(pulled, self._store.epoch), parts, size)
 
-    def _admit(self, handled: Handled, at: int) -> QueueRead | RemoteError | None:
+    def _admit(self, asked: Asked, at: int) -> QueueRead | RemoteError | None:
         """The answer for a queue that is not to be read: refused, or of a paused group; None = read it."""
-        request, header, queues = handled
-        queue = queues[at]
-        topic = topic_to_pull(self._topics, queue, header.group, request.connection.grants)
+        queue = asked.queues[at]
+        topic = topic_to_pull(self._topics, queue, asked.group, asked.request.connection.grants)
         if isinstance(topic, RemoteError):
             return topic
         # As if nothing had come: what a paused topic keeps is read when it is resumed.
-        known = self._at_end(queue) if topic.is_paused else self._fence(handled, at)
-        return self._at_end(queue) if known is None and self._is_paused(header) else known
+        known = self._at_end(queue) if topic.is_paused else self._fence(asked, at)
+        return self._at_end(queue) if known is None and self._is_paused(asked) else known
 
     def _at_end(self, queue: PullQueue) -> QueueRead:
         first, end = self._store.bounds(queue.topic, queue.queue_id)
         return QueueRead(ReadStatus.AT_END, queue.offset, first, end)
 
-    def _fence(self, handled: Handled, at: int) -> RemoteError | None:
+    def _fence(self, asked: Asked, at: int) -> RemoteError | None:
         """The refusal of a queue that is read for a group without a valid lease."""
-        request, header, queues = handled
-        if not header.group or self.gate is None:
+        if not asked.group or self.gate is None:
             return None
-        queue = queues[at]
-        generation = header.generations[at] if header.generations else 0
-        if not self.gate.is_fenced(request.connection, header.group, queue.topic, queue.queue_id, generation):
+        queue = asked.queues[at]
+        generation = asked.generations[at] if asked.generations else 0
+        connection = asked.request.connection
+        if not self.gate.is_fenced(connection, asked.group, queue.topic, queue.queue_id, generation):
             return None
         return RemoteError(Code.GROUP_FENCED, f"{queue.topic}/{queue.queue_id} generation {generation}")
 
-    def _is_paused(self, header: PullRequest) -> bool:
-        return bool(header.group) and self.gate is not None and self.gate.is_paused(header.group)
+    def _is_paused(self, asked: Asked) -> bool:
+        return bool(asked.group) and self.gate is not None and self.gate.is_paused(asked.group)
 
     # Filters
 
-    def _filter_of(self, connection: Connection, header: PullRequest) -> FilterSet | None:
-        if header.filter_id is None:
+    def _filter_of(self, asked: Asked) -> FilterSet | None:
+        if asked.filter_id is None:
             return None
-        wanted = self._filters.get(connection, {}).get(header.filter_id)
+        wanted = self._filters.get(asked.request.connection, {}).get(asked.filter_id)
         if wanted is None:
-            raise RemoteError(Code.FILTER_UNKNOWN, f"filter {header.filter_id} is not registered here")
+            raise RemoteError(Code.FILTER_UNKNOWN, f"filter {asked.filter_id} is not registered here")
         return wanted
 
-    def _hash_filter(self, connection: Connection, header: PullRequest, topic: str) -> HashFilter | None:
-        wanted = self._filter_of(connection, header)
+    def _hash_filter(self, asked: Asked, topic: str) -> HashFilter | None:
+        wanted = self._filter_of(asked)
         if wanted is None:
             return None
         parts = wanted.of_topic(topic)
@@ -324,39 +350,26 @@ class Pull(Part):
 
     # Hold
 
-    def _park(self, handled: Handled) -> None:
-        handled = self._light(handled)
-        request, header, queues = handled
-        deadline = self._loop.time() + min(header.hold_ms, HOLD_MAX_MS) / 1e3
+    def _park(self, asked: Asked) -> None:
+        # Many wait for long, and a topic's name is there already.
+        asked.request.let_go()
+        for at, queue in enumerate(asked.queues):
+            topic = self._topics.get(queue.topic)
+            if topic is not None and topic.name is not queue.topic:
+                asked.queues[at] = PullQueue(topic.name, queue.queue_id, queue.log_epoch, queue.offset)
+        deadline = self._loop.time() + asked.hold_ms / 1e3
         # Arrivals are nothing to a group that is paused.
-        keys = () if self._is_paused(header) else tuple({(q.topic, q.queue_id) for q in queues})
-        parked = Parked(handled, keys, self._filter_of(request.connection, header), deadline)
+        keys = () if self._is_paused(asked) else tuple({(q.topic, q.queue_id) for q in asked.queues})
+        parked = Parked(asked, keys, self._filter_of(asked), deadline)
         if not self.hold.park(parked):
-            self._serve(handled, False)
+            self._serve(asked, False)
             return
-        self._parked.setdefault(request.connection, {})[id(parked)] = parked
+        self._parked.setdefault(asked.request.connection, {})[id(parked)] = parked
         if self._timer is None or deadline < self._timer_at:
             self._set_timer(deadline)
 
-    def _light(self, handled: Handled) -> Handled:
-        """The same without what is kept twice: many wait for long."""
-        request, header, asked = handled
-        if header.queues is asked:
-            return handled  # it was parked before
-        request.let_go()
-        queues = []
-        for queue in asked:
-            topic = self._topics.get(queue.topic)
-            name = queue.topic if topic is None else topic.name
-            queues.append(PullQueue(name, queue.queue_id, queue.log_epoch, queue.offset))
-        # Written out: dataclasses.replace takes three times as long, for every message of a quiet queue.
-        light = PullRequest(
-            queues, header.max_bytes, header.hold_ms, header.filter_id, header.group, header.generations
-        )
-        return request, light, queues
-
-    def _answer_parked(self, parked: Parked[Handled], may_hold: bool) -> None:
-        connection = parked.owner[0].connection
+    def _answer_parked(self, parked: Parked[Asked], may_hold: bool) -> None:
+        connection = parked.owner.request.connection
         waiting = self._parked.get(connection)
         if waiting is not None:
             waiting.pop(id(parked), None)
@@ -421,10 +434,6 @@ def pulled_queue(
         count,
         read.size_bytes,
     )
-
-
-def _credit(header: PullRequest) -> int:
-    return max(1, min(header.max_bytes, PULL_MAX_BYTES))
 
 
 def _are_at_end(queues: list[PullQueue], reads: list[QueueRead | RemoteError]) -> bool:
