@@ -5,8 +5,8 @@
     add ──► open batch ──seal──► waiting ──send──► in flight ──► answered: receipts settled
               │ grows while       ▲                   │
               │ IN_FLIGHT_GROUP   │                   ├─ retriable refusal: back to waiting, in order,
-              │ are in flight     └───────────────────┤   sent again when nothing is in flight and
-              ▼                                       │   the pause is over
+              │ are in flight, or └───────────────────┤   sent again when nothing is in flight and
+              ▼ a large one is                        │   the pause is over
             BATCH_MAX_BYTES                           └─ connection lost: back to waiting as they are
 
 Sequences count records per queue and are given when a batch is sealed; a batch is resent with the
@@ -36,6 +36,9 @@ BATCH_MAX_BYTES: Final = 1 << 20
 """A batch this large leaves at once: one write of the log, and far below the frame limit."""
 IN_FLIGHT_GROUP: Final = 2
 """With this many on their way the open batch waits and grows: one is written while one travels."""
+LARGE_RECORDS: Final = 64
+"""Behind a batch of so many records the open one waits for its answer: a worker is busy then, and fewer and
+larger ones cost both ends less than what this one would gain by travelling earlier."""
 IN_FLIGHT_MAX: Final = 8
 """Full batches on their way: a broker's answer time at full speed is a few of them."""
 PENDING_MAX_BYTES: Final = 16 << 20
@@ -144,6 +147,14 @@ class Batch:
         self.serial = 0
 
     @property
+    def records(self) -> int:
+        """How many it has."""
+        count = 0
+        for run in self.runs:
+            count += len(run.records)
+        return count
+
+    @property
     def may_be_stored(self) -> bool:
         """Whether the broker may have a part of it without our knowing."""
         return any(run.may_be_stored for run in self.runs)
@@ -196,6 +207,7 @@ class Producer:
         "_backoff_s",
         "_is_epoch_due",
         "_is_fenced",
+        "_is_large",
         "_new_id",
         "_open",
         "_open_bytes",
@@ -245,11 +257,17 @@ class Producer:
         self._backoff_s = BACKOFF_MIN_S
         self._is_epoch_due = False
         self._is_fenced = False
+        self._is_large = False
 
     @property
     def is_full(self) -> bool:
         """Whether sockets that publish here must not be read."""
         return self.pending_bytes > PENDING_MAX_BYTES
+
+    @property
+    def must_hold(self) -> bool:
+        """Whether sockets that publish here must not be read now."""
+        return not self.is_connected or self.pending_bytes > PENDING_MAX_BYTES
 
     @property
     def is_put_off(self) -> bool:
@@ -310,11 +328,12 @@ class Producer:
             self._begin_epoch()
         if self._waiting:
             batch = self._waiting.popleft()
-        elif self._open_bytes and len(self.in_flight) < IN_FLIGHT_GROUP:
+        elif self._open_bytes and len(self.in_flight) < (1 if self._is_large else IN_FLIGHT_GROUP):
             batch = self._seal()
         else:
             return None
         self.in_flight[batch.serial] = batch
+        self._is_large = batch.records >= LARGE_RECORDS
         self.batches += 1
         return batch
 

@@ -10,6 +10,7 @@ from gateway.core.producer import (
     BATCH_MAX_BYTES,
     IN_FLIGHT_GROUP,
     IN_FLIGHT_MAX,
+    LARGE_RECORDS,
     PENDING_MAX_BYTES,
     Batch,
     Producer,
@@ -100,6 +101,19 @@ def test_while_batches_are_in_flight_the_open_one_grows() -> None:
     assert producer.next_batch(0.0) is None
     answer(producer, batches[0])
     assert sequences(send(producer)) == [(0, IN_FLIGHT_GROUP, 2)]
+
+
+def test_behind_a_large_batch_the_open_one_waits_for_its_answer() -> None:
+    producer = connected()
+    for n in range(LARGE_RECORDS):
+        add(producer, n + 1, queue_id=n % 2)
+    large = send(producer)
+    add(producer, 100)
+    assert producer.next_batch(0.0) is None
+    answer(producer, large)
+    assert sequences(send(producer)) == [(0, LARGE_RECORDS // 2, 1)]
+    add(producer, 101)
+    assert sequences(send(producer)) == [(0, LARGE_RECORDS // 2 + 1, 1)], "behind a small one it does not"
 
 
 def test_a_full_batch_leaves_at_once_until_the_bound_of_those_in_flight() -> None:
