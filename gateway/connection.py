@@ -205,9 +205,8 @@ class Shell:
         if inbound is None:
             return
         for target in inbound.targets.values():
-            link = target.producer.shell
-            if link.must_hold:
-                link.hold(self)
+            if target.producer.must_hold:
+                target.producer.shell.hold(self)
                 self.pause(BROKER)
                 return
 

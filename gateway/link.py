@@ -99,11 +99,6 @@ class BrokerLink:
             self._flush_due = True
             self._loop.call_soon(self.flush)
 
-    @property
-    def must_hold(self) -> bool:
-        """Whether sockets that publish to this broker must not be read now."""
-        return not self.producer.is_connected or self.producer.is_full
-
     def flush(self) -> None:
         """Send what may be sent."""
         self._flush_due = False

@@ -83,7 +83,7 @@ def starts_of(sizes: Ints) -> Ints:
     starts = np.empty(len(sizes), np.int64)
     if len(sizes):
         starts[0] = 0
-        np.cumsum(sizes[:-1], out=starts[1:])
+        sizes[:-1].cumsum(out=starts[1:])
     return starts
 
 

@@ -2,12 +2,13 @@
 
 Threads: every method whose docstring does not say "blocking" is called on the event loop and
 never waits for a disk; every callback runs on the event loop.
+
+What travels is written out as plain classes: mypyc compiles no dataclass that has a memoryview.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -28,7 +29,6 @@ _ONE_START: Final = np.zeros(1, np.int64)
 _ONE_START.flags.writeable = False
 
 
-@dataclass(slots=True)
 class Run:
     """The records of one queue inside a batch, in its order.
 
@@ -36,16 +36,27 @@ class Run:
     are filled by `MessageStore.append`; `is_hashed`: the appender has filled in the hashes itself.
     """
 
-    topic: str
-    queue_id: int
-    count: int
-    key_levels: int = 1
-    base_offset: int = -1
-    hashes: Hashes | None = None
-    is_hashed: bool = False
+    __slots__ = ("base_offset", "count", "hashes", "is_hashed", "key_levels", "queue_id", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        count: int,
+        key_levels: int = 1,
+        base_offset: int = -1,
+        hashes: Hashes | None = None,
+        is_hashed: bool = False,
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.count = count
+        self.key_levels = key_levels
+        self.base_offset = base_offset
+        self.hashes = hashes
+        self.is_hashed = is_hashed
 
 
-@dataclass(slots=True)
 class Batch:
     """Contiguous records, as they lie (or will lie) in the log; it never straddles two segments.
 
@@ -55,13 +66,24 @@ class Batch:
     once stamped.
     """
 
-    records: memoryview
-    sizes: Ints
-    runs: list[Run]
-    position: int = -1
-    store_ms: int = 0
-    has_keys: bool = True
-    _starts: Ints | None = field(default=None, init=False, repr=False)
+    __slots__ = ("_starts", "has_keys", "position", "records", "runs", "sizes", "store_ms")
+
+    def __init__(
+        self,
+        records: memoryview,
+        sizes: Ints,
+        runs: list[Run],
+        position: int = -1,
+        store_ms: int = 0,
+        has_keys: bool = True,
+    ) -> None:
+        self.records = records
+        self.sizes = sizes
+        self.runs = runs
+        self.position = position
+        self.store_ms = store_ms
+        self.has_keys = has_keys
+        self._starts: Ints | None = None
 
     @property
     def starts(self) -> Ints:
@@ -131,7 +153,6 @@ def _contains(wanted: Hashes, hashes: Hashes) -> npt.NDArray[np.bool_]:
     return found
 
 
-@dataclass(slots=True)
 class QueueRead:
     """Records of one queue: `parts` are views of one or several whole records, in order.
 
@@ -140,14 +161,36 @@ class QueueRead:
     queue's bounds at that moment.
     """
 
-    status: ReadStatus
-    next_offset: int
-    first_offset: int
-    end_offset: int
-    parts: list[memoryview] = field(default_factory=list)
-    count: int = 0
-    size_bytes: int = 0
-    reason: str = ""
+    __slots__ = (
+        "count",
+        "end_offset",
+        "first_offset",
+        "next_offset",
+        "parts",
+        "reason",
+        "size_bytes",
+        "status",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        status: ReadStatus,
+        next_offset: int,
+        first_offset: int,
+        end_offset: int,
+        parts: list[memoryview] | None = None,
+        count: int = 0,
+        size_bytes: int = 0,
+        reason: str = "",
+    ) -> None:
+        self.status = status
+        self.next_offset = next_offset
+        self.first_offset = first_offset
+        self.end_offset = end_offset
+        self.parts: list[memoryview] = [] if parts is None else parts
+        self.count = count
+        self.size_bytes = size_bytes
+        self.reason = reason
 
 
 class Backlog(NamedTuple):

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 
@@ -78,7 +78,8 @@ class Server:
                 f"cannot listen on {host}:{port}: {os.strerror(e.errno) if e.errno else e}; "
                 "free the port or configure another one"
             ) from e
-        self.port = listener.sockets[0].getsockname()[1]
+        # uvloop has a list where asyncio has a tuple, which compiled code would refuse.
+        self.port = cast("Any", listener).sockets[0].getsockname()[1]
         self._listeners.append(listener)
         self._watch()
 
