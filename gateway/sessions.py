@@ -179,8 +179,7 @@ class Sessions:
             self._refuse_foreign(session)
             return
         session.owner = owner
-        if owner is not None:
-            self._unregistered[session] = None
+        self._unregistered[session] = None
         self._worker.admitted(session, self._admit(session, is_present=False))
 
     def _admit(self, session: Session, *, is_present: bool) -> list[Event]:
@@ -479,10 +478,13 @@ class Sessions:
 
     def each_second(self, now: float) -> None:
         """Register who was admitted while its owner was away; close who has waited too long for one."""
-        for session in [s for s in self._unregistered if isinstance(s.owner, Owner) and s.owner.is_up]:
-            del self._unregistered[session]
-            assert isinstance(session.owner, Owner)
-            session.owner.open(session)
+        for session in list(self._unregistered):
+            # Which broker it is may not have been known yet.
+            owner = session.owner if isinstance(session.owner, Owner) else self.owner_of(session.client_id)
+            if owner is not None and owner.is_up:
+                del self._unregistered[session]
+                session.owner = owner
+                owner.open(session)
         for name, owner in self._owners.items():
             if not owner.is_up and self._worker.routes.is_resting(name, now):
                 owner.give_up()

@@ -34,6 +34,7 @@ from holdmq.wire.session_headers import (
     END,
     PUT_FILTER,
     PUT_STATE,
+    SESSION_TOPIC,
     SessionRecordsRequest,
     SessionRecordsResponse,
 )
@@ -118,6 +119,18 @@ async def test_open_sessions_are_claimed_after_a_lost_connection(
     await running.until(lambda: table.core.open_session("clean") is not None)
     clean.send(Publish("x", b"", 1, packet_id=1))
     assert await clean.acked(1) == [1]
+
+
+async def test_who_was_admitted_while_no_broker_was_known_to_keep_sessions_is_registered_once_one_is(
+    start_worker: Start, table: SessionTable, memory_broker: Any
+) -> None:
+    kept = memory_broker.topics.pop(SESSION_TOPIC)
+    running = await start_worker()
+    await running.client("clean", MQTT_5)
+    assert table.core.open_session("clean") is None
+    memory_broker.topics[SESSION_TOPIC] = kept
+    running.worker.routes.refresh_soon()
+    await running.until(lambda: table.core.open_session("clean") is not None)
 
 
 async def test_an_end_that_the_owner_did_not_hear_is_told_when_it_is_back(
