@@ -267,7 +267,7 @@ class Producer:
     @property
     def must_hold(self) -> bool:
         """Whether sockets that publish here must not be read now."""
-        return not self.is_connected or self.pending_bytes > PENDING_MAX_BYTES
+        return not self.is_connected or self.is_full
 
     @property
     def is_put_off(self) -> bool:
