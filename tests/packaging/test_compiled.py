@@ -8,25 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "broker",
-    "console",
-    "gateway",
-    "holdmq",
-    "loadtest",
-    "pyspark_holdmq",
-    "registry",
-    "spark_streaming",
-    "storage",
-)
+WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
 ORDINARY = {"NamedTuple", "Protocol", "IntEnum", "IntFlag", "Enum", "TypedDict", "Exception"}
 """Bases whose classes mypyc leaves as they are for others."""
 
 
 def compiled() -> list[Path]:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    hook = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["mypyc"]
-    return [ROOT / path.removeprefix("/") for path in hook["include"]]
+    return [ROOT / path.removeprefix("/") for path in WHEEL["hooks"]["mypyc"]["include"]]
 
 
 def module_of(path: Path) -> str:
@@ -64,7 +52,9 @@ def test_no_module_that_is_not_compiled_inherits_from_a_compiled_class() -> None
         if not ORDINARY.intersection(bases_of(node))
     }
     assert "storage.store.Batch" in native
-    interpreted = {path for name in PACKAGES for path in (ROOT / name).rglob("*.py")} - set(compiled())
+    interpreted = {path for name in WHEEL["packages"] for path in (ROOT / name).rglob("*.py")} - set(
+        compiled()
+    )
     heirs = []
     for path in sorted(interpreted):
         names = imported(path)
