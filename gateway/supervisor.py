@@ -20,7 +20,7 @@ from gateway.control import Controls
 from gateway.listeners import Listener, listeners_of
 from gateway.metrics import GatewayCollector, Reports
 from gateway.reporting import MESSAGE_MAX_BYTES
-from gateway.worker import serve
+from gateway.serving import serve
 from holdmq import telemetry
 from holdmq.admin import AdminServer
 from holdmq.config import Config

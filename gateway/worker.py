@@ -1,14 +1,13 @@
-"""One worker process: its listening sockets, a link to each broker, and the clocks of its connections."""
+"""What the connections of one worker process share: a link to each broker, and their clocks."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import secrets
-import signal
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from gateway.access.access import Access
@@ -21,7 +20,6 @@ from gateway.core.producer import PENDING_MAX_BYTES
 from gateway.core.routes import Route, Routes
 from gateway.core.wheel import TICK_S, Wheel
 from gateway.delivery import Delivery
-from gateway.draining import drain
 from gateway.gate import Gate
 from gateway.ingress import Ingress
 from gateway.layered import LayeredShell
@@ -61,8 +59,6 @@ if TYPE_CHECKING:
 
 REPORT_S: Final = 1.0
 """How often the parent gets this worker's numbers."""
-START_ROUTES_S: Final = 5.0
-"""How long a starting worker waits for its brokers before it accepts clients without them."""
 
 log = telemetry.get_logger()
 
@@ -124,6 +120,8 @@ class Worker:
         self._tls_reload_interval_s = section.tls_reload_interval_s
         self.listeners: list[Listener] = []
         self._certificates: CertificateWatch | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._next_tick: asyncio.TimerHandle | None = None
         self._wheel: Wheel[Session] = Wheel(self.now())
         self.sockets = Sockets(self._loop)
         self.shells: set[Shell] = set()
@@ -143,13 +141,12 @@ class Worker:
 
     # Life
 
-    async def run(self, places: Sequence[tuple[Listener, socket.socket]], stopping: asyncio.Event) -> None:
-        """Serve the listeners, each on its socket, until `stopping`, then drain."""
-        self.listeners = [listener for listener, _ in places]
-        certificates = CertificateWatch(self.listeners, self._tls_reload_interval_s, self.index)
-        self._certificates = certificates
-        watching = self._loop.create_task(certificates.run(), name="certificates")
-        watching.add_done_callback(_say_if_failed)
+    def begin(self, listeners: list[Listener]) -> None:
+        """Look for brokers, and keep the clocks; no client is accepted yet."""
+        self.listeners = listeners
+        self._certificates = CertificateWatch(listeners, self._tls_reload_interval_s, self.index)
+        self._watching = self._loop.create_task(self._certificates.run(), name="certificates")
+        self._watching.add_done_callback(_say_if_failed)
         self.access.start()
         self.routes.on_brokers.append(self._brokers_changed)
         self.routes.on_routes.append(self._routes_changed)
@@ -158,26 +155,18 @@ class Worker:
         self.routes.on_push += [self.persistent.pushed, self.wills.pushed]
         self.routes.start()
         self.reporting.listen()
-        tick = self._loop.call_later(TICK_S, self._tick, self.now() + TICK_S)
-        try:
-            await self._wait_for_brokers(stopping)
-            acceptors = [self._listen(listener, listening) for listener, listening in places]
-            log.info("gateway worker serves", worker=self.index, brokers=sorted(self.links))
-            await stopping.wait()
-            for acceptor in acceptors:
-                acceptor.close()
-            await drain(self)
-        finally:
-            tick.cancel()
-            watching.cancel()
-            self.reporting.close()
-            await self.access.close()
-            self.is_draining = True
-            self.sockets.close()
-            await self.topics.close()
-            await self.routes.close()
+        self._next_tick = self._loop.call_later(TICK_S, self._tick, self.now() + TICK_S)
 
-    def _listen(self, listener: Listener, listening: socket.socket) -> Acceptor:
+    def end(self) -> None:
+        """Stop the clocks, and tell the parent nothing more."""
+        if self._next_tick is not None:
+            self._next_tick.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+        self.reporting.close()
+
+    def listen(self, listener: Listener, listening: socket.socket) -> Acceptor:
+        """Accept the clients of a listener."""
         make = Shell if listener.is_plain else LayeredShell
         return self.sockets.listen(listening, lambda: make(self, listener))
 
@@ -186,13 +175,6 @@ class Worker:
         if self._certificates is not None:
             self._certificates.reload_soon()
         self.access.files.reload_soon()
-
-    async def _wait_for_brokers(self, stopping: asyncio.Event) -> None:
-        deadline = self.now() + START_ROUTES_S
-        while not stopping.is_set() and self.now() < deadline:
-            if self.is_ready:
-                return
-            await asyncio.sleep(0.02)
 
     # Brokers
 
@@ -462,7 +444,7 @@ class Worker:
             self._next_second = now + REPORT_S
             self._each_second(now)
         self.settle()
-        self._loop.call_later(TICK_S, self._tick, now + TICK_S)
+        self._next_tick = self._loop.call_later(TICK_S, self._tick, now + TICK_S)
 
     def _each_second(self, now: float) -> None:
         self.connection_log.each_second()
@@ -481,16 +463,3 @@ class Worker:
 def _say_if_failed(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.critical("nobody looks at certificates any more", exc_info=task.exception())
-
-
-async def serve(
-    config: Config,
-    index: int,
-    places: Sequence[tuple[Listener, socket.socket]],
-    report: socket.socket,
-    stopping: asyncio.Event,
-) -> None:
-    """Run one worker until it has drained."""
-    worker = Worker(config, index, report)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, worker.reload)
-    await worker.run(places, stopping)

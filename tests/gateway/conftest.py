@@ -20,6 +20,7 @@ from session_table import SessionTable
 from broker.core.filters import FilterSet
 from broker.core.received import Received
 from broker.core.sequences import Sequences
+from gateway import serving
 from gateway.binding import bind
 from gateway.listeners import Listener
 from gateway.worker import Worker
@@ -488,7 +489,7 @@ async def start_worker(
         # Changed numbers go to who subscribes also before SUBACK, as MQTT allows: when a test says so.
         worker.system._due_at = math.inf
         stopping = asyncio.Event()
-        task = asyncio.get_running_loop().create_task(worker.run([(served, listening)], stopping))
+        task = asyncio.get_running_loop().create_task(serving.run(worker, [(served, listening)], stopping))
         started = RunningWorker(worker, port, memory_broker)
         running.append((task, stopping, started))
         while not worker.links or not all(link.reader.is_open for link in worker.links.values()):

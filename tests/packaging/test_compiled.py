@@ -65,3 +65,14 @@ def test_no_module_that_is_not_compiled_inherits_from_a_compiled_class() -> None
             if names.get(base) in native and "Protocol" not in bases_of(node)
         ]
     assert heirs == []
+
+
+def test_what_waits_for_tasks_is_left_to_the_interpreter() -> None:
+    """A compiled coroutine takes the cancelling of a task that it waits for as its own."""
+    waiting_for_futures_only = {"holdmq.rpc.connection", "holdmq.rpc.server"}
+    waiting = {
+        module_of(path)
+        for path in compiled()
+        if any(isinstance(node, ast.AsyncFunctionDef) for node in ast.walk(ast.parse(path.read_text())))
+    }
+    assert waiting == waiting_for_futures_only

@@ -1,0 +1,67 @@
+"""The life of one worker process: it finds its brokers, accepts clients until it is to stop, and drains.
+
+By itself, as what awaits is left to the interpreter: mypyc's coroutines take the cancelling of a task that
+they wait for as their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.draining import drain
+from gateway.listeners import Listener
+from gateway.worker import Worker
+from holdmq import telemetry
+from holdmq.config import Config
+
+START_ROUTES_S: Final = 5.0
+"""How long a starting worker waits for its brokers before it accepts clients without them."""
+
+log = telemetry.get_logger()
+
+
+async def serve(
+    config: Config,
+    index: int,
+    places: Sequence[tuple[Listener, socket.socket]],
+    report: socket.socket,
+    stopping: asyncio.Event,
+) -> None:
+    """Run one worker until it has drained."""
+    worker = Worker(config, index, report)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, worker.reload)
+    await run(worker, places, stopping)
+
+
+async def run(
+    worker: Worker, places: Sequence[tuple[Listener, socket.socket]], stopping: asyncio.Event
+) -> None:
+    """Serve the listeners, each on its socket, until `stopping`, then drain."""
+    worker.begin([listener for listener, _ in places])
+    try:
+        await _wait_for_brokers(worker, stopping)
+        acceptors = [worker.listen(listener, listening) for listener, listening in places]
+        log.info("gateway worker serves", worker=worker.index, brokers=sorted(worker.links))
+        await stopping.wait()
+        for acceptor in acceptors:
+            acceptor.close()
+        await drain(worker)
+    finally:
+        worker.end()
+        await worker.access.close()
+        worker.is_draining = True
+        worker.sockets.close()
+        await worker.topics.close()
+        await worker.routes.close()
+
+
+async def _wait_for_brokers(worker: Worker, stopping: asyncio.Event) -> None:
+    deadline = worker.now() + START_ROUTES_S
+    while not stopping.is_set() and worker.now() < deadline:
+        if worker.is_ready:
+            return
+        await asyncio.sleep(0.02)
