@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.entries import TopicEntry
+from gateway.core.producer import Producer
 from gateway.core.received import is_binding
 from gateway.ingress import Keep, Unbound
 from gateway.listeners import Listener
@@ -156,7 +157,8 @@ class Shell:
                     else:
                         worker.topics.create(missing, self.topic_known, self.topic_failed)
                     return
-                self._hold_if_needed()
+                if worker.ingress.full is not None:
+                    self._hold(worker.ingress.full)
             elif isinstance(event, Subscribing):
                 if not worker.access.decide_filters(session, event, self.topic_known):
                     self.waiting = list(events[at:])
@@ -200,15 +202,9 @@ class Shell:
 
     # Reading and not reading
 
-    def _hold_if_needed(self) -> None:
-        inbound = self.session.inbound
-        if inbound is None:
-            return
-        for target in inbound.targets.values():
-            if target.producer.must_hold:
-                target.producer.shell.hold(self)
-                self.pause(BROKER)
-                return
+    def _hold(self, producer: Producer) -> None:
+        producer.shell.hold(self)
+        self.pause(BROKER)
 
     def broker_is_back(self) -> None:
         """The broker that this socket waited for takes more."""

@@ -57,7 +57,7 @@ class Ingress:
     be created, so that the shared one is used; `now` is the loop's clock.
     """
 
-    __slots__ = ("_locate", "_mark", "_now", "_uses_other")
+    __slots__ = ("_born_ms", "_heard_at", "_locate", "_mark", "_now", "_uses_other", "full")
 
     def __init__(self, locate: Locate, uses_other: UsesOther, now: Callable[[], float]) -> None:
         self._locate = locate
@@ -65,6 +65,11 @@ class Ingress:
         self._mark = secrets.randbits(62) | 1
         self._uses_other = uses_other
         self._now = now
+        # The wall clock at what a session heard last: the loop's stands still while it reads many sockets.
+        self._heard_at = 0.0
+        self._born_ms = 0
+        self.full: Producer | None = None
+        """A producer of the last publish that takes no more for now."""
 
     @property
     def mark(self) -> int:
@@ -81,8 +86,12 @@ class Ingress:
         """
         inbound = session.inbound
         assert inbound is not None
+        self.full = None
         buffer = run.buffer
-        born_ms = time.time_ns() // 1_000_000
+        if session.heard_at != self._heard_at:
+            self._heard_at = session.heard_at
+            self._born_ms = time.time_ns() // 1_000_000
+        born_ms = self._born_ms
         last_entry: TopicEntry | None = None
         last_kind = -1
         size = 0
@@ -90,15 +99,17 @@ class Ingress:
         is_delayed = False
         producer: Producer | None = None
         packet_ids: list[int] = []
-        append: Callable[[bytes], None] | None = None
+        records: list[bytes] | None = None
+        plan: Plan | None = None
+        noting: NotedRecords | None = None
         for at, (entry, flags, packet_id, start, end, properties) in enumerate(run.messages):
             kind = flags & 7
             if entry is not last_entry or kind != last_kind or properties:
                 if size and producer is not None:
-                    producer.shell.added(size)
+                    self._added(producer, size)
                     size = 0
-                plan = None if properties else inbound.plans.get((entry, kind))
-                if plan is None or plan.target.is_retired:
+                plan = None if properties else inbound.plan_for(entry, kind)
+                if plan is None:
                     found = self._plan(session, inbound, entry, kind, properties)
                     if isinstance(found, MissingTopic | Unbound | TopicEntry):
                         run.messages = run.messages[at:]
@@ -119,7 +130,7 @@ class Ingress:
                         last_entry = None
                         self._refuse(session, kind, packet_id, kept)
                         continue
-                encode = plan.encode
+                template = plan.template
                 noting = plan.noting
                 target = plan.target
                 producer = target.producer
@@ -128,40 +139,50 @@ class Ingress:
                 if is_delayed:
                     record_max -= DELAYED_ROOM_BYTES
                 packet_type = plan.packet_type
-                append = None
+                records = None
                 last_entry = None if properties or kind & RETAIN else entry
                 last_kind = kind
             body = buffer[start:end]
-            record = encode(body, born_ms) if noting is None else noting(body, born_ms, packet_id)
+            if noting is None:
+                record = template.encode(body, born_ms)
+            else:
+                record = noting.encode(body, born_ms, packet_id)
             length = len(record)
             if length > record_max:
                 last_entry = None
                 self._refuse(session, kind, packet_id, ReasonCode.QUOTA_EXCEEDED)
                 continue
-            if append is None:
+            if records is None:
                 # Only now: a run or a receipt without a message would never be settled.
                 assert producer is not None
-                batch_run = producer.open_run(target, self._now(), is_delayed)
-                append = batch_run.records.append
+                batch_run = target.delayed_run if is_delayed else target.run
+                if batch_run is None:
+                    batch_run = producer.open_run(target, self._now(), is_delayed)
+                records = batch_run.records
                 if noting is not None:
                     batch_run.is_noted = True
                 if packet_type:
-                    receipt = Receipt(session, packet_type)
-                    packet_ids = receipt.packet_ids
+                    packet_ids = [packet_id]
+                    receipt = Receipt(session, packet_type, packet_ids)
                     batch_run.receipts.append(receipt)
                     inbound.expect(receipt)
-            append(record)
-            if kind & 6:
+            elif packet_type:
                 packet_ids.append(packet_id)
+            records.append(record)
             size += length
             if size >= BATCH_MAX_BYTES:
                 assert producer is not None
-                producer.shell.added(size)
+                self._added(producer, size)
                 size = 0
                 last_entry = None
         if size and producer is not None:
-            producer.shell.added(size)
+            self._added(producer, size)
         return None
+
+    def _added(self, producer: Producer, size_bytes: int) -> None:
+        producer.shell.added(size_bytes)
+        if producer.must_hold:
+            self.full = producer
 
     def _plan(
         self,
@@ -190,7 +211,7 @@ class Ingress:
             if target.runs:
                 return topic  # what was sent there comes first
             del inbound.targets[topic]
-            inbound.plans.clear()
+            inbound.forget_plans()
             target = None
         received = None if session.cursor is None else session.cursor.received
         if target is None:
@@ -219,20 +240,18 @@ class Ingress:
         noting = None
         if is_noted:
             assert received is not None
-            noted = NotedRecords(received, name, target.queue_id, encoded, host, sys_flag, self._mark)
-            noting = noted.encode
-        plan = Plan(template.encode, target, _ANSWERS[qos], delay_s is not None, noting)
+            noting = NotedRecords(received, name, target.queue_id, encoded, host, sys_flag, self._mark)
+        plan = Plan(entry, kind, template, target, _ANSWERS[qos], delay_s is not None, noting)
         if not properties:
             if len(inbound.plans) >= PLANS_MAX:
-                inbound.plans.clear()
+                inbound.forget_plans()
             inbound.plans[entry, kind] = plan
         return plan
 
     def _refuse(self, session: Session, kind: int, packet_id: int, reason_code: int) -> None:
         session.context.counters.refused[f"publish_{ReasonCode(reason_code).name.lower()}"] += 1
         if kind & 6:
-            receipt = Receipt(session, _ANSWERS[kind >> 1])
-            receipt.packet_ids.append(packet_id)
+            receipt = Receipt(session, _ANSWERS[kind >> 1], [packet_id])
             session.expect(receipt)
             receipt.settle(reason_code)
 

@@ -193,7 +193,7 @@ class Wills:
         run = producer.open_run(target, self._worker.now())
         run.records.append(record)
         run.is_noted = run.is_noted or bool(pair)
-        run.receipts.append(Receipt(_Waiting(self, done), 0))
+        run.receipts.append(Receipt(_Waiting(self, done), 0, []))
         producer.shell.added(len(record))
 
     def settled(self, outcome: int, done: Done, reason: str = "") -> None:

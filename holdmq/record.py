@@ -116,9 +116,9 @@ STAMP_ADDEND: Final = 0xA0761D6478BD642F
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 
 _PREFIX: Final = Struct(">III")  # TotalSize, MagicCode, BodyCRC
-_COVERED: Final = Struct(">28sQ36sI")  # 12–40, BornTimestamp, 48–84 (constant for a template), BodyLength
-_COVERED_IPV6: Final = Struct(">28sQ48sI")
 _SUFFIX: Final = Struct(">II")  # StampCheck 0, TotalSize
+_MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
+_NO_CHECK: Final = bytes(4)
 _HEAD: Final = Struct(">IIIIIqqIQ8sQ8sIqI")
 _HEAD_IPV6: Final = Struct(">IIIIIqqIQ20sQ8sIqI")
 _STAMP: Final = Struct(">qq20xQQ")  # at 20, IPv4 BornHost
@@ -163,7 +163,7 @@ class RecordTemplate:
     cheapest way to make a record. Raises RecordError for what no record can hold.
     """
 
-    __slots__ = ("_after", "_before", "_fixed", "_pack", "_tail")
+    __slots__ = ("_after", "_before", "_fixed", "_tail")
 
     def __init__(
         self,
@@ -200,7 +200,6 @@ class RecordTemplate:
             (len(topic).to_bytes(1, "big"), topic, len(properties).to_bytes(2, "big"), properties)
         )
         self._fixed: int = FIXED_SIZE - 3 + host_size - 8 + len(self._tail)
-        self._pack = (_COVERED if host_size == 8 else _COVERED_IPV6).pack
 
     def encode(self, body: bytes, born_ms: int) -> bytes:
         """One record, complete but for the stamp; RecordError (RECORD_TOO_LARGE) past 12 MiB."""
@@ -210,8 +209,19 @@ class RecordTemplate:
             raise RecordError(
                 f"a record of {total} bytes: {RECORD_BYTES_LIMIT} are allowed", Code.RECORD_TOO_LARGE
             )
-        covered = b"".join((self._pack(self._before, born_ms, self._after, length), body, self._tail))
-        return b"".join((_PREFIX.pack(total, MAGIC, crc32(covered)), covered, _SUFFIX.pack(0, total)))
+        covered = b"".join(
+            (
+                self._before,
+                born_ms.to_bytes(8, "big"),
+                self._after,
+                length.to_bytes(4, "big"),
+                body,
+                self._tail,
+            )
+        )
+        crc: int = crc32(covered)
+        size = total.to_bytes(4, "big")
+        return b"".join((size, _MAGIC_BYTES, crc.to_bytes(4, "big"), covered, _NO_CHECK, size))
 
 
 def encode_record(

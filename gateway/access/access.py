@@ -288,7 +288,7 @@ class Access:
         if permit.until <= self._worker.now() or permit.version != self.version:
             permit.forget(self._fresh_until())
             if session.inbound is not None:
-                session.inbound.plans.clear()
+                session.inbound.forget_plans()
 
     def _fresh_until(self) -> float:
         return self._worker.now() + self._section.cache_age_s if self._plugins_decide else NEVER

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from gateway.core.entries import TopicEntry
 from gateway.core.producer import Target
 from gateway.core.received import Received
-from holdmq.record import encode_record
+from holdmq.record import RecordTemplate, encode_record
 
 
 class Plan:
-    """`encode(body, born_ms)` makes the record; `packet_type` is its answer's, 0 for none.
+    """For publishes of `kind` (QoS and retain bits) to the topic of `entry`: `template` makes the record;
+    `packet_type` is its answer's, 0 for none.
 
-    `is_delayed`: the log keeps the record until its time. `noting(body, born_ms, packet_id)` makes it instead
-    where each is to say what it is known by.
+    `is_delayed`: the log keeps the record until its time. `noting` makes it instead where each is to say what
+    it is known by.
     """
 
-    __slots__ = ("encode", "is_delayed", "noting", "packet_type", "target")
+    __slots__ = ("entry", "is_delayed", "kind", "noting", "packet_type", "target", "template")
 
     def __init__(
         self,
-        encode: Callable[[bytes, int], bytes],
+        entry: TopicEntry,
+        kind: int,
+        template: RecordTemplate,
         target: Target,
         packet_type: int,
         is_delayed: bool = False,
-        noting: Callable[[bytes, int, int], bytes] | None = None,
+        noting: NotedRecords | None = None,
     ) -> None:
-        self.encode = encode
+        self.entry = entry
+        self.kind = kind
+        self.template = template
         self.target = target
         self.packet_type = packet_type
         self.is_delayed = is_delayed

@@ -29,10 +29,10 @@ class Receipt:
 
     __slots__ = ("next", "outcome", "owner", "packet_ids", "packet_type")
 
-    def __init__(self, owner: Owner, packet_type: int) -> None:
+    def __init__(self, owner: Owner, packet_type: int, packet_ids: list[int]) -> None:
         self.owner = owner
         self.packet_type = packet_type
-        self.packet_ids: list[int] = []
+        self.packet_ids = packet_ids
         self.outcome: int | None = None
         self.next: Receipt | None = None
 

@@ -9,6 +9,7 @@ from gateway.core.receipts import Receipt
 from holdmq.mqtt import PUBREC
 
 if TYPE_CHECKING:
+    from gateway.core.entries import TopicEntry
     from gateway.core.plans import Plan
     from gateway.core.producer import Target
 
@@ -26,7 +27,7 @@ class Inbound:
     those of earlier connections among them, which take no part in this one's receive maximum.
     `kept` says of the next retained messages what became of them: 0, or the reason code to refuse with.
     `targets` is the queue chosen for each log topic, kept for the connection's life; `plans` are
-    the templates of the topics that repeat.
+    those of the topics that repeat, `plan` the one that was used last: most devices have one topic.
     """
 
     __slots__ = (
@@ -34,6 +35,7 @@ class Inbound:
         "head",
         "is_doomed",
         "kept",
+        "plan",
         "plans",
         "restored",
         "tail",
@@ -52,7 +54,8 @@ class Inbound:
         self.restored: set[int] | None = None
         self.kept: deque[int] | None = None
         self.targets: dict[str, Target] = {}
-        self.plans: dict[tuple[object, int], Plan] = {}
+        self.plan: Plan | None = None
+        self.plans: dict[tuple[TopicEntry, int], Plan] = {}
 
     def expect(self, receipt: Receipt) -> None:
         """Append a receipt: it is answered after all before it."""
@@ -62,17 +65,30 @@ class Inbound:
             self.tail.next = receipt
         self.tail = receipt
 
-    def take_settled(self) -> list[Receipt]:
-        """Take the settled receipts off the head, in order."""
-        settled: list[Receipt] = []
+    def take_settled(self) -> Receipt | None:
+        """Take the receipt at the head if it is settled."""
         receipt = self.head
-        while receipt is not None and receipt.outcome is not None:
-            settled.append(receipt)
-            receipt = receipt.next
-        self.head = receipt
-        if receipt is None:
+        if receipt is None or receipt.outcome is None:
+            return None
+        self.head = receipt.next
+        if self.head is None:
             self.tail = None
-        return settled
+        return receipt
+
+    def plan_for(self, entry: TopicEntry, kind: int) -> Plan | None:
+        """The plan for publishes of this kind to this topic, if there is one whose queue is still used."""
+        plan = self.plan
+        if plan is None or plan.entry is not entry or plan.kind != kind:
+            plan = self.plans.get((entry, kind))
+            if plan is None:
+                return None
+            self.plan = plan
+        return None if plan.target.is_retired else plan
+
+    def forget_plans(self) -> None:
+        """Work them out anew: what they were made from has changed, or they are too many."""
+        self.plan = None
+        self.plans.clear()
 
     def drop_receipts(self) -> None:
         """Nobody is answered any more: receipts and their session would keep each other."""

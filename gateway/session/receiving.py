@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 def take_publishes(session: Session, run: PublishRun[TopicEntry], events: list[Event]) -> None:
     """Check a run of PUBLISH, count what is owed for it, and hand on what is new of it."""
     counters = session.context.counters
-    flags = [message[1] for message in run.messages]
-    ordinary = flags.count(2)
-    if ordinary == len(flags):
-        counters.messages_in_qos1_total += ordinary
-        owed = ordinary
+    owed = 0
+    for message in run.messages:
+        if message[1] != 2:
+            owed = _count(session, run)
+            break
+        owed += 1
     else:
-        owed = _count(session, run, flags)
+        counters.messages_in_qos1_total += owed
     if owed:
         inbound = session.inbound
         if inbound is None:
@@ -55,9 +56,10 @@ def take_publishes(session: Session, run: PublishRun[TopicEntry], events: list[E
         events.append(run)
 
 
-def _count(session: Session, run: PublishRun[TopicEntry], flags: list[int]) -> int:
+def _count(session: Session, run: PublishRun[TopicEntry]) -> int:
     """Count publishes of mixed QoS and take repeats of unreleased QoS 2 out of the run."""
     counters = session.context.counters
+    flags = [message[1] for message in run.messages]
     qos0 = sum(not flag & 6 for flag in flags)
     counters.messages_in_qos0_total += qos0
     qos2 = sum(flag & 6 == 4 for flag in flags)
@@ -89,7 +91,7 @@ def answer_settled(session: Session, receipt: Receipt) -> None:
     inbound = session.inbound
     if inbound is None or inbound.is_doomed or inbound.head is not receipt:
         return
-    for settled in inbound.take_settled():
+    while (settled := inbound.take_settled()) is not None:
         outcome = settled.outcome or 0
         if outcome & CLOSE:
             inbound.is_doomed = True

@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections.abc import Sequence
 from typing import Final
 
 from holdmq.errors import UsageError
@@ -32,6 +31,7 @@ _RUNS: Final = {
     for first in _FIRST.values()
 }
 _HEADS: Final = {packet_type: bytes((first, 2)) for packet_type, first in _FIRST.items()}
+_PUBACK_HEAD: Final = _HEADS[PUBACK]
 
 Ack = PubAck | PubRec | PubRel | PubComp
 _CLASSES: Final[dict[int, type[PubAck | PubRec | PubRel | PubComp]]] = {
@@ -110,14 +110,17 @@ def encode_ack(packet: Ack, version: int) -> bytes:
     return frame(_FIRST[packet_type], packet_id, reason, encode_properties(packet.properties, packet_type))
 
 
-def encode_acks(packet_type: int, packet_ids: Sequence[int]) -> bytes:
+def encode_acks(packet_type: int, packet_ids: list[int]) -> bytes:
     """Encode short acknowledgements (success) of one type, in order, every version's same four bytes.
 
     `packet_ids` are 1–65,535 each; b"" for none. Raises UsageError for others.
     """
     count = len(packet_ids)
-    if count == 1 and 0 < packet_ids[0] <= 0xFFFF:
-        return _HEADS[packet_type] + packet_ids[0].to_bytes(2, "big")
+    if count == 1:
+        packet_id = packet_ids[0]
+        if 0 < packet_id <= 0xFFFF:
+            head = _PUBACK_HEAD if packet_type == PUBACK else _HEADS[packet_type]
+            return head + packet_id.to_bytes(2, "big")
     try:
         ids = array("H", packet_ids)
     except OverflowError:
@@ -131,21 +134,21 @@ def encode_acks(packet_type: int, packet_ids: Sequence[int]) -> bytes:
     return words.tobytes()
 
 
-def encode_pubacks(packet_ids: Sequence[int]) -> bytes:
+def encode_pubacks(packet_ids: list[int]) -> bytes:
     """Encode a PUBACK with success for each packet id: `encode_acks(PUBACK, …)`."""
     return encode_acks(PUBACK, packet_ids)
 
 
-def encode_pubrecs(packet_ids: Sequence[int]) -> bytes:
+def encode_pubrecs(packet_ids: list[int]) -> bytes:
     """Encode a PUBREC with success for each packet id."""
     return encode_acks(PUBREC, packet_ids)
 
 
-def encode_pubrels(packet_ids: Sequence[int]) -> bytes:
+def encode_pubrels(packet_ids: list[int]) -> bytes:
     """Encode a PUBREL with success for each packet id."""
     return encode_acks(PUBREL, packet_ids)
 
 
-def encode_pubcomps(packet_ids: Sequence[int]) -> bytes:
+def encode_pubcomps(packet_ids: list[int]) -> bytes:
     """Encode a PUBCOMP with success for each packet id."""
     return encode_acks(PUBCOMP, packet_ids)

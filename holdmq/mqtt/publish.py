@@ -94,8 +94,7 @@ def walk_publishes(
     Stops at the first packet of another type, or one that is not whole in `data[:end]`. Raises
     MqttError for a malformed one; those before it are in `messages`.
     """
-    append = messages.append
-    entry_of = topics.entries.get
+    entries = topics.entries
     with_properties = version == MQTT_5
     while end - pos >= 2:
         first = data[pos]
@@ -140,17 +139,17 @@ def walk_publishes(
                 properties, alias, start = _read_block(data, start, stop, sender)
                 if alias:
                     entry = _resolve(topic, alias, topics, aliases)
-                    append((entry, flags, packet_id, start, stop, properties))
-                    entry_of = topics.entries.get
+                    messages.append((entry, flags, packet_id, start, stop, properties))
+                    entries = topics.entries
                     pos = stop
                     continue
             else:
                 start += 1
-        known = entry_of(topic)
+        known = entries.get(topic)
         if known is None:
             known = topics.admit(topic)
-            entry_of = topics.entries.get
-        append((known, flags, packet_id, start, stop, properties))
+            entries = topics.entries
+        messages.append((known, flags, packet_id, start, stop, properties))
         pos = stop
     return pos
 

@@ -75,8 +75,7 @@ class Bench:
         return self.session.push(head, b"\0", "b1", position, flags, ())
 
     def settle(self, packet_ids: list[int], packet_type: int = PUBACK, outcome: int = 0) -> None:
-        receipt = Receipt(self.session, packet_type)
-        receipt.packet_ids += packet_ids
+        receipt = Receipt(self.session, packet_type, packet_ids)
         self.session.expect(receipt)
         receipt.settle(outcome)
 

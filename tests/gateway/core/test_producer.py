@@ -44,7 +44,7 @@ def add(
     now: float = 0.0,
 ) -> None:
     run = producer.open_run(producer.target("t", queue_id), now)
-    receipt = Receipt(owner or OWNER, PUBACK)
+    receipt = Receipt(owner or OWNER, PUBACK, [])
     receipt.packet_ids.append(packet_id)
     run.receipts.append(receipt)
     run.records.append(b"r" * size)
@@ -282,7 +282,7 @@ def body(packet_id: int) -> bytes:
 
 def put(producer: Producer, packet_id: int, owner: Owner, queue_id: int = 0) -> None:
     run = producer.open_run(producer.target("t", queue_id), 0.0)
-    receipt = Receipt(owner, PUBACK)
+    receipt = Receipt(owner, PUBACK, [])
     receipt.packet_ids.append(packet_id)
     run.receipts.append(receipt)
     run.records.append(body(packet_id))
