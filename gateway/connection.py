@@ -143,6 +143,8 @@ class Shell:
                 if session.permit is not None:
                     worker.access.refresh(session, session.permit)
                 missing = worker.ingress.publish(session, event)
+                if worker.ingress.full is not None:
+                    self._hold(worker.ingress.full)
                 if isinstance(missing, Unbound) and session.state == CLOSED:
                     continue  # the row is not written any more, and the client will send it again
                 if missing is not None:
@@ -157,8 +159,6 @@ class Shell:
                     else:
                         worker.topics.create(missing, self.topic_known, self.topic_failed)
                     return
-                if worker.ingress.full is not None:
-                    self._hold(worker.ingress.full)
             elif isinstance(event, Subscribing):
                 if not worker.access.decide_filters(session, event, self.topic_known):
                     self.waiting = list(events[at:])

@@ -65,11 +65,11 @@ class Ingress:
         self._mark = secrets.randbits(62) | 1
         self._uses_other = uses_other
         self._now = now
-        # The wall clock at what a session heard last: the loop's stands still while it reads many sockets.
+        # The wall clock when a session was heard: the loop's own stands still while it reads many sockets.
         self._heard_at = 0.0
         self._born_ms = 0
         self.full: Producer | None = None
-        """A producer of the last publish that takes no more for now."""
+        """A producer to which the last call added messages, and that takes no more for now."""
 
     @property
     def mark(self) -> int:
@@ -245,7 +245,7 @@ class Ingress:
         if not properties:
             if len(inbound.plans) >= PLANS_MAX:
                 inbound.forget_plans()
-            inbound.plans[entry, kind] = plan
+            inbound.plans[entry, kind] = inbound.plan = plan
         return plan
 
     def _refuse(self, session: Session, kind: int, packet_id: int, reason_code: int) -> None:

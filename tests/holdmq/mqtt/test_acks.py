@@ -40,7 +40,7 @@ def test_the_bytes_are_those_of_each_type() -> None:
     assert encode_pubacks([1, 0x1234]) == b"\x40\x02\x00\x01\x40\x02\x12\x34"
     assert encode_pubrecs([1]) == b"\x50\x02\x00\x01"
     assert encode_pubrels([0xFFFF, 1]) == b"\x62\x02\xff\xff\x62\x02\x00\x01"
-    assert encode_pubcomps(range(1, 3)) == b"\x70\x02\x00\x01\x70\x02\x00\x02"
+    assert encode_pubcomps([1, 2]) == b"\x70\x02\x00\x01\x70\x02\x00\x02"
     assert encode_pubacks([]) == b""
 
 
