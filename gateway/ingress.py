@@ -57,7 +57,7 @@ class Ingress:
     be created, so that the shared one is used; `now` is the loop's clock.
     """
 
-    __slots__ = ("_born_ms", "_heard_at", "_locate", "_mark", "_now", "_uses_other", "full")
+    __slots__ = ("_locate", "_mark", "_now", "_uses_other", "full")
 
     def __init__(self, locate: Locate, uses_other: UsesOther, now: Callable[[], float]) -> None:
         self._locate = locate
@@ -65,11 +65,8 @@ class Ingress:
         self._mark = secrets.randbits(62) | 1
         self._uses_other = uses_other
         self._now = now
-        # The wall clock when a session was heard: the loop's own stands still while it reads many sockets.
-        self._heard_at = 0.0
-        self._born_ms = 0
         self.full: Producer | None = None
-        """A producer to which the last call added messages, and that takes no more for now."""
+        """A producer that the last `publish` gave messages and that must not get more (`must_hold`)."""
 
     @property
     def mark(self) -> int:
@@ -88,10 +85,7 @@ class Ingress:
         assert inbound is not None
         self.full = None
         buffer = run.buffer
-        if session.heard_at != self._heard_at:
-            self._heard_at = session.heard_at
-            self._born_ms = time.time_ns() // 1_000_000
-        born_ms = self._born_ms
+        born_ms = time.time_ns() // 1_000_000
         last_entry: TopicEntry | None = None
         last_kind = -1
         size = 0

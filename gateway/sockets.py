@@ -32,8 +32,6 @@ ACCEPT_PAUSE_S: Final = 1.0
 """Without a free descriptor: who waits stays in the kernel's backlog meanwhile."""
 SOCKET_LOW_BYTES: Final = SOCKET_HIGH_BYTES // 4
 
-_read: Final = os.read
-_write: Final = os.write
 _IN: Final = select.EPOLLIN
 _OUT: Final = select.EPOLLOUT
 _OUT_OF_RESOURCES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
@@ -156,7 +154,7 @@ class ClientSocket:
 
     def _read(self) -> None:
         try:
-            data = _read(self._fd, READ_BYTES)
+            data = os.read(self._fd, READ_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
@@ -176,7 +174,7 @@ class ClientSocket:
         out = self._out
         if out is None:
             try:
-                sent = _write(self._fd, data)
+                sent = os.write(self._fd, data)
             except BlockingIOError:
                 sent = 0
             except OSError as error:

@@ -115,8 +115,6 @@ STAMP_FACTORS: Final = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 STAMP_ADDEND: Final = 0xA0761D6478BD642F
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 
-_PREFIX: Final = Struct(">III")  # TotalSize, MagicCode, BodyCRC
-_SUFFIX: Final = Struct(">II")  # StampCheck 0, TotalSize
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
 _NO_CHECK: Final = bytes(4)
 _HEAD: Final = Struct(">IIIIIqqIQ8sQ8sIqI")
@@ -219,9 +217,14 @@ class RecordTemplate:
                 self._tail,
             )
         )
-        crc: int = crc32(covered)
-        size = total.to_bytes(4, "big")
-        return b"".join((size, _MAGIC_BYTES, crc.to_bytes(4, "big"), covered, _NO_CHECK, size))
+        return _whole(total, covered)
+
+
+def _whole(total: int, covered: bytes) -> bytes:
+    """The record around what BodyCRC covers."""
+    crc: int = crc32(covered)
+    size = total.to_bytes(4, "big")
+    return b"".join((size, _MAGIC_BYTES, crc.to_bytes(4, "big"), covered, _NO_CHECK, size))
 
 
 def encode_record(
@@ -270,7 +273,7 @@ def encode_record(
                     properties,
                 )
             )
-            return b"".join((_PREFIX.pack(total, MAGIC, crc32(covered)), covered, _SUFFIX.pack(0, total)))
+            return _whole(total, covered)
     template = RecordTemplate(
         topic, queue_id, properties, born_host, sys_flag, flag, reconsume_times, prepared
     )

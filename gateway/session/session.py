@@ -171,8 +171,6 @@ class Session:
 
     def _take(self, items: list[object], broken: MqttError | None, now: float) -> list[Event]:
         """Do what decoded items say, in order, then fail for what could not be decoded behind them."""
-        if self.state == CONNECTED_STATE:
-            self.heard_at = now  # until CONNECT the deadline counts from the beginning
         events: list[Event] = []
         try:
             for at, item in enumerate(items):
@@ -191,6 +189,8 @@ class Session:
                     return events + self._take_auths(items[at + 1 :], broken)
             if broken is not None:
                 raise broken
+            if self.state == CONNECTED_STATE:
+                self.heard_at = now  # until CONNECT the deadline counts from the beginning
         except MqttError as error:
             self._fail(error, events)
         return events

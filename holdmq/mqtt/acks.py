@@ -31,7 +31,6 @@ _RUNS: Final = {
     for first in _FIRST.values()
 }
 _HEADS: Final = {packet_type: bytes((first, 2)) for packet_type, first in _FIRST.items()}
-_PUBACK_HEAD: Final = _HEADS[PUBACK]
 
 Ack = PubAck | PubRec | PubRel | PubComp
 _CLASSES: Final[dict[int, type[PubAck | PubRec | PubRel | PubComp]]] = {
@@ -119,8 +118,7 @@ def encode_acks(packet_type: int, packet_ids: list[int]) -> bytes:
     if count == 1:
         packet_id = packet_ids[0]
         if 0 < packet_id <= 0xFFFF:
-            head = _PUBACK_HEAD if packet_type == PUBACK else _HEADS[packet_type]
-            return head + packet_id.to_bytes(2, "big")
+            return _HEADS[packet_type] + packet_id.to_bytes(2, "big")
     try:
         ids = array("H", packet_ids)
     except OverflowError:

@@ -11,7 +11,7 @@ from session_bench import Bench
 from gateway.core.producer import Producer, Target
 from gateway.ingress import Ingress
 from gateway.link import BrokerLink
-from holdmq.mqtt import MQTT_3_1_1, Disconnect, Publish, encode
+from holdmq.mqtt import MQTT_3_1_1, Publish, encode
 
 Start = Callable[..., Any]
 
@@ -63,14 +63,6 @@ async def test_who_publishes_to_a_broker_that_is_away_is_held_whatever_else_it_p
     client.writer.write(encode(Publish("away/x", b"1", 0), MQTT_3_1_1) + kept)
     while not away.held:
         await asyncio.sleep(0.01)
-
-
-def test_what_comes_with_the_end_was_heard_when_it_came() -> None:
-    bench = Bench(MQTT_3_1_1)
-    bench.connect()
-    bench.now += 5
-    bench.feed(Publish("a/b", b"1", 0), Disconnect())
-    assert bench.session.heard_at == bench.now
 
 
 def test_a_plan_whose_queue_is_retired_is_replaced_for_good() -> None:
