@@ -17,7 +17,7 @@ from gateway.parting import part
 from gateway.peer import Peer, peer_of
 from gateway.session.events import Closed, Connected, Event, Subscribing, Unsubscribing
 from gateway.session.session import CLOSED, Session
-from gateway.sockets import ClientSocket
+from gateway.sockets import ClientSocket, Receiver
 from holdmq.mqtt import MQTT_5, PublishRun, ReasonCode
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ OVERLOAD: Final = 256
 PARTING: Final = 64
 
 
-class Shell:
+class Shell(Receiver):
     """One connection. `waiting` holds the events behind one that waits: for a topic that is being created, or
     for an answer of access."""
 
@@ -74,7 +74,10 @@ class Shell:
         worker = self._worker
         worker.counters.bytes_in_total += len(data)
         session = self.session
-        events = session.receive_data(data, worker.now())
+        now = worker.now()
+        if self._is_repeat(data, now):
+            return
+        events = session.receive_data(data, now)
         if worker.meter is not None and not worker.meter.received(self, len(data), events):
             return
         if events:
@@ -84,6 +87,23 @@ class Shell:
             worker.settle()
         if session.is_saturated and session.version != MQTT_5:
             self.pause(WINDOW)
+
+    def _is_repeat(self, data: bytes, now: float) -> bool:
+        """Whether this was one publish like the last one, and is done: what devices send nearly always."""
+        worker = self._worker
+        session = self.session
+        inbound = session.inbound
+        if inbound is None or inbound.plan is None or self.waiting is not None or worker.meter is not None:
+            return False
+        if session.permit is not None:
+            worker.access.refresh(session, session.permit)
+        if not worker.ingress.publish_again(session, data, now):
+            return False
+        if worker.ingress.full is not None:
+            self._hold(worker.ingress.full)
+        if session.is_saturated and session.version != MQTT_5:
+            self.pause(WINDOW)
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._worker.connection_log.losing(self)

@@ -18,7 +18,7 @@ from gateway.limits import PLANS_MAX
 from gateway.session.inbound import Inbound
 from gateway.session.session import Session
 from holdmq.errors import RecordError
-from holdmq.mqtt import PUBACK, PUBREC, RETAIN, PublishRun, ReasonCode
+from holdmq.mqtt import MQTT_5, PUBACK, PUBREC, RETAIN, PublishRun, ReasonCode, read_lone_publish
 from holdmq.record import PROPERTIES_BYTES_MAX, SYS_QOS_SHIFT, SYS_RETAIN, RecordTemplate
 from holdmq.record_once import ONCE_BYTES_MAX
 from holdmq.topics import OTHER_TOPIC
@@ -92,7 +92,6 @@ class Ingress:
         record_max = 0
         is_delayed = False
         producer: Producer | None = None
-        packet_ids: list[int] = []
         records: list[bytes] | None = None
         plan: Plan | None = None
         noting: NotedRecords | None = None
@@ -156,12 +155,11 @@ class Ingress:
                 if noting is not None:
                     batch_run.is_noted = True
                 if packet_type:
-                    packet_ids = [packet_id]
-                    receipt = Receipt(session, packet_type, packet_ids)
+                    receipt = Receipt(session, packet_type, packet_id)
                     batch_run.receipts.append(receipt)
                     inbound.expect(receipt)
             elif packet_type:
-                packet_ids.append(packet_id)
+                receipt.add(packet_id)
             records.append(record)
             size += length
             if size >= BATCH_MAX_BYTES:
@@ -172,6 +170,55 @@ class Ingress:
         if size and producer is not None:
             self._added(producer, size)
         return None
+
+    def publish_again(self, session: Session, data: bytes, now: float) -> bool:
+        """Take a read that is exactly one publish like the session's last one: same topic, same QoS (0 or 1),
+        no properties.
+
+        Nearly all reads are, and decoder, events and `publish` would cost them several times as much. False:
+        it is anything else, or would be refused; nothing has changed then.
+        """
+        inbound = session.inbound
+        plan = None if inbound is None else inbound.plan
+        if inbound is None or plan is None or not plan.topic or plan.target.is_retired:
+            return False
+        kind = plan.kind
+        stop = read_lone_publish(data, kind, plan.topic, session.version)
+        if not stop or not session.takes_publish(data):
+            return False
+        target = plan.target
+        producer = target.producer
+        packet_id = 0
+        start = stop
+        if kind:
+            if inbound.count >= session.context.limits.receive_max and session.version == MQTT_5:
+                return False
+            packet_id = data[stop] << 8 | data[stop + 1]
+            start += 2
+        if session.version == MQTT_5:
+            start += 1
+        record = plan.template.encode(data[start:], time.time_ns() // 1_000_000)
+        length = len(record)
+        if length > (producer.record_max_bytes or BATCH_MAX_BYTES):
+            return False
+        self.full = None
+        session.heard_at = now
+        run = target.run
+        if run is None:
+            run = producer.open_run(target, now)
+        run.records.append(record)
+        counters = session.context.counters
+        if kind:
+            counters.messages_in_qos1_total += 1
+            inbound.count += 1
+            inbound.unsettled += 1
+            receipt = Receipt(session, PUBACK, packet_id)
+            run.receipts.append(receipt)
+            inbound.expect(receipt)
+        else:
+            counters.messages_in_qos0_total += 1
+        self._added(producer, length)
+        return True
 
     def _added(self, producer: Producer, size_bytes: int) -> None:
         producer.shell.added(size_bytes)
@@ -245,7 +292,7 @@ class Ingress:
     def _refuse(self, session: Session, kind: int, packet_id: int, reason_code: int) -> None:
         session.context.counters.refused[f"publish_{ReasonCode(reason_code).name.lower()}"] += 1
         if kind & 6:
-            receipt = Receipt(session, _ANSWERS[kind >> 1], [packet_id])
+            receipt = Receipt(session, _ANSWERS[kind >> 1], packet_id)
             session.expect(receipt)
             receipt.settle(reason_code)
 

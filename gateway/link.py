@@ -148,8 +148,9 @@ class BrokerLink:
             retry_after_ms = result.retry_after_ms if isinstance(result, BusyError) else 0
             log.warning("a produce batch was refused", broker=self.name, reason=str(result))
             producer.refused(batch, result.code, retry_after_ms, now)
-        self._worker.settle()
+        # First the broker's next work, then the answers to all these clients: both go on at once.
         self.flush()
+        self._worker.settle()
         if self.held and not producer.is_full:
             self.release()
 

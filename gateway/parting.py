@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gateway.sockets import ClientSocket
+from gateway.sockets import ClientSocket, Receiver
 
 if TYPE_CHECKING:
     from gateway.connection import Shell
@@ -19,7 +19,7 @@ PARTING_BYTES_MAX: Final = 1 << 20
 """What a closed connection may still send: a socket's buffers. Who sends more does not listen."""
 
 
-class Parting:
+class Parting(Receiver):
     """Takes the place of a shell at its socket."""
 
     __slots__ = ("_left", "_shell")

@@ -17,7 +17,7 @@ import os
 import select
 import socket
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from gateway.limits import SOCKET_HIGH_BYTES
 from holdmq import telemetry
@@ -39,18 +39,30 @@ _OUT_OF_RESOURCES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS,
 log = telemetry.get_logger()
 
 
-class Receiver(Protocol):
+class Receiver:
     """Who has a connection: the methods of asyncio.Protocol."""
 
-    def connection_made(self, transport: ClientSocket) -> None: ...
+    __slots__ = ()
 
-    def data_received(self, data: bytes) -> None: ...
+    def connection_made(self, transport: ClientSocket) -> None:
+        """It begins."""
+        raise NotImplementedError
 
-    def connection_lost(self, exc: Exception | None) -> None: ...
+    def data_received(self, data: bytes) -> None:
+        """The peer sent this."""
+        raise NotImplementedError
 
-    def pause_writing(self) -> None: ...
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over; None: from this side, or in order."""
+        raise NotImplementedError
 
-    def resume_writing(self) -> None: ...
+    def pause_writing(self) -> None:
+        """The peer does not take what was written."""
+        raise NotImplementedError
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        raise NotImplementedError
 
 
 class ClientSocket:

@@ -17,7 +17,7 @@ import xxhash
 
 from gateway.core.entries import record_properties
 from gateway.core.producer import BATCH_MAX_BYTES
-from gateway.core.receipts import CLOSE, Receipt
+from gateway.core.receipts import CLOSE, Owner, Receipt
 from gateway.retained_puts import retained_put
 from gateway.session.events import Closed
 from gateway.session.session import Session
@@ -193,7 +193,7 @@ class Wills:
         run = producer.open_run(target, self._worker.now())
         run.records.append(record)
         run.is_noted = run.is_noted or bool(pair)
-        run.receipts.append(Receipt(_Waiting(self, done), 0, []))
+        run.receipts.append(Receipt(_Waiting(self, done), 0, 0))
         producer.shell.added(len(record))
 
     def settled(self, outcome: int, done: Done, reason: str = "") -> None:
@@ -205,7 +205,7 @@ class Wills:
         done(outcome)
 
 
-class _Waiting:
+class _Waiting(Owner):
     """Who is owed for one will."""
 
     __slots__ = ("_done", "_wills")

@@ -10,7 +10,7 @@ from holdmq.topics import TopicTag, other_topic, split_mqtt_topic
 
 
 class TopicEntry:
-    """An MQTT topic on its way in.
+    """An MQTT topic on its way in, as it was named (`raw`).
 
     `refusal` is 0, or the reason code with which every publish to it is refused. `own` is the
     (topic, tag) of its first level, or of a routing rule; `other` is used instead when that topic may not be
@@ -18,11 +18,17 @@ class TopicEntry:
     `delay_s`: its messages appear so many seconds after the broker has taken them; None = at once.
     """
 
-    __slots__ = ("delay_s", "mqtt_topic", "own", "refusal")
+    __slots__ = ("delay_s", "mqtt_topic", "own", "raw", "refusal")
 
     def __init__(
-        self, mqtt_topic: str, refusal: int = 0, delay_s: int | None = None, routes: Routes = NO_ROUTES
+        self,
+        raw: bytes,
+        mqtt_topic: str,
+        refusal: int = 0,
+        delay_s: int | None = None,
+        routes: Routes = NO_ROUTES,
     ) -> None:
+        self.raw = raw
         self.mqtt_topic = mqtt_topic
         self.refusal = refusal
         self.delay_s = delay_s
@@ -44,12 +50,13 @@ def make_entry(
     than the limits are refused with 0x90.
     """
     delay_s: int | None = None
+    name = raw
     if raw.startswith(DELAYED_PREFIX):
         delayed = split_delayed(raw)
         if delayed is not None:
-            delay_s, raw = delayed
-    refused = raw[:1] == b"$" or len(raw) > topic_max_bytes or raw.count(b"/") >= topic_levels_max
-    return TopicEntry(raw.decode(), ReasonCode.TOPIC_NAME_INVALID if refused else 0, delay_s, routes)
+            delay_s, name = delayed
+    refused = name[:1] == b"$" or len(name) > topic_max_bytes or name.count(b"/") >= topic_levels_max
+    return TopicEntry(raw, name.decode(), ReasonCode.TOPIC_NAME_INVALID if refused else 0, delay_s, routes)
 
 
 def record_properties(tag: str | None, client_id: str, block: bytes, delay_s: int | None = None) -> bytes:

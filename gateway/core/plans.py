@@ -12,11 +12,12 @@ class Plan:
     """For publishes of `kind` (QoS and retain bits) to the topic of `entry`: `template` makes the record;
     `packet_type` is its answer's, 0 for none.
 
+    `topic` is the name by which `Ingress.publish_again` knows the next one, b"" if that has more to look at.
     `is_delayed`: the log keeps the record until its time. `noting` makes it instead where each is to say what
     it is known by.
     """
 
-    __slots__ = ("entry", "is_delayed", "kind", "noting", "packet_type", "target", "template")
+    __slots__ = ("entry", "is_delayed", "kind", "noting", "packet_type", "target", "template", "topic")
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class Plan:
         self.template = template
         self.target = target
         self.packet_type = packet_type
+        self.topic = entry.raw if kind in (0, 2) and not is_delayed else b""
         self.is_delayed = is_delayed
         self.noting = noting
 

@@ -7,34 +7,55 @@ answered. A receipt is one object per connection, batch and QoS, not per message
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 CLOSE: Final = 0x100
 """Added to a reason code: nobody knows whether the log has these, so the connection must end unanswered."""
 
 
-class Owner(Protocol):
+class Owner:
     """Who is owed: a session."""
+
+    __slots__ = ()
 
     def receipt_settled(self, receipt: Receipt) -> None:
         """`receipt.outcome` is known now."""
+        raise NotImplementedError
 
 
 class Receipt:
-    """Packet ids of consecutive publishes of one QoS that share a fate.
+    """Packet ids of consecutive publishes of one QoS that share a fate: `packet_id` and, behind it, `more`.
 
     `packet_type` is PUBACK or PUBREC; `outcome` None = not known yet, else a reason code (0 = the
     log has them), with CLOSE added when the connection must end instead of being answered.
     """
 
-    __slots__ = ("next", "outcome", "owner", "packet_ids", "packet_type")
+    __slots__ = ("more", "next", "outcome", "owner", "packet_id", "packet_type")
 
-    def __init__(self, owner: Owner, packet_type: int, packet_ids: list[int]) -> None:
+    def __init__(self, owner: Owner, packet_type: int, packet_id: int) -> None:
         self.owner = owner
         self.packet_type = packet_type
-        self.packet_ids = packet_ids
+        self.packet_id = packet_id
+        self.more: list[int] | None = None
         self.outcome: int | None = None
         self.next: Receipt | None = None
+
+    def add(self, packet_id: int) -> None:
+        """One more publish."""
+        if self.more is None:
+            self.more = [packet_id]
+        else:
+            self.more.append(packet_id)
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return 1 if self.more is None else 1 + len(self.more)
+
+    @property
+    def packet_ids(self) -> list[int]:
+        """All of them, in order."""
+        return [self.packet_id] if self.more is None else [self.packet_id, *self.more]
 
     def settle(self, outcome: int) -> None:
         """Note the outcome and tell the owner; a second call changes nothing."""

@@ -22,6 +22,7 @@ from holdmq.mqtt import (
     encode_acks,
     encode_pubcomps,
     encode_pubrecs,
+    encode_short_ack,
 )
 
 if TYPE_CHECKING:
@@ -97,19 +98,22 @@ def answer_settled(session: Session, receipt: Receipt) -> None:
             inbound.is_doomed = True
             session.context.doomed.append(session)  # nothing later may be answered
             return
-        inbound.unsettled -= len(settled.packet_ids)
+        count = settled.count
+        inbound.unsettled -= count
         if settled.packet_type == PUBREC:
             inbound.recorded(settled)
             if outcome:
-                inbound.count -= len(settled.packet_ids)
+                inbound.count -= count
         else:
-            inbound.count -= len(settled.packet_ids)
+            inbound.count -= count
         if outcome and session.version == MQTT_5:
             kind = PubAck if settled.packet_type == PUBACK else PubRec
             for packet_id in settled.packet_ids:
                 session.send(encode(kind(packet_id, outcome), MQTT_5))
+        # 3.x has no way to refuse: acknowledged, dropped and counted (mqtt.md, Security).
+        elif settled.more is None:
+            session.send(encode_short_ack(settled.packet_type, settled.packet_id))
         else:
-            # 3.x has no way to refuse: acknowledged, dropped and counted (mqtt.md, Security).
             session.send(encode_acks(settled.packet_type, settled.packet_ids))
 
 

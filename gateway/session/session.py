@@ -19,7 +19,7 @@ from typing import Final
 
 from gateway.core.cursor import Cursor
 from gateway.core.permit import Permit
-from gateway.core.receipts import Receipt
+from gateway.core.receipts import Owner, Receipt
 from gateway.core.wheel import NOWHERE
 from gateway.limits import TOPIC_ALIAS_MAX
 from gateway.session.acknowledging import after_acks, take_acks, take_pubrec
@@ -73,13 +73,14 @@ _CONNACK_ANSWERS_V3: Final = frozenset((0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8A
 """Refusals that a 3.x client is told; for malformed packets 3.1.1 asks to close without an answer."""
 
 
-class Session:
+class Session(Owner):
     """The state machine of one connection. `born_host` is the peer's address as records carry it."""
 
     __slots__ = (
         "_connack",
         "_decoder",
         "_early",
+        "_more_out",
         "_out",
         "_window",
         "began_at",
@@ -111,13 +112,23 @@ class Session:
     )  # fmt: skip
 
     def __init__(self, context: Context, now: float, born_host: bytes) -> None:
+        # What every publish touches comes first, so that it shares cache lines.
         self.context = context
         self.state = CONNECTING
         self.version = 0
+        self.heard_at = now
+        self.shell: object = None
+        self.inbound: Inbound | None = None
+        self.permit: Permit | None = None
+        """What the client may do; None = everything, nobody is asked."""
+        self._decoder = Decoder(context.topics, context.limits.packet_max_bytes)
+        self._out = b""
+        self._more_out: list[bytes] | None = None
+        self.outbound: Outbound | None = None
+        self.cursor: Cursor | None = None
         self.client_id = ""
         self.born_host = born_host
         self.began_at = 0.0
-        self.heard_at = now
         self.keep_alive_s = 0.0
         self.is_held = False
         self.is_terse = False
@@ -125,25 +136,17 @@ class Session:
         self.will: Will | None = None
         self.principal = ""
         """Whose connection this is: a user who was authenticated, "" = anonymous."""
-        self.permit: Permit | None = None
-        """What the client may do; None = everything, nobody is asked."""
         self.credentials: object = None
         """CONNECT until it was looked at (`Context.keeps_connect`), or the connection's `Enhanced`."""
         self.packet_max = 0
-        self.inbound: Inbound | None = None
-        self.outbound: Outbound | None = None
-        self.shell: object = None
         self.wheel_slot = NOWHERE
         self.is_clean = True
         self.is_assigned = False
         self.expiry_s = 0
         self.epoch = 0
         self.owner: object = None
-        self.cursor: Cursor | None = None
         self._connack: Properties | None = None
         self._early: list[object] | None = None
-        self._decoder = Decoder(context.topics, context.limits.packet_max_bytes)
-        self._out: list[bytes] | None = None
         self._window = 0
 
     # In
@@ -194,6 +197,15 @@ class Session:
         except MqttError as error:
             self._fail(error, events)
         return events
+
+    def takes_publish(self, data: bytes) -> bool:
+        """Whether `data`, a whole PUBLISH by itself, may go to the log without a look of `receive_data`."""
+        return (
+            self.state == CONNECTED_STATE
+            and self.context.traced is None
+            and self._decoder.is_between_packets
+            and len(data) <= self._decoder.max_packet_size
+        )
 
     def _take_auths(self, items: list[object], broken: MqttError | None) -> list[Event]:
         events: list[Event] = []
@@ -248,11 +260,11 @@ class Session:
 
     def data_to_send(self) -> bytes:
         """Take the bytes to write."""
-        out = self._out
-        if out is None:
-            return b""
-        self._out = None
-        return out[0] if len(out) == 1 else b"".join(out)
+        out, self._out = self._out, b""
+        if self._more_out is not None:
+            out += b"".join(self._more_out)
+            self._more_out = None
+        return out
 
     # Time
 
@@ -449,11 +461,13 @@ class Session:
         """Queue bytes for the client."""
         if not data:
             return
-        if self._out is None:
-            self._out = [data]
+        if not self._out:
+            self._out = data
             self.context.dirty.append(self)
+        elif self._more_out is None:
+            self._more_out = [data]
         else:
-            self._out.append(data)
+            self._more_out.append(data)
 
     def push(
         self,
@@ -507,11 +521,11 @@ class Session:
 
     def send_publish(self, head: bytes, packet_id: int, tail: bytes) -> None:
         """Queue a PUBLISH."""
-        out = self._out
-        if out is None:
-            out = self._out = []
-            self.context.dirty.append(self)
-        out += (head, packet_id.to_bytes(2, "big"), tail)
+        self.send(head)
+        more = self._more_out
+        if more is None:
+            more = self._more_out = []
+        more += (packet_id.to_bytes(2, "big"), tail)
 
     def send_pubrel(self, packet_id: int) -> None:
         """Queue a PUBREL, if its PUBCOMP has not come."""

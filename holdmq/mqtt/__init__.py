@@ -72,6 +72,7 @@ from holdmq.mqtt.acks import (
     encode_pubcomps,
     encode_pubrecs,
     encode_pubrels,
+    encode_short_ack,
 )
 from holdmq.mqtt.codec import MAX_PACKET_SIZE, Decoder, encode
 from holdmq.mqtt.filters import ParsedFilter, check_filter, check_topic, is_topic_name, matches, parse_filter
@@ -127,6 +128,7 @@ from holdmq.mqtt.publish import (
     delivery_properties,
     encode_publish,
     publishes,
+    read_lone_publish,
     republish,
 )
 from holdmq.mqtt.reasons import MqttError, ReasonCode
@@ -199,9 +201,11 @@ __all__ = [
     "encode_publish",
     "encode_pubrecs",
     "encode_pubrels",
+    "encode_short_ack",
     "is_topic_name",
     "matches",
     "parse_filter",
     "publishes",
+    "read_lone_publish",
     "republish",
 ]

@@ -109,6 +109,16 @@ def encode_ack(packet: Ack, version: int) -> bytes:
     return frame(_FIRST[packet_type], packet_id, reason, encode_properties(packet.properties, packet_type))
 
 
+def encode_short_ack(packet_type: int, packet_id: int) -> bytes:
+    """Encode one short acknowledgement (success), every version's same four bytes.
+
+    `packet_id` is 1–65,535. Raises UsageError for another.
+    """
+    if not 0 < packet_id <= 0xFFFF:
+        raise UsageError(f"packet identifier {packet_id} is not 1–65535")
+    return (_FIRST[packet_type] << 24 | 2 << 16 | packet_id).to_bytes(4, "big")
+
+
 def encode_acks(packet_type: int, packet_ids: list[int]) -> bytes:
     """Encode short acknowledgements (success) of one type, in order, every version's same four bytes.
 
@@ -116,9 +126,7 @@ def encode_acks(packet_type: int, packet_ids: list[int]) -> bytes:
     """
     count = len(packet_ids)
     if count == 1:
-        packet_id = packet_ids[0]
-        if 0 < packet_id <= 0xFFFF:
-            return _HEADS[packet_type] + packet_id.to_bytes(2, "big")
+        return encode_short_ack(packet_type, packet_ids[0])
     try:
         ids = array("H", packet_ids)
     except OverflowError:

@@ -154,6 +154,35 @@ def walk_publishes(
     return pos
 
 
+def read_lone_publish(data: bytes, flags: int, topic: bytes, version: int) -> int:
+    """Where the topic ends, if `data` is exactly one PUBLISH with these flags (QoS 0 or 1), this topic and no
+    properties, and nothing is wrong with it; 0 if it is anything else, which `walk_publishes` then decides.
+
+    For what devices repeat: nothing is looked up or made.
+    """
+    end = len(data)
+    if end < 5 or data[0] != 0x30 | flags:
+        return 0
+    length = data[1]
+    body = 2
+    if length > 0x7F:
+        high = data[2]
+        if not 0 < high < 0x80:
+            return 0
+        length = (length & 0x7F) | high << 7
+        body = 3
+    start = body + 2
+    stop = start + len(topic)
+    payload = stop + (2 if flags else 0) + (1 if version == MQTT_5 else 0)
+    if body + length != end or payload > end or data[body] << 8 | data[body + 1] != len(topic):
+        return 0
+    if flags and not data[stop] and not data[stop + 1]:  # [MQTT-2.2.1-3] (3.1.1: [MQTT-2.3.1-1])
+        return 0
+    if version == MQTT_5 and data[payload - 1]:
+        return 0
+    return stop if data[start:stop] == topic else 0
+
+
 def packet_too_large(size_bytes: int, max_packet_size: int) -> MqttError:
     """Make the error for a packet above the limit (0x95) [MQTT-3.1.2-24] [MQTT-3.2.2-15]."""
     return MqttError(

@@ -27,9 +27,10 @@ class TopicTable(Generic[T]):
 
     `create(topic)` is called with the bytes of a valid topic name (UTF-8, not empty, no wildcard)
     that is not in the table, and returns the entry that messages carry, never None; it may raise
-    MqttError to refuse a topic. At most `max_entries` entries are kept, in two generations: when
-    the newer one is half of them, it becomes the older one, and what was in that and not used
-    since is forgotten. `rotations` counts this; when it grows steadily the table is too small.
+    MqttError to refuse a topic. What it computes must stay true as long as the table is used. At
+    most `max_entries` entries are kept, in two generations: when the newer one is half of them, it
+    becomes the older one, and what was in that and not used since is forgotten. `rotations` counts
+    this; when it grows steadily the table is too small.
 
     `entries` is the newer generation; it is public so that the decoder's loop looks it up
     without a call. A miss there goes through `admit`, which may replace `entries`.
@@ -63,8 +64,3 @@ class TopicTable(Generic[T]):
                 self.rotations += 1
             self.entries[topic] = entry
         return entry
-
-    def forget(self) -> None:
-        """Drop every entry: for when what `create` computes has changed (routes, rights)."""
-        self.entries = {}
-        self._older = {}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from session_bench import Bench
+import pytest
+from session_bench import VERSIONS, Bench, ids
 
 from gateway.core.producer import Producer, Target
 from gateway.ingress import Ingress
 from gateway.link import BrokerLink
-from holdmq.mqtt import MQTT_3_1_1, Publish, encode
+from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Publish, encode
 
 Start = Callable[..., Any]
 
@@ -86,3 +88,119 @@ def test_a_plan_whose_queue_is_retired_is_replaced_for_good() -> None:
     assert second.target is places["a"]
     assert publish() is second
     assert old not in (plan.target for plan in bench.session.inbound.plans.values())  # type: ignore[union-attr]
+
+
+def encoded(version: int, packet_id: int = 2, payload: bytes = b"2") -> bytes:
+    return encode(Publish("a/b", payload, 1, packet_id=packet_id), version)
+
+
+class Publishing:
+    """A session that has published to `a/b` once, and what its records and receipts are."""
+
+    def __init__(self, version: int = MQTT_5, **section: Any) -> None:
+        self.producer = Producer(1, Link())
+        self.producer.connected()
+        self.target = self.producer.target("a", 0)
+        self.ingress = ingress_to({"a": self.target})
+        self.ingress._mark = 1
+        self.bench = Bench(version, **section)
+        self.bench.connect()
+        self.publish(encoded(version, 1, b"1"))
+
+    def publish(self, data: bytes) -> None:
+        """As the decoder has it."""
+        for run in self.bench.feed(data):
+            assert self.ingress.publish(self.bench.session, run) is None
+
+    def again(self, data: bytes) -> bool:
+        return self.ingress.publish_again(self.bench.session, data, self.bench.now)
+
+    def state(self) -> tuple[object, ...]:
+        inbound = self.bench.session.inbound
+        run = self.target.run
+        assert inbound is not None
+        assert run is not None
+        counters = self.bench.counters
+        return (
+            # Without check and born time, which say when it was.
+            [record[12:40] + record[48:] for record in run.records],
+            [receipt.packet_ids for receipt in run.receipts],
+            [receipt.packet_type for receipt in run.receipts],
+            (inbound.count, inbound.unsettled, self.producer.pending_bytes),
+            (counters.messages_in_qos0_total, counters.messages_in_qos1_total),
+            self.bench.session.heard_at,
+        )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_publish_like_the_last_one_leaves_what_the_decoders_way_leaves(version: int, qos: int) -> None:
+    ways = Publishing(version), Publishing(version)
+    for at in range(2, 5):
+        data = encode(Publish("a/b", b"%d" % at, qos, packet_id=at * qos), version)
+        for way in ways:
+            way.bench.now += 1
+        ways[0].publish(data)
+        # The first one of another QoS has no plan yet.
+        if not ways[1].again(data):
+            assert at == 2
+            assert qos == 0
+            ways[1].publish(data)
+        assert ways[0].state() == ways[1].state()
+    for way in ways:
+        for run in way.target.runs:
+            for receipt in run.receipts:
+                receipt.settle(0)
+    assert [ids(way.bench.sent()) for way in ways] == [[1, 2, 3, 4] if qos else [1]] * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda way: way.bench.feed(encoded(MQTT_5)[:3]),  # the rest of a packet comes
+        lambda way: setattr(way.bench.context, "traced", lambda _session, _items: None),
+        lambda way: setattr(way.target, "is_retired", True),
+        lambda way: setattr(way.producer, "record_max_bytes", 50),
+        lambda way: way.bench.session.inbound.forget_plans(),
+        lambda way: way.bench.session.close(0, "x", "x"),
+        lambda way: setattr(way.bench.session.inbound, "count", way.bench.context.limits.receive_max),
+        lambda way: setattr(way.bench.session._decoder, "max_packet_size", 5),
+    ],
+)
+def test_a_publish_like_the_last_one_changes_nothing_where_the_decoder_must_look(
+    change: Callable[[Publishing], object],
+) -> None:
+    way = Publishing()
+    change(way)
+    before = way.state()
+    assert not way.again(encoded(MQTT_5))
+    assert way.state() == before
+
+
+def test_only_an_undelayed_topic_without_retain_is_published_again_unseen() -> None:
+    for topic, retain in (("$delayed/9/a/b", False), ("a/b", True)):
+        way = Publishing()
+        data = encode(Publish(topic, b"1", 1, packet_id=2, retain=retain), MQTT_5)
+        (run,) = way.bench.feed(data)
+        inbound = way.bench.session.inbound
+        assert inbound is not None
+        inbound.kept = deque([0])
+        assert way.ingress.publish(way.bench.session, run) is None
+        assert not way.again(data)
+
+
+async def test_a_client_that_repeats_itself_is_held_while_its_broker_is_away(start_worker: Start) -> None:
+    running = await start_worker()
+    worker = running.worker
+    client = await running.client("c1")
+    client.send(Publish("here/x", b"1", 1, packet_id=1))
+    await client.acked(1)
+    (link,) = worker.links.values()
+    link.producer.is_connected = False
+    client.send(Publish("here/x", b"2", 1, packet_id=2))
+    while not link.held:
+        await asyncio.sleep(0.01)
+    link.producer.is_connected = True
+    link.flush()
+    link.release()
+    assert await client.acked(1) == [2]

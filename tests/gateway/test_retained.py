@@ -346,7 +346,7 @@ async def test_properties_and_what_is_left_of_an_expiry_come_with_it(
     monkeypatch.setattr(running.worker.retained_delivery, "_wall_ms", lambda: now_ms)
     for topic, ago_s in (("a", 40), ("b", 100)):
         message = decode_retained(retained.rows[topic][1])
-        message = message._replace(expires_ms=message.expires_ms - ago_s * 1000)
+        message = message._replace(expires_ms=now_ms + (100 - ago_s) * 1000)
         retained.rows[topic] = retained.rows[topic][0], message.encode()
     client = await running.client("s", MQTT_5)
     await client.subscribe("+")

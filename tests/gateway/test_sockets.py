@@ -12,11 +12,11 @@ import pytest
 import gateway.sockets
 from gateway.limits import SOCKET_HIGH_BYTES
 from gateway.peer import peer_of
-from gateway.sockets import SOCKET_LOW_BYTES, ClientSocket, Sockets, packed_host
+from gateway.sockets import SOCKET_LOW_BYTES, ClientSocket, Receiver, Sockets, packed_host
 from holdmq.record import NO_HOST, decode_host
 
 
-class Receiver:
+class Noting(Receiver):
     """Notes what it is told; `fails` on every byte, if wanted."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Served:
 
     def __init__(self, sockets: Sockets, family: socket.AddressFamily, address: object) -> None:
         self.sockets = sockets
-        self.receivers: list[Receiver] = []
+        self.receivers: list[Noting] = []
         self.listening = socket.socket(family)
         self.listening.bind(address)  # type: ignore[arg-type]
         self.listening.listen(100)
@@ -56,11 +56,11 @@ class Served:
         self.acceptor = sockets.listen(self.listening, self._make)
         self.clients: list[socket.socket] = []
 
-    def _make(self) -> Receiver:
-        self.receivers.append(Receiver())
+    def _make(self) -> Noting:
+        self.receivers.append(Noting())
         return self.receivers[-1]
 
-    async def connect(self, client: socket.socket | None = None) -> tuple[socket.socket, Receiver]:
+    async def connect(self, client: socket.socket | None = None) -> tuple[socket.socket, Noting]:
         client = client or socket.socket(self.listening.family)
         self.clients.append(client)
         known = len(self.receivers)

@@ -75,7 +75,9 @@ class Bench:
         return self.session.push(head, b"\0", "b1", position, flags, ())
 
     def settle(self, packet_ids: list[int], packet_type: int = PUBACK, outcome: int = 0) -> None:
-        receipt = Receipt(self.session, packet_type, packet_ids)
+        receipt = Receipt(self.session, packet_type, packet_ids[0])
+        for packet_id in packet_ids[1:]:
+            receipt.add(packet_id)
         self.session.expect(receipt)
         receipt.settle(outcome)
 

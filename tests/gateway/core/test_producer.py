@@ -17,13 +17,13 @@ from gateway.core.producer import (
     Run,
     new_producer_id,
 )
-from gateway.core.receipts import CLOSE, Receipt
+from gateway.core.receipts import CLOSE, Owner, Receipt
 from holdmq.errors import Code, WireError
 from holdmq.mqtt import PUBACK
 from holdmq.wire.headers import RunResult
 
 
-class Owner:
+class Owed(Owner):
     def __init__(self) -> None:
         self.outcomes: list[tuple[int, int]] = []
 
@@ -32,7 +32,7 @@ class Owner:
         self.outcomes += [(packet_id, receipt.outcome) for packet_id in receipt.packet_ids]
 
 
-OWNER = Owner()
+OWNER = Owed()
 
 
 def add(
@@ -40,12 +40,11 @@ def add(
     packet_id: int,
     queue_id: int = 0,
     size: int = 100,
-    owner: Owner | None = None,
+    owner: Owed | None = None,
     now: float = 0.0,
 ) -> None:
     run = producer.open_run(producer.target("t", queue_id), now)
-    receipt = Receipt(owner or OWNER, PUBACK, [])
-    receipt.packet_ids.append(packet_id)
+    receipt = Receipt(owner or OWNER, PUBACK, packet_id)
     run.receipts.append(receipt)
     run.records.append(b"r" * size)
     producer.added(size)
@@ -139,7 +138,7 @@ def test_past_the_pending_bytes_the_producer_is_full_until_answers_come() -> Non
 
 
 def test_a_busy_run_and_all_behind_it_are_sent_again_in_order_with_their_sequences() -> None:
-    owner = Owner()
+    owner = Owed()
     producer = connected()
     add(producer, 1, owner=owner)
     first = send(producer)
@@ -203,7 +202,7 @@ def test_a_lost_connection_sends_the_unanswered_again_as_it_was() -> None:
 
 
 def test_a_final_refusal_settles_with_the_reason_and_uses_up_its_sequences() -> None:
-    owner = Owner()
+    owner = Owed()
     producer = connected()
     add(producer, 1, owner=owner)
     answer(producer, send(producer), Code.TOPIC_PERM)
@@ -216,7 +215,7 @@ def test_a_final_refusal_settles_with_the_reason_and_uses_up_its_sequences() -> 
 
 
 def test_a_broker_that_cannot_write_never_gets_its_messages_acknowledged() -> None:
-    owner = Owner()
+    owner = Owed()
     producer = connected()
     add(producer, 1, owner=owner)
     answer(producer, send(producer), Code.STORE_READ_ONLY)
@@ -224,7 +223,7 @@ def test_a_broker_that_cannot_write_never_gets_its_messages_acknowledged() -> No
 
 
 def test_a_batch_that_is_refused_whole_begins_an_epoch_before_anything_new_leaves() -> None:
-    owner = Owner()
+    owner = Owed()
     producer = connected()
     add(producer, 1, owner=owner)
     producer.refused(send(producer), Code.MALFORMED_BATCH, 0, 0.0)
@@ -280,21 +279,20 @@ def body(packet_id: int) -> bytes:
     return b"%d" % packet_id
 
 
-def put(producer: Producer, packet_id: int, owner: Owner, queue_id: int = 0) -> None:
+def put(producer: Producer, packet_id: int, owner: Owed, queue_id: int = 0) -> None:
     run = producer.open_run(producer.target("t", queue_id), 0.0)
-    receipt = Receipt(owner, PUBACK, [])
-    receipt.packet_ids.append(packet_id)
+    receipt = Receipt(owner, PUBACK, packet_id)
     run.receipts.append(receipt)
     run.records.append(body(packet_id))
     producer.added(1)
 
 
-def acknowledged(owner: Owner) -> list[bytes]:
+def acknowledged(owner: Owed) -> list[bytes]:
     return [body(packet_id) for packet_id, outcome in owner.outcomes if outcome == 0]
 
 
 def test_what_was_in_flight_behind_a_refused_batch_is_stored_before_it_is_acknowledged() -> None:
-    owner, broker, producer = Owner(), Broker(), connected()
+    owner, broker, producer = Owed(), Broker(), connected()
     put(producer, 1, owner)
     broker.run(producer)
     put(producer, 2, owner)
@@ -311,7 +309,7 @@ def test_what_was_in_flight_behind_a_refused_batch_is_stored_before_it_is_acknow
 
 
 def test_order_holds_when_the_first_batch_of_an_epoch_is_refused_unseen() -> None:
-    owner, broker, producer = Owner(), Broker(), connected()
+    owner, broker, producer = Owed(), Broker(), connected()
     put(producer, 1, owner)
     broker.run(producer)
     put(producer, 2, owner)
@@ -328,7 +326,7 @@ def test_order_holds_when_the_first_batch_of_an_epoch_is_refused_unseen() -> Non
 
 
 def test_what_may_be_stored_is_settled_in_its_own_epoch_before_the_next_one_begins() -> None:
-    owner, broker, producer = Owner(), Broker(), connected()
+    owner, broker, producer = Owed(), Broker(), connected()
     put(producer, 1, owner)
     stored = send(producer)
     broker.results(producer, stored)  # the answer is lost with the connection
@@ -345,7 +343,7 @@ def test_what_may_be_stored_is_settled_in_its_own_epoch_before_the_next_one_begi
 
 
 def test_a_queue_that_comes_to_be_takes_messages_after_refusals_that_the_broker_did_not_count() -> None:
-    owner, broker, producer = Owner(), Broker(), connected()
+    owner, broker, producer = Owed(), Broker(), connected()
     put(producer, 1, owner)
     broker.run(producer)
     broker.consumes = False
@@ -358,7 +356,7 @@ def test_a_queue_that_comes_to_be_takes_messages_after_refusals_that_the_broker_
 
 
 def test_a_refusal_for_good_behind_a_postponed_run_leaves_no_gap() -> None:
-    owner, broker, producer = Owner(), Broker(), connected()
+    owner, broker, producer = Owed(), Broker(), connected()
     put(producer, 1, owner)
     first = send(producer)
     put(producer, 2, owner)
@@ -371,7 +369,7 @@ def test_a_refusal_for_good_behind_a_postponed_run_leaves_no_gap() -> None:
 
 
 def test_a_broker_that_waits_for_what_was_never_owed_gets_a_new_epoch() -> None:
-    owner, broker, producer = Owner(), Broker(), connected()
+    owner, broker, producer = Owed(), Broker(), connected()
     put(producer, 1, owner)
     broker.run(producer)
     producer.target("t", 0).next_sequence += 5
@@ -382,7 +380,7 @@ def test_a_broker_that_waits_for_what_was_never_owed_gets_a_new_epoch() -> None:
 
 
 def test_a_fenced_producer_goes_on_under_another_id() -> None:
-    owner, producer = Owner(), connected()
+    owner, producer = Owed(), connected()
     add(producer, 1, owner=owner)
     answer(producer, send(producer), Code.PRODUCER_FENCED)
     assert owner.outcomes[0][1] & CLOSE
@@ -407,7 +405,7 @@ def test_every_new_producer_id_is_another() -> None:
 
 
 def test_an_answer_with_the_wrong_number_of_results_changes_nothing() -> None:
-    owner, producer = Owner(), connected()
+    owner, producer = Owed(), connected()
     add(producer, 1, owner=owner)
     add(producer, 2, queue_id=1, owner=owner)
     batch = send(producer)
@@ -422,7 +420,7 @@ def test_an_answer_with_the_wrong_number_of_results_changes_nothing() -> None:
 
 
 def test_a_target_that_gets_nothing_through_is_stuck_while_others_go_on() -> None:
-    owner, producer = Owner(), connected()
+    owner, producer = Owed(), connected()
     for now in (0.0, 20.0):
         add(producer, 1, owner=owner, now=now)
         add(producer, 2, queue_id=1, owner=owner, now=now)
@@ -442,7 +440,7 @@ def test_a_target_that_gets_nothing_through_is_stuck_while_others_go_on() -> Non
 
 
 def test_abandoning_closes_every_owner_and_begins_an_epoch() -> None:
-    owner = Owner()
+    owner = Owed()
     producer = connected()
     for n in range(4):
         add(producer, n + 1, owner=owner)
@@ -459,7 +457,7 @@ def test_abandoning_closes_every_owner_and_begins_an_epoch() -> None:
 
 
 def test_a_stale_route_closes_the_owners_and_asks_for_routes() -> None:
-    owner = Owner()
+    owner = Owed()
     producer = connected()
     add(producer, 1, owner=owner)
     answer(producer, send(producer), Code.QUEUE_UNKNOWN)

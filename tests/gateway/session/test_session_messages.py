@@ -63,7 +63,7 @@ def test_acknowledgements_leave_in_the_order_of_the_publishes() -> None:  # [MQT
     bench.feed(*[Publish("a/b", b"x", 1, packet_id=n) for n in (1, 2, 3)])
     receipts = []
     for packet_id in (1, 2, 3):
-        receipt = Receipt(bench.session, PUBACK, [packet_id])
+        receipt = Receipt(bench.session, PUBACK, packet_id)
         bench.session.expect(receipt)
         receipts.append(receipt)
     receipts[2].settle(0)
@@ -82,7 +82,7 @@ def test_what_is_not_settled_yet_holds_back_only_what_came_after_it() -> None:
     bench.feed(*[Publish("a/b", b"x", 1, packet_id=n) for n in (1, 2)])
     receipts = []
     for packet_id in (1, 2):
-        receipt = Receipt(bench.session, PUBACK, [packet_id])
+        receipt = Receipt(bench.session, PUBACK, packet_id)
         bench.session.expect(receipt)
         receipts.append(receipt)
     receipts[0].settle(0)

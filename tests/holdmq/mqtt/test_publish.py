@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from random import Random
+
 import pytest
 
 from holdmq.errors import UsageError
@@ -19,6 +22,7 @@ from holdmq.mqtt import (
     encode_block,
     encode_publish,
     publishes,
+    read_lone_publish,
     republish,
 )
 from holdmq.mqtt.protocol import PUBLISH
@@ -163,3 +167,36 @@ def test_subscription_identifiers_of_a_server_reach_the_client() -> None:
     wire = encode(Publish("a", properties=Properties(subscription_identifiers=(5, 6))), MQTT_5)
     (packet,) = publishes(only_run(decoder, wire))
     assert packet.properties.subscription_identifiers == (5, 6)
+
+
+def mutants(wire: bytes, draws: Random) -> Iterator[bytes]:
+    """The packet, and what may stand in its place."""
+    yield wire
+    yield wire + wire
+    yield wire[: draws.randrange(len(wire))]
+    for _ in range(40):
+        broken = bytearray(wire)
+        for _ in range(draws.randint(1, 2)):
+            broken[draws.randrange(min(len(broken), 12))] = draws.randrange(256)
+        yield bytes(broken)
+
+
+@pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5])
+@pytest.mark.parametrize("size", [0, 1, 2, 100, 119, 120, 121, 122, 123, 300, 16_384])
+def test_a_lone_publish_is_what_the_decoder_says_it_is(version: int, size: int) -> None:
+    draws = Random(f"{version} {size}")
+    known = 0
+    for qos in (0, 1):
+        wire = encode(Publish("a/b", b"p" * size, qos, packet_id=7 * qos), version)
+        for data in mutants(wire, draws):
+            stop = read_lone_publish(data, qos << 1, b"a/b", version)
+            assert stop or data != wire or size == 16_384
+            if stop:
+                decoder = Decoder(TopicTable(bytes), version=version)
+                (message,) = only_run(decoder, data).messages
+                packet_id = data[stop] << 8 | data[stop + 1] if qos else 0
+                start = stop + 2 * qos + (version == MQTT_5)
+                assert message == (b"a/b", qos << 1, packet_id, start, len(data), b"")
+                assert decoder.buffered == 0
+                known += 1
+    assert known > 2 or size == 16_384

@@ -53,11 +53,3 @@ def test_an_invalid_topic_makes_no_entry() -> None:
         table.admit(b"a/#")
     assert create.made == []
     assert len(table) == 0
-
-
-def test_after_forget_entries_are_made_anew() -> None:
-    table = TopicTable(Counting())
-    assert table.admit(b"a") == 1
-    table.forget()
-    assert len(table) == 0
-    assert table.admit(b"a") == 2
