@@ -19,7 +19,7 @@ from gateway.session.inbound import Inbound
 from gateway.session.session import Session
 from holdmq.errors import RecordError
 from holdmq.mqtt import MQTT_5, PUBACK, PUBREC, RETAIN, PublishRun, ReasonCode, read_lone_publish
-from holdmq.record import PROPERTIES_BYTES_MAX, SYS_QOS_SHIFT, SYS_RETAIN, RecordTemplate
+from holdmq.record import PROPERTIES_BYTES_MAX
 from holdmq.record_once import ONCE_BYTES_MAX
 from holdmq.topics import OTHER_TOPIC
 
@@ -123,8 +123,7 @@ class Ingress:
                         last_entry = None
                         self._refuse(session, kind, packet_id, kept)
                         continue
-                template = plan.template
-                noting = plan.noting
+                template, noting = plan, plan.noting
                 target = plan.target
                 producer = target.producer
                 record_max = producer.record_max_bytes or BATCH_MAX_BYTES
@@ -197,7 +196,7 @@ class Ingress:
             start += 2
         if session.version == MQTT_5:
             start += 1
-        record = plan.template.encode(data[start:], time.time_ns() // 1_000_000)
+        record = plan.encode(data[start:], time.time_ns() // 1_000_000)
         length = len(record)
         if length > (producer.record_max_bytes or BATCH_MAX_BYTES):
             return False
@@ -273,16 +272,13 @@ class Ingress:
             room = ONCE_BYTES_MAX + (0 if delay_s is None else DELAYED_ROOM_BYTES)
             if len(encoded) > PROPERTIES_BYTES_MAX - room:
                 return ReasonCode.QUOTA_EXCEEDED  # the broker would refuse all that travels with it
-            name, host = topic.encode(), session.born_host
-            sys_flag = qos << SYS_QOS_SHIFT | (SYS_RETAIN if kind & RETAIN else 0)
-            template = RecordTemplate(name, target.queue_id, encoded, host, sys_flag, prepared=self._mark)
+            host = session.born_host
+            plan = Plan(entry, kind, _ANSWERS[qos], target, encoded, host, self._mark)
         except RecordError:
             return ReasonCode.QUOTA_EXCEEDED  # tag and properties are over 32 KiB (storage.md, The record)
-        noting = None
         if is_noted:
             assert received is not None
-            noting = NotedRecords(received, name, target.queue_id, encoded, host, sys_flag, self._mark)
-        plan = Plan(entry, kind, template, target, _ANSWERS[qos], delay_s is not None, noting)
+            plan.noting = NotedRecords(received, kind, target, encoded, host, self._mark)
         if not properties:
             if len(inbound.plans) >= PLANS_MAX:
                 inbound.forget_plans()

@@ -5,38 +5,45 @@ from __future__ import annotations
 from gateway.core.entries import TopicEntry
 from gateway.core.producer import Target
 from gateway.core.received import Received
-from holdmq.record import RecordTemplate, encode_record
+from holdmq.mqtt import RETAIN
+from holdmq.record import SYS_QOS_SHIFT, SYS_RETAIN, RecordTemplate, encode_record
 
 
-class Plan:
-    """For publishes of `kind` (QoS and retain bits) to the topic of `entry`: `template` makes the record;
-    `packet_type` is its answer's, 0 for none.
+def sys_flag_of(kind: int) -> int:
+    """What a record's SysFlag says of a publish of this kind."""
+    return kind >> 1 << SYS_QOS_SHIFT | (SYS_RETAIN if kind & RETAIN else 0)
+
+
+class Plan(RecordTemplate):
+    """For publishes of `kind` (QoS and retain bits) to the topic of `entry`, which become records of
+    `target`; `packet_type` is their answer's, 0 for none.
 
     `topic` is the name by which `Ingress.publish_again` knows the next one, b"" if that has more to look at.
     `is_delayed`: the log keeps the record until its time. `noting` makes it instead where each is to say what
     it is known by.
     """
 
-    __slots__ = ("entry", "is_delayed", "kind", "noting", "packet_type", "target", "template", "topic")
+    __slots__ = ("entry", "is_delayed", "kind", "noting", "packet_type", "target", "topic")
 
     def __init__(
         self,
         entry: TopicEntry,
         kind: int,
-        template: RecordTemplate,
-        target: Target,
         packet_type: int,
-        is_delayed: bool = False,
-        noting: NotedRecords | None = None,
+        target: Target,
+        properties: bytes,
+        born_host: bytes,
+        mark: int,
     ) -> None:
+        topic = target.topic.encode()
+        super().__init__(topic, target.queue_id, properties, born_host, sys_flag_of(kind), prepared=mark)
         self.entry = entry
         self.kind = kind
-        self.template = template
-        self.target = target
         self.packet_type = packet_type
-        self.topic = entry.raw if kind in (0, 2) and not is_delayed else b""
-        self.is_delayed = is_delayed
-        self.noting = noting
+        self.target = target
+        self.is_delayed = entry.delay_s is not None
+        self.topic = entry.raw if kind in (0, 2) and not self.is_delayed else b""
+        self.noting: NotedRecords | None = None
 
 
 class NotedRecords:
@@ -56,21 +63,20 @@ class NotedRecords:
     def __init__(
         self,
         received: Received,
-        topic: bytes,
-        queue_id: int,
+        kind: int,
+        target: Target,
         properties: bytes,
         born_host: bytes,
-        sys_flag: int,
         mark: int,
     ) -> None:
         pairs, separator, mqtt = properties.partition(b"\0")
         self._received = received
-        self._topic = topic
-        self._queue_id = queue_id
+        self._topic = target.topic.encode()
+        self._queue_id = target.queue_id
         self._pairs = pairs
         self._block = separator + mqtt
         self._born_host = born_host
-        self._sys_flag = sys_flag
+        self._sys_flag = sys_flag_of(kind)
         self._mark = mark
 
     def encode(self, body: bytes, born_ms: int, packet_id: int) -> bytes:

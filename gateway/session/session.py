@@ -80,6 +80,7 @@ class Session(Owner):
         "_connack",
         "_decoder",
         "_early",
+        "_is_inside_packet",
         "_more_out",
         "_out",
         "_window",
@@ -121,7 +122,7 @@ class Session(Owner):
         self.inbound: Inbound | None = None
         self.permit: Permit | None = None
         """What the client may do; None = everything, nobody is asked."""
-        self._decoder = Decoder(context.topics, context.limits.packet_max_bytes)
+        self._is_inside_packet = False
         self._out = b""
         self._more_out: list[bytes] | None = None
         self.outbound: Outbound | None = None
@@ -147,6 +148,7 @@ class Session(Owner):
         self.owner: object = None
         self._connack: Properties | None = None
         self._early: list[object] | None = None
+        self._decoder = Decoder(context.topics, context.limits.packet_max_bytes)
         self._window = 0
 
     # In
@@ -164,6 +166,7 @@ class Session(Owner):
         broken: MqttError | None = None
         try:
             items: list[object] = self._decoder.feed(data)  # type: ignore[assignment]
+            self._is_inside_packet = self._decoder.buffered > 0
         except MqttError as error:
             items, broken = error.decoded, error
         if self.context.traced is not None:
@@ -203,8 +206,8 @@ class Session(Owner):
         return (
             self.state == CONNECTED_STATE
             and self.context.traced is None
-            and self._decoder.is_between_packets
-            and len(data) <= self._decoder.max_packet_size
+            and not self._is_inside_packet
+            and len(data) <= self.context.limits.packet_max_bytes
         )
 
     def _take_auths(self, items: list[object], broken: MqttError | None) -> list[Event]:

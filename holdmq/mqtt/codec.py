@@ -158,11 +158,6 @@ class Decoder(Generic[T]):
         """Bytes kept of a packet that is not whole yet; at most `max_packet_size`."""
         return 0 if self._partial is None else len(self._partial)
 
-    @property
-    def is_between_packets(self) -> bool:
-        """Whether what comes next is the beginning of a packet, and is not refused."""
-        return self._partial is None and self._refusal is None
-
     def feed(self, data: bytes) -> list[PublishRun[T] | AckRun | Packet]:
         """Decode `data`, in order, with what was kept of the last feed.
 

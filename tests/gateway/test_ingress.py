@@ -164,7 +164,7 @@ def test_a_publish_like_the_last_one_leaves_what_the_decoders_way_leaves(version
         lambda way: way.bench.session.inbound.forget_plans(),
         lambda way: way.bench.session.close(0, "x", "x"),
         lambda way: setattr(way.bench.session.inbound, "count", way.bench.context.limits.receive_max),
-        lambda way: setattr(way.bench.session._decoder, "max_packet_size", 5),
+        lambda way: setattr(way.bench.context.limits, "packet_max_bytes", 5),
     ],
 )
 def test_a_publish_like_the_last_one_changes_nothing_where_the_decoder_must_look(
