@@ -12,7 +12,7 @@ import pytest
 import gateway.sockets
 from gateway.limits import SOCKET_HIGH_BYTES
 from gateway.peer import peer_of
-from gateway.sockets import SOCKET_LOW_BYTES, ClientSocket, Receiver, Sockets, packed_host
+from gateway.sockets import READ_BYTES, SOCKET_LOW_BYTES, ClientSocket, Receiver, Sockets, packed_host
 from holdmq.record import NO_HOST, decode_host
 
 
@@ -174,6 +174,29 @@ async def test_the_end_of_the_peer_is_told_once(served: Callable[..., Served]) -
     assert receiver.told == [("lost", None)]
     ((_, error),) = reset.told  # type: ignore[misc]
     assert isinstance(error, ConnectionResetError)
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+async def test_what_comes_at_once_is_read_to_its_end(
+    served: Callable[..., Served], tmp_path: object, family: socket.AddressFamily
+) -> None:
+    address = ("127.0.0.1", 0) if family == socket.AF_INET else f"{tmp_path}/s"
+    for size in (1, READ_BYTES, 2 * READ_BYTES, 2 * READ_BYTES + 1):
+        client, receiver = await served(family, address).connect()
+        receiver.transport.pause_reading()
+        sent = 0
+        while sent < size:
+            await asyncio.sleep(0)
+            with suppress(BlockingIOError):
+                sent += client.send(bytes(size - sent))
+            if sent < size:
+                receiver.transport.resume_reading()
+        client.shutdown(socket.SHUT_WR)
+        receiver.transport.resume_reading()
+        await until(lambda receiver=receiver: receiver.told)
+        assert len(receiver.data) == size
+        assert receiver.told == [("lost", None)]
+        address = ("127.0.0.1", 0) if family == socket.AF_INET else f"{tmp_path}/{size}"
 
 
 async def test_a_socket_that_is_not_read_is_read_later(served: Callable[..., Served]) -> None:

@@ -46,8 +46,8 @@ def test_the_registries_are_those_given_or_the_one_of_this_machine() -> None:
     assert Config(client=ClientSection(registries=["a:1", "b:2"])).registries() == ["a:1", "b:2"]
 
 
-def test_workers_default_to_at_least_two_and_obey_when_told() -> None:
-    assert (GatewaySection().worker_count(1), GatewaySection().worker_count(16)) == (2, 8)
+def test_workers_default_to_half_of_the_cores_and_obey_when_told() -> None:
+    assert [GatewaySection().worker_count(cores) for cores in (1, 2, 3, 4, 16)] == [1, 1, 1, 2, 8]
     assert GatewaySection(workers=1).worker_count(16) == 1
 
 
