@@ -318,7 +318,7 @@ class GatewaySection(MqttLimits, ProtectionSettings):
         0,
         ge=0,
         le=256,
-        description="Worker processes; 0 = half of the cores, at least 2 (brokers need the rest).",
+        description="Worker processes; 0 = half of the cores, at least 1 (brokers need the rest).",
     )
     allow_anonymous: bool | None = Field(
         None, description="Admit clients without credentials; unset = only while bind is a loopback address."
@@ -363,7 +363,7 @@ class GatewaySection(MqttLimits, ProtectionSettings):
 
     def worker_count(self, cores: int) -> int:
         """Return the number of worker processes to start on a machine with `cores`, at least 1."""
-        return self.workers or max(2, cores // 2)
+        return self.workers or max(1, cores // 2)
 
     def all_listeners(self) -> list[ListenerSettings]:
         """Return the default listener, if it is not switched off, and the others.
