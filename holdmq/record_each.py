@@ -53,6 +53,8 @@ NOT_ALIKE: Final = -1
 
 _U32: Final = 0xFFFFFFFF
 _UNKNOWN_FLAGS: Final = _U32 & ~SYS_KNOWN
+_AFTER_NAME: Final = bytes(8)
+"""What `is_same` may read behind a run's topic."""
 _TOP_BITS: Final = 0x0080808080808080
 """Of all bytes but the first, whose own is the sign."""
 _BITS_5: Final = 0x2020202020202020
@@ -77,17 +79,23 @@ def check_each(
     start: i64 = 0
     entry = 0
     add = properties.append
+    crc_of = crc32
     like = b""
     like_at: i64 = 0
     like_size: i64 = NOT_ALIKE
     id_begin: i64 = 0
     id_end: i64 = 0
+    may_have_ids = True
     for topic, queue_id, count in runs:
-        name = len(topic).to_bytes(1, "big") + topic
+        name_size: i64 = len(topic) + 1
+        name = len(topic).to_bytes(1, "big") + topic + _AFTER_NAME
         wanted_queue: i64 = queue_id
         for size in sizes[entry : entry + count]:
             end: i64 = start + size
-            reason = _problem(data, start, end, name, wanted_queue)
+            reason = _problem(data, start, end, name, name_size, wanted_queue)
+            crc: i64 = read_i64_be(data, start + 4) & _U32
+            if not reason and crc_of(data[start + QUEUE_ID_AT : end - 8]) != crc:
+                reason = WRONG_CRC
             if reason:
                 if reason is _WRONG_QUEUE:
                     reason = f"its QueueId is not {queue_id}, its run's"
@@ -98,7 +106,10 @@ def check_each(
             if end - 8 - at != like_size or not is_alike(data, at, like_at, like_size, id_begin, id_end):
                 like = data[at : end - 8]
                 like_size = end - 8 - at
-                id_begin, id_end = id_span(like)
+                if may_have_ids:
+                    id_begin, id_end = id_span(like)
+                    # Who sends some without an id mostly sends all without: nothing but time is lost else.
+                    may_have_ids = id_end > 0
             like_at = at
             add(like)
             start = end
@@ -133,8 +144,11 @@ def layout_fault(data: bytes, start: i64, end: i64) -> str:
     return "" if properties_at + 10 + length == end else WRONG_PROPERTIES
 
 
-def _problem(data: bytes, start: i64, end: i64, name: bytes, queue_id: i64) -> str:
-    """What is wrong with one record; empty = nothing. `name` is the run's fields 17 and 18."""
+def _problem(data: bytes, start: i64, end: i64, name: bytes, name_size: i64, queue_id: i64) -> str:
+    """What is wrong with one record but for its CRC; empty = nothing.
+
+    `name` is the run's fields 17 and 18, with 8 bytes more.
+    """
     fault = layout_fault(data, start, end)
     if fault:
         return fault
@@ -149,14 +163,11 @@ def _problem(data: bytes, start: i64, end: i64, name: bytes, queue_id: i64) -> s
     )
     if stamp:
         return STAMPED
-    sums: i64 = read_i64_be(data, start + 8)
-    if sums & _U32 != queue_id:
+    if read_i64_be(data, start + 8) & _U32 != queue_id:
         return _WRONG_QUEUE
     body_at: i64 = start + BODY_LENGTH_AT + extra
     topic_at: i64 = body_at + 4 + (read_i64_be(data, body_at - 4) & _U32)
-    if data[topic_at : topic_at + 1 + data[topic_at]] != name:
-        return _WRONG_NAME
-    return "" if crc32(data[start + QUEUE_ID_AT : end - 8]) == (sums >> 32) & _U32 else WRONG_CRC
+    return "" if is_same(data, topic_at, name, 0, name_size) else _WRONG_NAME
 
 
 def each_properties(data: bytes, starts: list[int], sizes: list[int]) -> list[bytes]:
@@ -196,23 +207,23 @@ def is_alike(data: bytes, at: i64, other: i64, size: i64, id_begin: i64, id_end:
     Both have `size` bytes; `id_begin` and `id_end` are the other ones' `id_span`.
     """
     if not id_end:
-        return is_same(data, at, other, size)
+        return is_same(data, at, data, other, size)
     return (
-        is_same(data, at, other, id_begin)
-        and is_same(data, at + id_end, other + id_end, size - id_end)
+        is_same(data, at, data, other, id_begin)
+        and is_same(data, at + id_end, data, other + id_end, size - id_end)
         and _is_printable(data, at + id_begin, at + id_end)
     )
 
 
-def is_same(data: bytes, at: i64, other: i64, size: i64) -> bool:
+def is_same(data: bytes, at: i64, other_data: bytes, other: i64, size: i64) -> bool:
     """Whether `size` bytes at two places are equal; at least 8 more must follow both, which may be read."""
     done: i64 = 0
     while size - done >= 8:
-        if read_i64_be(data, at + done) != read_i64_be(data, other + done):
+        if read_i64_be(data, at + done) != read_i64_be(other_data, other + done):
             return False
         done += 8
     rest: i64 = 8 * (8 - (size - done))
-    return rest == 64 or (read_i64_be(data, at + done) ^ read_i64_be(data, other + done)) >> rest == 0
+    return rest == 64 or (read_i64_be(data, at + done) ^ read_i64_be(other_data, other + done)) >> rest == 0
 
 
 def _is_printable(data: bytes, at: i64, end: i64) -> bool:

@@ -80,7 +80,7 @@ def decode_messages(data: bytes, broker: str | None) -> tuple[list[Message], lis
             or fault
             or name_size != topic_size
             or properties_size != like_size
-            or not is_same(data, at + 1, topic_at, name_size)
+            or not is_same(data, at + 1, data, topic_at, name_size)
             or not is_alike(data, properties_at, like_at, like_size, id_begin, id_end)
         ):
             try:
