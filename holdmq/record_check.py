@@ -36,9 +36,9 @@ def check_properties(properties: list[bytes]) -> Checked:
 
     `properties` are the encoded ones of each record of a batch.
     """
-    unknown = [one for one in dict.fromkeys(properties) if one not in _good]
-    if not unknown:
+    if _good.issuperset(properties):
         return Checked(None, False)
+    unknown = [one for one in dict.fromkeys(properties) if one not in _good]
     joined = b"".join(unknown)
     if not _is_plain(joined, unknown):
         for index, one in enumerate(properties):
