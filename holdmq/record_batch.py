@@ -313,7 +313,7 @@ def hashes_of(properties: list[bytes], key_levels: int = 1, has_keys: bool = Tru
     if cache is None:
         cache = _CACHES[key_levels] = TagCache(key_levels)
     hashes = cache.hashes(properties, has_keys)
-    return np.fromiter(hashes, np.uint64, len(hashes)) if any(hashes) else None
+    return None if hashes is None else np.frombuffer(hashes, np.uint64)
 
 
 def tag_hashes(records: Buffer, starts: Ints, sizes: Ints, key_levels: int = 1) -> Hashes | None:

@@ -11,11 +11,15 @@ match, so readers always test again.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from librt.strings import BytesWriter, write_i64_le
 from xxhash import xxh3_64_intdigest
 
 from holdmq.record_properties import KEY, UNIQUE, escaped_tag_of, unescape_tag
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 TAG_CACHE_MAX: Final = 65_536
 """Tags whose hash is remembered per key level: a fleet's active topics, in about 10 MB."""
@@ -24,6 +28,7 @@ PROPERTIES_CACHE_MAX: Final = 32_768
 
 _HIGH: Final = 0xFFFFFFFF_00000000
 _LOW: Final = 0xFFFFFFFF
+_SPAN: Final = 1 << 64
 
 
 def tag_hash(tag: bytes | None, key_levels: int = 1) -> int:
@@ -71,26 +76,31 @@ class TagCache:
             found = self._hashes[escaped] = tag_hash(unescape_tag(escaped), self.key_levels)
         return found
 
-    def hashes(self, properties: list[bytes], has_keys: bool) -> list[int]:
-        """The hashes of the tags in encoded properties, one for each; 0 where there is no tag.
+    def hashes(self, properties: list[bytes], has_keys: bool) -> bytes | None:
+        """The hashes of the tags in encoded properties, 8 bytes each, little-endian; None = none has a tag.
 
         `has_keys`: a key or unique id may be among them. Such properties come in one batch only, and are
         not remembered.
         """
-        hashes: list[int] = []
+        made = BytesWriter()
+        all_bits: i64 = 0
         known = {} if has_keys else self._by_properties
         for one in properties:
-            value = known.get(one)
-            if value is None:
+            found = known.get(one)
+            if found is None:
                 if len(known) >= PROPERTIES_CACHE_MAX:
                     known.clear()
-                value = known[one] = self._hash_in(one)
-            hashes.append(value)
-        return hashes
+                found = known[one] = self.hash_in(one)
+            value: i64 = found
+            write_i64_le(made, value)
+            all_bits |= value
+        return made.getvalue() if all_bits else None
 
-    def _hash_in(self, properties: bytes) -> int:
+    def hash_in(self, properties: bytes) -> int:
+        """The hash of the tag in encoded properties, as a signed number; 0 = there is none."""
         escaped = escaped_tag_of(properties)
-        return 0 if escaped is None else self.hash(escaped)
+        value = 0 if escaped is None else self.hash(escaped)
+        return value - _SPAN if value >> 63 else value
 
     def __len__(self) -> int:
         return len(self._hashes)

@@ -21,7 +21,6 @@ from holdmq.record import (
     TagCache,
 )
 from holdmq.record_each import properties_at
-from holdmq.record_properties import escaped_tag_of
 from holdmq.record_tags import PROPERTIES_CACHE_MAX, has_keys
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ class TagHashes:
             # Properties with a key come once: after the first ones of a batch none is looked for.
             found = None if keyed else known.get(properties)
             if found is None:
-                found = self._hash_in(properties)
+                found = self._cache.hash_in(properties)
                 if has_keys(properties):
                     keyed = True
                 else:
@@ -142,9 +141,3 @@ class TagHashes:
             all_bits |= value
             start = end
         return Tagged(made.getvalue(), all_bits != 0, keyed)
-
-    def _hash_in(self, properties: bytes) -> int:
-        """The hash as a signed number."""
-        escaped = escaped_tag_of(properties)
-        value = 0 if escaped is None else self._cache.hash(escaped)
-        return value - _SPAN if value >> 63 else value
