@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from librt.strings import BytesWriter, write_i64_be, write_i64_le
+from librt.strings import (
+    BytesWriter,
+    read_i32_le,
+    read_i64_le,
+    write_i32_le,
+    write_i64_be,
+    write_i64_le,
+)
 
 from holdmq.record import (
     IPV6_EXTRA,
-    PHYSICAL_OFFSET_AT,
     QUEUE_OFFSET_AT,
     STORE_MS_AT,
     SYS_BORN_IPV6,
@@ -62,6 +68,10 @@ def stamp_each(
     physical: i64 = position + first
     ms: i64 = store_ms
     host: i64 = store_host
+    # `check_of`, but for what changes: factors of 64 bits are objects, which each use would convert again.
+    a: i64 = _A
+    b: i64 = _B
+    same: i64 = ms * _C + host * _D + _ADDEND
     part = BytesWriter()
     begin: i64 = start
     for size in sizes:
@@ -69,15 +79,15 @@ def stamp_each(
         end: i64 = start + total
         extra: i64 = IPV6_EXTRA if data[start + SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0
         store_at: i64 = start + STORE_MS_AT + extra
-        part.write(data[start : start + QUEUE_OFFSET_AT])
+        _copy(part, data, start, start + QUEUE_OFFSET_AT)
         write_i64_be(part, offset)
         write_i64_be(part, physical)
-        part.write(data[start + PHYSICAL_OFFSET_AT + 8 : store_at])
+        _copy(part, data, start + SYS_FLAG_AT, store_at)
         write_i64_be(part, ms)
         write_i64_be(part, host)
         part.write(data[store_at + 16 : end - 8])
-        check: i64 = (check_of(offset, physical, ms, host) ^ _SIGN) - _SIGN
-        write_i64_be(part, (check << 32) | total)
+        check: i64 = ((offset * a + physical * b + same) >> 32) & _U32
+        write_i64_be(part, (((check ^ _SIGN) - _SIGN) << 32) | total)
         start = end
         offset += 1
         physical += total
@@ -88,6 +98,15 @@ def stamp_each(
     if begin < start:
         records[begin:start] = part.getvalue()
     return start
+
+
+def _copy(part: BytesWriter, data: bytes, at: i64, end: i64) -> None:
+    """Write a few fields as they are, a multiple of 4 bytes: a slice would be an object for each record."""
+    while end - at >= 8:
+        write_i64_le(part, read_i64_le(data, at))
+        at += 8
+    if at < end:
+        write_i32_le(part, read_i32_le(data, at))
 
 
 def check_of(offset: i64, physical: i64, store_ms: i64, store_host: i64) -> i64:
