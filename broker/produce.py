@@ -23,7 +23,7 @@ from broker.core.produced import (
 )
 from broker.core.received import Received
 from broker.core.sequences import Key, SequencedBatch, Sequences, Verdict
-from broker.core.topics import TopicTable
+from broker.core.topics import Topic, TopicTable
 from broker.part import Part
 from broker.statistics import Statistics
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, WireError
@@ -104,12 +104,25 @@ class _Accepted:
     broker keeps of those that go.
     """
 
-    __slots__ = ("count", "index", "kept", "key", "notes", "run", "sequenced", "stored", "stored_at")
+    __slots__ = (
+        "count",
+        "index",
+        "is_temporary",
+        "kept",
+        "key",
+        "key_levels",
+        "notes",
+        "run",
+        "sequenced",
+        "stored",
+        "stored_at",
+    )
 
     def __init__(
         self,
         index: int,
         run: ProduceRun,
+        topic: Topic,
         key: Key,
         sequenced: SequencedBatch,
         stored: int = 0,
@@ -118,6 +131,8 @@ class _Accepted:
         self.count = sequenced.records
         self.index = index
         self.run = run
+        self.key_levels = topic.key_levels
+        self.is_temporary = topic.is_temporary
         self.key = key
         self.sequenced = sequenced
         self.stored = stored
@@ -261,7 +276,12 @@ class Produce(Part):
     ) -> _Accepted | None:
         key = (run.producer_id, run.topic, run.queue_id)
         connection = pending.request.connection
-        error = _denied(connection.grants, run) or self._run_error(run) or self._unseen(connection, run)
+        topic = self._topics.get(run.topic)
+        error = (
+            _denied(connection.grants, run)
+            or self._run_error(run, topic)
+            or self._unseen(connection, run, topic)
+        )
         if error is None and isinstance(waiting, RemoteError):
             error = waiting
         if error is not None:
@@ -282,7 +302,8 @@ class Produce(Part):
         if verdict.must_compare:
             verdict = self._compare(pending, index, key, body)
         if verdict.accepted is not None:
-            return _Accepted(index, run, key, verdict.accepted, verdict.stored, verdict.base_offset)
+            assert topic is not None
+            return _Accepted(index, run, topic, key, verdict.accepted, verdict.stored, verdict.base_offset)
         repeat = verdict.repeat
         if repeat is None:
             self.refused_runs += 1
@@ -331,8 +352,7 @@ class Produce(Part):
         starts = starts_of(body.sizes)[first : first + run.records]
         return self.sequences.compare(key, run.first_sequence, run.records, crcs_of(body.records, starts))
 
-    def _run_error(self, run: ProduceRun) -> RemoteError | None:
-        topic = self._topics.get(run.topic)
+    def _run_error(self, run: ProduceRun, topic: Topic | None) -> RemoteError | None:
         if topic is None:
             return RemoteError(Code.TOPIC_UNKNOWN, f"topic {run.topic!r} does not exist here")
         if is_system_topic(run.topic):
@@ -348,9 +368,8 @@ class Produce(Part):
             return RemoteError(Code.QUEUE_UNKNOWN, f"{run.topic!r} has {topic.write_queues} queues here")
         return None
 
-    def _unseen(self, connection: Connection, run: ProduceRun) -> RemoteError | None:
+    def _unseen(self, connection: Connection, run: ProduceRun, topic: Topic | None) -> RemoteError | None:
         """The refusal of a gateway's run for a topic that MQTT cannot see."""
-        topic = self._topics.get(run.topic)
         if topic is None or not topic.is_temporary or self.role_of(connection) != "gateway":
             return None
         return RemoteError(Code.KIND_UNFIT, f"topic {run.topic!r} is temporary: MQTT cannot see it")
@@ -364,17 +383,13 @@ class Produce(Part):
         later: dict[int, _Waiting],
     ) -> None:
         """Append what was accepted; runs of temporary topics in a batch of their own, as no log has them."""
-        memory = [a for a in accepted if self._is_temporary(a.run.topic)]
+        memory = [a for a in accepted if a.is_temporary]
         if not memory or len(memory) == len(accepted):
             self._append(pending, accepted, runs, body, later)
             return
-        kept = [a for a in accepted if not self._is_temporary(a.run.topic)]
+        kept = [a for a in accepted if not a.is_temporary]
         for part in (memory, kept):
             self._append(pending, part, runs, body, later)
-
-    def _is_temporary(self, name: str) -> bool:
-        topic = self._topics.get(name)
-        return topic is not None and topic.is_temporary
 
     def _append(
         self,
@@ -399,13 +414,12 @@ class Produce(Part):
                 stored.append(Run(TIMER_TOPIC, TIMER_QUEUE, count))
                 first += count
                 continue
-            key_levels = self._topics.key_levels(topic)
-            hashes = hashes_of(properties[first : first + count], key_levels, body.has_keys)
-            stored.append(Run(topic, queue_id, count, key_levels, hashes=hashes, is_hashed=True))
+            hashes = hashes_of(properties[first : first + count], a.key_levels, body.has_keys)
+            stored.append(Run(topic, queue_id, count, a.key_levels, hashes=hashes, is_hashed=True))
             first += count
         pending.waiting += len(accepted)
         noted: list[Row] = []
-        if must_note and not self._is_temporary(accepted[0].run.topic):
+        if must_note and not accepted[0].is_temporary:
             noted = self._note(accepted, later, body)
             body = _behind(record_of(noted, self._store.epoch, len(body.records), self.clock_ms()), body)
             stored.insert(0, Run(PRODUCED_TOPIC, PRODUCED_QUEUE, 1, is_hashed=True))
@@ -426,7 +440,7 @@ class Produce(Part):
                 self.sequences.unbind(a.key)
         batch = Batch(body.records, body.sizes, stored, has_keys=body.has_keys)
         self._store.append(batch, done)
-        if batch.position < 0 and not self._is_temporary(accepted[0].run.topic):
+        if batch.position < 0 and not accepted[0].is_temporary:
             # Refused at once; `done` comes later, and what follows must not be accepted meanwhile.
             self._take_back(accepted)
 

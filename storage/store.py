@@ -93,6 +93,10 @@ class Batch:
             starts = self._starts = starts_of(self.sizes) if len(self.sizes) != 1 else _ONE_START
         return starts
 
+    def topics(self) -> set[str]:
+        """The topics of its runs: mostly one."""
+        return {run.topic for run in self.runs}
+
     @property
     def end(self) -> int:
         """The log offset behind the last byte."""

@@ -25,7 +25,7 @@ from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.chunks import ChunkCache
 from storage.log.core.epochs import Epochs
 from storage.log.core.names import place
-from storage.log.core.queues import Chunk, Queue
+from storage.log.core.queues import Queue, confirm_runs
 from storage.log.core.scan import KeyLevels
 from storage.log.core.stamper import Stamper
 from storage.log.core.tail import Tail
@@ -352,8 +352,8 @@ class LogStore(StoreReads):
     # Append
 
     def append(self, batch: Batch, done: Appended) -> None:
-        for run in batch.runs:
-            if self.temporary.holds(run.topic):
+        for topic in batch.topics():
+            if self.temporary.holds(topic):
                 self.temporary.append(batch, self._home.store_id, done)
                 return
         self._append(batch, done, self._above_watermark, False)
@@ -475,12 +475,9 @@ class LogStore(StoreReads):
         for item in group:
             self._pending.popleft()
             batch = item.batch
-            first = 0
-            for run, queue in zip(batch.runs, item.queues, strict=True):
-                queue.confirm(Chunk(run.base_offset, run.count, first, batch, run.hashes))
-                first += run.count
+            confirm_runs(batch, item.queues)
             self._pending_bytes -= len(batch.records)
-            self._records += first
+            self._records += len(batch.sizes)
             self._bytes += len(batch.records)
             self._tail.add(batch)
             index.append((batch, item.queues))

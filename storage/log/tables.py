@@ -431,4 +431,4 @@ class Tables:
 
 def wanted_by(is_table: Callable[[str], bool]) -> Callable[[Batch], bool]:
     """What of the log the tables must look at."""
-    return lambda batch: any(is_table(run.topic) for run in batch.runs)
+    return lambda batch: any(is_table(topic) for topic in batch.topics())

@@ -18,7 +18,7 @@ import numpy as np
 from holdmq.errors import StorageError
 from holdmq.record_batch import NO_POSITION, stamp, tag_hashes
 from holdmq.topics import is_temporary
-from storage.log.core.queues import Chunk, Queue, outside, read_memory
+from storage.log.core.queues import Queue, confirm_runs, outside, read_memory
 from storage.log.core.tail import BATCH_OVERHEAD_BYTES
 from storage.store import Appended, Batch, Confirmed, HashFilter, QueueRead, ReadStatus
 
@@ -95,11 +95,8 @@ class TemporaryTopics:
         return queue
 
     def _confirm(self, batch: Batch, queues: list[Queue], done: Appended) -> None:
-        first = 0
-        for run, queue in zip(batch.runs, queues, strict=True):
-            queue.confirm(Chunk(run.base_offset, run.count, first, batch, run.hashes))
-            first += run.count
-        self.records += first
+        confirm_runs(batch, queues)
+        self.records += len(batch.sizes)
         self.size_bytes += len(batch.records) + BATCH_OVERHEAD_BYTES
         self._batches.append((batch, queues))
         # The newest stays, whatever its size: who subscribes gets at least that.

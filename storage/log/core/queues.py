@@ -73,6 +73,14 @@ class Queue:
 _GONE: Final = Chunk(0, 0, 0, Batch(memoryview(b""), np.empty(0, np.int64), []), None)
 
 
+def confirm_runs(batch: Batch, queues: list[Queue]) -> None:
+    """Make the runs of a batch visible, each in its queue."""
+    first = 0
+    for run, queue in zip(batch.runs, queues, strict=True):
+        queue.confirm(Chunk(run.base_offset, run.count, first, batch, run.hashes))
+        first += run.count
+
+
 def outside(queue: Queue, offset: int) -> QueueRead | None:
     """The answer for an offset that is no entry of the queue; None = it is one."""
     end = queue.confirmed
