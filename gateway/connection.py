@@ -75,7 +75,7 @@ class Shell(Receiver):
         worker.counters.bytes_in_total += len(data)
         session = self.session
         now = worker.now()
-        if self._is_repeat(data, now):
+        if self._took_like_last(data, now):
             return
         events = session.receive_data(data, now)
         if worker.meter is not None and not worker.meter.received(self, len(data), events):
@@ -88,7 +88,7 @@ class Shell(Receiver):
         if session.is_saturated and session.version != MQTT_5:
             self.pause(WINDOW)
 
-    def _is_repeat(self, data: bytes, now: float) -> bool:
+    def _took_like_last(self, data: bytes, now: float) -> bool:
         """Whether this was one publish like the last one, and is done: what devices send nearly always."""
         worker = self._worker
         session = self.session
@@ -97,7 +97,7 @@ class Shell(Receiver):
             return False
         if session.permit is not None:
             worker.access.refresh(session, session.permit)
-        if not worker.ingress.publish_again(session, data, now):
+        if not worker.ingress.publish_like_last(session, data, now):
             return False
         if worker.ingress.full is not None:
             self._hold(worker.ingress.full)

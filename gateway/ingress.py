@@ -170,7 +170,7 @@ class Ingress:
             self._added(producer, size)
         return None
 
-    def publish_again(self, session: Session, data: bytes, now: float) -> bool:
+    def publish_like_last(self, session: Session, data: bytes, now: float) -> bool:
         """Take a read that is exactly one publish like the session's last one: same topic, same QoS (0 or 1),
         no properties.
 
@@ -179,10 +179,10 @@ class Ingress:
         """
         inbound = session.inbound
         plan = None if inbound is None else inbound.plan
-        if inbound is None or plan is None or not plan.topic or plan.target.is_retired:
+        if inbound is None or plan is None or not plan.raw or plan.target.is_retired:
             return False
         kind = plan.kind
-        stop = read_lone_publish(data, kind, plan.topic, session.version)
+        stop = read_lone_publish(data, kind, plan.raw, session.version)
         if not stop or not session.takes_publish(data):
             return False
         target = plan.target
@@ -282,7 +282,7 @@ class Ingress:
         if not properties:
             if len(inbound.plans) >= PLANS_MAX:
                 inbound.forget_plans()
-            inbound.plans[entry, kind] = inbound.plan = plan
+            inbound.plans[entry.raw, kind] = inbound.plan = plan
         return plan
 
     def _refuse(self, session: Session, kind: int, packet_id: int, reason_code: int) -> None:

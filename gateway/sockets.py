@@ -36,7 +36,7 @@ SOCKET_LOW_BYTES: Final = SOCKET_HIGH_BYTES // 4
 _IN: Final = select.EPOLLIN
 _OUT: Final = select.EPOLLOUT
 _ENDS: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-_ONCE: Final = select.EPOLLET | select.EPOLLRDHUP
+_EDGE: Final = select.EPOLLET | select.EPOLLRDHUP
 _OUT_OF_RESOURCES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 log = telemetry.get_logger()
@@ -178,7 +178,7 @@ class ClientSocket:
         if data:
             if len(data) == READ_BYTES or events & _ENDS:
                 # More may be there, or the end, and nothing new would tell.
-                self._sockets.epoll.modify(self._fd, self._watched | _ONCE)
+                self._sockets.epoll.modify(self._fd, self._watched | _EDGE)
             self._receiver.data_received(data)
         else:
             self.close()  # nobody reads what we could still say
@@ -289,9 +289,9 @@ class ClientSocket:
         self._watched = wanted
         epoll = self._sockets.epoll
         if not watched:
-            epoll.register(self._fd, wanted | _ONCE)
+            epoll.register(self._fd, wanted | _EDGE)
         elif wanted:
-            epoll.modify(self._fd, wanted | _ONCE)
+            epoll.modify(self._fd, wanted | _EDGE)
         else:
             epoll.unregister(self._fd)
 
@@ -373,8 +373,10 @@ class Acceptor:
         self._resuming: asyncio.TimerHandle | None = None
         listening.setblocking(False)
         if listening.family != socket.AF_UNIX:
-            # Linux gives it to every connection accepted here: answers wait for no acknowledgement.
+            # Linux gives these to every connection accepted here: answers wait for no acknowledgement.
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Urgent data is read in its place: a read that stopped before it would look like the last one.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         self._resume()
 
     def _resume(self) -> None:

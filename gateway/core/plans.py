@@ -18,12 +18,12 @@ class Plan(RecordTemplate):
     """For publishes of `kind` (QoS and retain bits) to the topic of `entry`, which become records of
     `target`; `packet_type` is their answer's, 0 for none.
 
-    `topic` is the name by which `Ingress.publish_again` knows the next one, b"" if that has more to look at.
+    `raw` is the topic name by which `Ingress.publish_like_last` knows the next one, b"" if that needs more.
     `is_delayed`: the log keeps the record until its time. `noting` makes it instead where each is to say what
     it is known by.
     """
 
-    __slots__ = ("entry", "is_delayed", "kind", "noting", "packet_type", "target", "topic")
+    __slots__ = ("entry", "is_delayed", "kind", "noting", "packet_type", "raw", "target")
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Plan(RecordTemplate):
         self.packet_type = packet_type
         self.target = target
         self.is_delayed = entry.delay_s is not None
-        self.topic = entry.raw if kind in (0, 2) and not self.is_delayed else b""
+        self.raw = entry.raw if kind in (0, 2) and not self.is_delayed else b""
         self.noting: NotedRecords | None = None
 
 

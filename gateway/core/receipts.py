@@ -26,8 +26,9 @@ class Owner:
 class Receipt:
     """Packet ids of consecutive publishes of one QoS that share a fate: `packet_id` and, behind it, `more`.
 
-    `packet_type` is PUBACK or PUBREC; `outcome` None = not known yet, else a reason code (0 = the
-    log has them), with CLOSE added when the connection must end instead of being answered.
+    `packet_type` is PUBACK or PUBREC, 0 with packet id 0 where no packet answers; `outcome` None = not
+    known yet, else a reason code (0 = the log has them), with CLOSE added when the connection must end
+    instead of being answered.
     """
 
     __slots__ = ("more", "next", "outcome", "owner", "packet_id", "packet_type")

@@ -55,7 +55,7 @@ class Inbound:
         self.kept: deque[int] | None = None
         self.targets: dict[str, Target] = {}
         self.plan: Plan | None = None
-        self.plans: dict[tuple[TopicEntry, int], Plan] = {}
+        self.plans: dict[tuple[bytes, int], Plan] = {}
 
     def expect(self, receipt: Receipt) -> None:
         """Append a receipt: it is answered after all before it."""
@@ -79,9 +79,11 @@ class Inbound:
         """The plan for publishes of this kind to this topic, if there is one whose queue is still used."""
         plan = self.plan
         if plan is None or plan.entry is not entry or plan.kind != kind:
-            plan = self.plans.get((entry, kind))
+            # By name: the table of topics may have forgotten the entry of one that repeats, and made another.
+            plan = self.plans.get((entry.raw, kind))
             if plan is None:
                 return None
+            plan.entry = entry
             self.plan = plan
         return None if plan.target.is_retired else plan
 

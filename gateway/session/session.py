@@ -202,7 +202,8 @@ class Session(Owner):
         return events
 
     def takes_publish(self, data: bytes) -> bool:
-        """Whether `data`, a whole PUBLISH by itself, may go to the log without a look of `receive_data`."""
+        """Whether `data`, one whole PUBLISH, comes where `receive_data` would only hand it on: connected,
+        outside a packet, not traced, not too large."""
         return (
             self.state == CONNECTED_STATE
             and self.context.traced is None
@@ -264,10 +265,8 @@ class Session(Owner):
     def data_to_send(self) -> bytes:
         """Take the bytes to write."""
         out, self._out = self._out, b""
-        if self._more_out is not None:
-            out += b"".join(self._more_out)
-            self._more_out = None
-        return out
+        more, self._more_out = self._more_out, None
+        return out if more is None else b"".join((out, *more))
 
     # Time
 

@@ -113,7 +113,7 @@ class Publishing:
             assert self.ingress.publish(self.bench.session, run) is None
 
     def again(self, data: bytes) -> bool:
-        return self.ingress.publish_again(self.bench.session, data, self.bench.now)
+        return self.ingress.publish_like_last(self.bench.session, data, self.bench.now)
 
     def state(self) -> tuple[object, ...]:
         inbound = self.bench.session.inbound
@@ -187,6 +187,20 @@ def test_only_an_undelayed_topic_without_retain_is_published_again_unseen() -> N
         inbound.kept = deque([0])
         assert way.ingress.publish(way.bench.session, run) is None
         assert not way.again(data)
+
+
+def test_a_plan_outlives_the_entry_of_its_topic() -> None:
+    way = Publishing()
+    inbound = way.bench.session.inbound
+    assert inbound is not None
+    plan = inbound.plan
+    # As when the table has gone round twice beneath a client that only repeats itself.
+    way.bench.context.topics.entries.clear()
+    way.ingress._locate = lambda *_: None
+    way.publish(encoded(MQTT_5, 2) + encoded(MQTT_5, 3))
+    assert inbound.plan is plan
+    assert list(inbound.plans.values()) == [plan]
+    assert way.again(encoded(MQTT_5, 4))
 
 
 async def test_a_client_that_repeats_itself_is_held_while_its_broker_is_away(start_worker: Start) -> None:

@@ -20,6 +20,7 @@ from holdmq.mqtt import (
     encode_pubcomps,
     encode_pubrecs,
     encode_pubrels,
+    encode_short_ack,
 )
 
 TYPES = [PUBACK, PUBREC, PUBREL, PUBCOMP]
@@ -80,3 +81,12 @@ def test_what_came_before_packet_id_0_is_not_lost() -> None:
     _, run = raised.value.decoded
     assert isinstance(run, AckRun)
     assert run.packet_ids == [1, 2]
+
+
+@pytest.mark.parametrize("packet_type", TYPES)
+def test_one_short_acknowledgement_is_a_run_of_one(packet_type: int) -> None:
+    for packet_id in (1, 255, 256, 65_535):
+        assert encode_short_ack(packet_type, packet_id) == encode_acks(packet_type, [packet_id, 1])[:4]
+    for packet_id in (-1, 0, 65_536):
+        with pytest.raises(UsageError):
+            encode_short_ack(packet_type, packet_id)
