@@ -21,7 +21,7 @@ from broker.shared import SharedMode
 from broker.topics import Topics
 from holdmq.config import Config
 from holdmq.errors import StorageError, StoreFormatError
-from holdmq.interpreter import prepare_interpreter
+from holdmq.interpreter import prepare_interpreter, work_in_batches
 from holdmq.process import Service
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.metrics import SecurityCollector
@@ -37,6 +37,7 @@ TABLES_OPEN_S = 5.0
 
 async def main(config: Config, service: Service) -> None:
     """Run one broker until `service.stopping`; raises HoldMQError when it cannot start."""
+    work_in_batches()
     loop = asyncio.get_running_loop()
     settings = config.broker
     security = ServerSecurity.of(config, "broker")
