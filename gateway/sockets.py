@@ -35,8 +35,9 @@ SOCKET_LOW_BYTES: Final = SOCKET_HIGH_BYTES // 4
 
 _IN: Final = select.EPOLLIN
 _OUT: Final = select.EPOLLOUT
-_ENDS: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-_EDGE: Final = select.EPOLLET | select.EPOLLRDHUP
+_MORE: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR | select.EPOLLPRI
+"""A read that is not full stopped before the end of the connection, or before urgent data."""
+_EDGE: Final = select.EPOLLET | select.EPOLLRDHUP | select.EPOLLPRI
 _OUT_OF_RESOURCES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 log = telemetry.get_logger()
@@ -176,8 +177,8 @@ class ClientSocket:
             self._lose(error)
             return
         if data:
-            if len(data) == READ_BYTES or events & _ENDS:
-                # More may be there, or the end, and nothing new would tell.
+            if len(data) == READ_BYTES or events & _MORE:
+                # Nothing new would tell of what is still there.
                 self._sockets.epoll.modify(self._fd, self._watched | _EDGE)
             self._receiver.data_received(data)
         else:
@@ -373,10 +374,8 @@ class Acceptor:
         self._resuming: asyncio.TimerHandle | None = None
         listening.setblocking(False)
         if listening.family != socket.AF_UNIX:
-            # Linux gives these to every connection accepted here: answers wait for no acknowledgement.
+            # Linux gives it to every connection accepted here: answers wait for no acknowledgement.
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Urgent data is read in its place: a read that stopped before it would look like the last one.
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         self._resume()
 
     def _resume(self) -> None:

@@ -199,6 +199,16 @@ async def test_what_comes_at_once_is_read_to_its_end(
         address = ("127.0.0.1", 0) if family == socket.AF_INET else f"{tmp_path}/{size}"
 
 
+async def test_what_stands_behind_urgent_data_is_read(served: Callable[..., Served]) -> None:
+    client, receiver = await served().connect()
+    receiver.transport.pause_reading()
+    client.send(b"before")
+    client.send(b"!", socket.MSG_OOB)
+    client.send(b"behind")
+    receiver.transport.resume_reading()
+    await until(lambda: receiver.data == b"beforebehind")
+
+
 async def test_a_socket_that_is_not_read_is_read_later(served: Callable[..., Served]) -> None:
     place = served()
     client, receiver = await place.connect()
