@@ -76,20 +76,22 @@ class Shell(Receiver):
         session = self.session
         now = worker.now()
         if self._took_like_last(data, now):
-            return
-        events = session.receive_data(data, now)
-        if worker.meter is not None and not worker.meter.received(self, len(data), events):
-            return
-        if events:
-            self.handle(events)
-        context = worker.context
-        if context.dirty or context.planning or context.doomed:
-            worker.settle()
+            if worker.ingress.full is not None:
+                self._hold(worker.ingress.full)
+        else:
+            events = session.receive_data(data, now)
+            if worker.meter is not None and not worker.meter.received(self, len(data), events):
+                return
+            if events:
+                self.handle(events)
+            context = worker.context
+            if context.dirty or context.planning or context.doomed:
+                worker.settle()
         if session.is_saturated and session.version != MQTT_5:
             self.pause(WINDOW)
 
     def _took_like_last(self, data: bytes, now: float) -> bool:
-        """Whether this was one publish like the last one, and is done: what devices send nearly always."""
+        """Whether this was one publish like the last one, and is taken: what devices send nearly always."""
         worker = self._worker
         session = self.session
         inbound = session.inbound
@@ -97,13 +99,7 @@ class Shell(Receiver):
             return False
         if session.permit is not None:
             worker.access.refresh(session, session.permit)
-        if not worker.ingress.publish_like_last(session, data, now):
-            return False
-        if worker.ingress.full is not None:
-            self._hold(worker.ingress.full)
-        if session.is_saturated and session.version != MQTT_5:
-            self.pause(WINDOW)
-        return True
+        return worker.ingress.publish_like_last(session, data, now)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._worker.connection_log.losing(self)

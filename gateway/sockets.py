@@ -17,6 +17,7 @@ import errno
 import os
 import select
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -43,30 +44,30 @@ _OUT_OF_RESOURCES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS,
 log = telemetry.get_logger()
 
 
-class Receiver:
+class Receiver(ABC):
     """Who has a connection: the methods of asyncio.Protocol."""
 
     __slots__ = ()
 
+    @abstractmethod
     def connection_made(self, transport: ClientSocket) -> None:
         """It begins."""
-        raise NotImplementedError
 
+    @abstractmethod
     def data_received(self, data: bytes) -> None:
         """The peer sent this."""
-        raise NotImplementedError
 
+    @abstractmethod
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over; None: from this side, or in order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pause_writing(self) -> None:
         """The peer does not take what was written."""
-        raise NotImplementedError
 
+    @abstractmethod
     def resume_writing(self) -> None:
         """It does again."""
-        raise NotImplementedError
 
 
 class ClientSocket:

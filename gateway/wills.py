@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import xxhash
 
 from gateway.core.entries import record_properties
+from gateway.core.plans import sys_flag_of
 from gateway.core.producer import BATCH_MAX_BYTES
 from gateway.core.receipts import CLOSE, Owner, Receipt
 from gateway.retained_puts import retained_put
@@ -24,7 +25,7 @@ from gateway.session.session import Session
 from holdmq import telemetry
 from holdmq.errors import RecordError, WireError
 from holdmq.mqtt import PUBLISH, RETAIN, ReasonCode, Will, encode_block
-from holdmq.record import SYS_QOS_SHIFT, SYS_RETAIN, encode_record
+from holdmq.record import encode_record
 from holdmq.record_once import WILL_UID, Once
 from holdmq.topics import OTHER_TOPIC
 from holdmq.wire.codes import RequestCode
@@ -177,7 +178,7 @@ class Wills:
                 b"".join((pairs, pair, separator, mqtt)),
                 time.time_ns() // 1_000_000,
                 will.born_host,
-                (will.flags >> 1) << SYS_QOS_SHIFT | (SYS_RETAIN if will.flags & RETAIN else 0),
+                sys_flag_of(will.flags),
                 prepared=self._worker.ingress.mark,
             )
         except RecordError:

@@ -155,7 +155,11 @@ NO_HOST: Final = IPv4Address(0).packed + b"\0\0\0\0"
 """BornHost of a message that no socket brought."""
 
 
-@lru_cache(maxsize=1024)
+_HEADS_MAX: Final = 1024
+"""Queues times QoS, of which a gateway uses a few hundred; another one is only made again."""
+
+
+@lru_cache(maxsize=_HEADS_MAX)
 def _before_born(queue_id: int, flag: int, sys_flag: int) -> bytes:
     """Fields 4 to 8: the same bytes object for all templates of a queue, as a worker has many thousands."""
     return _BEFORE_BORN.pack(queue_id, flag, 0, 0, sys_flag)

@@ -7,20 +7,21 @@ answered. A receipt is one object per connection, batch and QoS, not per message
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Final
 
 CLOSE: Final = 0x100
 """Added to a reason code: nobody knows whether the log has these, so the connection must end unanswered."""
 
 
-class Owner:
+class Owner(ABC):
     """Who is owed: a session."""
 
     __slots__ = ()
 
+    @abstractmethod
     def receipt_settled(self, receipt: Receipt) -> None:
         """`receipt.outcome` is known now."""
-        raise NotImplementedError
 
 
 class Receipt:
