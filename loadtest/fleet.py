@@ -227,13 +227,19 @@ class Fleet:
 
     async def keep_alive(self) -> None:
         """Ping every device three times in two keep alives, a share of them each second; until cancelled."""
-        turn = 0
+        began, turn = perf_counter(), 0
         while True:
             await asyncio.sleep(1)
-            if not self._keep_alive_s:
-                continue
-            interval = max(1, int(self._keep_alive_s * 2 / 3))
-            turn += 1
+            # A turn that comes late has the shares of those that it missed: servers do not wait.
+            due = int(perf_counter() - began)
+            if self._keep_alive_s:
+                self.ping_shares(turn + 1, due)
+            turn = due
+
+    def ping_shares(self, first: int, last: int) -> None:
+        """Ping the devices whose turn is one of these seconds, none of them twice."""
+        interval = max(1, int(self._keep_alive_s * 2 / 3))
+        for turn in range(max(first, last - interval + 1), last + 1):
             for device in self._devices[turn % interval :: interval]:
                 device.ping()
 

@@ -164,6 +164,24 @@ async def test_idle_devices_ping_within_their_keep_alive() -> None:
         await all_ping(fleet, pings, 3)
 
 
+async def test_who_comes_late_pings_for_the_turns_that_it_missed_and_nobody_twice() -> None:
+    pings: list[int] = []
+    async with broken_server(pings=pings) as port:
+        fleet = Fleet(FleetPlan("127.0.0.1", port, 8, 0, keep_alive_s=6))
+        await fleet.connect()
+        for first, last, wanted in ((1, 1, 2), (2, 3, 6), (4, 100, 14)):
+            fleet.ping_shares(first, last)
+            async with asyncio.timeout(60):
+                while len(pings) < wanted:
+                    await fleet.stay(0.01)
+        fleet.ping_shares(101, 100)
+        await fleet.stay(0.1)
+        assert len(pings) == 14
+        assert len(set(pings[:6])) == 6
+        assert len(set(pings[6:])) == 8
+        await fleet.leave()
+
+
 async def test_devices_keep_the_keep_alive_that_the_server_wants() -> None:
     pings: list[int] = []
     async with broken_server(pings=pings, keep_alive_s=1) as port:
