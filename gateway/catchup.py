@@ -57,7 +57,7 @@ GATHER_MAX_S: Final = 4.0
 """Sessions far back are waited for while they come, so that a storm reads the log once: until none came for
 GATHER_S, but no longer than this."""
 SESSIONS_PER_READER: Final = 5_000
-"""Each answer is told to all of them, which takes a millisecond or two; fewer would read the log more often."""
+"""Each answer is told to all of them, which takes a millisecond or two; fewer read the log more often."""
 LIVE_PER_ANSWER: Final = 500
 """Sessions that one answer sends back to the live feed: some milliseconds; the rest goes with the next."""
 TERMS_PER_READER: Final = 40_000
