@@ -31,6 +31,8 @@ JOIN_BYTES: Final = 64 << 10
 """A chunk begins where the last one ended if that is no farther away: no holes between chunks."""
 AHEAD_BYTES: Final = CHUNK_BYTES
 """Asked of the disk ahead of who reads in sequence: it reads while a chunk is checked."""
+PLACES: Final = 16
+"""Locks for stretches of CHUNK_BYTES of the log: who shares one without need waits for one chunk."""
 UPKEEP_S: Final = 1.0
 """Between two looks at the memory that is used, and what rates are counted over."""
 
@@ -66,6 +68,7 @@ class Chunks:
         self._segments = segments
         self._clock = clock
         self._lock = Lock()
+        self._places = [Lock() for _ in range(PLACES)]
         self._memory_limit = memory_limit(memory_limit_bytes)
         self._kept_at = float("-inf")
 
@@ -75,7 +78,8 @@ class Chunks:
         """The chunk with the record at `position`, or behind a blank there; None = `end` is reached.
 
         `end` is the confirmed position: nothing behind it is read. `keep`: others may want it, too.
-        Raises StorageError when the disk does, or when no segment holds the position.
+        Who wants what another thread is reading waits for it. Raises StorageError when the disk does, or when
+        no segment holds the position.
         """
         while position < end:
             chunk = self.cached(position)
@@ -85,21 +89,30 @@ class Chunks:
             if segment is None:
                 raise StorageError("no segment holds it", operation="read", offset=position)
             stop = min(end, segment.end)
-            begin, follows = self._begin(segment, position)
-            is_kept = keep and self.cache.takes
-            size = CHUNK_BYTES if is_kept else min(CHUNK_BYTES, max(UNCACHED_BYTES, wanted_bytes))
-            found = self._load(segment, begin, stop, size, AHEAD_BYTES if follows else 0)
-            if begin < position and not (isinstance(found, Chunk) and position < found.end):
-                # Damage on the way: what lies behind it is not to blame.
-                found = self._load(segment, position, stop, size)
+            with self.place(position):
+                with self._lock:
+                    before = self.cache.before(position)
+                if before is not None and position < before.end:
+                    continue  # another thread has read it meanwhile
+                begin, follows = _begin(before, segment, position)
+                is_kept = keep and self.cache.takes
+                size = CHUNK_BYTES if is_kept else min(CHUNK_BYTES, max(UNCACHED_BYTES, wanted_bytes))
+                found = self._load(segment, begin, stop, size, AHEAD_BYTES if follows else 0)
+                if begin < position and not (isinstance(found, Chunk) and position < found.end):
+                    # Damage on the way: what lies behind it is not to blame.
+                    found = self._load(segment, position, stop, size)
+                if isinstance(found, Chunk) and keep:
+                    with self._lock:
+                        self.cache.add(found, self._clock())
             if isinstance(found, int):
                 position = found
                 continue
-            if isinstance(found, Chunk) and keep:
-                with self._lock:
-                    self.cache.add(found, self._clock())
             return found
         return None
+
+    def place(self, position: int) -> Lock:
+        """Held by who reads the log there, or decodes what begins there."""
+        return self._places[position // CHUNK_BYTES % PLACES]
 
     def cached(self, position: int) -> Chunk | None:
         """The chunk with the record at `position`, if it is in memory."""
@@ -110,14 +123,6 @@ class Chunks:
         if chunk is not None:
             self.activity.hit(chunk.segment_start)
         return chunk
-
-    def _begin(self, segment: Segment, position: int) -> tuple[int, bool]:
-        """Where to begin to read for `position`, and whether a chunk before it was read."""
-        with self._lock:
-            before = self.cache.before(position)
-        if before is None or position - before.end > JOIN_BYTES or before.end <= segment.start:
-            return position, before is not None and before.end == position
-        return before.end, True
 
     def _load(
         self, segment: Segment, position: int, stop: int, size: int, ahead: int = 0
@@ -193,3 +198,10 @@ class Chunks:
             "read_files": len(self._files),
             "read_files_opened_total": self._files.opened,
         }
+
+
+def _begin(before: Chunk | None, segment: Segment, position: int) -> tuple[int, bool]:
+    """Where to begin to read for `position`, and whether the chunk before it was read."""
+    if before is None or position - before.end > JOIN_BYTES or before.end <= segment.start:
+        return position, before is not None and before.end == position
+    return before.end, True

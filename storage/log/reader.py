@@ -91,15 +91,21 @@ class ColdReader:
 
     def _part(self, chunk: Chunk, first: int, max_bytes: int) -> Batch:
         """The chunk's records from index `first` on that fit, but always one."""
-        batch = chunk.batch
-        if batch is None:
-            batch = batch_of(chunk.view, chunk.sizes, chunk.position, self._key_levels, self._hashes)
-            chunk.batch = batch
+        batch = chunk.batch or self._decoded(chunk)
         limit = int(chunk.starts[first]) + max_bytes
         if limit >= len(chunk.view):
             return part_of(batch, first, len(chunk.sizes))
         fitting = int(np.searchsorted(chunk.starts, limit, "right")) - 1
         return part_of(batch, first, max(first + 1, fitting))
+
+    def _decoded(self, chunk: Chunk) -> Batch:
+        """The chunk's batch, made by the first of the threads that want it."""
+        with self.chunks.place(chunk.position):
+            batch = chunk.batch
+            if batch is None:
+                batch = batch_of(chunk.view, chunk.sizes, chunk.position, self._key_levels, self._hashes)
+                chunk.batch = batch
+        return batch
 
     def _hashes(self, records: memoryview, starts: Ints, sizes: Ints, key_levels: int) -> Hashes | None:
         """`tag_hashes`, with a table per thread: it is no place to wait for each other."""

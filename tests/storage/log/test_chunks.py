@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from holdmq.errors import CorruptRecordError
 from holdmq.memory import memory_limit, memory_used
+from storage.log import reader
 from storage.log.core.chunks import ADD_BELOW
+from storage.log.core.scan import batch_of
 from storage.store import ReadStatus
 
 MakeDriver = Callable[..., Any]
@@ -59,6 +63,34 @@ def test_a_second_reader_of_the_log_reads_nothing_from_disk(driver: MakeDriver) 
     assert d.log_bytes() == once
     assert d.queue_bytes("devices", 0, cold=True) == once
     assert d.store.numbers()["disk_reads_total"] == reads
+
+
+def test_readers_that_want_the_same_at_once_read_and_decode_it_once(
+    driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d = filled(driver, 60)
+    readers = 4
+    both, decoded = Event(), []
+
+    def decode(*args: Any) -> Any:
+        decoded.append(args[2])
+        time.sleep(0.01)  # the others are there meanwhile
+        return batch_of(*args)
+
+    def hold_first_read(operation: str, path: Path) -> None:
+        if operation == "read" and path.parent.name == "commitlog":
+            both.wait(60)
+
+    monkeypatch.setattr(reader, "batch_of", decode)
+    d.disk.failing = hold_first_read
+    with ThreadPoolExecutor(readers) as pool:
+        logs = [pool.submit(d.log_bytes) for _ in range(readers)]
+        time.sleep(0.1)
+        both.set()
+        assert len({log.result(60) for log in logs}) == 1
+    chunks = d.store.numbers()["chunks"]
+    assert len(decoded) == len(set(decoded)) == chunks
+    assert d.store.numbers()["disk_reads_total"] == chunks
 
 
 def test_what_is_read_in_sequence_is_asked_of_the_disk_ahead(driver: MakeDriver) -> None:
