@@ -93,6 +93,27 @@ def test_readers_that_want_the_same_at_once_read_and_decode_it_once(
     assert d.store.numbers()["disk_reads_total"] == chunks
 
 
+def test_a_chunk_that_comes_between_a_look_and_a_read_hides_nothing(
+    driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d = filled(driver, 60)
+    chunks = d.store.chunks
+    first = d.store.read_log(0, 1)[0]
+    chunks.cache.drop_below(MIB)
+    cached, is_first = chunks.cached, True
+
+    def cached_before_another_thread_reads(position: int) -> Any:
+        nonlocal is_first
+        found = cached(position)
+        if is_first:
+            is_first = False
+            d.store.read_log(0, 1)
+        return found
+
+    monkeypatch.setattr(chunks, "cached", cached_before_another_thread_reads)
+    assert d.store.read_log(first.end, 1)[0].position == first.end
+
+
 def test_what_is_read_in_sequence_is_asked_of_the_disk_ahead(driver: MakeDriver) -> None:
     d = filled(driver, 60)
     d.store.read_log(0, 1)
