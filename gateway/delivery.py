@@ -280,7 +280,8 @@ class Delivery:
             return
         flags, identifiers = chosen
         if outbound.retained is not None and outgoing.retain:
-            outbound.retained.came(outgoing.mqtt_topic)
+            record = outgoing.record
+            outbound.retained.came(outgoing.mqtt_topic, link.name, record.physical_offset, record.store_ms)
         aliases = outbound.aliases
         alias = 0
         if aliases is None:
@@ -380,7 +381,8 @@ class Delivery:
         if chosen is None:
             return True
         if outbound.retained is not None and outgoing.retain:
-            outbound.retained.came(outgoing.mqtt_topic)
+            record = outgoing.record
+            outbound.retained.came(outgoing.mqtt_topic, link.name, record.physical_offset, record.store_ms)
         lag = outbound.lag
         is_qos0 = not chosen[0] & 6
         if is_qos0 and (lag is None or lag.replaying is None or link.name not in lag.replaying):

@@ -2,7 +2,8 @@
 
 A session in line costs its places (gateway.core.retained); a slice is sent at once or dropped, and asked for
 again. Slices of many sessions travel together. A retained message that was replaced while its slice was
-under way, by one that the session got live, is left out: the newest is never followed by an older one.
+under way, by one that the session got live, is left out: the newest is never followed by an older one. One
+that came live and is older than it, from a broker that was away, takes nothing from it.
 """
 
 from __future__ import annotations
@@ -328,11 +329,10 @@ class RetainedAnswers:
         if granted is None:
             return
         brokers = self._brokers()
-        met = due.met or ()
         sent = 0
         for row, value in part:
             is_ours = len(brokers) < 2 or retained_owner(row.topic, brokers) == link.name
-            is_wanted = is_ours and row.topic.encode() not in met
+            is_wanted = is_ours and not due.is_replaced(link.name, row, value)
             if is_wanted and not self._delivery.send(link, session, granted, row, value):
                 break
             sent += 1

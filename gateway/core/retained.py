@@ -8,13 +8,20 @@ that an answer goes on where it was over a reconnect. Source: mqtt.md, Retained.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
-from holdmq.wire.retained_headers import LOG_END, retained_owner
+from holdmq.wire.retained_headers import LOG_END, RetainedRow, published_ms_of, retained_owner
 from holdmq.wire.session_state import RetainedPlace, RetainedRest, RetainedState
 
 MET_MAX: Final = 10_000
 """Topics remembered that came live while a slice was under way; past it the slice is asked for again."""
+
+
+class Live(NamedTuple):
+    """The newest live message of a topic from one broker: its place in that log, and when it came there."""
+
+    position: int
+    store_ms: int
 
 
 class Answer:
@@ -61,9 +68,9 @@ class Answer:
 class RetainedDue:
     """All that a session is owed.
 
-    `is_asking`: a slice of it is under way, or in line. `met`: topics whose retained message was replaced by
-    one that came live meanwhile; `is_outdated`: there were too many of them. `is_held`: what the session had
-    in flight comes first.
+    `is_asking`: a slice of it is under way, or in line. `met`: topics of which messages to retain came live
+    meanwhile, and the newest of each broker; `is_outdated`: there were too many topics. `is_held`: what the
+    session had in flight comes first.
     """
 
     __slots__ = ("answers", "is_asking", "is_held", "is_outdated", "met")
@@ -73,7 +80,7 @@ class RetainedDue:
         self.is_asking = False
         self.is_held = False
         self.is_outdated = False
-        self.met: set[bytes] | None = None
+        self.met: dict[bytes, dict[str, Live]] | None = None
 
     def owe(self, topic_filter: str, number: int) -> Answer:
         """A subscription is to be answered from the beginning, whatever was left of it."""
@@ -117,16 +124,37 @@ class RetainedDue:
 
     def ask(self) -> None:
         """A slice is asked for: what comes live from now on may be newer than what it has."""
-        self.met = set()
+        self.met = {}
         self.is_outdated = False
 
-    def came(self, topic: bytes) -> None:
-        """A message came live that replaces the retained one of its topic."""
-        if self.met is not None:
-            if len(self.met) < MET_MAX:
-                self.met.add(topic)
-            else:
+    def came(self, topic: bytes, broker: str, position: int, store_ms: int) -> None:
+        """A message to retain came live, from this position of a broker's log."""
+        met = self.met
+        if met is None:
+            return
+        brokers = met.get(topic)
+        if brokers is None:
+            if len(met) >= MET_MAX:
                 self.is_outdated = True
+                return
+            brokers = met[topic] = {}
+        before = brokers.get(broker)
+        if before is None or before.position < position:
+            brokers[broker] = Live(position, store_ms)
+
+    def is_replaced(self, owner: str, row: RetainedRow, value: bytes | memoryview) -> bool:
+        """Whether a row was put before one of the messages that came live meanwhile, so that it is older.
+
+        A reader that lags, as its broker was away, brings messages that are older than the row: they leave
+        it. In its owner's log places tell; of another broker the times do, as far as both clocks agree.
+        """
+        brokers = None if self.met is None else self.met.get(row.topic.encode())
+        if brokers is None:
+            return False
+        return any(
+            live.position > row.version if broker == owner else live.store_ms >= published_ms_of(value)
+            for broker, live in brokers.items()
+        )
 
     def rest(self) -> list[RetainedRest]:
         """What is left, as session state has it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -118,7 +119,7 @@ class MemoryBroker:
         self.received = Received()
         self.listed: MemoryBroker | None = self
         """The broker that the registry routes to; None = it calls none live."""
-        self.retained = MemoryRetained(lambda: self.end, Worker.wall_ms)
+        self.retained = MemoryRetained(lambda: self.end, self.put_row, Worker.wall_ms)
         self._readers: dict[tuple[int, int], _Reader] = {}
         self.server = Server(
             {
@@ -155,10 +156,15 @@ class MemoryBroker:
         self.log.append(bytes(stamped))
         self.starts.append(self.end + len(record))
 
+    def put_row(self) -> int:
+        """The log position of a row: it has a place in the log, and no reader gets it."""
+        self.starts[-1] += 1
+        return self.end - 1
+
     def serve(self) -> None:
         for reader in self._readers.values():
             if reader.reads and reader.position < self.end:
-                index = self.starts.index(reader.position)
+                index = bisect_left(self.starts, reader.position)
                 credit = reader.reads[0].header(ReadRequest).credit_bytes
                 taken: list[bytes] = []
                 for record in self.log[index:]:

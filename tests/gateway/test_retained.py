@@ -24,6 +24,7 @@ from holdmq.mqtt import (
     Unsubscribe,
     Will,
 )
+from holdmq.record import SYS_QOS_SHIFT, SYS_RETAIN, encode_properties, encode_record
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.retained_headers import RetainedMessage, decode_retained, stamp_retained
 
@@ -475,6 +476,30 @@ async def test_a_message_that_came_live_is_not_followed_by_the_one_it_replaced(s
     assert [m.payload for m in live] == [b"new", b"passing"]
     assert [(m.payload, m.retain) for m in after] == [(b"kept", True)]
     assert await silent(client)
+
+
+async def test_a_message_that_came_late_takes_nothing_from_the_one_that_replaced_it(
+    start_worker: Start,
+) -> None:
+    """A broker that was away brings what it had before; the newest one may be published elsewhere since."""
+    running = await start_worker()
+    retained = running.broker.retained
+    publisher = await running.client("p")
+    publisher.send(Publish("a/0", b"there is a topic", 1, packet_id=1))
+    await publisher.acked(1)
+    flags = SYS_RETAIN | 1 << SYS_QOS_SHIFT
+    tag = encode_properties([("TAGS", "1")])
+    running.broker.append(encode_record(b"a", 0, b"old", tag, 0, sys_flag=flags))
+    keep(running, {"a/1": b"new"})
+    client = await running.client("s")
+    retained.holds.add(SCAN)
+    await client.subscribe("a/+")
+    running.broker.serve()
+    late = await take(client, 1)
+    retained.release()
+    after = await take(client, 1)
+    assert [(m.payload, m.retain) for m in late] == [(b"old", False)]
+    assert [(m.payload, m.retain) for m in after] == [(b"new", True)]
 
 
 async def test_what_is_kept_after_the_subscription_comes_live_only(start_worker: Start) -> None:

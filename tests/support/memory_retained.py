@@ -41,7 +41,9 @@ class MemoryRetained:
     their order; `errors` refuse whole requests. Requests of the codes in `holds` wait for `release`.
     """
 
-    def __init__(self, position: Callable[[], int], clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, end: Callable[[], int], put_row: Callable[[], int], clock_ms: Callable[[], int]
+    ) -> None:
         self.rows: dict[str, tuple[int, bytes]] = {}
         self.old: dict[tuple[str, int], bytes] = {}
         self.codes: list[int] = []
@@ -50,9 +52,9 @@ class MemoryRetained:
         self.held: list[Held] = []
         self.asked: list[RetainedItem] = []
         self.requests = 0
-        self._position = position
+        self._end = end
+        self._put_row = put_row
         self._clock_ms = clock_ms
-        self._last = 0
 
     @property
     def handlers(self) -> Mapping[RequestCode, Callable[[Request], None]]:
@@ -90,12 +92,12 @@ class MemoryRetained:
 
     def keep(self, topic: str, value: bytes | None) -> None:
         """A topic's message from now on."""
-        self._last = max(self._last + 1, self._position())
+        version = self._put_row()
         if value is None:
             self.rows.pop(topic, None)
         else:
-            self.rows[topic] = self._last, value
-            self.old[topic, self._last] = value
+            self.rows[topic] = version, value
+            self.old[topic, version] = value
 
     def _put(self, request: Request) -> None:
         codes: list[int] = []
@@ -114,7 +116,7 @@ class MemoryRetained:
         header = request.header(RetainedScanRequest)
         items = rows(RetainedItem, header.items)
         self.asked += items
-        end = max(self._last + 1, self._position())
+        end = self._end()
         found: list[RetainedFound] = []
         taken: list[RetainedRow] = []
         values: list[bytes] = []
