@@ -279,9 +279,9 @@ class Delivery:
         if chosen is None:
             return
         flags, identifiers = chosen
-        if outbound.retained is not None and outgoing.retain:
-            record = outgoing.record
-            outbound.retained.came(outgoing.mqtt_topic, link.name, record.physical_offset, record.store_ms)
+        is_sent = bool(flags & 6) or not outbound.is_socket_full
+        if outbound.retained is not None and outgoing.retain and is_sent:
+            outbound.retained.came(outgoing.mqtt_topic, link.name, outgoing.record.physical_offset)
         aliases = outbound.aliases
         alias = 0
         if aliases is None:
@@ -380,13 +380,12 @@ class Delivery:
         chosen = self._choose(outgoing, session, several)
         if chosen is None:
             return True
-        if outbound.retained is not None and outgoing.retain:
-            record = outgoing.record
-            outbound.retained.came(outgoing.mqtt_topic, link.name, record.physical_offset, record.store_ms)
         lag = outbound.lag
         is_qos0 = not chosen[0] & 6
         if is_qos0 and (lag is None or lag.replaying is None or link.name not in lag.replaying):
             return True
+        if outbound.retained is not None and outgoing.retain:
+            outbound.retained.came(outgoing.mqtt_topic, link.name, position)
         aliases = outbound.aliases
         alias = 0
         if aliases is None:

@@ -2,8 +2,8 @@
 
 A session in line costs its places (gateway.core.retained); a slice is sent at once or dropped, and asked for
 again. Slices of many sessions travel together. A retained message that was replaced while its slice was
-under way, by one that the session got live, is left out: the newest is never followed by an older one. One
-that came live and is older than it, from a broker that was away, takes nothing from it.
+under way, by one that the session got live, is left out: the newest is never followed by an older one. Logs
+of two brokers have no common order: what one's may have replaced is asked for again.
 """
 
 from __future__ import annotations
@@ -330,13 +330,21 @@ class RetainedAnswers:
             return
         brokers = self._brokers()
         sent = 0
+        is_in_doubt = False
         for row, value in part:
             is_ours = len(brokers) < 2 or retained_owner(row.topic, brokers) == link.name
-            is_wanted = is_ours and not due.is_replaced(link.name, row, value)
+            is_wanted = is_ours and not due.is_replaced(link.name, row)
+            if is_wanted and due.is_in_doubt(link.name, row):
+                is_in_doubt = True
+                break
             if is_wanted and not self._delivery.send(link, session, granted, row, value):
                 break
             sent += 1
         if part and not sent:
+            if is_in_doubt:
+                # Its end is fixed: a topic that is always published cannot be in doubt for ever.
+                answer.hold_at(link.name, told.before)
+                self._stale(session)
             return
         after = told.next_after if sent == len(part) else part[sent - 1][0].topic
         answer.advance(link.name, told.before, after)

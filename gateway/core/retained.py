@@ -8,20 +8,13 @@ that an answer goes on where it was over a reconnect. Source: mqtt.md, Retained.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
-from holdmq.wire.retained_headers import LOG_END, RetainedRow, published_ms_of, retained_owner
+from holdmq.wire.retained_headers import LOG_END, RetainedRow, retained_owner
 from holdmq.wire.session_state import RetainedPlace, RetainedRest, RetainedState
 
 MET_MAX: Final = 10_000
 """Topics remembered that came live while a slice was under way; past it the slice is asked for again."""
-
-
-class Live(NamedTuple):
-    """The newest live message of a topic from one broker: its place in that log, and when it came there."""
-
-    position: int
-    store_ms: int
 
 
 class Answer:
@@ -50,6 +43,11 @@ class Answer:
             brokers = [retained_owner(self.topic_filter, brokers)]
         self.places = dict.fromkeys(brokers, RetainedPlace(LOG_END, ""))
 
+    def hold_at(self, broker: str, before: int) -> None:
+        """Nothing of a slice was sent: the next one begins where it did, and what is newer comes live."""
+        if self.places is not None and broker in self.places:
+            self.places[broker] = RetainedPlace(before, self.places[broker].after)
+
     def advance(self, broker: str, before: int, after: str | None) -> None:
         """All up to the topic `after` was sent; None = all of this broker's."""
         if self.places is None or broker not in self.places:
@@ -69,8 +67,8 @@ class RetainedDue:
     """All that a session is owed.
 
     `is_asking`: a slice of it is under way, or in line. `met`: topics of which messages to retain came live
-    meanwhile, and the newest of each broker; `is_outdated`: there were too many topics. `is_held`: what the
-    session had in flight comes first.
+    meanwhile, and each broker's newest position; `is_outdated`: there were too many topics. `is_held`: what
+    the session had in flight comes first.
     """
 
     __slots__ = ("answers", "is_asking", "is_held", "is_outdated", "met")
@@ -80,7 +78,7 @@ class RetainedDue:
         self.is_asking = False
         self.is_held = False
         self.is_outdated = False
-        self.met: dict[bytes, dict[str, Live]] | None = None
+        self.met: dict[bytes, dict[str, int]] | None = None
 
     def owe(self, topic_filter: str, number: int) -> Answer:
         """A subscription is to be answered from the beginning, whatever was left of it."""
@@ -127,7 +125,7 @@ class RetainedDue:
         self.met = {}
         self.is_outdated = False
 
-    def came(self, topic: bytes, broker: str, position: int, store_ms: int) -> None:
+    def came(self, topic: bytes, broker: str, position: int) -> None:
         """A message to retain came live, from this position of a broker's log."""
         met = self.met
         if met is None:
@@ -138,23 +136,23 @@ class RetainedDue:
                 self.is_outdated = True
                 return
             brokers = met[topic] = {}
-        before = brokers.get(broker)
-        if before is None or before.position < position:
-            brokers[broker] = Live(position, store_ms)
+        brokers[broker] = max(position, brokers.get(broker, 0))
 
-    def is_replaced(self, owner: str, row: RetainedRow, value: bytes | memoryview) -> bool:
-        """Whether a row was put before one of the messages that came live meanwhile, so that it is older.
+    def is_replaced(self, owner: str, row: RetainedRow) -> bool:
+        """Whether a message came live meanwhile that its owner's log has behind this row.
 
-        A reader that lags, as its broker was away, brings messages that are older than the row: they leave
-        it. In its owner's log places tell; of another broker the times do, as far as both clocks agree.
+        One that it has before it came late, as its broker was away, and is older.
         """
         brokers = None if self.met is None else self.met.get(row.topic.encode())
-        if brokers is None:
-            return False
-        return any(
-            live.position > row.version if broker == owner else live.store_ms >= published_ms_of(value)
-            for broker, live in brokers.items()
-        )
+        return brokers is not None and brokers.get(owner, -1) > row.version
+
+    def is_in_doubt(self, owner: str, row: RetainedRow) -> bool:
+        """Whether one came live from another broker's log, and nobody knows which of the two is older.
+
+        What it left with its owner was there before it came: to ask again settles it.
+        """
+        brokers = None if self.met is None else self.met.get(row.topic.encode())
+        return brokers is not None and any(broker != owner for broker in brokers)
 
     def rest(self) -> list[RetainedRest]:
         """What is left, as session state has it."""

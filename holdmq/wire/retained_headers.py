@@ -115,14 +115,6 @@ def expires_ms_of(value: bytes | memoryview) -> int:
     return expires_ms
 
 
-def published_ms_of(value: bytes | memoryview) -> int:
-    """When a row was put, in ms since the epoch; 0 = it is no row of ours."""
-    if len(value) < HEAD_BYTES or value[0] != FORMAT:
-        return 0
-    published_ms: int = _TIMES.unpack_from(value, _TIMES_AT)[0]
-    return published_ms
-
-
 class RetainedPut(NamedTuple):
     """The retained message of `topic` from now on: `length_bytes` of the body, times not filled in.
 

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from session_table import SessionTable, persistent
 
 from gateway import retained_puts
 from holdmq.errors import BusyError, Code, RemoteError
@@ -500,6 +501,53 @@ async def test_a_message_that_came_late_takes_nothing_from_the_one_that_replaced
     after = await take(client, 1)
     assert [(m.payload, m.retain) for m in late] == [(b"old", False)]
     assert [(m.payload, m.retain) for m in after] == [(b"new", True)]
+
+
+async def test_what_another_broker_may_have_replaced_is_asked_for_again(start_worker: Start) -> None:
+    """Logs of two brokers have no common order; what is put meanwhile comes live."""
+    running = await start_worker()
+    retained = running.broker.retained
+    keep(running, {"a/1": b"first", "a/2": b"doubtful", "a/3": b"last"})
+    client = await running.client("s", MQTT_5)
+    retained.holds.add(SCAN)
+    await client.subscribe("a/+", "a/2")
+    due = running.worker.session("s").outbound.retained
+    due.came(b"a/2", "b1", 7)
+    retained.release()
+    got = await take(client, 4)
+    assert sorted(bytes(m.payload) for m in got) == [b"doubtful", b"doubtful", b"first", b"last"]
+    assert await silent(client)
+    assert [item.after for item in retained.asked if item.topic_filter == "a/+"] == ["", "a/1"]
+    first, again = (item for item in retained.asked if item.topic_filter == "a/2")
+    assert (first.before, again.after) == (-1, "")
+    assert again.before == running.broker.end
+
+
+async def test_a_qos_0_message_that_no_catch_up_brings_leaves_what_is_kept(
+    start_worker: Start, table: SessionTable
+) -> None:
+    running = await start_worker()
+    retained = running.broker.retained
+    publisher = await running.client("p")
+    publisher.send(Publish("a/0", b"there is a topic", 1, packet_id=1))
+    await publisher.acked(1)
+    client = await persistent(running)
+    retained.holds.add(SCAN)
+    client.send(Subscribe(1, [Subscription("a/+", 1)]))
+    assert isinstance(await client.next(), SubAck)
+    await running.until(lambda: retained.held)
+    await client.close()
+    await running.until(lambda: running.worker.counters.connections == 1)
+    retained.held.clear()
+    publisher.send(Publish("a/1", b"newest", 0, retain=True), Publish("a/2", b"plain", 1, packet_id=2))
+    await publisher.acked(1)
+    client = await persistent(running)
+    await running.until(lambda: retained.held)
+    assert [m.payload for m in await take(client, 1)] == [b"plain"]
+    retained.release()
+    (message,) = await take(client, 1)
+    assert (message.payload, message.retain, message.qos) == (b"newest", True, 0)
+    assert await silent(client)
 
 
 async def test_what_is_kept_after_the_subscription_comes_live_only(start_worker: Start) -> None:

@@ -6,14 +6,7 @@ from hypothesis import strategies as st
 
 from gateway.core import retained
 from gateway.core.retained import RetainedDue, restored
-from holdmq.wire.retained_headers import (
-    LOG_END,
-    NEVER,
-    RetainedMessage,
-    RetainedRow,
-    retained_owner,
-    stamp_retained,
-)
+from holdmq.wire.retained_headers import LOG_END, RetainedRow, retained_owner
 from holdmq.wire.session_state import (
     FilterOptions,
     RetainedPlace,
@@ -101,45 +94,51 @@ def test_topics_that_come_live_are_remembered_while_a_slice_is_under_way(
 ) -> None:
     monkeypatch.setattr(retained, "MET_MAX", 3)
     due = RetainedDue()
-    due.came(b"a", "b0", 5, 1)
+    due.came(b"a", "b0", 5)
     assert due.met is None
     due.ask()
     for topic, broker, position in ((b"a", "b0", 5), (b"b", "b0", 9), (b"a", "b0", 6), (b"a", "b1", 2)):
-        due.came(topic, broker, position, position * 10)
-    due.came(b"a", "b0", 4, 40)
-    assert due.met == {b"a": {"b0": (6, 60), "b1": (2, 20)}, b"b": {"b0": (9, 90)}}
+        due.came(topic, broker, position)
+    due.came(b"a", "b0", 4)
+    assert due.met == {b"a": {"b0": 6, "b1": 2}, b"b": {"b0": 9}}
     assert not due.is_outdated
     for topic in (b"c", b"a", b"d"):
-        due.came(topic, "b0", 10, 100)
+        due.came(topic, "b0", 10)
     assert due.is_outdated
     due.ask()
     assert (due.met, due.is_outdated) == ({}, False)
 
 
-@pytest.mark.parametrize(
-    ("broker", "position", "store_ms", "is_replaced"),
-    [
-        ("owner", 501, 1, True),  # the same log: whatever its clock did meanwhile
-        ("owner", 499, 9_000, False),
-        ("other", 1, 7_000, True),
-        ("other", 1, 7_001, True),
-        ("other", 900, 6_999, False),
-    ],
-)
-def test_what_came_live_replaces_a_row_only_if_it_is_newer(
-    broker: str, position: int, store_ms: int, is_replaced: bool
-) -> None:
+def test_what_came_live_replaces_a_row_that_the_same_log_has_before_it() -> None:
     """What a broker had before it was away comes late: the row that is newer is the last word."""
     due = RetainedDue()
     row = RetainedRow("a", 500, 0)
-    value = stamp_retained(RetainedMessage(1, "c", b"", b"payload").encode(), 7_000, NEVER)
-    assert not due.is_replaced("owner", row, value)
+    assert not due.is_replaced("owner", row)
+    assert not due.is_in_doubt("owner", row)
     due.ask()
-    due.came(b"b", "owner", 900, 9_000)
-    assert not due.is_replaced("owner", row, value)
-    due.came(b"a", "third", 1, 1)
-    due.came(b"a", broker, position, store_ms)
-    assert due.is_replaced("owner", row, value) is is_replaced
+    due.came(b"b", "owner", 900)
+    due.came(b"b", "other", 900)
+    due.came(b"a", "owner", 499)
+    assert not due.is_replaced("owner", row)
+    assert not due.is_in_doubt("owner", row)
+    due.came(b"a", "other", 900)
+    assert not due.is_replaced("owner", row)
+    assert due.is_in_doubt("owner", row)
+    due.came(b"a", "owner", 501)
+    assert due.is_replaced("owner", row)
+
+
+def test_an_answer_that_is_in_doubt_is_asked_for_again_from_its_place_and_to_its_end() -> None:
+    due = RetainedDue()
+    answer = due.owe("a/#", 1)
+    answer.hold_at("b0", 900)
+    assert answer.places is None
+    due.begin(["a/#"], ["b0", "b1"])
+    answer.hold_at("b0", 900)
+    answer.advance("b1", 700, "a/3")
+    answer.hold_at("b1", 700)
+    answer.hold_at("gone", 1)
+    assert answer.places == {"b0": RetainedPlace(900, ""), "b1": RetainedPlace(700, "a/3")}
 
 
 FILTERS = ["a", "a/#", "+/b", "#"]
