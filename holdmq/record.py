@@ -24,6 +24,7 @@ from ipaddress import IPv4Address, ip_address
 from struct import Struct
 from typing import Final
 
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from zlib_ng.zlib_ng import crc32
 
 from holdmq.compression import decompress
@@ -116,8 +117,15 @@ STAMP_FACTORS: Final = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 STAMP_ADDEND: Final = 0xA0761D6478BD642F
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 
+SHORT_BODY_BYTES: Final = 1_000
+"""Up to here a record is written field by field: compiled, half the time, as no number becomes an object on
+its way. Behind it the writer copies what it has as it grows, and joining is cheaper (measured)."""
+_BORN_MS_PLAIN: Final = 1 << 61
+"""Past it a time needs an object; of no use, but a record can carry it."""
+
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
 _NO_CHECK: Final = bytes(4)
+_SIGN: Final = 1 << 31
 _HEAD: Final = Struct(">IIIIIqqIQ8sQ8sIqI")
 _HEAD_IPV6: Final = Struct(">IIIIIqqIQ20sQ8sIqI")
 _STAMP: Final = Struct(">qq20xQQ")  # at 20, IPv4 BornHost
@@ -218,6 +226,15 @@ class RecordTemplate:
             raise RecordError(
                 f"a record of {total} bytes: {RECORD_BYTES_LIMIT} are allowed", Code.RECORD_TOO_LARGE
             )
+        if length <= SHORT_BODY_BYTES and 0 <= born_ms < _BORN_MS_PLAIN:
+            part = BytesWriter()
+            part.write(self._before)
+            write_i64_be(part, born_ms)
+            part.write(self._after)
+            write_i32_be(part, length)
+            part.write(body)
+            part.write(self._tail)
+            return _short(total, part.getvalue())
         covered = b"".join(
             (
                 self._before,
@@ -236,6 +253,17 @@ def _whole(total: int, covered: bytes) -> bytes:
     crc: int = crc32(covered)
     size = total.to_bytes(4, "big")
     return b"".join((size, _MAGIC_BYTES, crc.to_bytes(4, "big"), covered, _NO_CHECK, size))
+
+
+def _short(total: int, covered: bytes) -> bytes:
+    """As `_whole`, for a short body."""
+    crc: int = crc32(covered)
+    record = BytesWriter()
+    write_i64_be(record, total << 32 | MAGIC)
+    write_i32_be(record, (crc ^ _SIGN) - _SIGN)
+    record.write(covered)
+    write_i64_be(record, total)  # behind a StampCheck of 0
+    return record.getvalue()
 
 
 def encode_record(
