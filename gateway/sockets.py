@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import select
 import socket
 from abc import ABC, abstractmethod
@@ -78,7 +77,6 @@ class ClientSocket:
     """
 
     __slots__ = (
-        "_fd",
         "_is_closing",
         "_is_full",
         "_is_lost",
@@ -86,46 +84,40 @@ class ClientSocket:
         "_is_sending_end",
         "_out",
         "_receiver",
+        "_socket",
         "_sockets",
         "_watched",
         "host",
     )
 
-    def __init__(self, sockets: Sockets, fd: int, receiver: Receiver, host: bytes) -> None:
-        self._sockets = sockets
-        self._fd = fd
+    def __init__(self, sockets: Sockets, own: socket.SocketType, receiver: Receiver, host: bytes) -> None:
+        # What every read and write touches comes first, so that it shares a cache line.
+        self._socket = own
         self._receiver = receiver
-        self.host = host
         self._out: bytearray | None = None
-        self._watched = 0
         self._is_reading = True
-        self._is_full = False
         self._is_closing = False
-        self._is_sending_end = False
         self._is_lost = False
+        self._is_full = False
+        self._is_sending_end = False
+        self._watched = 0
+        self._sockets = sockets
+        self.host = host
 
     # What there is to know
 
     def fileno(self) -> int:
         """The descriptor; -1 when it is closed."""
-        return self._fd
+        return self._socket.fileno()
 
     @property
-    def family(self) -> socket.AddressFamily:
+    def family(self) -> int:
         """The socket's address family."""
-        own = socket.socket(fileno=self._fd)
-        try:
-            return own.family
-        finally:
-            own.detach()
+        return self._socket.family
 
     def getsockopt(self, level: int, option: int, size_bytes: int) -> bytes:
         """What the kernel says of the socket; raises OSError."""
-        own = socket.socket(fileno=self._fd)
-        try:
-            return own.getsockopt(level, option, size_bytes)
-        finally:
-            own.detach()
+        return self._socket.getsockopt(level, option, size_bytes)
 
     def is_closing(self) -> bool:
         """Whether it is closed, or closed once what was written is sent."""
@@ -137,7 +129,7 @@ class ClientSocket:
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """`peername` (address, port), or `socket`, which has a descriptor, a family and options."""
-        if self._fd >= 0 and name == "socket":
+        if name == "socket" and self._socket.fileno() >= 0:
             return self
         if name == "peername" and self.host is not NO_HOST:
             return decode_host(self.host)
@@ -171,7 +163,7 @@ class ClientSocket:
 
     def _read(self, events: int) -> None:
         try:
-            data = os.read(self._fd, READ_BYTES)
+            data = self._socket.recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
@@ -180,7 +172,7 @@ class ClientSocket:
         if data:
             if len(data) == READ_BYTES or events & _MORE:
                 # Nothing new would tell of what is still there.
-                self._sockets.epoll.modify(self._fd, self._watched | _EDGE)
+                self._sockets.epoll.modify(self._socket, self._watched | _EDGE)
             self._receiver.data_received(data)
         else:
             self.close()  # nobody reads what we could still say
@@ -194,7 +186,7 @@ class ClientSocket:
         out = self._out
         if out is None:
             try:
-                sent = os.write(self._fd, data)
+                sent = self._socket.send(data)
             except BlockingIOError:
                 sent = 0
             except OSError as error:
@@ -212,7 +204,7 @@ class ClientSocket:
 
     def _flush(self, out: bytearray) -> None:
         try:
-            sent = os.write(self._fd, out)
+            sent = self._socket.send(out)
         except BlockingIOError:
             return
         except OSError as error:
@@ -240,13 +232,10 @@ class ClientSocket:
             self._send_end()
 
     def _send_end(self) -> None:
-        own = socket.socket(fileno=self._fd)
         try:
-            own.shutdown(socket.SHUT_WR)
+            self._socket.shutdown(socket.SHUT_WR)
         except OSError as error:
             self._lose(error)
-        finally:
-            own.detach()
 
     def close(self) -> None:
         """Close when everything that was written is sent."""
@@ -273,9 +262,8 @@ class ClientSocket:
         try:
             self._receiver.connection_lost(error)
         finally:
-            self._sockets.forget(self._fd)
-            os.close(self._fd)
-            self._fd = -1
+            self._sockets.forget(self._socket.fileno())
+            self._socket.close()
 
     def _watch(self) -> None:
         """Have the kernel say what is wanted now."""
@@ -291,11 +279,11 @@ class ClientSocket:
         self._watched = wanted
         epoll = self._sockets.epoll
         if not watched:
-            epoll.register(self._fd, wanted | _EDGE)
+            epoll.register(self._socket, wanted | _EDGE)
         elif wanted:
-            epoll.modify(self._fd, wanted | _EDGE)
+            epoll.modify(self._socket, wanted | _EDGE)
         else:
-            epoll.unregister(self._fd)
+            epoll.unregister(self._socket)
 
     def begin(self) -> None:
         """Tell the receiver, and read if it still wants to."""
@@ -322,12 +310,13 @@ class Sockets:
         self._acceptors.append(acceptor)
         return acceptor
 
-    def accepted(self, fd: int, receiver: Receiver, host: bytes) -> None:
+    def accepted(self, own: socket.SocketType, receiver: Receiver, host: bytes) -> None:
         """A connection is there."""
         table = self._table
+        fd = own.fileno()
         if fd >= len(table):
             table.extend([None] * (fd + 1 - len(table)))
-        client = table[fd] = ClientSocket(self, fd, receiver, host)
+        client = table[fd] = ClientSocket(self, own, receiver, host)
         try:
             client.begin()
         except Exception:
@@ -394,9 +383,10 @@ class Acceptor:
                     self._pause(error)
                     return
                 continue  # this client has gone already
-            fd = accepted.detach()
-            os.set_blocking(fd, False)
-            self._sockets.accepted(fd, self._make(), packed_host(address))
+            # Its plain base: socket.socket would take twice the memory for every connection.
+            own = socket.SocketType(accepted.family, accepted.type, accepted.proto, accepted.detach())
+            own.setblocking(False)
+            self._sockets.accepted(own, self._make(), packed_host(address))
 
     def _pause(self, error: OSError) -> None:
         log.error(
