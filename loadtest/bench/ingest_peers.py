@@ -1,10 +1,11 @@
-"""Ingest of HoldMQ and Mosquitto in one run: messages acknowledged per second, QoS 1.
+"""Ingest of HoldMQ, Mosquitto and NATS in one run: messages acknowledged per second, QoS 1.
 
     python -m loadtest.bench.ingest_peers [--windows 1 10] [--rounds 3] [--seconds 4]
 
-Mosquitto (with set_tcp_nodelay, its better setting here, and without persistence) against registry, broker
-and gateway, once with storage.flush = async and once with sync. The targets take turns, round by round, so
-that a drift of the machine's speed meets all of them; medians and ratios to Mosquitto are printed.
+Mosquitto (with set_tcp_nodelay, its better setting here, and without persistence) and NATS (nats-server with
+an mqtt block; left out when it is not installed) against registry, broker and gateway, once with
+storage.flush = async and once with sync. The targets take turns, round by round, so that a drift of the
+machine's speed meets all of them; medians and ratios to Mosquitto are printed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from holdmq.errors import HoldMQError
+from holdmq.errors import HoldMQError, StartupError
 from loadtest.lockstep import Lockstep
-from loadtest.peers import holdmq_stack, mosquitto
+from loadtest.peers import holdmq_stack, mosquitto, nats_mqtt
 
 PAUSE_S = 0.5
 """Between two measurements: what the last one left behind is written by then."""
@@ -38,6 +39,11 @@ def compare(
         targets: dict[str, str] = {}
         (directory / "mosquitto").mkdir()
         targets["mosquitto"] = stack.enter_context(mosquitto(directory / "mosquitto"))
+        (directory / "nats").mkdir()
+        try:
+            targets["nats"] = stack.enter_context(nats_mqtt(directory / "nats"))
+        except StartupError as error:
+            sys.stderr.write(f"without nats: {error}\n")
         for flush in ("async", "sync"):
             place = directory / flush
             place.mkdir()
