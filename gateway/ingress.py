@@ -24,8 +24,6 @@ from holdmq.record_once import ONCE_BYTES_MAX
 from holdmq.topics import OTHER_TOPIC
 
 _ANSWERS: Final = (0, PUBACK, PUBREC)
-_time_ns: Final = time.time_ns
-"""Bound once: compiled, a module's attribute is looked up at every call."""
 Refusal = int
 MissingTopic = str
 
@@ -87,7 +85,7 @@ class Ingress:
         assert inbound is not None
         self.full = None
         buffer = run.buffer
-        born_ms = _time_ns() // 1_000_000
+        born_ms = time.time_ns() // 1_000_000
         last_entry: TopicEntry | None = None
         last_kind = -1
         size = 0
@@ -198,7 +196,7 @@ class Ingress:
             start += 2
         if session.version == MQTT_5:
             start += 1
-        record = plan.encode(data[start:], _time_ns() // 1_000_000)
+        record = plan.encode(data[start:], time.time_ns() // 1_000_000)
         length = len(record)
         if length > (producer.record_max_bytes or BATCH_MAX_BYTES):
             return False

@@ -355,13 +355,15 @@ class Sockets:
 class Acceptor:
     """Accepts the connections of one listening socket."""
 
-    __slots__ = ("_listening", "_make", "_resuming", "_sockets")
+    __slots__ = ("_kind", "_listening", "_make", "_resuming", "_sockets")
 
     def __init__(self, sockets: Sockets, listening: socket.socket, make: Callable[[], Receiver]) -> None:
         self._sockets = sockets
         self._listening = listening
         self._make = make
         self._resuming: asyncio.TimerHandle | None = None
+        # An accepted socket has the same, and socket.socket makes an enum of each at every look.
+        self._kind = int(listening.family), int(listening.type), listening.proto
         listening.setblocking(False)
         if listening.family != socket.AF_UNIX:
             # Linux gives it to every connection accepted here: answers wait for no acknowledgement.
@@ -384,7 +386,7 @@ class Acceptor:
                     return
                 continue  # this client has gone already
             # Its plain base: socket.socket would take twice the memory for every connection.
-            own = socket.SocketType(accepted.family, accepted.type, accepted.proto, accepted.detach())
+            own = socket.SocketType(*self._kind, accepted.detach())
             own.setblocking(False)
             self._sockets.accepted(own, self._make(), packed_host(address))
 

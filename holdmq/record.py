@@ -117,7 +117,7 @@ STAMP_FACTORS: Final = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 STAMP_ADDEND: Final = 0xA0761D6478BD642F
 _MASK64: Final = 0xFFFFFFFFFFFFFFFF
 
-SHORT_BODY_BYTES: Final = 1_000
+SHORT_BYTES: Final = 1_100
 """Up to here a record is written field by field: compiled, half the time, as no number becomes an object on
 its way. Behind it the writer copies what it has as it grows, and joining is cheaper (measured)."""
 _BORN_MS_PLAIN: Final = 1 << 61
@@ -226,7 +226,7 @@ class RecordTemplate:
             raise RecordError(
                 f"a record of {total} bytes: {RECORD_BYTES_LIMIT} are allowed", Code.RECORD_TOO_LARGE
             )
-        if length <= SHORT_BODY_BYTES and 0 <= born_ms < _BORN_MS_PLAIN:
+        if total <= SHORT_BYTES and 0 <= born_ms < _BORN_MS_PLAIN:
             part = BytesWriter()
             part.write(self._before)
             write_i64_be(part, born_ms)
@@ -234,7 +234,7 @@ class RecordTemplate:
             write_i32_be(part, length)
             part.write(body)
             part.write(self._tail)
-            return _short(total, part.getvalue())
+            return _whole(total, part.getvalue())
         covered = b"".join(
             (
                 self._before,
@@ -251,19 +251,15 @@ class RecordTemplate:
 def _whole(total: int, covered: bytes) -> bytes:
     """The record around what BodyCRC covers."""
     crc: int = crc32(covered)
+    if total <= SHORT_BYTES:
+        record = BytesWriter()
+        write_i64_be(record, total << 32 | MAGIC)
+        write_i32_be(record, (crc ^ _SIGN) - _SIGN)
+        record.write(covered)
+        write_i64_be(record, total)  # behind a StampCheck of 0
+        return record.getvalue()
     size = total.to_bytes(4, "big")
     return b"".join((size, _MAGIC_BYTES, crc.to_bytes(4, "big"), covered, _NO_CHECK, size))
-
-
-def _short(total: int, covered: bytes) -> bytes:
-    """As `_whole`, for a short body."""
-    crc: int = crc32(covered)
-    record = BytesWriter()
-    write_i64_be(record, total << 32 | MAGIC)
-    write_i32_be(record, (crc ^ _SIGN) - _SIGN)
-    record.write(covered)
-    write_i64_be(record, total)  # behind a StampCheck of 0
-    return record.getvalue()
 
 
 def encode_record(

@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -61,6 +61,22 @@ def mosquitto(directory: Path) -> Iterator[str]:
     with _process([_need("mosquitto"), "-c", str(config)], directory / "mosquitto.log") as child:
         _wait_for(port, [child])
         yield f"127.0.0.1:{port}"
+
+
+def if_installed(
+    stack: ExitStack, name: str, peer: Callable[[Path], AbstractContextManager[str]], directory: Path
+) -> dict[str, str]:
+    """Run `peer` in a folder of its own until `stack` ends; returns its name and address.
+
+    Nothing is returned, and stderr has the reason, when it cannot be started.
+    """
+    place = directory / name
+    place.mkdir()
+    try:
+        return {name: stack.enter_context(peer(place))}
+    except StartupError as error:
+        sys.stderr.write(f"without {name}: {error}\n")
+        return {}
 
 
 class Services(NamedTuple):

@@ -37,12 +37,12 @@ class Plan(RecordTemplate):
     ) -> None:
         topic = target.topic.encode()
         super().__init__(topic, target.queue_id, properties, born_host, sys_flag_of(kind), prepared=mark)
-        self.kind = kind
-        self.target = target
-        self.raw = entry.raw if kind in (0, 2) and entry.delay_s is None else b""
         self.entry = entry
+        self.kind = kind
         self.packet_type = packet_type
+        self.target = target
         self.is_delayed = entry.delay_s is not None
+        self.raw = entry.raw if kind in (0, 2) and not self.is_delayed else b""
         self.noting: NotedRecords | None = None
 
 

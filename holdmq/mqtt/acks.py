@@ -116,8 +116,7 @@ def encode_short_ack(packet_type: int, packet_id: int) -> bytes:
     """
     if not 0 < packet_id <= 0xFFFF:
         raise UsageError(f"packet identifier {packet_id} is not 1–65535")
-    first = 0x40 if packet_type == PUBACK else _FIRST[packet_type]
-    return (first << 24 | 2 << 16 | packet_id).to_bytes(4, "big")
+    return (_FIRST[packet_type] << 24 | 2 << 16 | packet_id).to_bytes(4, "big")
 
 
 def encode_acks(packet_type: int, packet_ids: list[int]) -> bytes:

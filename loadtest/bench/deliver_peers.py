@@ -22,8 +22,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from holdmq.errors import HoldMQError, StartupError
-from loadtest.peers import holdmq_stack, mosquitto, nats_mqtt
+from holdmq.errors import HoldMQError
+from loadtest.peers import holdmq_stack, if_installed, mosquitto, nats_mqtt
 from loadtest.processes import raise_file_limit
 from loadtest.relay import Delivered, Relay
 
@@ -38,13 +38,8 @@ def compare(
     results: dict[str, dict[str, list[Delivered]]] = {}
     with ExitStack() as stack:
         targets: dict[str, str] = {}
-        for name, start in (("mosquitto", mosquitto), ("nats", nats_mqtt)):
-            place = directory / name
-            place.mkdir()
-            try:
-                targets[name] = stack.enter_context(start(place))
-            except StartupError as error:
-                sys.stderr.write(f"without {name}: {error}\n")
+        targets |= if_installed(stack, "mosquitto", mosquitto, directory)
+        targets |= if_installed(stack, "nats", nats_mqtt, directory)
         (directory / "holdmq").mkdir()
         targets["holdmq"] = stack.enter_context(
             holdmq_stack(directory / "holdmq", flush="async", workers=workers)

@@ -20,9 +20,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from holdmq.errors import HoldMQError, StartupError
+from holdmq.errors import HoldMQError
 from loadtest.lockstep import Lockstep
-from loadtest.peers import holdmq_stack, mosquitto, nats_mqtt
+from loadtest.peers import holdmq_stack, if_installed, mosquitto, nats_mqtt
 
 PAUSE_S = 0.5
 """Between two measurements: what the last one left behind is written by then."""
@@ -39,11 +39,7 @@ def compare(
         targets: dict[str, str] = {}
         (directory / "mosquitto").mkdir()
         targets["mosquitto"] = stack.enter_context(mosquitto(directory / "mosquitto"))
-        (directory / "nats").mkdir()
-        try:
-            targets["nats"] = stack.enter_context(nats_mqtt(directory / "nats"))
-        except StartupError as error:
-            sys.stderr.write(f"without nats: {error}\n")
+        targets |= if_installed(stack, "nats", nats_mqtt, directory)
         for flush in ("async", "sync"):
             place = directory / flush
             place.mkdir()

@@ -13,7 +13,7 @@ from holdmq.record import (
     NO_HOST,
     PROPERTIES_BYTES_MAX,
     RECORD_BYTES_LIMIT,
-    SHORT_BODY_BYTES,
+    SHORT_BYTES,
     STAMP_FACTORS,
     SYS_BORN_IPV6,
     SYS_QOS_SHIFT,
@@ -92,17 +92,20 @@ def test_a_record_is_these_bytes() -> None:
 def test_template_and_function_make_the_same_record() -> None:
     for host in (NO_HOST, encode_host("fe80::1", 1883)):
         template = RecordTemplate(b"t", 9, TAGGED, host, SYS_RETAIN, 1, 2, 3)
-        for size in (0, 4, SHORT_BODY_BYTES, SHORT_BODY_BYTES + 1):
+        border = SHORT_BYTES - len(template.encode(b"", 77))
+        for size in (0, 4, border, border + 1):
             for born_ms in (0, 77, 2**61 - 1, 2**61, 2**64 - 1):
                 body = bytes(range(256)) * 4 + b"more"
-                assert template.encode(body[:size], born_ms) == encode_record(
+                record = template.encode(body[:size], born_ms)
+                assert record == encode_record(
                     b"t", 9, body[:size], TAGGED, born_ms, host, SYS_RETAIN, 1, 2, 3
                 )
+                assert decode_record(record, verify=VERIFY_BODY).body == body[:size]
 
 
 def test_a_time_before_the_epoch_is_refused() -> None:
     template = RecordTemplate(b"t", 9)
-    for size in (1, SHORT_BODY_BYTES + 1):
+    for size in (1, SHORT_BYTES):
         with pytest.raises(OverflowError):
             template.encode(bytes(size), -1)
 
