@@ -150,7 +150,7 @@ class BrokerLink:
             producer.refused(batch, result.code, retry_after_ms, now)
         # First the broker's next work, then the answers to all these clients: both go on at once.
         self.flush()
-        self._worker.settle()
+        self._worker.answer(producer.take_settled())
         if self.held and not producer.is_full:
             self.release()
 
@@ -178,6 +178,7 @@ class BrokerLink:
             )
             self.producer.abandon(stuck, now)
             self.flush()
+            self._worker.answer(self.producer.take_settled())
             self.release()
         if self.connection is None and is_resting:
             for shell in list(self.held):

@@ -16,7 +16,7 @@ from gateway.connection import OPENING_PAUSE, Shell
 from gateway.connection_log import ConnectionLog
 from gateway.core.counters import Counters
 from gateway.core.entries import TopicEntry, make_entry
-from gateway.core.producer import PENDING_MAX_BYTES
+from gateway.core.producer import PENDING_MAX_BYTES, Run
 from gateway.core.routes import Route, Routes
 from gateway.core.wheel import TICK_S, Wheel
 from gateway.delivery import Delivery
@@ -376,6 +376,23 @@ class Worker:
             self.catchup.ready(session)
         self.shares.ready(session)
 
+    def answer(self, runs: list[Run]) -> None:
+        """Tell the receipts of settled runs, and write.
+
+        A session that is owed nothing more is written at once, while what that takes is in the cache; one
+        that is gets its answers together.
+        """
+        context = self.context
+        for run in runs:
+            outcome = run.outcome
+            assert outcome is not None
+            for receipt in run.receipts:
+                receipt.settle(outcome)
+                dirty = context.dirty
+                if dirty and not dirty[-1].is_owed:
+                    _write(dirty.pop())
+        self.settle()
+
     def settle(self) -> None:
         """Write what sessions have to send, and close those whose broker did not take their messages."""
         if self._is_settling:
@@ -390,9 +407,7 @@ class Worker:
                 dirty = context.dirty
                 context.dirty = []
                 for session in dirty:
-                    shell = session.shell
-                    if isinstance(shell, Shell):
-                        shell.write()
+                    _write(session)
                 doomed = context.doomed
                 context.doomed = []
                 for session in doomed:
@@ -458,6 +473,12 @@ class Worker:
         for link in self.links.values():
             link.each_second(now, is_resting=self.routes.is_resting(link.name, now))
         self.reporting.send_report()
+
+
+def _write(session: Session) -> None:
+    shell = session.shell
+    if isinstance(shell, Shell):
+        shell.write()
 
 
 def _say_if_failed(task: asyncio.Task[None]) -> None:

@@ -109,17 +109,18 @@ class Target:
 class Run:
     """Consecutive records of one queue, and who is owed for them.
 
-    `may_be_stored`: it was sent, and the connection was lost before the answer. `is_settled`: nobody is
-    owed for it any more, whatever becomes of it. `is_delayed`: its records wait until they are due.
-    `is_noted`: of some the broker is to see whether it has them already.
+    `may_be_stored`: it was sent, and the connection was lost before the answer. `outcome` is what its
+    receipts are told, None = not known yet; once it is, nobody is owed for it any more, whatever becomes of
+    it. `is_delayed`: its records wait until they are due. `is_noted`: of some the broker is to see whether it
+    has them already.
     """
 
     __slots__ = (
         "first_sequence",
         "is_delayed",
         "is_noted",
-        "is_settled",
         "may_be_stored",
+        "outcome",
         "receipts",
         "records",
         "target",
@@ -132,8 +133,13 @@ class Run:
         self.records: list[bytes] = []
         self.receipts: list[Receipt] = []
         self.first_sequence = 0
-        self.is_settled = False
+        self.outcome: int | None = None
         self.may_be_stored = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known what became of it."""
+        return self.outcome is not None
 
 
 class Batch:
@@ -195,7 +201,8 @@ class Producer:
     """Batches towards one broker.
 
     The shell calls `next_batch` until None at the end of a turn, sends each, and tells what became
-    of it: `answered`, `refused` (whole), or `disconnected` for all in flight. Counters are plain
+    of it: `answered`, `refused` (whole), or `disconnected` for all in flight. What that settled is in
+    `take_settled`, so that the broker's next work can leave before all these are answered. Counters are plain
     attributes: `batches`, `records`, `refused_records`, `resent_batches`, `abandoned_records`, `epochs`,
     `delayed_records`.
     `shell` is the owner's own; `record_max_bytes` is what the broker accepts (it refuses a whole batch
@@ -213,6 +220,7 @@ class Producer:
         "_open_bytes",
         "_refused",
         "_serial",
+        "_settled",
         "_targets",
         "_waiting",
         "abandoned_records",
@@ -252,6 +260,7 @@ class Producer:
         self._open_bytes = 0
         self._waiting: deque[Batch] = deque()
         self._refused: list[Batch] = []
+        self._settled: list[Run] = []
         self._targets: dict[tuple[str, int], Target] = {}
         self._serial = 0
         self._backoff_s = BACKOFF_MIN_S
@@ -338,7 +347,7 @@ class Producer:
         return batch
 
     def answered(self, batch: Batch, results: list[RunResult], retry_after_ms: int, now: float) -> None:
-        """The broker answered each run: settle receipts, keep what is to be sent again.
+        """The broker answered each run: settle it, or keep it to be sent again.
 
         Raises WireError, and has changed nothing, when there is not one result per run: the peer is broken,
         and whether it has the batch is found out by sending it again over another connection.
@@ -397,6 +406,11 @@ class Producer:
             self._give_up(run, CLOSE | ReasonCode.SERVER_BUSY, now)
         self.pending_bytes -= batch.size_bytes
         self._is_epoch_due = True
+
+    def take_settled(self) -> list[Run]:
+        """The runs that were settled since the last call, in that order: their receipts are to be told."""
+        settled, self._settled = self._settled, []
+        return settled
 
     def connected(self) -> None:
         """A connection is there: what was unanswered goes first, in its order."""
@@ -487,15 +501,14 @@ class Producer:
                 _number(run)
 
     def _settle(self, run: Run, outcome: int, now: float) -> None:
-        run.is_settled = True
+        run.outcome = outcome
+        self._settled.append(run)
         target = run.target
         target.progress_at = now
         if target.runs[0] is run:
             target.runs.popleft()
         else:
             target.runs.remove(run)
-        for receipt in run.receipts:
-            receipt.settle(outcome)
         if target.on_idle is not None and not target.runs:
             on_idle, target.on_idle = target.on_idle, None
             on_idle()

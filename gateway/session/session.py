@@ -450,6 +450,11 @@ class Session(Owner):
         assert self.inbound is not None
         self.inbound.expect(receipt)
 
+    @property
+    def is_owed(self) -> bool:
+        """Whether publishes of the client wait for their answer."""
+        return self.inbound is not None and self.inbound.head is not None
+
     def receipt_settled(self, receipt: Receipt) -> None:
         """Answer what is settled at the head of the chain (gateway.core.receipts)."""
         if self.state != CLOSED:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from processes import free_port
 
+from gateway.core.receipts import Receipt
 from gateway.draining import drain
 from gateway.session.session import Session
+from gateway.sockets import ClientSocket
 from holdmq.errors import Code, RemoteError
 from holdmq.mqtt import (
     MQTT_3_1_1,
@@ -20,6 +22,7 @@ from holdmq.mqtt import (
     Will,
 )
 from holdmq.record import encode_properties, encode_record
+from holdmq.rpc.connection import Connection
 from holdmq.wire.codes import RequestCode
 
 Start = Callable[..., Awaitable[Any]]
@@ -426,3 +429,55 @@ async def test_nothing_stays_of_a_client_that_left_while_its_publishes_waited_fo
         await running.until(lambda: not [o for o in gc.get_objects() if type(o) is Session])
     finally:
         gc.enable()
+
+
+async def test_a_batch_is_answered_behind_the_next_one_and_each_client_with_one_write(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await start_worker()
+    broker = running.broker
+    clients = {name: await running.client(name) for name in ("first", "lone", "busy", "last")}
+    for client in clients.values():
+        client.send(Publish("d/x", b"", 1, packet_id=1))
+        await client.acked(1)
+    producer = running.worker.links["b0"].producer
+    seen: list[object] = []
+    write, request, settle = ClientSocket.write, Connection.request, Receipt.settle
+
+    def written(self: ClientSocket, data: bytes) -> None:
+        seen.append(bytes(data))
+        write(self, data)
+
+    def requested(self: Connection, code: int, *rest: Any) -> Any:
+        if code == RequestCode.PRODUCE:
+            seen.append("next batch")
+        return request(self, code, *rest)
+
+    def settled(self: Receipt, outcome: int) -> None:
+        seen.append(f"told {self.packet_id}")
+        settle(self, outcome)
+
+    async def publish(name: str, packet_id: int) -> None:
+        pending = producer.pending_bytes
+        clients[name].send(Publish("d/x", b"", 1, packet_id=packet_id))
+        await running.until(lambda: producer.pending_bytes > pending)
+
+    broker.hold = True
+    await publish("first", 2)
+    await publish("first", 3)
+    await running.until(lambda: len(broker.held) == 2)
+    for name, packet_id in (("lone", 4), ("busy", 5), ("busy", 6), ("last", 7)):
+        await publish(name, packet_id)
+    monkeypatch.setattr(ClientSocket, "write", written)
+    monkeypatch.setattr(Connection, "request", requested)
+    monkeypatch.setattr(Receipt, "settle", settled)
+    broker.release()
+    assert await clients["last"].acked(1) == [7]
+    assert await clients["busy"].acked(2) == [5, 6]
+    assert seen == [
+        *("next batch", "told 2", b"\x40\x02\x00\x02"),
+        *("told 3", b"\x40\x02\x00\x03"),
+        *("told 4", b"\x40\x02\x00\x04"),
+        *("told 5", "told 6", b"\x40\x02\x00\x05\x40\x02\x00\x06"),
+        *("told 7", b"\x40\x02\x00\x07"),
+    ]

@@ -61,6 +61,15 @@ def connected() -> Producer:
     return producer
 
 
+def told(producer: Producer, owner: Owed) -> list[tuple[int, int]]:
+    """What the owner was told, once all that was settled is."""
+    for run in producer.take_settled():
+        assert run.outcome is not None
+        for receipt in run.receipts:
+            receipt.settle(run.outcome)
+    return owner.outcomes
+
+
 def send(producer: Producer, now: float = 0.0) -> Batch:
     batch = producer.next_batch(now)
     assert batch is not None
@@ -154,7 +163,7 @@ def test_a_busy_run_and_all_behind_it_are_sent_again_in_order_with_their_sequenc
     for batch in again:
         answer(producer, batch)
     answer(producer, send(producer, 10.0))
-    assert owner.outcomes == [(1, 0), (2, 0), (3, 0)]
+    assert told(producer, owner) == [(1, 0), (2, 0), (3, 0)]
     assert producer.is_idle
 
 
@@ -210,7 +219,7 @@ def test_a_final_refusal_settles_with_the_reason_and_uses_up_its_sequences() -> 
     batch = send(producer)
     assert sequences(batch) == [(0, 1, 1)]
     answer(producer, batch)
-    assert owner.outcomes == [(1, 0x87), (2, 0)]
+    assert told(producer, owner) == [(1, 0x87), (2, 0)]
     assert producer.refused_records == 1
 
 
@@ -219,7 +228,7 @@ def test_a_broker_that_cannot_write_never_gets_its_messages_acknowledged() -> No
     producer = connected()
     add(producer, 1, owner=owner)
     answer(producer, send(producer), Code.STORE_READ_ONLY)
-    assert owner.outcomes[0][1] & CLOSE
+    assert told(producer, owner)[0][1] & CLOSE
 
 
 def test_a_batch_that_is_refused_whole_begins_an_epoch_before_anything_new_leaves() -> None:
@@ -227,7 +236,7 @@ def test_a_batch_that_is_refused_whole_begins_an_epoch_before_anything_new_leave
     producer = connected()
     add(producer, 1, owner=owner)
     producer.refused(send(producer), Code.MALFORMED_BATCH, 0, 0.0)
-    assert owner.outcomes[0][1] & CLOSE
+    assert told(producer, owner)[0][1] & CLOSE
     assert producer.is_idle
     assert producer.pending_bytes == 0
     add(producer, 2, owner=owner)
@@ -287,8 +296,8 @@ def put(producer: Producer, packet_id: int, owner: Owed, queue_id: int = 0) -> N
     producer.added(1)
 
 
-def acknowledged(owner: Owed) -> list[bytes]:
-    return [body(packet_id) for packet_id, outcome in owner.outcomes if outcome == 0]
+def acknowledged(producer: Producer, owner: Owed) -> list[bytes]:
+    return [body(packet_id) for packet_id, outcome in told(producer, owner) if outcome == 0]
 
 
 def test_what_was_in_flight_behind_a_refused_batch_is_stored_before_it_is_acknowledged() -> None:
@@ -305,7 +314,7 @@ def test_what_was_in_flight_behind_a_refused_batch_is_stored_before_it_is_acknow
     assert producer.next_batch(0.0) is None, "new sequences would make old ones look like repeats"
     producer.answered(behind, answers, 0, 0.0)
     broker.run(producer, 10.0)
-    assert broker.log == acknowledged(owner) == [b"1", b"3", b"4"]
+    assert broker.log == acknowledged(producer, owner) == [b"1", b"3", b"4"]
 
 
 def test_order_holds_when_the_first_batch_of_an_epoch_is_refused_unseen() -> None:
@@ -322,7 +331,7 @@ def test_order_holds_when_the_first_batch_of_an_epoch_is_refused_unseen() -> Non
     producer.refused(damaged, Code.BODY_CRC, 0, 0.0)
     producer.answered(behind, broker.results(producer, behind), 0, 0.0)
     broker.run(producer, 10.0)
-    assert broker.log == acknowledged(owner) == [b"1", b"3", b"4"]
+    assert broker.log == acknowledged(producer, owner) == [b"1", b"3", b"4"]
 
 
 def test_what_may_be_stored_is_settled_in_its_own_epoch_before_the_next_one_begins() -> None:
@@ -338,7 +347,7 @@ def test_what_may_be_stored_is_settled_in_its_own_epoch_before_the_next_one_begi
     put(producer, 3, owner, queue_id=1)
     broker.run(producer, 10.0)
     assert broker.log == [b"1", b"2", b"3"], "nothing is stored twice"
-    assert acknowledged(owner) == [b"2", b"3"]
+    assert acknowledged(producer, owner) == [b"2", b"3"]
     assert producer.epoch == 2
 
 
@@ -352,7 +361,7 @@ def test_a_queue_that_comes_to_be_takes_messages_after_refusals_that_the_broker_
     producer.answered(batch, broker.results(producer, batch, Code.TOPIC_UNKNOWN), 0, 0.0)
     put(producer, 3, owner)
     broker.run(producer, 10.0)
-    assert broker.log == acknowledged(owner) == [b"1", b"3"]
+    assert broker.log == acknowledged(producer, owner) == [b"1", b"3"]
 
 
 def test_a_refusal_for_good_behind_a_postponed_run_leaves_no_gap() -> None:
@@ -365,7 +374,7 @@ def test_a_refusal_for_good_behind_a_postponed_run_leaves_no_gap() -> None:
     producer.answered(second, broker.results(producer, second, Code.TOPIC_PERM), 0, 0.0)
     put(producer, 3, owner)
     broker.run(producer, 10.0)
-    assert broker.log == acknowledged(owner) == [b"1", b"3"]
+    assert broker.log == acknowledged(producer, owner) == [b"1", b"3"]
 
 
 def test_a_broker_that_waits_for_what_was_never_owed_gets_a_new_epoch() -> None:
@@ -375,7 +384,7 @@ def test_a_broker_that_waits_for_what_was_never_owed_gets_a_new_epoch() -> None:
     producer.target("t", 0).next_sequence += 5
     put(producer, 2, owner)
     broker.run(producer)
-    assert broker.log == acknowledged(owner) == [b"1", b"2"]
+    assert broker.log == acknowledged(producer, owner) == [b"1", b"2"]
     assert producer.epochs == 1
 
 
@@ -383,7 +392,7 @@ def test_a_fenced_producer_goes_on_under_another_id() -> None:
     owner, producer = Owed(), connected()
     add(producer, 1, owner=owner)
     answer(producer, send(producer), Code.PRODUCER_FENCED)
-    assert owner.outcomes[0][1] & CLOSE
+    assert told(producer, owner)[0][1] & CLOSE
     add(producer, 2, owner=owner)
     batch = send(producer)
     assert (producer.producer_id, producer.epoch) == (2, 1)
@@ -411,11 +420,11 @@ def test_an_answer_with_the_wrong_number_of_results_changes_nothing() -> None:
     batch = send(producer)
     with pytest.raises(WireError):
         answer(producer, batch, Code.OK)
-    assert not owner.outcomes
+    assert not told(producer, owner)
     producer.disconnected()
     producer.connected()
     answer(producer, send(producer))
-    assert owner.outcomes == [(1, 0), (2, 0)]
+    assert told(producer, owner) == [(1, 0), (2, 0)]
     assert producer.is_idle
 
 
@@ -430,11 +439,11 @@ def test_a_target_that_gets_nothing_through_is_stuck_while_others_go_on() -> Non
     add(producer, 3, queue_id=1, owner=owner, now=20.0)
     assert producer.stuck(10.0) == [producer.target("t", 0)]
     producer.abandon(producer.stuck(10.0), 20.0)
-    assert [packet_id for packet_id, outcome in owner.outcomes if outcome & CLOSE] == [1, 1]
+    assert [packet_id for packet_id, outcome in told(producer, owner) if outcome & CLOSE] == [1, 1]
     assert producer.stuck(99.0) == [producer.target("t", 1)]
     while (batch := producer.next_batch(30.0)) is not None:
         answer(producer, batch, now=30.0)
-    assert {packet_id for packet_id, outcome in owner.outcomes if outcome == 0} == {2, 3}
+    assert {packet_id for packet_id, outcome in told(producer, owner) if outcome == 0} == {2, 3}
     assert producer.is_idle
     assert producer.pending_bytes == 0
 
@@ -447,7 +456,12 @@ def test_abandoning_closes_every_owner_and_begins_an_epoch() -> None:
         producer.next_batch(0.0)
     stuck = producer.stuck(11.0)
     producer.abandon(stuck, 11.0)
-    assert sorted(packet_id for packet_id, outcome in owner.outcomes if outcome & CLOSE) == [1, 2, 3, 4]
+    assert sorted(packet_id for packet_id, outcome in told(producer, owner) if outcome & CLOSE) == [
+        1,
+        2,
+        3,
+        4,
+    ]
     assert producer.is_idle
     assert producer.pending_bytes == 0
     assert producer.stuck(99.0) == []
@@ -462,7 +476,7 @@ def test_a_stale_route_closes_the_owners_and_asks_for_routes() -> None:
     add(producer, 1, owner=owner)
     answer(producer, send(producer), Code.QUEUE_UNKNOWN)
     assert producer.must_reroute
-    assert owner.outcomes[0][1] & CLOSE
+    assert told(producer, owner)[0][1] & CLOSE
 
 
 def test_sequences_count_records_per_queue() -> None:
