@@ -40,10 +40,11 @@ from broker.core.sequences import (
     Sequences,
     Window,
 )
-from holdmq.errors import RecordError
+from holdmq.errors import RecordError, WireError
 from holdmq.record import BODY_LENGTH_AT, IPV6_EXTRA, SYS_BORN_IPV6, SYS_FLAG_AT, decode_record, encode_record
 from holdmq.record_batch import Ints
 from holdmq.topics import PRODUCED_TOPIC
+from holdmq.wire.untrusted import unpack
 from storage.log.core.delayed import TIMER_TOPIC
 from storage.store import Batch
 
@@ -273,9 +274,9 @@ class Replay:
     def _take_rows(self, record: memoryview, position: int) -> None:
         decoded = decode_record(record)
         try:
-            log_epoch, size_bytes, rows = msgpack.unpackb(decoded.body)
+            log_epoch, size_bytes, rows = unpack(decoded.body, "it")
             rows = [Row._make(row) for row in rows]
-        except (ValueError, TypeError) as error:
+        except (WireError, ValueError, TypeError) as error:
             raise RecordError(f"a record of {PRODUCED_TOPIC} is malformed: {error}") from None
         self._end_waiting()
         end = position + decoded.total_size + size_bytes

@@ -14,12 +14,13 @@ otherwise.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgpack
 
-from holdmq.errors import RecordError
+from holdmq.errors import RecordError, WireError
 from holdmq.wire.session_headers import NEVER_EXPIRES_S
+from holdmq.wire.untrusted import unpack
 
 FORMAT: Final = 1
 META: Final = "m"
@@ -56,9 +57,9 @@ class Meta(NamedTuple):
 def decode_meta(value: bytes) -> Meta:
     """The meta of a row; RecordError if it is none that this version knows."""
     try:
-        fields: Any = msgpack.unpackb(value)
-    except ValueError as error:
-        raise RecordError(f"a row of a session is no msgpack: {error}") from None
+        fields = unpack(value, "a row of a session")
+    except WireError as error:
+        raise RecordError(str(error)) from None
     if not isinstance(fields, list) or len(fields) < 7 or fields[0] != FORMAT:
         raise RecordError("a row of a session has a format that this version does not know")
     numbers = (fields[1], fields[2], *fields[4:7])

@@ -22,7 +22,8 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from holdmq.errors import RecordError
+from holdmq.errors import RecordError, WireError
+from holdmq.wire.untrusted import unpack
 
 SHARE_TOPIC: Final = "%SHARE%"
 RECORD_BYTES: Final = 256 << 10
@@ -145,9 +146,9 @@ class Restored:
     def apply_body(self, body: bytes) -> None:
         """Take a record's body; RecordError if it is none."""
         try:
-            entries = msgpack.unpackb(body)
-        except ValueError as error:
-            raise RecordError(f"a record of {SHARE_TOPIC} is no msgpack: {error}") from None
+            entries = unpack(body, f"a record of {SHARE_TOPIC}")
+        except WireError as error:
+            raise RecordError(str(error)) from None
         self.apply(entries)
 
     def apply(self, entries: Any) -> None:

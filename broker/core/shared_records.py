@@ -18,7 +18,8 @@ import msgpack
 
 from broker.core.acknowledged import Acknowledged, bits, ranges_of
 from broker.core.shared_queue import QueueKey, SharedQueue
-from holdmq.errors import RecordError
+from holdmq.errors import RecordError, WireError
+from holdmq.wire.untrusted import unpack
 
 SHARED_TOPIC: Final = "%SHARED%"
 ENTRY_NUMBERS_MAX: Final = 20_000
@@ -127,9 +128,9 @@ class Restored:
     def apply_body(self, body: bytes) -> None:
         """Take a record's body; RecordError if it is none."""
         try:
-            entries = msgpack.unpackb(body)
-        except ValueError as error:
-            raise RecordError(f"a record of {SHARED_TOPIC} is no msgpack: {error}") from None
+            entries = unpack(body, f"a record of {SHARED_TOPIC}")
+        except WireError as error:
+            raise RecordError(str(error)) from None
         self.apply(entries)
 
     def apply(self, entries: Any) -> None:

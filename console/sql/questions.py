@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
+from holdmq.wire.untrusted import Limits, unpack
+
 LENGTH: Final = struct.Struct(">I")
 
 TEXT_MAX: Final = 64 * 1024
@@ -17,6 +19,9 @@ TEXT_MAX: Final = 64 * 1024
 
 REPLY_MAX: Final = 256 << 20
 """A frame of more is none of ours."""
+
+_LIMITS: Final = Limits(items_max=10_000, decoded_max_bytes=REPLY_MAX + (16 << 20))
+"""Of a frame: few items, one of which is a statement with its arguments or the bytes of a result."""
 
 READY: Final = b"\xc0"
 """What the process says first, when it can be asked: MessagePack's nil."""
@@ -54,10 +59,10 @@ def frame(value: tuple[Any, ...]) -> bytes:
 
 
 def question_of(raw: bytes) -> Question:
-    """Return the question of a frame without its length."""
-    return Question(*msgpack.unpackb(raw))
+    """Return the question of a frame without its length; WireError if it is no msgpack."""
+    return Question(*unpack(raw, "a question", _LIMITS))
 
 
 def reply_of(raw: bytes) -> Reply:
-    """Return the reply of a frame without its length."""
-    return Reply(*msgpack.unpackb(raw))
+    """Return the reply of a frame without its length; WireError if it is no msgpack."""
+    return Reply(*unpack(raw, "a reply", _LIMITS))

@@ -17,12 +17,12 @@ from typing import Any, Final
 import msgpack
 
 from holdmq.errors import WireError
+from holdmq.wire.untrusted import PEER_LIMITS, Limits, unpack
 
 RESPONSE: Final = 1
 ONE_WAY: Final = 2
 LANGUAGE: Final = "python"
 VERSION: Final = 1
-_MAX_HEADER_ITEMS: Final = 1 << 20
 
 
 @dataclass(slots=True)
@@ -53,17 +53,12 @@ class Command:
         return packed
 
 
-def decode_command(data: bytes | memoryview) -> Command:
-    """Read a header; WireError when it is no command. Items after the seventh are ignored."""
-    try:
-        fields = msgpack.unpackb(
-            data, max_array_len=_MAX_HEADER_ITEMS, max_map_len=_MAX_HEADER_ITEMS, strict_map_key=False
-        )
-    except Exception as e:  # msgpack raises ValueError, UnpackException and UnicodeDecodeError families
-        raise WireError(f"the frame's header is not msgpack: {e}") from e
+def decode_command(data: bytes | memoryview, limits: Limits = PEER_LIMITS) -> Command:
+    """Read a header. WireError if it is no command or over `limits`; items after the seventh are ignored."""
+    fields = unpack(data, "the frame's header", limits)
     if not isinstance(fields, list) or len(fields) < 7:
         raise WireError("the frame's header is not a command of seven fields")
-    code, language, version, opaque, flag, remark, ext_fields = fields[:7]
+    code, language, version, opaque, flag, remark, ext_fields = fields if len(fields) == 7 else fields[:7]
     if not (
         isinstance(code, int)
         and isinstance(language, str)

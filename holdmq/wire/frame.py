@@ -16,6 +16,7 @@ from typing import Final
 
 from holdmq.errors import WireError
 from holdmq.wire.command import Command, decode_command
+from holdmq.wire.untrusted import PEER_LIMITS, Limits
 
 _PREFIX: Final = struct.Struct(">II")
 PREFIX_SIZE: Final = _PREFIX.size
@@ -34,13 +35,15 @@ class FrameDecoder:
     """Turns the bytes of one connection into frames.
 
     Each frame's bytes are copied once, into a buffer of their own: bodies may be kept and
-    stamped in place. Before HELLO is done give `frame_max_bytes` small, raise it afterwards.
+    stamped in place. Before HELLO is done give `frame_max_bytes` and `limits` (of a header) small, raise them
+    afterwards.
     """
 
-    __slots__ = ("_filled", "_frame", "_header_length", "_prefix", "frame_max_bytes")
+    __slots__ = ("_filled", "_frame", "_header_length", "_prefix", "frame_max_bytes", "limits")
 
-    def __init__(self, frame_max_bytes: int) -> None:
+    def __init__(self, frame_max_bytes: int, limits: Limits = PEER_LIMITS) -> None:
         self.frame_max_bytes = frame_max_bytes
+        self.limits = limits
         self._prefix = bytearray()
         self._frame: bytearray | None = None
         self._filled = 0
@@ -69,7 +72,8 @@ class FrameDecoder:
                     stop = pos + length - 4
                     if stop <= end:  # as most frames: no need to wait for the rest of it
                         at = pos + header_length
-                        frames.append((decode_command(view[pos:at]), memoryview(bytearray(view[at:stop]))))
+                        command = decode_command(view[pos:at], self.limits)
+                        frames.append((command, memoryview(bytearray(view[at:stop]))))
                         pos = stop
                         continue
                     self._start_frame(length, header_length)
@@ -107,7 +111,7 @@ class FrameDecoder:
     def _finish_frame(self, frame: bytearray) -> Frame:
         self._frame = None
         view = memoryview(frame)
-        return decode_command(view[: self._header_length]), view[self._header_length :]
+        return decode_command(view[: self._header_length], self.limits), view[self._header_length :]
 
 
 def encode_frame(command: Command, body: Iterable[Buffer] = (), body_length: int = 0) -> list[Buffer]:

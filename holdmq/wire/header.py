@@ -12,6 +12,7 @@ from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from typing import Any, Final, NamedTuple, NoReturn, Self, TypeVar, dataclass_transform
 
 from holdmq.errors import Code, WireError
+from holdmq.wire.untrusted import DEPTH_MAX
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
@@ -39,12 +40,31 @@ class _Field(NamedTuple):
         if not ok and not (value is None and self.nullable):
             wanted = self.types[0].__name__
             raise WireError(f"{owner}: field {self.name!r} must be {wanted}", Code.MISSING_FIELD)
+        if isinstance(value, dict):
+            self._check_keys(value, owner)
+
+    def _check_keys(self, found: dict[Any, Any], owner: str) -> None:
+        """Every map in a field of maps has names as keys; those who show or sort them count on it."""
+        inside: list[tuple[Any, int]] = [(found, 1)]
+        while inside:
+            value, depth = inside.pop()
+            if isinstance(value, dict):
+                if not all(isinstance(key, str) for key in value):
+                    raise WireError(f"{owner}: a key in field {self.name!r} must be str", Code.MISSING_FIELD)
+                value = value.values()
+            if depth > DEPTH_MAX:
+                raise WireError(
+                    f"{owner}: field {self.name!r} is more than {DEPTH_MAX} arrays and maps deep",
+                    Code.MISSING_FIELD,
+                )
+            inside += [(item, depth + 1) for item in value if isinstance(item, (dict, list))]
 
 
 class _Layout:
     """The fields of a header or row, and the combinations of types that were found right.
 
-    Whether values fit depends on their types alone, so that one look-up decides for all of them.
+    Whether values fit depends on their types alone, but for maps, whose keys are looked at each time; so one
+    look-up decides for all others.
     """
 
     __slots__ = ("fields", "names", "signatures")
@@ -57,7 +77,7 @@ class _Layout:
     def check(self, values: Iterable[Any], signature: tuple[type, ...], owner: str) -> None:
         for f, value in zip(self.fields, values, strict=True):
             f.check(value, owner)
-        if len(self.signatures) < SIGNATURES_MAX:
+        if len(self.signatures) < SIGNATURES_MAX and dict not in signature:
             self.signatures.add(signature)
 
 

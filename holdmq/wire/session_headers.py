@@ -9,13 +9,14 @@ cursors.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgpack
 
 from holdmq.errors import WireError
 from holdmq.topics import queue_of_key
 from holdmq.wire.header import Header, header
+from holdmq.wire.untrusted import unpack
 
 SESSION_TOPIC: Final = "%SESSION"
 SESSION_QUEUES: Final = 64
@@ -55,10 +56,7 @@ class Content(NamedTuple):
 
 def decode_content(body: bytes | memoryview) -> Content:
     """What a body carries; WireError if it is none."""
-    try:
-        found: Any = msgpack.unpackb(body)
-    except ValueError as error:
-        raise WireError(f"a session's content is no msgpack: {error}") from None
+    found = unpack(body, "a session's content")
     if not isinstance(found, list) or len(found) < 2 or not isinstance(found[0], bytes):
         raise WireError("a session's content is malformed")
     filters = [tuple(pair) for pair in found[1] if isinstance(pair, list) and len(pair) == 2]

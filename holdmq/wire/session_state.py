@@ -27,6 +27,7 @@ import msgpack
 
 from holdmq.errors import WireError
 from holdmq.record_once import Generation
+from holdmq.wire.untrusted import unpack
 
 FORMAT: Final = 1
 
@@ -177,10 +178,7 @@ def decode_options(value: bytes) -> FilterOptions:
 
 
 def _fields(value: bytes, count: int, what: str) -> list[Any]:
-    try:
-        fields: Any = msgpack.unpackb(value)
-    except ValueError as error:
-        raise WireError(f"the {what} of a session is no msgpack: {error}") from None
+    fields = unpack(value, f"the {what} of a session")
     if not isinstance(fields, list) or len(fields) < count or fields[0] != FORMAT:
         raise WireError(f"the {what} of a session has a format that this version does not know")
     return fields

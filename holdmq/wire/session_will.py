@@ -9,11 +9,12 @@ The owner looks at the first numbers only. Source: mqtt.md, Wills; MQTT 5, 3.1.2
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgpack
 
 from holdmq.errors import WireError
+from holdmq.wire.untrusted import unpack
 
 FORMAT: Final = 1
 WILL_BYTES_MAX: Final = 256 << 10
@@ -48,10 +49,7 @@ class SessionWill(NamedTuple):
 
 def decode_will(value: bytes) -> SessionWill:
     """The will of a row; WireError if it is none that this version knows."""
-    try:
-        fields: Any = msgpack.unpackb(value)
-    except ValueError as error:
-        raise WireError(f"a will is no msgpack: {error}") from None
+    fields = unpack(value, "a will")
     if not isinstance(fields, list) or len(fields) < 8 or fields[0] != FORMAT:
         raise WireError("a will has a format that this version does not know")
     kinds = (int, int, str, int, bytes, bytes, bytes)

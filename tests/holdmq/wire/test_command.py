@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdmq.errors import WireError
+from holdmq.wire.codes import RequestCode
 from holdmq.wire.command import ONE_WAY, RESPONSE, Command, decode_command
+from holdmq.wire.headers import HelloRequest
+from holdmq.wire.untrusted import STRANGER_LIMITS
 
 FIELDS = [10, "python", 1, 5, 0, "remark", {"k": 1}]
 
@@ -34,7 +37,7 @@ def test_a_truncated_or_trailed_header_is_refused() -> None:
         decode_command(data + b"\x00")
 
 
-@pytest.mark.parametrize("fields", [FIELDS[:6], [], {"a": 1}, 7, None, "text", dict(enumerate(FIELDS))])
+@pytest.mark.parametrize("fields", [FIELDS[:6], [], {"a": 1}, 7, None, "text", dict.fromkeys("abcdefg", 1)])
 def test_what_is_no_array_of_seven_is_refused(fields: Any) -> None:
     with pytest.raises(WireError, match="seven fields"):
         decode_command(msgpack.packb(fields))
@@ -50,12 +53,29 @@ def test_a_field_of_the_wrong_type_is_refused(index: int, value: Any) -> None:
 
 
 def test_depth_and_promised_lengths_do_not_hurt() -> None:
-    with pytest.raises(WireError, match="not msgpack"):
+    with pytest.raises(WireError, match="arrays and maps deep"):
         decode_command(b"\x91" * 100_000)
-    with pytest.raises(WireError, match="not msgpack"):
+    with pytest.raises(WireError, match=r"bytes of memory|the limit is"):
         decode_command(b"\xdd\xff\xff\xff\xff")
-    with pytest.raises(WireError, match="not msgpack"):
+    with pytest.raises(WireError, match=r"bytes of memory|the limit is"):
         decode_command(b"\xdf\xff\xff\xff\xff")
+
+
+def test_a_stranger_s_header_holds_what_hello_needs_and_little_more() -> None:
+    hello = HelloRequest(1, "client", "c" * 100, "software", "key", bytes(32), bytes(32))
+    command = Command(RequestCode.HELLO, 1, 0, "", hello.to_ext())
+    assert decode_command(command.encode(), STRANGER_LIMITS) == command
+    command.ext_fields["more"] = [0] * 64
+    assert decode_command(command.encode()) == command
+    with pytest.raises(WireError, match="the limit is 64"):
+        decode_command(command.encode(), STRANGER_LIMITS)
+
+
+@pytest.mark.parametrize("key", [1, None, 1.5, msgpack.Timestamp(1), ()])
+def test_ext_fields_have_names(key: Any) -> None:
+    for ext_fields in ({key: 1}, {"state": {"a": [{key: 1}]}}):
+        with pytest.raises(WireError, match=r"no string|extension type"):
+            decode_command(msgpack.packb([*FIELDS[:6], ext_fields]))
 
 
 @given(st.binary(max_size=100))

@@ -17,6 +17,7 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import SIGNATURES_MAX, Header, layout_of, rows
 from holdmq.wire.headers import (
     FilterTerm,
+    HeartbeatRequest,
     HelloRequest,
     ProduceRequest,
     ProduceRun,
@@ -25,6 +26,7 @@ from holdmq.wire.headers import (
     ReadOpenRequest,
     TopicCreateRequest,
 )
+from holdmq.wire.untrusted import DEPTH_MAX
 
 MODULES = [
     importlib.import_module(f"holdmq.wire.{found.name}")
@@ -238,3 +240,15 @@ def test_every_code_has_a_meaning() -> None:
     assert set(CODES) == set(Code)
     assert all(info.meaning for info in CODES.values())
     assert Code.OK == 0
+
+
+def test_a_field_of_maps_has_names_as_keys_each_time_and_at_every_depth() -> None:
+    state: dict[str, Any] = {"a": 1, "b": {"c": [{"d": 2}]}}
+    assert HeartbeatRequest.from_ext({"state": state}).state == state
+    for wrong in ({b"a": 1}, {"a": {b"b": 1}}, {"a": [[{"c": {b"d": 1}}]]}, {"a": 1, b"b": 2}):
+        with pytest.raises(WireError, match="a key in field 'state' must be str"):
+            HeartbeatRequest.from_ext({"state": wrong})
+    for _ in range(DEPTH_MAX):
+        state = {"a": state}
+    with pytest.raises(WireError, match=f"'state' is more than {DEPTH_MAX} arrays and maps deep"):
+        HeartbeatRequest.from_ext({"state": state})
