@@ -38,6 +38,13 @@ class SecuritySection(Section):
     reload_interval_s: float = Field(
         5, gt=0, le=3600, description="How often the files are looked at for changes; SIGHUP does it at once."
     )
+    unauthenticated_max: int = Field(
+        2_000,
+        ge=4,
+        le=100_000,
+        description="Connections of a listener that have not said HELLO, a quarter of them from one address; "
+        "past it the oldest makes room, as who has credentials is done with it at once.",
+    )
 
     def anonymous_allowed(self, section: str, bind: str) -> bool:
         """Return whether the RPC of `section` (registry, broker) on `bind` admits who shows no credentials.

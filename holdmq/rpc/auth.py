@@ -20,6 +20,7 @@ from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from holdmq.file_signature import Signature, changed, signature_of
 from holdmq.rpc.access_keys import AccessKey, Grants, by_certificate, load_keys, roles_of
 from holdmq.rpc.connection import Connection
+from holdmq.rpc.strangers import UNAUTHENTICATED_MAX, Strangers
 from holdmq.rpc.tls import (
     EXPIRES_SOON_S,
     ServerTls,
@@ -50,7 +51,8 @@ class ServerSecurity:
     """Admits connections. Make it with `of` (blocking), give it to the rpc.Server, which runs `watch`.
 
     `keys_file` None = no access keys. `certificate_roles` are the roles of client certificates that no
-    entry names; empty = such a certificate admits nobody.
+    entry names; empty = such a certificate admits nobody. `unauthenticated_max` are the places of connections
+    that have not said HELLO (`strangers`).
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class ServerSecurity:
         tls: ServerTls | None = None,
         certificate_roles: Iterable[str] = (),
         reload_interval_s: float = 5.0,
+        unauthenticated_max: int = UNAUTHENTICATED_MAX,
     ) -> None:
         self.tls = tls
         self.unauthenticated = 0
         self.not_permitted = 0
         self.handshake_failures = 0
         self.reload_failures = 0
+        self.strangers: Strangers[Connection] = Strangers(unauthenticated_max)
         self._allow_anonymous = allow_anonymous
         self._keys_file = keys_file
         names = list(certificate_roles)
@@ -108,12 +112,15 @@ class ServerSecurity:
             tls=tls,
             certificate_roles=settings.certificate_roles,
             reload_interval_s=settings.reload_interval_s,
+            unauthenticated_max=settings.unauthenticated_max,
         )
 
     def numbers(self) -> Mapping[str, int | float]:
         """Gauges and counters (names end in `_total`); read on any thread."""
         found: dict[str, int | float] = {
             "access_keys": len(self._grants),
+            "unauthenticated_connections": len(self.strangers),
+            "unauthenticated_displaced_total": self.strangers.displaced,
             "unauthenticated_total": self.unauthenticated,
             "not_permitted_total": self.not_permitted,
             "tls_handshakes_failed_total": self.handshake_failures,

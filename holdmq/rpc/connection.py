@@ -23,8 +23,9 @@ import structlog
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.command import ONE_WAY, RESPONSE, Command
-from holdmq.wire.frame import Buffer, FrameDecoder, encode_frame
+from holdmq.wire.frame import PREFIX_SIZE, Buffer, FrameDecoder, encode_frame
 from holdmq.wire.header import Header
+from holdmq.wire.untrusted import PEER_LIMITS, STRANGER_LIMITS
 
 if TYPE_CHECKING:
     from holdmq.rpc.access_keys import Grants
@@ -36,6 +37,8 @@ REQUEST_OVERHEAD_BYTES: Final = 256
 """What an outstanding request counts beside its body, so that empty ones are bounded too."""
 DEAD_PEER_S: Final = 30
 """A peer whose host answers nothing for this long is gone: three times a broker's longest usual silence."""
+STRANGER_LINGER_S: Final = 1.0
+"""How long a peer that is refused may take to read why: several round trips."""
 WRITE_HIGH_BYTES: Final = 8 << 20
 """Unsent bytes at which a peer counts as not reading: one largest PULL answer."""
 
@@ -146,7 +149,9 @@ class Connection(asyncio.Protocol):
         "context",
         "grants",
         "handler",
+        "host",
         "is_closed",
+        "is_stranger",
         "is_writable",
     )  # fmt: skip
 
@@ -157,9 +162,13 @@ class Connection(asyncio.Protocol):
         outstanding_max_bytes: int = OUTSTANDING_MAX_BYTES,
         reads_while_unwritable: bool = False,
         on_open: Callable[[Connection], None] | None = None,
+        is_stranger: bool = False,
     ) -> None:
         self.handler = handler
+        self.is_stranger = is_stranger
+        """Whether the peer has yet to say HELLO: until `admit` it may send little, and answer nothing."""
         self.address = "?"
+        self.host = "?"
         self.context: Any = None
         self.grants: Grants | None = None
         """What the peer may ask for; None = anything."""
@@ -170,7 +179,7 @@ class Connection(asyncio.Protocol):
         self.is_closed = False
         self.bytes_in = 0
         self.bytes_out = 0
-        self._decoder = FrameDecoder(frame_max_bytes)
+        self._decoder = FrameDecoder(frame_max_bytes, STRANGER_LIMITS if is_stranger else PEER_LIMITS)
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, tuple[float, OnReply]] = {}
         self._opaques = itertools.count(1)
@@ -190,9 +199,11 @@ class Connection(asyncio.Protocol):
         found: dict[str, Any] | None = self._transport.get_extra_info("peercert")
         return found or None
 
-    def set_frame_max_bytes(self, frame_max_bytes: int) -> None:
-        """Change the frame limit (after HELLO)."""
+    def admit(self, frame_max_bytes: int) -> None:
+        """The peer is known (after HELLO): give its frames the size, and its headers the limits, of one."""
+        self.is_stranger = False
         self._decoder.frame_max_bytes = frame_max_bytes
+        self._decoder.limits = PEER_LIMITS
 
     # asyncio.Protocol
 
@@ -201,13 +212,20 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         _keep_alive(transport.get_extra_info("socket"))
         peer = transport.get_extra_info("peername")
-        self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) > 1 else "unix"
+        is_ip = isinstance(peer, tuple) and len(peer) > 1
+        self.host = peer[0] if is_ip else "unix"
+        self.address = f"{peer[0]}:{peer[1]}" if is_ip else "unix"
         self.connected_ms = time.time_ns() // 1_000_000
         if self._on_open is not None:
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
         self.bytes_in += len(data)
+        if self.is_stranger and len(data) > self._decoder.frame_max_bytes + PREFIX_SIZE:
+            # HELLO is one frame and waits for its answer. Of many small ones all would be read before the
+            # first of them ends the connection.
+            self._refuse_connection(WireError(f"{len(data)} bytes at once before HELLO was answered"))
+            return
         try:
             frames = self._decoder.receive_data(data)
         except WireError as e:
@@ -217,6 +235,9 @@ class Connection(asyncio.Protocol):
             if self.is_closed:
                 return
             if command.is_response:
+                if self.is_stranger:
+                    self._refuse_connection(WireError("an answer before HELLO; nothing was asked"))
+                    return
                 self._response_received(command, body)
             else:
                 self._request_received(command, body)
@@ -311,6 +332,16 @@ class Connection(asyncio.Protocol):
             self._closed(reason or TransportError(f"connection to {self.address} closed here"))
         if self._transport is not None:
             self._transport.close()
+            if self.is_stranger:
+                # TLS waits for the peer to say goodbye too, for half a minute.
+                self._loop.call_later(STRANGER_LINGER_S, self.abort)
+
+    def abort(self, reason: HoldMQError | None = None) -> None:
+        """Close, but send neither what is written nor a goodbye; unanswered calls fail with `reason`."""
+        if not self.is_closed:
+            self._closed(reason or TransportError(f"connection to {self.address} closed here"))
+        if self._transport is not None:
+            self._transport.abort()
 
     # Inside
 

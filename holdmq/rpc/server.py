@@ -15,15 +15,16 @@ from holdmq.rpc.access_keys import Grants
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.connection import OUTSTANDING_MAX_BYTES, Connection, Request
 from holdmq.rpc.handshake import Handshakes
+from holdmq.rpc.strangers import Strangers
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import PROTOCOL_VERSION, HelloRequest, HelloResponse
 
-HELLO_MAX_BYTES: Final = 64 << 10
-"""Frame limit before HELLO: room for credentials, none for an attack."""
+HELLO_MAX_BYTES: Final = 16 << 10
+"""Frame limit before HELLO: room for credentials and names, none for an attack."""
 HELLO_TIMEOUT_S: Final = 10.0
 """How long a connection may say nothing: a dial-up's patience, a port scanner's end."""
 CONNECTIONS_MAX: Final = 10_000
-"""Connections per RPC server: far above a fleet's gateways and applications."""
+"""Connections per RPC server that said HELLO: far above a fleet's gateways and applications."""
 
 log = structlog.get_logger("holdmq.rpc")
 
@@ -34,7 +35,9 @@ class Server:
     """An RPC server: `routes` maps request codes to handlers, `hello` answers HELLO.
 
     `on_closed` is told of every connection that had said HELLO. Counters: `connections`
-    (now), `refused` (connections that broke the protocol, kept silent or came over the bound), `closed`.
+    (now), `refused` (connections that broke the protocol, kept silent or came over a bound), `closed`.
+    `strangers` are those that have not said HELLO: they have places of their own, `connections_max` bounds
+    the others.
     `security` decides who may connect and what they may ask for, and has the TLS of `listen`; None = all
     may ask for everything. It may be set until `listen` is called.
     """
@@ -52,6 +55,7 @@ class Server:
         security: ServerSecurity | None = None,
     ) -> None:
         self.connections: dict[Connection, HelloRequest | None] = {}
+        self.strangers: Strangers[Connection] = Strangers()
         self.refused = 0
         self.closed = 0
         self._routes: dict[int, OnRequest] = {int(code): handler for code, handler in routes.items()}
@@ -71,6 +75,7 @@ class Server:
     async def listen(self, host: str, port: int) -> None:
         """Listen on TCP; port 0 picks one (see `port`). StartupError if it is taken."""
         loop = asyncio.get_running_loop()
+        self._use_places()
         try:
             listener = await loop.create_server(self._protocol, host, port, backlog=1024, **self._tls())
         except OSError as e:
@@ -85,6 +90,7 @@ class Server:
 
     async def listen_unix(self, path: str) -> None:
         """Listen on a UNIX socket; StartupError if it cannot be made."""
+        self._use_places()
         try:
             listener = await asyncio.get_running_loop().create_unix_server(self._protocol, path)
         except OSError as e:
@@ -115,24 +121,46 @@ class Server:
         if self.security is not None:
             self.security.handshake_failed(error)
 
+    def _use_places(self) -> None:
+        if self.security is not None:
+            self.strangers = self.security.strangers
+
     def _watch(self) -> None:
         if self.security is not None and self._watching is None:
             watching = self.security.watch(self.connections)
             self._watching = asyncio.get_running_loop().create_task(watching, name="security")
 
     def _protocol(self) -> Connection:
-        return Connection(self, HELLO_MAX_BYTES, self._outstanding_max_bytes, on_open=self._opened)
+        return Connection(
+            self, HELLO_MAX_BYTES, self._outstanding_max_bytes, on_open=self._opened, is_stranger=True
+        )
 
     def _opened(self, connection: Connection) -> None:
         self.connections[connection] = None
-        if len(self.connections) > self._connections_max:
-            connection.close(WireError(f"{self._connections_max} connections", Code.LIMIT_EXCEEDED))
+        if self._is_full():
+            connection.abort(self._too_many())
             return
+        displaced = self.strangers.enter(connection, connection.host)
+        if displaced is not None:
+            displaced.abort(
+                WireError(
+                    f"it made room for another: {self.strangers.places} connections may wait to say HELLO, "
+                    f"{self.strangers.address_max} of one address (security.unauthenticated_max)",
+                    Code.LIMIT_EXCEEDED,
+                )
+            )
         loop = asyncio.get_running_loop()
         connection.context = loop.call_later(self._hello_timeout_s, self._silent, connection)
 
+    def _is_full(self) -> bool:
+        """Whether there are more than may say HELLO; the connection that it is about is no stranger then."""
+        return len(self.connections) - len(self.strangers) > self._connections_max
+
+    def _too_many(self) -> WireError:
+        return WireError(f"{self._connections_max} connections", Code.LIMIT_EXCEEDED)
+
     def _silent(self, connection: Connection) -> None:
-        connection.close(WireError(f"no HELLO within {self._hello_timeout_s} s", Code.HELLO_REQUIRED))
+        connection.abort(WireError(f"no HELLO within {self._hello_timeout_s} s", Code.HELLO_REQUIRED))
 
     # Handler
 
@@ -140,7 +168,12 @@ class Server:
         connection = request.connection
         code = request.command.code
         if self.connections.get(connection) is None:
-            self._hello_received(request)
+            try:
+                self._hello_received(request)
+            except HoldMQError as e:
+                # It says HELLO well or not at all: who may try again and again costs more than who connects.
+                request.refuse(e)
+                connection.close(e)
             return
         handler = self._routes.get(code)
         if handler is None:
@@ -182,21 +215,28 @@ class Server:
                     self.security.say_refused("connection refused", connection.address, e)
                     connection.close(e)
                 return
-        connection.context.cancel()
-        connection.context = request.command.language
+        self.strangers.leave(connection)
+        if self._is_full():
+            raise self._too_many()
         answer = self._hello(connection, hello)
         if connection.grants is not None:
             answer = replace(answer, principal=connection.grants.key.name, proof=proof)
+        connection.context.cancel()
+        connection.context = request.command.language
         self.connections[connection] = hello
-        connection.set_frame_max_bytes(self._frame_max_bytes)
+        connection.admit(self._frame_max_bytes)
         request.reply(answer)
 
     def connection_closed(self, connection: Connection, reason: HoldMQError) -> None:
         self.closed += 1
         if isinstance(reason, WireError):
             self.refused += 1
-            log.warning("connection refused", peer=connection.address, reason=str(reason))
+            if self.security is not None:
+                self.security.say_refused("connection refused", connection.address, reason)
+            else:
+                log.warning("connection refused", peer=connection.address, reason=str(reason))
         had_hello = self.connections.pop(connection, None) is not None
+        self.strangers.leave(connection)
         if had_hello:
             self._on_closed(connection)
         elif isinstance(connection.context, asyncio.TimerHandle):
