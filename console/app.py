@@ -23,6 +23,7 @@ from console.http import Guard, error_response
 from holdmq import telemetry
 from holdmq.admin import ReadyCheck
 from holdmq.config_analytics import ConsoleSection
+from holdmq.host_rule import AllowedHosts
 
 STATIC: Final = Path(__file__).parent / "static"
 
@@ -34,8 +35,12 @@ def build(
     ready: ReadyCheck,
     alive: ReadyCheck,
     section: ConsoleSection,
+    hosts: AllowedHosts,
 ) -> ASGIApp:
-    """Return the application over `feed`, `cluster` and `analysis`; `ready` and `alive` answer the probes."""
+    """Return the application over `feed`, `cluster` and `analysis`; `ready` and `alive` answer the probes.
+
+    Requests for others than `hosts` are refused.
+    """
 
     def page(name: str) -> Callable[[Request], Awaitable[Response]]:
         async def answer(_request: Request) -> Response:
@@ -78,4 +83,4 @@ def build(
         ],
         exception_handlers={HTTPException: refuse, Exception: fail},
     )
-    return Guard(app, section.requests_max, section.origins)
+    return Guard(app, section.requests_max, section.origins, hosts)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Collection, MutableMapping
+from http import HTTPStatus
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
 from prometheus_client import Counter, Gauge
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from console import origin
 from console.feed import Feed, StreamsFullError
 from holdmq import telemetry
+from holdmq.host_rule import AllowedHosts, split_target
 
 STREAM_STALL_S: Final = 30.0
 """A page that takes nothing for so long is gone, whatever its connection says."""
@@ -44,6 +47,12 @@ FOREIGN_REFUSED: Final = Counter(
     registry=telemetry.METRICS,
 )
 
+MISDIRECTED: Final = Counter(
+    "holdmq_console_misdirected_requests_total",
+    "Requests refused because their Host is no name of this installation (security.hosts).",
+    registry=telemetry.METRICS,
+)
+
 T = TypeVar("T")
 
 
@@ -53,12 +62,16 @@ def error_response(status: int, code: str, message: str) -> JSONResponse:
 
 
 class Guard:
-    """Adds the security headers to every answer; refuses requests above `requests_max` with 503, and with 403
-    those with an effect that a page of another origin made (`console.origin`).
+    """Adds the security headers to every answer; refuses requests for others than `hosts` with 421, those
+    above `requests_max` with 503, and with 403 those with an effect that a page of another origin made
+    (`console.origin`).
     """
 
-    def __init__(self, app: ASGIApp, requests_max: int, origins: Collection[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, requests_max: int, origins: Collection[str], hosts: AllowedHosts
+    ) -> None:
         self._app = app
+        self._hosts = hosts
         self._requests_max = requests_max
         self._origins = origins
         self._requests = 0
@@ -76,13 +89,26 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-cache")
             await send(message)
 
+        headers = Headers(scope=scope)
+        # The target as it came, of which the query says nothing here.
+        target = scope["raw_path"].decode("latin-1")
+        is_http_1_0 = scope["http_version"] == "1.0"
+        misdirected = self._hosts.refusal(target, headers.getlist("host"), is_http_1_0=is_http_1_0)
+        if misdirected is not None:
+            MISDIRECTED.inc()
+            code = "MISDIRECTED" if misdirected.status == HTTPStatus.MISDIRECTED_REQUEST else "BAD_REQUEST"
+            refused = error_response(misdirected.status, code, misdirected.sentence)
+            await refused(scope, receive, guarded)
+            return
+        if not target.startswith("/"):
+            scope = {**scope, "path": unquote(split_target(target)[1])}
         if self._requests >= self._requests_max:
             REQUESTS_REFUSED.inc()
             busy = error_response(503, "BUSY", f"{self._requests_max} requests are in hand; try again")
             busy.headers["Retry-After"] = "1"
             await busy(scope, receive, guarded)
             return
-        foreign = origin.refusal(scope["method"], Headers(scope=scope), self._origins)
+        foreign = origin.refusal(scope["method"], headers, self._origins)
         if foreign is not None:
             FOREIGN_REFUSED.inc()
             await error_response(403, "FOREIGN_ORIGIN", foreign)(scope, receive, guarded)

@@ -17,6 +17,7 @@ from console.cluster import Cluster
 from console.feed import Feed
 from holdmq.config import Config
 from holdmq.errors import StartupError
+from holdmq.host_rule import AllowedHosts
 from holdmq.process import Service, listen_error
 from holdmq.rpc.security import Security
 
@@ -49,7 +50,8 @@ async def main(config: Config, service: Service) -> None:
     tables = Path(config.stats.data_dir) / TABLES
     feed = Feed(tables / "tps_1s", cluster, section.streams_max)
     analysis = Analysis(tables, section, config.stats)
-    app = build(feed, cluster, analysis, service.readiness, service.liveness, section)
+    hosts = AllowedHosts(config.host_names())
+    app = build(feed, cluster, analysis, service.readiness, service.liveness, section, hosts)
     server = _Server(
         uvicorn.Config(
             app,

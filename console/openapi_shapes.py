@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 INTEGER: dict[str, Any] = {"type": "integer", "format": "int64", "minimum": 0}
 TEXT: dict[str, Any] = {"type": "string"}
@@ -18,6 +18,9 @@ NOTICE: dict[str, Any] = {
 def said(schema: dict[str, Any], description: str) -> dict[str, Any]:
     """Return `schema` with a description."""
     return {**schema, "description": description}
+
+
+MISDIRECTED: Final = {"421": "The request is for a host that is no name of this console: security.hosts."}
 
 
 def listed(items: dict[str, Any]) -> dict[str, Any]:
@@ -55,8 +58,8 @@ def answer(schema: str, description: str) -> dict[str, Any]:
 def call(
     method: str, operation: str, summary: str, results: dict[str, Any], errors: dict[str, str], **more: Any
 ) -> dict[str, Any]:
-    """Return a path's `method`; `results` and `errors` by status."""
-    failed = {status: answer("Error", text) for status, text in errors.items()}
+    """Return a path's `method`; `results` and `errors` by status, beside the one that every call has."""
+    failed = {status: answer("Error", text) for status, text in {**errors, **MISDIRECTED}.items()}
     return {
         method: {"operationId": operation, "summary": summary, **more, "responses": {**results, **failed}}
     }

@@ -7,7 +7,6 @@ it.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -20,9 +19,9 @@ def refusal(method: str, headers: Headers, origins: Collection[str]) -> str | No
     """Return why this request is refused, as a sentence; None when it may go on.
 
     Accepted are: safe methods; requests without an Origin of which no browser says (Sec-Fetch-Site) that
-    another site's page made them; those whose Origin is where the request went, when that is a number or
-    localhost; and those of `origins`. A name that is not in `origins` may be anybody's who had it point here
-    (DNS rebinding), even when it is the request's own.
+    another site's page made them; those whose Origin is where the request went; and those of `origins`. The
+    request must have passed ``holdmq.host_rule``: where it went may else be a name that somebody had point
+    here (DNS rebinding).
     """
     if method in SAFE_METHODS:
         return None
@@ -41,11 +40,9 @@ def refusal(method: str, headers: Headers, origins: Collection[str]) -> str | No
 
 
 def _is_own(origin: str, host: str | None) -> bool:
-    """Return whether this is where the request went, and no name of which somebody else may dispose."""
+    """Return whether this is where the request went."""
     try:
-        parts = urlsplit(origin)
-        if parts.hostname != "localhost":
-            ipaddress.ip_address(parts.hostname or "")
+        netloc = urlsplit(origin).netloc
     except ValueError:
         return False
-    return parts.netloc == host
+    return bool(netloc) and netloc == host

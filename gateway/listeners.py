@@ -16,6 +16,7 @@ from holdmq.config import GatewaySection
 from holdmq.config_listeners import ListenerSettings
 from holdmq.errors import ConfigError, HoldMQError
 from holdmq.file_signature import Signature, changed, signature_of
+from holdmq.host_rule import AllowedHosts, host_name_of
 from holdmq.rpc.tls import EXPIRES_SOON_S, ServerTls, TlsKeys
 
 HANDSHAKES_MAX: Final = 2_000
@@ -28,15 +29,19 @@ log = telemetry.get_logger()
 class Listener:
     """A listener in one process; `tls`, `websocket` and `networks` are None for what it does not use.
 
-    The constructor reads the certificates (blocking), and raises ConfigError naming listener and file.
+    `hosts` are the names under which WebSocket clients may ask, beside those of the certificate and of the
+    pages that may connect. The constructor reads the certificates (blocking), and raises ConfigError naming
+    listener and file.
     """
 
     __slots__ = (
         "accepted_total",
         "connections",
         "handshakes",
+        "hosts",
         "name",
         "networks",
+        "packet_max_bytes",
         "refused",
         "settings",
         "tls",
@@ -44,8 +49,10 @@ class Listener:
         "websocket",
     )
 
-    def __init__(self, settings: ListenerSettings, packet_max_bytes: int) -> None:
+    def __init__(self, settings: ListenerSettings, packet_max_bytes: int, hosts: Iterable[str] = ()) -> None:
         self.settings = settings
+        self.packet_max_bytes = packet_max_bytes
+        self.hosts = tuple(hosts)
         self.name = settings.name
         self.tls: ServerTls | None = None
         self.tls_signature: Signature = ()
@@ -60,8 +67,7 @@ class Listener:
         self.refused: Counter[str] = Counter()
         if settings.uses_tls:
             self.tls, self.tls_signature = _tls_of(settings)
-        if settings.uses_websocket:
-            self.websocket = rules_of(settings.ws_path, settings.ws_origins, packet_max_bytes)
+        self.renew_rules()
         if settings.proxy:
             self.networks = [ip_network(network) for network in settings.proxy_networks]
 
@@ -69,6 +75,16 @@ class Listener:
     def is_plain(self) -> bool:
         """Whether the socket carries MQTT and nothing else."""
         return self.tls is None and self.websocket is None and self.networks is None
+
+    def renew_rules(self) -> None:
+        """Make the rules of WebSocket for new connections, by the names of the certificate as it is now."""
+        settings = self.settings
+        if not settings.uses_websocket:
+            return
+        pages = filter(None, map(host_name_of, settings.ws_origins))
+        certified = () if self.tls is None else self.tls.names
+        hosts = AllowedHosts((*self.hosts, *pages, *certified))
+        self.websocket = rules_of(settings.ws_path, settings.ws_origins, self.packet_max_bytes, hosts)
 
     def trusts(self, address: str) -> bool:
         """Whether a proxy may be at this address."""
@@ -88,9 +104,13 @@ class Listener:
         }
 
 
-def listeners_of(section: GatewaySection) -> list[Listener]:
-    """The listeners of a gateway (blocking); ConfigError naming listener, file and what to do."""
-    return [Listener(settings, section.packet_max_bytes) for settings in section.all_listeners()]
+def listeners_of(section: GatewaySection, hosts: Iterable[str] = ()) -> list[Listener]:
+    """The listeners of a gateway (blocking) for WebSocket clients that ask for `hosts`.
+
+    Raises ConfigError naming listener, file and what to do.
+    """
+    names = tuple(hosts)
+    return [Listener(settings, section.packet_max_bytes, names) for settings in section.all_listeners()]
 
 
 def _tls_of(settings: ListenerSettings) -> tuple[ServerTls, Signature]:
@@ -160,6 +180,7 @@ class CertificateWatch:
                 )
             else:
                 listener.tls_signature = signature
+                listener.renew_rules()
                 log.info(
                     "certificates were read again; new connections use them",
                     listener=listener.name,

@@ -25,6 +25,7 @@ from holdmq import telemetry
 from holdmq.admin import AdminServer
 from holdmq.config import Config
 from holdmq.errors import HoldMQError
+from holdmq.host_rule import AllowedHosts
 from holdmq.process import die_with_parent, run_until_stopped, start_admin
 
 GC_THRESHOLD: Final = 20_000
@@ -75,7 +76,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until the signal; raises StartupError for a busy port, ConfigError for a bad certificate."""
-        self._listeners = listeners_of(self._section)
+        self._listeners = listeners_of(self._section, self._config.host_names())
         self._listen()
         wake_read, wake_write = socket.socketpair()
         wake_read.setblocking(False)
@@ -285,6 +286,7 @@ class Supervisor:
                 port,
                 ready=self._reports.readiness,
                 alive=self._liveness,
+                hosts=AllowedHosts(self._config.host_names()),
                 controls=self._controls.paths,
             )
 

@@ -39,6 +39,7 @@ from holdmq.config_routes import RouteSettings, routes_fault
 from holdmq.config_section import AdminBind, AdminPort, Port, Section
 from holdmq.config_security import SecuritySection
 from holdmq.errors import ConfigError
+from holdmq.host_rule import host_name_of
 
 _MIB: Final = 1024 * 1024
 _GIB: Final = 1024 * _MIB
@@ -485,3 +486,22 @@ class Config(BaseModel):
     def registries(self) -> list[str]:
         """Return ``host:port`` of every registry, never empty."""
         return list(self.client.registries) or [f"{self.registry.bind}:{self.registry.port}"]
+
+    def host_names(self) -> list[str]:
+        """Return the names under which HTTP and WebSocket ports may be asked (``holdmq.host_rule``).
+
+        Beside security.hosts those in other keys: whoever wrote them there has them point at this
+        installation. Names of a listener's own, of its certificate and ws_origins, are the listener's affair.
+        """
+        binds = [
+            self.registry.admin_bind,
+            self.broker.admin_bind,
+            self.gateway.admin_bind,
+            self.stats.admin_bind,
+            self.console.admin_bind,
+            self.console.bind,
+            *(listener.bind for listener in self.gateway.listeners),
+        ]
+        places = [self.broker.advertise, *self.client.registries, *self.console.origins, *binds]
+        named = (host_name_of(place) for place in places)
+        return [*self.security.hosts, *(name for name in named if name)]

@@ -1,15 +1,16 @@
-"""The section of the configuration that says who may use the RPC of registry and broker."""
+"""The section of the configuration that says who may use what, and under which names."""
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from holdmq.config_section import Section, is_loopback
 from holdmq.errors import ConfigError
+from holdmq.host_rule import is_host_name
 
 
 class SecuritySection(Section):
-    """Who may use the RPC of registry and broker, and TLS on it."""
+    """Who may use the RPC of registry and broker, TLS on it, and the names that this installation has."""
 
     allow_anonymous: bool | None = Field(
         None,
@@ -35,6 +36,12 @@ class SecuritySection(Section):
         description="Roles (client, service, admin) of client certificates that no entry of keys_file names; "
         "empty = they admit nobody, so that each is named on purpose.",
     )
+    hosts: list[str] = Field(
+        [],
+        description="Names under which HTTP and WebSocket ports may be asked, as gw.example.org or "
+        "*.example.org, beside addresses, localhost and names in other keys (docs/listeners.md): any other "
+        "may be a web page's that has it point here, and is refused with 421.",
+    )
     reload_interval_s: float = Field(
         5, gt=0, le=3600, description="How often the files are looked at for changes; SIGHUP does it at once."
     )
@@ -45,6 +52,17 @@ class SecuritySection(Section):
         description="Connections of a listener that have not said HELLO, a quarter of them from one address; "
         "past it the oldest makes room, as who has credentials is done with it at once.",
     )
+
+    @field_validator("hosts")
+    @classmethod
+    def _are_host_names(cls, value: list[str]) -> list[str]:
+        for host in value:
+            if not is_host_name(host):
+                raise ValueError(
+                    f"{host!r} is no host name without a port, as gw.example.org; * stands for one label "
+                    "before two or more, as *.example.org; IP addresses need no entry"
+                )
+        return value
 
     def anonymous_allowed(self, section: str, bind: str) -> bool:
         """Return whether the RPC of `section` (registry, broker) on `bind` admits who shows no credentials.

@@ -43,6 +43,7 @@ from holdmq import telemetry
 from holdmq.admin import AdminServer, Control, ReadyCheck
 from holdmq.config import Config
 from holdmq.errors import ConfigError, HoldMQError, StartupError
+from holdmq.host_rule import AllowedHosts
 
 STOP_LIMIT_S: Final = 60.0
 """Longest a process may take from the signal to its end: several times any default drain."""
@@ -218,6 +219,7 @@ def start_admin(
             section.admin_port,
             ready=ready,
             alive=alive,
+            hosts=AllowedHosts(config.host_names()),
             collect=collect,
             controls=controls,
         )

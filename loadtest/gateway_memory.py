@@ -25,11 +25,15 @@ def read_metrics(admin: str) -> str:
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=10)
     try:
         connection.request("GET", "/metrics")
-        return connection.getresponse().read().decode()
+        answer = connection.getresponse()
+        text = answer.read().decode()
     except (OSError, http.client.HTTPException) as error:
         raise StartupError(f"no gateway tells its numbers at {admin}: {error}") from error
     finally:
         connection.close()
+    if answer.status != http.HTTPStatus.OK:
+        raise StartupError(f"what answers at {admin} does not tell its numbers: {text.strip()}")
+    return text
 
 
 def read_numbers(admin: str) -> Numbers:

@@ -22,6 +22,8 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
+from holdmq.host_rule import AllowedHosts, split_target
+
 OPENING: Final = 0
 OPEN: Final = 1
 CLOSING: Final = 2
@@ -49,11 +51,14 @@ _log.setLevel(logging.WARNING)  # of each connection the gateway's own log tells
 
 
 class WebSocketRules(NamedTuple):
-    """What a listener demands: path of the URL, origins of pages (`*` = any, none = the same host)."""
+    """What a listener demands: path of the URL, origins of pages (`*` = any, none = the same host), and the
+    names under which it may be asked.
+    """
 
     path: str
     origins: frozenset[str]
     message_max_bytes: int
+    hosts: AllowedHosts
 
 
 class Violation(NamedTuple):
@@ -162,17 +167,20 @@ class WebSocket:
 
     def _problem_of(self, request: Request) -> tuple[int, str] | None:
         """Status and sentence for what the library does not check."""
-        path = request.path.partition("?")[0]
-        if path != self._rules.path:
-            return 404, f"the path is {self._rules.path}, not {path[:100]!r}"
         for name, value in request.headers.raw_items():
             # The library takes them for ASCII; in others, as Cookie, there may be anything.
             if name.lower().startswith(_HANDSHAKE_HEADERS) and not value.isascii():
                 return 400, f"the header {name[:50]!r} has bytes that are no ASCII"
         origins = request.headers.get_all("Origin")
         hosts = request.headers.get_all("Host")
-        if len(origins) > 1 or len(hosts) != 1:
-            return 400, "there must be one Host header, and at most one Origin"
+        refusal = self._rules.hosts.refusal(request.path, hosts)
+        if refusal is not None:
+            return refusal
+        path = split_target(request.path)[1].partition("?")[0]
+        if path != self._rules.path:
+            return 404, f"the path is {self._rules.path}, not {path[:100]!r}"
+        if len(origins) > 1:
+            return 400, "there must be at most one Origin header"
         if origins and not self._admits(origins[0], hosts[0]):
             return 403, f"pages of {origins[0][:200]!r} may not connect; ws_origins lists those that may"
         return None
@@ -245,10 +253,10 @@ class WebSocket:
         self._out += filter(None, self._protocol.data_to_send())
 
 
-def rules_of(path: str, origins: list[str], packet_max_bytes: int) -> WebSocketRules:
-    """The rules of a listener whose MQTT packets have at most `packet_max_bytes`."""
+def rules_of(path: str, origins: list[str], packet_max_bytes: int, hosts: AllowedHosts) -> WebSocketRules:
+    """The rules of a listener at `hosts` whose MQTT packets have at most `packet_max_bytes`."""
     allowed = frozenset(origin.lower() for origin in origins)
-    return WebSocketRules(path, allowed, packet_max_bytes + MESSAGE_SLACK_BYTES)
+    return WebSocketRules(path, allowed, packet_max_bytes + MESSAGE_SLACK_BYTES, hosts)
 
 
 def _is_same_host(origin: str, host: str) -> bool:

@@ -43,6 +43,8 @@ class ServerTls:
         self.paths = tuple(path for path in (cert, key, client_ca) if path)
         self.expires_at = 0.0
         """When the certificate ends, s since the epoch."""
+        self.names: tuple[str, ...] = ()
+        """The DNS names that the certificate is for."""
         self._cert = cert
         self._key = key
         self.client_ca = client_ca
@@ -71,7 +73,10 @@ class ServerTls:
         context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
         context.num_tickets = 0
         _load_chain(context, self._keys.cert, self._cert, self._keys.key, self._key)
-        self.expires_at = _end_of_certificate(context, self._cert)
+        certificate = _own_certificate(context, self._cert)
+        self.expires_at = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+        alternatives: Any = certificate.get("subjectAltName", ())
+        self.names = tuple(str(name) for kind, name in alternatives if kind == "DNS")
         if self.client_ca:
             _load_authorities(context, self._keys.client_ca, self.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED if self._requires_certificate else ssl.CERT_OPTIONAL
@@ -177,10 +182,10 @@ def _load_authorities(context: ssl.SSLContext, name: str, path: str) -> None:
         raise ConfigError(f"{path} ({name}) is no readable PEM file of authorities: {reason}") from error
 
 
-def _end_of_certificate(context: ssl.SSLContext, path: str) -> float:
-    """When a server context's certificate ends; ConfigError if it is not valid now, or no server's.
+def _own_certificate(context: ssl.SSLContext, path: str) -> dict[str, Any]:
+    """A server context's certificate, as `getpeercert()`; ConfigError if it is not valid now, or no server's.
 
-    The standard library reads the dates of verified certificates only: so this shakes hands with itself,
+    The standard library reads the fields of verified certificates only: so this shakes hands with itself,
     taking the certificate as its own authority.
     """
     peer = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -196,7 +201,7 @@ def _end_of_certificate(context: ssl.SSLContext, path: str) -> float:
     except ssl.SSLCertVerificationError as error:
         raise ConfigError(f"the certificate {path} is of no use: {error.verify_message}; renew it") from error
     assert certificate is not None
-    return ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+    return certificate
 
 
 def _shake_hands(server_context: ssl.SSLContext, client_context: ssl.SSLContext) -> ssl.SSLObject:

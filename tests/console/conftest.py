@@ -75,11 +75,13 @@ def table(tmp_path: Path) -> Path:
 async def _serve(tmp_path: Path, **console: Any) -> AsyncIterator[httpx.AsyncClient]:
     registry = console.pop("registry", "127.0.0.1:1")
     port = console.pop("port", None) or free_port()
+    hosts = console.pop("hosts", [])
     config = Config.model_validate(
         {
             "console": {"port": port, "data_dir": str(tmp_path / "console"), **console},
             "stats": {"data_dir": str(tmp_path)},
             "client": {"registries": [registry]},
+            "security": {"hosts": hosts},
         }
     )
     stopping = asyncio.Event()
@@ -103,7 +105,7 @@ Serve = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Serve:
-    """Serve the console over `tmp_path` with these keys of its section; `registry` is where it asks."""
+    """Serve the console over `tmp_path` with these keys of its section, a `registry` to ask, and `hosts`."""
 
     def start(**console: Any) -> AbstractAsyncContextManager[httpx.AsyncClient]:
         return _serve(tmp_path, **console)

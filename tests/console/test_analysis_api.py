@@ -91,15 +91,16 @@ ORIGINS: list[tuple[dict[str, str], bool]] = [
     ({"Origin": "null"}, False),
     ({"Origin": "http://[bad"}, False),
     ({"Origin": "http://127.0.0.1:1"}, False),
-    # A name that was made to point here: its page's requests are of the same origin.
-    ({"Origin": "http://evil.example:{port}", "Host": "evil.example:{port}"}, False),
+    # Its own under a name of this installation, but not another such name's.
+    ({"Origin": "http://gw.example.net:{port}", "Host": "gw.example.net:{port}"}, True),
+    ({"Origin": "http://gw.example.net:{port}"}, False),
     ({"Sec-Fetch-Site": "cross-site"}, False),
     ({"Sec-Fetch-Site": "same-origin"}, True),
 ]
 
 
 async def test_a_page_of_another_origin_can_neither_query_nor_save(serve: Serve) -> None:
-    async with serve(origins=["https://console.example.org"]) as client:
+    async with serve(origins=["https://console.example.org"], hosts=["gw.example.net"]) as client:
         own = {"own": str(client.base_url).rstrip("/"), "port": str(client.base_url.port)}
         for headers, accepted in ORIGINS:
             sent = {name: value.format(**own) for name, value in headers.items()}

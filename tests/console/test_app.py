@@ -134,6 +134,78 @@ async def test_every_answer_has_the_security_headers(serve: Serve) -> None:
             assert "server" not in headers
 
 
+PATHS = (
+    "/",
+    "/analysis",
+    "/static/console.js",
+    "/api/v1/stream",
+    "/api/v1/tps",
+    "/api/v1/queries",
+    "/api/v1/openapi.json",
+    "/healthz",
+    "/readyz",
+    "/metrics",
+    "/none",
+)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+async def test_whatever_is_asked_of_a_name_that_is_not_ours_is_refused(serve: Serve, method: str) -> None:
+    async with serve(origins=["https://console.example.org"], hosts=["gw.example.net"]) as client:
+        rebound = f"evil.example:{client.base_url.port}"
+        headers = {"Host": rebound, "Origin": f"http://{rebound}"}
+        for path in PATHS:
+            answer = await client.request(method, path, headers=headers)
+            assert answer.status_code == 421, path
+            assert "content-security-policy" in answer.headers
+            if method != "HEAD":
+                assert answer.json()["error"]["code"] == "MISDIRECTED"
+                assert "security.hosts" in answer.json()["error"]["message"]
+        upgrade = {**headers, "Connection": "Upgrade", "Upgrade": "websocket"}
+        assert (await client.request(method, "/api/v1/stream", headers=upgrade)).status_code == 421
+        own = (await client.get("/metrics")).text
+        assert metric(own, "holdmq_console_misdirected_requests_total") >= len(PATHS) + 1
+
+
+async def test_the_console_answers_under_its_addresses_and_names(serve: Serve) -> None:
+    async with serve(origins=["https://console.example.org"], hosts=["*.example.net"]) as client:
+        for host in ("127.0.0.1", "[::1]:8080", "localhost:1", "Console.Example.ORG", "gw.example.net:8080"):
+            assert (await client.get("/api/v1/tps", headers={"Host": host})).status_code == 200, host
+
+
+async def exchanged(client: httpx.AsyncClient, request: bytes) -> tuple[int, bytes]:
+    """Status and text that the console answers to these bytes before it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+    writer.write(request)
+    answer = await asyncio.wait_for(reader.read(), 40)
+    writer.close()
+    return int(answer.split(b" ", 2)[1]), answer
+
+
+@pytest.mark.parametrize(
+    ("line", "hosts", "status"),
+    [
+        (b"GET /healthz HTTP/1.1", [], 400),
+        (b"GET /healthz HTTP/1.0", [], 200),
+        (b"GET /healthz HTTP/1.0", [b"evil.example"], 421),
+        (b"GET /healthz HTTP/1.1", [b"localhost", b"localhost"], 400),
+        (b"GET /healthz HTTP/1.1", [b"localhost", b"evil.example"], 400),
+        (b"GET http://localhost:1/healthz?x HTTP/1.1", [b"localhost"], 200),
+        (b"GET http://evil.example/healthz HTTP/1.1", [b"localhost"], 421),
+        (b"GET http://localhost/healthz HTTP/1.1", [b"evil.example"], 421),
+        (b"GET healthz HTTP/1.1", [b"localhost"], 400),
+        (b"CONNECT evil.example:443 HTTP/1.1", [b"localhost"], 400),
+    ],
+)
+async def test_a_request_has_one_host_which_is_ours(
+    serve: Serve, line: bytes, hosts: list[bytes], status: int
+) -> None:
+    async with serve() as client:
+        headers = b"".join(b"Host: " + host + b"\r\n" for host in hosts)
+        found, answer = await exchanged(client, line + b"\r\n" + headers + b"Connection: close\r\n\r\n")
+        assert found == status, answer
+
+
 async def test_the_page_asks_nobody_else_for_anything(serve: Serve) -> None:
     async with serve() as client:
         page = (await client.get("/")).text

@@ -132,17 +132,32 @@ async def test_a_client_that_does_not_answer_our_close_is_cut_off(
 async def test_what_is_no_websocket_request_gets_an_http_answer(start_worker: Start) -> None:
     running = await start_worker({"kind": "ws"})
     reader, writer = await connect(running)
-    writer.write(b"GET / HTTP/1.1\r\nHost: gw\r\n\r\n")
+    writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     answer = await rest_of(reader)
     assert answer.startswith(b"HTTP/1.1 404 Not Found\r\n")
     assert b"the path is /mqtt" in answer
     await running.until(refused(running, "websocket_handshake"))
 
 
+async def test_a_page_of_a_name_that_points_here_gets_no_websocket(start_worker: Start) -> None:
+    running = await start_worker({"kind": "ws"})
+    host = f"evil.example:{running.port}"
+    reader, writer = await connect(running)
+    writer.write(
+        f"GET /mqtt HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Protocol: mqtt\r\n\r\n".encode()
+    )
+    answer = await rest_of(reader)
+    assert answer.startswith(b"HTTP/1.1 421 Misdirected Request\r\n")
+    assert b"security.hosts" in answer
+    await running.until(refused(running, "websocket_handshake"))
+
+
 async def test_half_a_request_ends_with_the_time_for_a_connect(start_worker: Start) -> None:
     running = await start_worker({"kind": "ws"}, unauthenticated_s=0.3)
     reader, writer = await connect(running)
-    writer.write(b"GET /mqtt HTTP/1.1\r\nHost: gw\r\n")
+    writer.write(b"GET /mqtt HTTP/1.1\r\nHost: localhost\r\n")
     assert await rest_of(reader) == b""
     await running.until(refused(running, "unauthenticated"))
     # One that is open and silent, at a worker with time enough to open it.

@@ -15,7 +15,7 @@ from security import Authority
 from gateway import listeners, worker
 from gateway.listeners import CertificateWatch, Listener, listeners_of
 from gateway.tls import Tls
-from holdmq.config import GatewaySection
+from holdmq.config import Config, GatewaySection
 from holdmq.config_listeners import ListenerSettings
 from holdmq.errors import ConfigError
 
@@ -86,6 +86,55 @@ def test_a_certificate_of_no_use_is_said_with_listener_and_file(
         told[key] = value
     with pytest.raises(ConfigError, match=sentence):
         Listener(ListenerSettings(**told), 4096)
+
+
+def hosts_of(listener: Listener) -> set[str]:
+    """Those of some names under which WebSocket clients may ask."""
+    assert listener.websocket is not None
+    asked = {
+        "localhost",
+        "gw.example",
+        "new.example",
+        "app.example",
+        "evil.example",
+        "broker-0.broker",
+        "[::1]",
+    }
+    return {host for host in asked if listener.websocket.hosts.allows(host)}
+
+
+def test_websocket_clients_ask_for_names_of_the_configuration_the_pages_and_the_certificate(
+    authority: Authority,
+) -> None:
+    config = Config.model_validate(
+        {
+            "broker": {"advertise": "broker-0.broker:10911"},
+            "gateway": {
+                "listeners": [
+                    {"name": "a", "kind": "ws", "port": 1},
+                    {"name": "b", "kind": "ws", "port": 2, "ws_origins": ["https://app.example:444"]},
+                    {"name": "c", "kind": "ws", "port": 3, "ws_origins": ["*"]},
+                ]
+            },
+        }
+    )
+    always = {"localhost", "[::1]"}
+    plain, *listeners = listeners_of(config.gateway, config.host_names())
+    assert plain.websocket is None
+    broker = "broker-0.broker"
+    assert [hosts_of(one) for one in listeners] == [
+        {*always, broker},
+        {*always, broker, "app.example"},
+        {*always, broker},
+    ]
+    files = authority.issue("gateway", ("gw.example",))
+    told = {"tls_cert": str(files.cert), "tls_key": str(files.key)}
+    secure = Listener(ListenerSettings(name="s", kind="wss", port=0, **told), 4096)
+    assert hosts_of(secure) == {*always, "gw.example"}
+    # A certificate that takes its place brings its names.
+    authority.issue("gateway", ("new.example",))
+    CertificateWatch([secure], 60, 0).look(False)
+    assert hosts_of(secure) == {*always, "new.example"}
 
 
 async def test_what_changed_is_read_again_and_what_is_damaged_changes_nothing(

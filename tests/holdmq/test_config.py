@@ -7,6 +7,7 @@ from holdmq.config import BrokerSection, ClientSection, Config, GatewaySection, 
 from holdmq.config_section import is_loopback
 from holdmq.config_security import SecuritySection
 from holdmq.errors import ConfigError
+from holdmq.host_rule import AllowedHosts
 
 
 def test_the_defaults_are_the_ports_of_the_house() -> None:
@@ -105,3 +106,37 @@ def test_an_rpc_that_is_open_by_accident_or_to_nobody_is_refused(
     config = Config(broker=BrokerSection(bind=bind), security=SecuritySection.model_validate(security))
     with pytest.raises(ConfigError, match=problem):
         config.rpc_anonymous_allowed("broker")
+
+
+def test_names_of_the_installation_are_those_that_its_keys_give() -> None:
+    assert set(Config().host_names()) <= {"127.0.0.1"}
+    config = Config.model_validate(
+        {
+            "security": {"hosts": ["gw.example.org", "*.gateways.example.org"]},
+            "console": {"origins": ["https://console.example.org:8443"], "bind": "::"},
+            "broker": {"advertise": "broker-0.broker:10911", "admin_bind": "broker-0"},
+            "client": {"registries": ["registry:9876", "[::1]:9876"]},
+            "gateway": {"listeners": [{"name": "w", "kind": "ws", "port": 1, "bind": "gateway.local"}]},
+        }
+    )
+    hosts = AllowedHosts(config.host_names())
+    for name in (
+        "gw.example.org",
+        "eu.gateways.example.org",
+        "console.example.org",
+        "broker-0.broker",
+        "broker-0",
+        "registry",
+        "gateway.local",
+    ):
+        assert hosts.allows(name), name
+    for name in ("evil.example", "example.org", "broker", "8443", "::"):
+        assert not hosts.allows(name), name
+
+
+@pytest.mark.parametrize(
+    "host", ["https://gw.example.org", "gw.example.org:80", "*", "*.org", "", "::1", "a b"]
+)
+def test_a_host_that_is_no_name_is_refused(host: str) -> None:
+    with pytest.raises(ValidationError, match="is no host name without a port"):
+        SecuritySection(hosts=[host])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import shlex
 import signal
@@ -19,9 +20,11 @@ from guides import examples_of
 from mqtt_client import MqttClient
 from processes import Stack, running_stack, wait_until
 
+from holdmq.admin import CONTROL_HEADER
 from holdmq.mqtt import MQTT_3_1_1, Disconnect
 
 REFERENCE = "other.example:1883"
+NAME = "gateway-0.gateways"
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +34,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         "gateway.drain_rate": 2,
         "gateway.drain_s": 100,
         "gateway.server_reference": REFERENCE,
+        "security.hosts": NAME,
     }
     with running_stack(tmp_path_factory.mktemp("control"), **settings) as stack:
         yield stack
@@ -116,6 +120,40 @@ def test_a_client_that_connects_too_often_is_banned_by_every_worker_until_it_is_
     for _ in range(8):
         assert MqttClient(stack.mqtt_port, "flapping", clean=True).connack.reason_code == 0
     assert command(stack, "ban", "clear").returncode == 2
+
+
+def test_a_page_whose_name_points_here_can_neither_trace_nor_see_nor_lift_bans(stack: Stack) -> None:
+    """As a browser asks for a page that DNS rebinding made one site with the admin port, header and all."""
+    port = stack.admin_ports["gateway"]
+
+    def asked(method: str, path: str, host: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=40)
+        try:
+            connection.request(method, path, headers={"Host": f"{host}:{port}", CONTROL_HEADER: "1"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    while not json.loads(command(stack, "ban", "list", "--json").stdout):
+        MqttClient(stack.mqtt_port, "kept", clean=True, expiry_s=0).close()
+    rebound = (
+        ("GET", "/trace?client=kept&seconds=600"),
+        ("POST", "/bans?all=1"),
+        ("GET", "/bans"),
+        ("GET", "/metrics"),
+        ("GET", "/healthz"),
+        ("GET", "/none"),
+    )
+    for method, path in rebound:
+        status, text = asked(method, path, "evil.example")
+        assert status == 421, path
+        assert b"security.hosts" in text
+        assert b"kept" not in text
+    assert stack.metric("gateway", "holdmq_gateway_traces") == 0
+    assert stack.metric("gateway", "holdmq_admin_misdirected_requests_total") == len(rebound)
+    assert json.loads(asked("GET", "/bans", "127.0.0.1")[1])["principal"] == "kept"
+    assert asked("POST", "/bans?all=1", NAME) == (200, b'{"lifted": 1}\n')
 
 
 def test_what_the_page_shows_runs(stack: Stack) -> None:

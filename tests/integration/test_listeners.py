@@ -23,6 +23,8 @@ from processes import Stack, free_port, running_stack, wait_until
 from security import Authority
 from web_pages import CHROMIUM, FLAGS, LAUNCH_MS
 
+from holdmq.admin import CONTROL_HEADER
+
 KINDS = ("default", "tls", "devices", "web", "secure-web", "local")
 PAGE = """port => new Promise(resolve => {
     const socket = new WebSocket(`ws://127.0.0.1:${port}/mqtt`, ['mqtt']);
@@ -37,6 +39,8 @@ PAGE = """port => new Promise(resolve => {
     });
 })"""
 """A page without an origin of its own, which sends CONNECT and waits for the answer."""
+FETCH = f"async path => (await fetch(path, {{headers: {{'{CONTROL_HEADER}': '1'}}}})).status"
+"""As commands on this machine ask a control."""
 
 
 class Gateway(NamedTuple):
@@ -255,6 +259,32 @@ async def test_a_page_in_a_browser_connects_where_its_origin_may(gateway: Gatewa
         answer = await page.evaluate(PAGE, gateway.ports["pages"])
         await browser.close()
     assert answer == {"protocol": "mqtt", "extensions": "", "received": list(CONNACK)}
+
+
+async def test_a_page_whose_name_was_made_to_point_here_reaches_nothing(gateway: Gateway) -> None:
+    """DNS rebinding as a browser sees it: page and port are one site, headers and answers the page's."""
+    from playwright.async_api import async_playwright
+
+    admin, web = gateway.stack.admin_ports["gateway"], gateway.ports["web"]
+    rebound = [*FLAGS, "--host-resolver-rules=MAP evil.example 127.0.0.1"]
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=rebound, timeout=LAUNCH_MS)
+        page = await browser.new_page()
+        shown = await page.goto(f"http://evil.example:{admin}/none")
+        assert shown is not None
+        assert "security.hosts" in await page.inner_text("body")
+        assert await page.evaluate("origin") == f"http://evil.example:{admin}"
+        for path in ("/trace?client=x&seconds=600", "/bans", "/metrics"):
+            assert await page.evaluate(FETCH, path) == 421, path
+        await page.goto(f"http://evil.example:{web}/none")
+        assert await page.evaluate("origin") == f"http://evil.example:{web}"
+        assert await page.evaluate(PAGE.replace("127.0.0.1", "evil.example"), web) == "refused"
+        # The same page under the address is one that may.
+        await page.goto(f"http://127.0.0.1:{web}/none")
+        answer = await page.evaluate(PAGE, web)
+        await browser.close()
+    assert answer["received"] == list(CONNACK)
+    assert gateway.stack.metric("gateway", "holdmq_gateway_traces") == 0
 
 
 def test_a_client_without_a_certificate_is_told_so_and_counted(gateway: Gateway) -> None:

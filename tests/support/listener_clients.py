@@ -78,7 +78,7 @@ class WebClient:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> None:
         self.reader = reader
         self.writer = writer
-        self.protocol = ClientProtocol(parse_uri(f"ws://gw{path}"), subprotocols=[Subprotocol("mqtt")])
+        self.protocol = ClientProtocol(parse_uri(f"ws://localhost{path}"), subprotocols=[Subprotocol("mqtt")])
         self.events: list[Any] = []
 
     @classmethod

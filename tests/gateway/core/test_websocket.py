@@ -21,6 +21,7 @@ from gateway.core.websocket import (
     WebSocket,
     rules_of,
 )
+from holdmq.host_rule import AllowedHosts
 
 REQUEST = (
     b"GET /mqtt HTTP/1.1\r\n"
@@ -32,7 +33,8 @@ REQUEST = (
     b"Sec-WebSocket-Protocol: mqtt\r\n"
     b"\r\n"
 )
-RULES = rules_of("/mqtt", [], 4096)
+HOSTS = AllowedHosts(["gw.example"])
+RULES = rules_of("/mqtt", [], 4096, HOSTS)
 
 
 def with_header(header: bytes) -> bytes:
@@ -124,6 +126,11 @@ def test_the_subprotocols_of_mqtt_are_known(offered: bytes) -> None:
         (REQUEST.replace(b"Host: gw.example:8083\r\n", b""), 400, "Host"),
         (b"\x16\x03\x01\x02\0\r\n\r\n", 400, "no WebSocket request"),
         (with_header(b"Origin: https://a\r\nOrigin: https://b"), 400, "Origin"),
+        (with_header(b"Host: gw.example:8083"), 400, "one Host"),
+        (REQUEST.replace(b"gw.example:8083", b""), 421, "security.hosts"),
+        (REQUEST.replace(b"/mqtt", b"gw.example:8083"), 400, "neither a path"),
+        (REQUEST.replace(b"/mqtt", b"http://evil.example/mqtt"), 421, "'evil.example' is no name"),
+        (REQUEST.replace(b"/mqtt", b"http://gw.example/other"), 404, "the path is /mqtt"),
         (with_header(b"X: " + b"y" * 9000), 400, "no WebSocket request"),
         (b"GET /mqtt HTTP/1.1\r\n" + b"X: y\r\n" * 3000, 431, f"more than {REQUEST_MAX_BYTES}"),
     ],
@@ -168,11 +175,48 @@ def test_a_query_in_the_url_is_not_part_of_the_path() -> None:
 def test_pages_connect_from_origins_that_are_allowed(
     allowed: list[str], origin: bytes, is_admitted: bool
 ) -> None:
-    server = WebSocket(rules_of("/mqtt", allowed, 4096))
+    server = WebSocket(rules_of("/mqtt", allowed, 4096, HOSTS))
     server.receive_data(with_header(b"Origin: " + origin))
     assert (server.state == OPEN) is is_admitted
     if not is_admitted:
         assert server.data_to_send().startswith(b"HTTP/1.1 403 ")
+
+
+REBOUND = REQUEST.replace(b"gw.example", b"evil.example")
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        REBOUND,
+        # The page has the name for which its browser asks: to the browser this is the same host.
+        REBOUND[:-2] + b"Origin: http://evil.example:8083\r\n\r\n",
+        REBOUND.replace(b"/mqtt", b"/other"),
+        REBOUND.replace(b"evil.example", b"gw.example.evil.example"),
+    ],
+)
+@pytest.mark.parametrize("origins", [[], ["*"]])
+def test_a_name_that_somebody_else_has_point_here_is_refused(
+    request_bytes: bytes, origins: list[str]
+) -> None:
+    server = WebSocket(rules_of("/mqtt", origins, 4096, HOSTS))
+    assert server.receive_data(request_bytes) == b""
+    assert server.state == CLOSED
+    answer = server.data_to_send()
+    assert answer.startswith(b"HTTP/1.1 421 ")
+    assert b"security.hosts" in answer
+    assert server.violation is not None
+    assert "evil.example" in server.violation.sentence
+
+
+@pytest.mark.parametrize("host", [b"10.1.2.3:8083", b"[2001:db8::1]", b"localhost", b"GW.Example."])
+def test_an_address_localhost_and_a_name_of_ours_are_accepted(host: bytes) -> None:
+    server = WebSocket(RULES)
+    server.receive_data(REQUEST.replace(b"gw.example:8083", host))
+    assert server.state == OPEN
+    server = WebSocket(RULES)
+    server.receive_data(REQUEST.replace(b"/mqtt", b"http://" + host + b"/mqtt?x"))
+    assert server.state == OPEN
 
 
 def test_a_default_port_may_be_left_out_of_an_origin() -> None:
