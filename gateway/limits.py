@@ -39,6 +39,7 @@ class Limits:
         "inflight_max",
         "keepalive_max_s",
         "packet_max_bytes",
+        "plus_levels_max",
         "receive_max",
         "response_prefix",
         "server_reference",
@@ -56,6 +57,7 @@ class Limits:
         self.inflight_max = section.inflight_max
         self.keepalive_max_s = section.keepalive_max_s
         self.packet_max_bytes = section.packet_max_bytes
+        self.plus_levels_max = section.plus_levels_per_client_max
         self.receive_max = section.receive_max
         self.response_prefix = section.response_prefix
         self.server_reference = section.server_reference or None

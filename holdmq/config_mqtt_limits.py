@@ -47,6 +47,13 @@ class MqttLimits(Section):
         le=100_000,
         description="Subscriptions of one client: each costs trie memory in the worker.",
     )
+    plus_levels_per_client_max: int = Field(
+        8192,
+        ge=1,
+        le=10_000_000,
+        description="Levels of all filters with + of one client: a publish is compared with so many "
+        "at worst. Enough for 1,000 filters of 8 levels, the most that AWS IoT takes.",
+    )
     client_id_max_bytes: int = Field(
         1024, ge=23, le=65535, description="Longest client id: it is a key in tables and logs."
     )

@@ -6,9 +6,9 @@ Three kinds of filters, a subscriber each: exact (`cmd/<device>/set`), below (`c
 (`cmd/<device>/+/set`). A match is of a topic that one filter matches: CPU time, the best of five rounds.
 Memory is what the process grew by while filters were added, with a number as subscriber.
 
-Deep is what somebody would do who wants to stop a worker: filters of `+` and `a` that all match `a/a/a…`,
-64 of them with 128 levels, which is what `gateway.plus_levels_per_client_max` leaves a client, and 1,000. Beside
-the time it says how many nodes and levels one match looked at.
+Deep is what somebody would do who wants to stop a worker: filters of `+` and `a` with 128 levels that all
+match `a/a/a…`. 64 of them are what `gateway.plus_levels_per_client_max` leaves a client; 1,000 are beyond it.
+Beside the time it says how many nodes and levels one match looked at.
 """
 
 from __future__ import annotations
