@@ -22,6 +22,13 @@ class MqttLimits(Section):
         le=300,
         description="Time from accept to a complete CONNECT: slow links need seconds, scanners wait.",
     )
+    unauthenticated_max_bytes: int = Field(
+        64 << 20,
+        ge=1 << 20,
+        le=1 << 40,
+        description="What a worker holds of clients that it has not admitted yet: 200 of the largest CONNECT "
+        "(320 KiB), 200,000 of the usual 300 bytes. Beyond it who holds most is cut off.",
+    )
     keepalive_max_s: int = Field(
         60,
         ge=1,
