@@ -12,7 +12,8 @@ Four tables, each looked at only when it holds something:
 The tree has a node where filters end or part; the levels between are the node's `rest`, compared
 in one go. So a match visits at most two nodes for each filter, however deep, and compares at most
 as many levels as all filters with `+` have together (`steps`): who bounds those of a client bounds
-what its filters cost a publish.
+what its filters cost a publish. What more than `steps_budget` steps found, as many clients' filters
+together can make it, is remembered for that topic until a filter with `+` comes or goes.
 
     cmd/7/+/set        root ── cmd, rest 7/+/set
     cmd/7/+/get        root ── cmd, rest 7/+ ─┬─ set
@@ -38,6 +39,11 @@ V = TypeVar("V")
 NAMES_MAX: Final = 1_024
 """Names of levels in the tree that filters share: a fleet has few but those of its devices."""
 NAME_BYTES_MAX: Final = 64
+STEPS_BUDGET: Final = 4_096
+"""Steps, some 0.1 ms, of which the outcome is remembered: half of what one client's filters can cost."""
+DEAR_TOPICS_MAX: Final = 256
+DEAR_PAIRS_MAX: Final = 65_536
+"""What is remembered: topics, and subscribers of them all, 8 bytes each."""
 STEPS_UNBOUND: Final = 1 << 60
 """As many as it takes."""
 
@@ -121,9 +127,22 @@ class FilterTrie(Generic[K, V]):
     and makes the group the key.
     """
 
-    __slots__ = ("_all", "_below", "_depths", "_exact", "_filters", "_has_tree", "_names", "_root", "steps")
+    __slots__ = (
+        "_all",
+        "_below",
+        "_dear",
+        "_dear_pairs",
+        "_depths",
+        "_exact",
+        "_filters",
+        "_has_tree",
+        "_names",
+        "_root",
+        "_steps_budget",
+        "steps",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, steps_budget: int = STEPS_BUDGET) -> None:
         self._filters = 0
         self._exact: dict[bytes, tuple[K, V] | dict[K, tuple[K, V]]] = {}
         self._below: dict[bytes, tuple[K, V] | dict[K, tuple[K, V]]] = {}
@@ -133,6 +152,9 @@ class FilterTrie(Generic[K, V]):
         self._names: dict[bytes, bytes] = {}
         # How many filters of `_below` end after one level, two levels …
         self._depths: list[int] = []
+        self._steps_budget = steps_budget
+        self._dear: dict[bytes, list[tuple[K, V]]] = {}
+        self._dear_pairs = 0
         self.steps = 0
         """Nodes visited and levels compared in the tree by the last match that looked there."""
 
@@ -148,6 +170,7 @@ class FilterTrie(Generic[K, V]):
             raw = check_filter(topic_filter).encode()
         except (MqttError, UnicodeEncodeError) as error:
             raise UsageError(f"not a topic filter: {error}") from None
+        self._forget_dear(raw)
         entry = self._get(raw)
         pair = (key, value)
         if entry is None or (isinstance(entry, tuple) and entry[0] == key):
@@ -164,6 +187,7 @@ class FilterTrie(Generic[K, V]):
     def remove(self, topic_filter: str, key: K) -> bool:
         """Unsubscribe `key`. True when nobody has this filter any more; False also if it was not there."""
         raw = topic_filter.encode()
+        self._forget_dear(raw)
         entry = self._get(raw)
         if entry is None:
             return False
@@ -203,7 +227,7 @@ class FilterTrie(Generic[K, V]):
         if self._depths:
             self._match_below(topic, found)
         if self._has_tree:
-            self._match_tree(topic, found, STEPS_UNBOUND)
+            self._match_plus(topic, found)
         return found
 
     def may_match(self, topic: bytes, steps_max: int) -> bool:
@@ -249,6 +273,18 @@ class FilterTrie(Generic[K, V]):
             if at < 0:
                 break
             start = at + 1
+
+    def _match_plus(self, topic: bytes, found: list[tuple[K, V]]) -> None:
+        """Add the tree's matches to `found`, as they are remembered or by looking."""
+        known = self._dear.get(topic) if self._dear else None
+        if known is not None:
+            self.steps = 0
+            found += known
+            return
+        before = len(found)
+        self._match_tree(topic, found, STEPS_UNBOUND)
+        if self.steps > self._steps_budget:
+            self._remember(topic, found[before:])
 
     def _match_tree(self, topic: bytes, found: list[tuple[K, V]], steps_max: int) -> bool:
         """Add the tree's matches to `found`; False: there may be more, behind more than `steps_max` steps."""
@@ -369,6 +405,22 @@ class FilterTrie(Generic[K, V]):
                 child = upper
             node = child
         return node
+
+    def _remember(self, topic: bytes, pairs: list[tuple[K, V]]) -> None:
+        """Keep what the tree found for a topic, in the place of the oldest ones."""
+        if len(pairs) > DEAR_PAIRS_MAX:
+            return
+        dear = self._dear
+        dear[topic] = pairs
+        self._dear_pairs += len(pairs)
+        while len(dear) > DEAR_TOPICS_MAX or self._dear_pairs > DEAR_PAIRS_MAX:
+            self._dear_pairs -= len(dear.pop(next(iter(dear))))
+
+    def _forget_dear(self, raw: bytes) -> None:
+        """The filter `raw` changes: what was remembered of the tree may be wrong."""
+        if self._dear and _PLUS in raw:
+            self._dear = {}
+            self._dear_pairs = 0
 
     def _get(self, raw: bytes) -> tuple[K, V] | dict[K, tuple[K, V]] | None:
         """Return the subscribers of exactly the filter `raw`, or None."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdmq.errors import UsageError
 from holdmq.mqtt import FilterTrie, matches
+from holdmq.mqtt.trie import STEPS_BUDGET
 
 levels = st.sampled_from(["a", "b", "", "$s"])
 topics = st.lists(levels, min_size=1, max_size=5).map("/".join).filter(bool)
@@ -56,6 +57,39 @@ def test_deep_filters_cost_a_match_two_nodes_each_and_none_of_their_levels_twice
     assert trie.steps <= 2 * len(filters) + 200
 
 
+def test_what_cost_more_than_the_budget_is_remembered_until_a_filter_with_plus_changes() -> None:
+    trie: FilterTrie[str, str] = FilterTrie()
+    filters = deep_filters(100, 100)
+    for topic_filter in filters:
+        trie.add(topic_filter, "x", topic_filter)
+    topic = "/".join("a" * 100)
+    assert keys(trie, topic) == filters
+    assert trie.steps > STEPS_BUDGET
+    trie.add(topic, "x", topic)
+    trie.add("#", "x", "#")
+    assert keys(trie, topic) == sorted([*filters, topic, "#"])
+    assert trie.steps == 0
+    trie.add(filters[0], "y", filters[0])
+    assert len(trie.match(topic.encode())) == 103
+    assert trie.steps > STEPS_BUDGET
+    trie.remove(filters[0], "y")
+    assert len(trie.match(topic.encode())) == 102
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdmq.mqtt.trie.DEAR_TOPICS_MAX", 3)
+    monkeypatch.setattr("holdmq.mqtt.trie.DEAR_PAIRS_MAX", 5)
+    trie: FilterTrie[int, int] = FilterTrie(0)
+    for key in range(2):
+        trie.add("+/b", key, key)
+    for number in range(9):
+        trie.add("+", number, number)
+        for topic in (b"1/b", b"2/b", b"3/b", b"x", b"1/b", b"5", b"6"):
+            assert len(trie.match(topic)) == (2 if topic.endswith(b"/b") else number + 1)
+            assert len(trie._dear) <= 3
+            assert sum(map(len, trie._dear.values())) == trie._dear_pairs <= 5
+
+
 def test_what_no_topic_shares_is_not_looked_at() -> None:
     trie: FilterTrie[str, str] = FilterTrie()
     for number in range(1_000):
@@ -67,14 +101,22 @@ def test_what_no_topic_shares_is_not_looked_at() -> None:
 
 
 @pytest.mark.mqtt("MQTT-4.7.3-4", "MQTT-3.10.4-1")
-@given(st.lists(st.tuples(filters, st.sampled_from("xyz")), max_size=25), st.lists(topics, max_size=8))
-def test_the_trie_agrees_with_matching_one_by_one(pairs: list[tuple[str, str]], asked: list[str]) -> None:
-    trie: FilterTrie[str, str] = FilterTrie()
+@given(
+    st.lists(st.tuples(filters, st.sampled_from("xyz")), max_size=25),
+    st.lists(topics, max_size=8),
+    st.sampled_from([0, 3, STEPS_BUDGET]),
+)
+def test_the_trie_agrees_with_matching_one_by_one(
+    pairs: list[tuple[str, str]], asked: list[str], steps_budget: int
+) -> None:
+    trie: FilterTrie[str, str] = FilterTrie(steps_budget)
     kept: set[tuple[str, str]] = set()
     for topic_filter, key in pairs:
         is_new = trie.add(topic_filter, key, topic_filter)
         assert is_new == all(topic_filter != known for known, _ in kept)
         kept.add((topic_filter, key))
+        for topic in asked[:2]:
+            assert keys(trie, topic) == sorted(known for known, _ in kept if matches(known, topic))
     levels_in_tree = sum(f.count("/") + 1 for f in {known for known, _ in kept} if "+" in f)
     for topic in asked:
         assert keys(trie, topic) == sorted(known for known, _ in kept if matches(known, topic))
