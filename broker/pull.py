@@ -342,7 +342,7 @@ class Pull(Part):
         if wanted is None:
             return None
         parts = wanted.of_topic(topic)
-        if any(p.all or p.mqtt for p in parts):
+        if any(p.all or p.mqtt is not None for p in parts):
             return None  # the tag itself decides, and the reader has it
         exact = {h for p in parts for h in p.exact}
         prefixes = {h for p in parts for h in p.prefix}

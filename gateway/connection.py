@@ -16,7 +16,7 @@ from gateway.listeners import Listener
 from gateway.parting import part
 from gateway.peer import Peer, peer_of
 from gateway.session.events import Closed, Connected, Event, Subscribing, Unsubscribing
-from gateway.session.session import CLOSED, Session
+from gateway.session.session import CLOSED, CONNECTED_STATE, Session
 from gateway.sockets import ClientSocket, Receiver
 from holdmq.mqtt import MQTT_5, PublishRun, ReasonCode
 
@@ -79,6 +79,8 @@ class Shell(Receiver):
             if worker.ingress.full is not None:
                 self._hold(worker.ingress.full)
         else:
+            if session.state != CONNECTED_STATE and not self.hold_unauthenticated(len(data)):
+                return
             events = session.receive_data(data, now)
             if worker.meter is not None and not worker.meter.received(self, len(data), events):
                 return
@@ -89,6 +91,13 @@ class Shell(Receiver):
                 worker.settle()
         if session.is_saturated and session.version != MQTT_5:
             self.pause(WINDOW)
+
+    def hold_unauthenticated(self, change_bytes: int) -> bool:
+        """So many bytes more wait here until the client is admitted; False = the connection is over."""
+        if self.session.state == CLOSED:
+            return True  # it is only read to its end
+        self._worker.gate.holds(self, change_bytes)
+        return self.session.state != CLOSED
 
     def _took_like_last(self, data: bytes, now: float) -> bool:
         """Whether this was one publish like the last one, and is taken: what devices send nearly always."""

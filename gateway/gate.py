@@ -12,6 +12,7 @@ from gateway.core.addresses import AddressCounts, address_key, shown_key
 from gateway.core.flapping import Ban, Bans, Flapping
 from gateway.core.overload import MEMORY
 from gateway.core.rates import Bucket
+from gateway.core.unauthenticated import UnauthenticatedBytes
 from holdmq import telemetry
 from holdmq.config import GatewaySection
 from holdmq.mqtt import MqttError, ReasonCode
@@ -41,6 +42,9 @@ class Gate:
         if section.flapping_connects_max:
             self._flapping = Flapping(section.flapping_connects_max, section.flapping_window_s)
         self.bans = Bans()
+        self.unauthenticated: UnauthenticatedBytes[Shell] = UnauthenticatedBytes(
+            section.unauthenticated_max_bytes
+        )
 
     def opened(self, shell: Shell) -> None:
         """A connection was accepted, and is counted."""
@@ -82,6 +86,27 @@ class Gate:
         """A connection is gone."""
         if self._addresses is not None and shell.is_identified:
             self._addresses.closed(address_key(shell.session.born_host))
+
+    def holds(self, shell: Shell, change_bytes: int) -> None:
+        """A connection whose client is not admitted holds more, or less; who holds most may be cut off."""
+        unauthenticated = self.unauthenticated
+        unauthenticated.add(shell, change_bytes)
+        while (greedy := unauthenticated.one_too_many()) is not None:
+            unauthenticated.forget(greedy)
+            greedy.close(
+                ReasonCode.QUOTA_EXCEEDED,
+                "unauthenticated_max_bytes",
+                "clients that are not admitted hold more than gateway.unauthenticated_max_bytes "
+                f"({unauthenticated.max_bytes}), and this one holds most",
+            )
+            if greedy.transport is not None:
+                greedy.transport.abort()  # what it holds is free at once, not when it has taken a farewell
+        self._worker.counters.unauthenticated_bytes = unauthenticated.total
+
+    def is_known(self, shell: Shell) -> None:
+        """A client is admitted, or its connection over: what it holds is not counted any more."""
+        self.unauthenticated.forget(shell)
+        self._worker.counters.unauthenticated_bytes = self.unauthenticated.total
 
     def admits(self, session: Session, principal: str) -> bool:
         """Whether a client whose CONNECT is right is not banned; else it is told so, and its session over."""

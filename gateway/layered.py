@@ -11,16 +11,17 @@ The session begins with the connection, so that its deadline for a complete CONN
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.connection import Shell
 from gateway.core.proxy_protocol import ProxyError, ProxyHeader, ProxyParser
 from gateway.core.websocket import CLOSED as WS_CLOSED
 from gateway.core.websocket import CLOSING as WS_CLOSING
-from gateway.core.websocket import GOING_AWAY, NORMAL, POLICY_VIOLATION, WebSocket
+from gateway.core.websocket import GOING_AWAY, MESSAGE_SLACK_BYTES, NORMAL, POLICY_VIOLATION, WebSocket
+from gateway.limits import CONNECT_MAX_BYTES
 from gateway.listeners import HANDSHAKES_MAX, Listener
 from gateway.peer import Peer, certificate_named, peer_of, shown
-from gateway.session.session import CLOSED
+from gateway.session.session import CLOSED, CONNECTED_STATE
 from gateway.sockets import ClientSocket
 from gateway.tls import Tls, explain_failure
 from holdmq.mqtt import ReasonCode
@@ -28,13 +29,16 @@ from holdmq.mqtt import ReasonCode
 if TYPE_CHECKING:
     from gateway.worker import Worker
 
+BELOW_MAX_BYTES: Final = CONNECT_MAX_BYTES + MESSAGE_SLACK_BYTES
+"""What may lie in the layers before a client is admitted: a frame with the largest CONNECT and some more."""
+
 _NOTHING_SAID = ProxyHeader()
 
 
 class LayeredShell(Shell):
     """One connection of a listener that is not plain."""
 
-    __slots__ = ("_header", "_is_handshaking", "_proxy", "_tls", "_websocket")
+    __slots__ = ("_below_bytes", "_header", "_is_handshaking", "_proxy", "_tls", "_websocket")
 
     def __init__(self, worker: Worker, listener: Listener) -> None:
         super().__init__(worker, listener)
@@ -42,6 +46,8 @@ class LayeredShell(Shell):
         self._header = _NOTHING_SAID
         self._tls: Tls | None = None
         self._is_handshaking = False
+        self._below_bytes = 0
+        """What lies in the layers below MQTT, as long as the client is not admitted."""
         self._websocket = None if listener.websocket is None else WebSocket(listener.websocket)
 
     @property
@@ -88,6 +94,9 @@ class LayeredShell(Shell):
         if data:
             super().data_received(data)
         self._look_for_the_end()
+        state = self.session.state
+        if state != CONNECTED_STATE and state != CLOSED:
+            self._hold_below()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._handshake_is_over()
@@ -128,6 +137,21 @@ class LayeredShell(Shell):
             self._handshake_is_over()
         self._write_raw(tls.data_to_send())
         return data
+
+    def _hold_below(self) -> None:
+        """Count what lies in the layers while nobody knows whose it is; a frame has a CONNECT's bound."""
+        held = 0 if self._proxy is None else self._proxy.buffered
+        if self._tls is not None:
+            held += self._tls.buffered
+        if self._websocket is not None:
+            held += self._websocket.buffered
+        if held > BELOW_MAX_BYTES:
+            self._refuse("websocket_message_too_large", f"more than {BELOW_MAX_BYTES} bytes before a CONNECT")
+            self._finish()
+            return
+        change, self._below_bytes = held - self._below_bytes, held
+        if change:
+            self.hold_unauthenticated(change)
 
     def _handshake_is_over(self) -> None:
         if self._is_handshaking:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdmq.config import GatewaySection
+from holdmq.wire.session_will import WILL_BYTES_MAX
 
 TOPIC_ALIAS_MAX: Final = 16
 """Topic aliases that one client may set: a device has few topics, and each costs a dictionary entry."""
@@ -24,6 +25,9 @@ SOCKET_HIGH_BYTES: Final = 64 << 10
 """Unsent bytes at which a subscriber counts as slow: a round trip's worth of a fast link."""
 SEND_STALLED_S: Final = 30.0
 """How long a client may take nothing of what is sent, not one byte: the dead seconds of a cell change."""
+CONNECT_MAX_BYTES: Final = WILL_BYTES_MAX + (64 << 10)
+"""The largest CONNECT: the largest will, and what a client id, names and tokens need. Until it is whole
+nobody knows whose memory it is."""
 LISTEN_BACKLOG: Final = 4096
 """Connections that the kernel holds for a worker: a reconnect storm's first second."""
 
@@ -35,10 +39,12 @@ class Limits:
         "allow_anonymous",
         "authenticates",
         "client_id_max_bytes",
+        "connect_max_bytes",
         "filters_max",
         "inflight_max",
         "keepalive_max_s",
         "packet_max_bytes",
+        "plus_levels_max",
         "receive_max",
         "response_prefix",
         "server_reference",
@@ -52,10 +58,12 @@ class Limits:
         self.allow_anonymous = allow_anonymous
         self.authenticates = authenticates
         self.client_id_max_bytes = section.client_id_max_bytes
+        self.connect_max_bytes = min(CONNECT_MAX_BYTES, section.packet_max_bytes)
         self.filters_max = section.filters_per_client_max
         self.inflight_max = section.inflight_max
         self.keepalive_max_s = section.keepalive_max_s
         self.packet_max_bytes = section.packet_max_bytes
+        self.plus_levels_max = section.plus_levels_per_client_max
         self.receive_max = section.receive_max
         self.response_prefix = section.response_prefix
         self.server_reference = section.server_reference or None

@@ -18,7 +18,7 @@ from gateway.session.outbound import Granted, Planned
 from gateway.session.session import CLOSED, Session
 from gateway.share_link import ShareLink
 from holdmq.errors import Code
-from holdmq.mqtt import MQTT_5, ReasonCode
+from holdmq.mqtt import MQTT_5, ReasonCode, plus_levels
 from holdmq.mqtt.filters import SHARE_PREFIX
 from holdmq.wire.session_state import Place
 
@@ -104,6 +104,7 @@ class Shares:
             self._last_id, name, uid or 1 + secrets.randbits(62), session, granted, self, starts
         )
         outbound.shared[name] = membership
+        outbound.plus_levels += plus_levels(name)
         self._members[membership.member_id] = membership
         self._worker.counters.shared_subscriptions = len(self._members)
         return membership
@@ -150,6 +151,7 @@ class Shares:
         if membership is None:
             return False
         outbound.shared = outbound.shared or None
+        outbound.plus_levels -= plus_levels(name)
         self._drop(membership)
         for link in self._all():
             link.leave(name, session.client_id, 0)

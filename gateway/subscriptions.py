@@ -14,7 +14,7 @@ from gateway.limits import SUBACK_WAIT_S
 from gateway.session.events import Subscribing, Unsubscribing
 from gateway.session.outbound import Granted
 from gateway.session.session import CLOSED, Session
-from holdmq.mqtt import FilterTrie, ReasonCode, Subscription
+from holdmq.mqtt import FilterTrie, ReasonCode, Subscription, plus_levels
 from holdmq.mqtt.filters import SHARE_PREFIX
 from holdmq.topics import filter_terms, topic_of_filter
 from holdmq.wire.headers import FilterTerm
@@ -150,6 +150,7 @@ class Subscriptions:
         """Add the granted filters; the SUBACK follows when every broker has them, at most 2 s later."""
         outbound = session.outbound
         assert outbound is not None
+        outbound.decided(event.fresh)
         stored: dict[str, bool] = {}
         owed: dict[str, None] = {}
         members: list[tuple[Membership, int]] = []
@@ -177,6 +178,7 @@ class Subscriptions:
                 granted.starts = known.starts
             else:
                 self._counters.subscriptions += 1
+                outbound.plus_levels += plus_levels(topic_filter)
                 if outbound.lag is not None and outbound.lag.is_behind:
                     outbound.lag.filters_added += 1
                     granted.starts = Starts()
@@ -253,6 +255,7 @@ class Subscriptions:
         outbound = session.outbound
         if outbound is None or outbound.subscriptions.pop(topic_filter, None) is None:
             return False
+        outbound.plus_levels -= plus_levels(topic_filter)
         self._drop(topic_filter, session)
         if outbound.retained is not None:
             outbound.retained.forget(topic_filter)
@@ -296,6 +299,7 @@ class Subscriptions:
         outbound = session.outgoing()
         if topic_filter not in outbound.subscriptions:
             self._counters.subscriptions += 1
+            outbound.plus_levels += plus_levels(topic_filter)
         outbound.subscriptions[topic_filter] = granted
         if self.trie.add(topic_filter, session, granted):
             self._want(topic_filter)
@@ -326,6 +330,7 @@ class Subscriptions:
         for topic_filter in outbound.subscriptions:
             self._drop(topic_filter, session)
         outbound.subscriptions.clear()
+        outbound.plus_levels = 0
         self._counters.filters = len(self.trie)
 
     def expire(self, now: float) -> None:

@@ -46,6 +46,11 @@ class Tls:
         self.error: ssl.SSLError | None = None
         """Why the connection is of no use any more; what is left to send are alerts."""
 
+    @property
+    def buffered(self) -> int:
+        """Bytes of a record that is not whole yet."""
+        return self._incoming.pending
+
     def receive_data(self, data: bytes) -> bytes:
         """Take bytes from the socket; return what they say. Look at `data_to_send`, `error`, `is_ended`."""
         found: list[bytes] = []

@@ -303,6 +303,7 @@ class Worker:
             self.close_session(
                 older, ReasonCode.SESSION_TAKEN_OVER, "taken_over", "this client id connected again"
             )
+        self.gate.is_known(shell)
         self._sessions[session.client_id] = session
         self.counters.sessions = len(self._sessions)
         self._wheel.put(session)
@@ -325,6 +326,7 @@ class Worker:
         """A session ended: its filters go, its will is published, its socket closes."""
         session = shell.session
         self._wheel.remove(session)
+        self.gate.is_known(shell)
         self.stragglers.unstall(shell)
         is_told = self.persistent.closed(session, event)
         self.retained.closed(session)

@@ -22,6 +22,13 @@ class MqttLimits(Section):
         le=300,
         description="Time from accept to a complete CONNECT: slow links need seconds, scanners wait.",
     )
+    unauthenticated_max_bytes: int = Field(
+        64 << 20,
+        ge=1 << 20,
+        le=1 << 40,
+        description="What a worker holds of clients that it has not admitted yet: 200 of the largest CONNECT "
+        "(320 KiB), 200,000 of the usual 300 bytes. Beyond it who holds most is cut off.",
+    )
     keepalive_max_s: int = Field(
         60,
         ge=1,
@@ -46,6 +53,13 @@ class MqttLimits(Section):
         ge=1,
         le=100_000,
         description="Subscriptions of one client: each costs trie memory in the worker.",
+    )
+    plus_levels_per_client_max: int = Field(
+        8192,
+        ge=1,
+        le=10_000_000,
+        description="Levels of all filters with + of one client: a publish is compared with so many "
+        "at worst. Enough for 1,000 filters of 8 levels, the most that AWS IoT takes.",
     )
     client_id_max_bytes: int = Field(
         1024, ge=23, le=65535, description="Longest client id: it is a key in tables and logs."

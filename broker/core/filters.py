@@ -9,24 +9,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from holdmq.errors import Code, WireError
-from holdmq.mqtt.filters import matches
+from holdmq.errors import Code, UsageError, WireError
+from holdmq.mqtt.trie import FilterTrie
 from holdmq.wire.headers import FilterTerm, TermKind
 
 TERMS_MAX: Final = 4_000_000
 """Terms of one reader: for a worker's million MQTT filters, each in its topic, the shared one and trees."""
 
+STEPS_MAX: Final = 4_096
+"""Levels of MQTT filters that are compared with one tag, some 0.1 ms: half of what one client may have, and
+what honest ones do not need together. What takes more passes, and the reader tests it, as it always does."""
+
 Hashes = npt.NDArray[np.uint64]
-K = TypeVar("K", int, str)
+
+_ALL_READERS: Final = 0
+"""The only key in a trie of filters: who wants what is the reader's affair."""
 
 
 class TopicFilter:
-    """The terms that name one topic (or every topic): counted, as two subscriptions may share one."""
+    """The terms that name one topic (or every topic): counted, as two subscriptions may share one.
+
+    `mqtt` has the MQTT filters over the tag, each behind a level `t` that stands for the topic: `#` then
+    matches no tag at all too [MQTT-4.7.1-2], and a tag that begins with $ is nothing special. None = there
+    is none.
+    """
 
     __slots__ = ("all", "exact", "mqtt", "prefix")
 
@@ -34,7 +45,7 @@ class TopicFilter:
         self.all = 0
         self.exact: Counter[int] = Counter()
         self.prefix: Counter[int] = Counter()
-        self.mqtt: Counter[str] = Counter()
+        self.mqtt: FilterTrie[int, int] | None = None
 
     def change(self, term: FilterTerm, by: int) -> int:
         """Add (by = 1) or take away (by = -1) a term; by how many different terms this changed.
@@ -49,8 +60,25 @@ class TopicFilter:
         if term.kind == TermKind.PREFIX:
             return _count(self.prefix, term.hash >> 32, by)
         if term.kind == TermKind.MQTT:
-            return _count(self.mqtt, term.filter, by)
+            return self._change_mqtt(f"t/{term.filter}", by)
         raise WireError(f"filter term kind {term.kind} is not known", Code.MISSING_FIELD)
+
+    def _change_mqtt(self, text: str, by: int) -> int:
+        trie = self.mqtt
+        before = 0 if trie is None else trie.get(text, _ALL_READERS) or 0
+        left = max(0, before + by)
+        if left:
+            if trie is None:
+                trie = FilterTrie()
+            try:
+                trie.add(text, _ALL_READERS, left)
+            except UsageError as error:
+                raise WireError(str(error), Code.TAG_INVALID) from error
+            self.mqtt = trie
+        elif trie is not None:
+            trie.remove(text, _ALL_READERS)
+            self.mqtt = trie if len(trie) else None
+        return bool(left) - bool(before)
 
     @property
     def is_empty(self) -> bool:
@@ -59,7 +87,7 @@ class TopicFilter:
     @property
     def needs_tags(self) -> bool:
         """Whether hashes alone cannot decide."""
-        return bool(self.mqtt) and not self.all
+        return self.mqtt is not None and not self.all
 
     def indices_by_hash(self, hashes: Hashes | None, count: int) -> list[int]:
         """Which of `count` messages pass an exact or prefix term."""
@@ -71,14 +99,17 @@ class TopicFilter:
         return [i for i, h in enumerate(hashes.tolist()) if h in exact] if exact else []
 
     def passes_tag(self, tag: str | None) -> bool:
-        """Whether an MQTT term matches the tag (None = a message without tag)."""
-        # A first level stands for the topic: "#" then matches no tag at all too [MQTT-4.7.1-2],
-        # and a tag that begins with $ is nothing special.
-        topic = "t" if tag is None else f"t/{tag}"
-        return any(matches(f"t/{f}", topic) for f in self.mqtt)
+        """Whether an MQTT term may match the tag (None = a message without tag)."""
+        trie = self.mqtt
+        return trie is not None and trie.may_match(b"t" if tag is None else b"t/" + tag.encode(), STEPS_MAX)
+
+    @property
+    def steps(self) -> int:
+        """What the last tag took: nodes visited and levels compared, at most some more than STEPS_MAX."""
+        return 0 if self.mqtt is None else self.mqtt.steps
 
 
-def _count(counter: Counter[K], key: K, by: int) -> int:
+def _count(counter: Counter[int], key: int, by: int) -> int:
     before = len(counter)
     left = counter.get(key, 0) + by
     if left > 0:
@@ -137,7 +168,7 @@ class FilterSet:
     def may_pass_any(self, topic: str, hashes: Hashes | None) -> bool:
         """Whether one of these messages of a topic may pass, judged by hashes alone."""
         for part in self.of_topic(topic):
-            if part.all or part.mqtt:
+            if part.all or part.mqtt is not None:
                 return True
             if hashes is None:
                 if 0 in part.exact:

@@ -31,6 +31,8 @@ SERVE_AT_BYTES: Final = 64 << 10
 """This many waiting bytes are served at once."""
 TAG_TESTS_MAX: Final = 2_000
 """Tags that one scan compares with MQTT filters, whose hashes cannot decide: some milliseconds."""
+STEPS_PER_TAG: Final = 16
+"""What comparing a tag takes when its levels meet few filters; a tag that takes more counts as several."""
 
 
 class RunLike(Protocol):
@@ -95,8 +97,8 @@ def scan(
     """Pick what may match from `batches` (log order, the first may begin below `position`).
 
     Stops before the record that would exceed `credit_bytes`, but always gives one, and before the tag that
-    would be compared beyond `tag_tests_max` (at least 1). Of each topic only records inside its window are
-    picked.
+    would be compared beyond `tag_tests_max` (at least 1; one that many filters nearly match counts as
+    several). Of each topic only records inside its window are picked.
     """
     picked = Picked(position, tag_tests_max)
     for batch in batches:
@@ -206,14 +208,18 @@ def _matching(
         if i in found:
             yield i
             continue
-        if not picked.tests_left:
+        if picked.tests_left <= 0:
             picked.is_cut = True
             picked.position = batch.position + int(batch.starts[i])
             return
         picked.tests_left -= 1
         tag = tag_of_record(batch.records, int(batch.starts[i]))
-        if any(part.passes_tag(tag) for part in tagged):
-            yield i
+        for part in tagged:
+            is_passing = part.passes_tag(tag)
+            picked.tests_left -= part.steps // STEPS_PER_TAG
+            if is_passing:
+                yield i
+                break
 
 
 class Reader:

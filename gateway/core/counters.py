@@ -15,6 +15,7 @@ HELP: Final = {
     "addresses": "Addresses with connections now; 0 without connections_per_address_max.",
     "bans": "Clients that are banned now, as they connected too often.",
     "bans_total": "Clients banned.",
+    "unauthenticated_bytes": "Bytes held of clients that are not admitted yet.",
     "takeovers_total": "Connections closed because their client id connected again.",
     "messages_in_qos0_total": "Publishes received with QoS 0.",
     "messages_in_qos1_total": "Publishes received with QoS 1.",
@@ -105,6 +106,7 @@ class Counters:
     addresses: int
     bans: int
     bans_total: int
+    unauthenticated_bytes: int
     takeovers_total: int
     messages_in_qos0_total: int
     messages_in_qos1_total: int

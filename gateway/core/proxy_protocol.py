@@ -63,6 +63,11 @@ class ProxyParser:
     def __init__(self) -> None:
         self._buffer = b""
 
+    @property
+    def buffered(self) -> int:
+        """Bytes of a header that is not whole yet."""
+        return len(self._buffer)
+
     def feed(self, data: bytes) -> tuple[ProxyHeader, bytes] | None:
         """Take bytes; the header and what follows it, or None while it is not complete.
 

@@ -84,6 +84,11 @@ class WebSocket:
         self.state = OPENING
         self.violation: Violation | None = None
 
+    @property
+    def buffered(self) -> int:
+        """Bytes of a request or frame that is not whole yet."""
+        return len(self._request) + len(self._protocol.reader.buffer)
+
     def receive_data(self, data: bytes) -> bytes:
         """Take bytes from the client; return the MQTT stream's part in them.
 

@@ -19,10 +19,10 @@ class Subscribing:
 
     `granted` has for each filter of the packet the reason code and, when it is granted, the filter.
     `replay`: the filters begin there and not now; `starts` are its log positions by broker, once they are
-    known. `reason` is told in SUBACK.
+    known. `reason` is told in SUBACK. `fresh` are the filters that the session did not have.
     """
 
-    __slots__ = ("granted", "identifier", "left_out", "packet_id", "reason", "replay", "starts")
+    __slots__ = ("fresh", "granted", "identifier", "left_out", "packet_id", "reason", "replay", "starts")
 
     def __init__(
         self, packet_id: int, granted: list[tuple[int, Subscription | None]], identifier: int | None
@@ -35,6 +35,7 @@ class Subscribing:
         self.replay: Replay | None = None
         self.starts: dict[str, Place] | None = None
         self.reason = ""
+        self.fresh: list[str] = []
 
     @property
     def is_granted(self) -> bool:

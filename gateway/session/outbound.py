@@ -68,15 +68,19 @@ class Outbound:
     sending; None stands for QoS 1 of a session that ends with its connection. `lag` is set while the session
     is not fed live, `aliases` for a client that takes topic aliases, `retained` while subscriptions are owed
     retained messages; `retained_number` counts how often they were. `shared` are the shared subscriptions, by
-    the whole `$share/<name>/<filter>`.
+    the whole `$share/<name>/<filter>`; `plus_levels` are the levels of all filters with `+` in both. `asked`
+    are filters that were granted and are not in either yet, with their levels, and `asked_levels` their sum.
     """
 
     __slots__ = (
         "aliases",
+        "asked",
+        "asked_levels",
         "inflight",
         "is_socket_full",
         "lag",
         "next_id",
+        "plus_levels",
         "retained",
         "retained_number",
         "shared",
@@ -94,12 +98,23 @@ class Outbound:
         self.retained: RetainedDue | None = None
         self.retained_number = 0
         self.shared: dict[str, Membership] | None = None
+        self.plus_levels = 0
+        self.asked: dict[str, int] | None = None
+        self.asked_levels = 0
         self.is_socket_full = False
 
     def granted(self, name: str) -> Granted | None:
         """The options of a subscription, shared or not; None = there is none."""
         shared = None if self.shared is None else self.shared.get(name)
         return self.subscriptions.get(name) if shared is None else shared.granted
+
+    def decided(self, topic_filters: list[str]) -> None:
+        """What was asked with one SUBSCRIBE is among the subscriptions now, or was refused."""
+        asked = self.asked
+        if asked is not None:
+            for topic_filter in topic_filters:
+                self.asked_levels -= asked.pop(topic_filter, 0)
+            self.asked = asked or None
 
     def take_id(self, planned: Planned | None) -> int:
         """A packet id not in use, now in flight; 0 when the window is full."""

@@ -148,7 +148,10 @@ class Session(Owner):
         self.owner: object = None
         self._connack: Properties | None = None
         self._early: list[object] | None = None
-        self._decoder = Decoder(context.topics, context.limits.packet_max_bytes)
+        limits = context.limits
+        self._decoder = Decoder(
+            context.topics, limits.packet_max_bytes, connect_max_size=limits.connect_max_bytes
+        )
         self._window = 0
 
     # In
@@ -228,6 +231,7 @@ class Session(Owner):
     def identified(self, told: Properties) -> None:
         """Enhanced authentication is over: CONNACK will say `told` beside the rest."""
         self._connack = with_authentication(self._connack, told)
+        self._decoder.max_packet_size = self.context.limits.packet_max_bytes
         self.state = OPENING
 
     def admit(self, is_present: bool, now: float) -> list[Event]:
@@ -396,6 +400,7 @@ class Session(Owner):
             self._decoder.allow_topic_aliases(TOPIC_ALIAS_MAX)
         if properties.authentication_method is not None:
             self.state = AUTHENTICATING
+            self._decoder.max_packet_size = limits.connect_max_bytes
             begin(self, connect)
             return
         if self.context.keeps_connect:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gateway.core.replay import ReplayError, replay_of
 from gateway.session.events import Subscribing
-from holdmq.mqtt import MqttError, ReasonCode, Subscribe, Subscription
+from holdmq.mqtt import MqttError, ReasonCode, Subscribe, Subscription, plus_levels
 
 if TYPE_CHECKING:
     from gateway.session.session import Session
@@ -26,28 +26,45 @@ def granting(session: Session, packet: Subscribe) -> Subscribing:
     """What `packet` asks for, with the reason code that SUBACK will have for each filter."""
     check_answer_fits(session, len(packet.subscriptions))
     limits = session.context.limits
-    known = session.outgoing().subscriptions
-    shared = session.outgoing().shared or {}
-    fresh: set[str] = set()
+    outbound = session.outgoing()
+    known = outbound.subscriptions
+    shared = outbound.shared or {}
+    # What came with the same bytes is decided before any of it is in effect.
+    asked = outbound.asked or {}
+    levels = outbound.plus_levels + outbound.asked_levels
+    fresh: list[str] = []
+    reason = ""
     granted: list[tuple[int, Subscription | None]] = []
     for wanted in packet.subscriptions:
         topic_filter = wanted.topic_filter
         code = wanted.qos  # [MQTT-3.8.4-7]
+        metric = ""
         if (
             len(topic_filter.encode()) > limits.topic_max_bytes
             or topic_filter.count("/") >= limits.topic_levels_max
         ):
             code = ReasonCode.TOPIC_FILTER_INVALID
-        elif topic_filter not in known and topic_filter not in fresh and topic_filter not in shared:
-            if len(known) + len(shared) + len(fresh) >= limits.filters_max:
+        elif topic_filter not in known and topic_filter not in asked and topic_filter not in shared:
+            own = plus_levels(topic_filter)
+            if len(known) + len(shared) + len(asked) >= limits.filters_max:
                 code = ReasonCode.QUOTA_EXCEEDED
+            elif own and levels + own > limits.plus_levels_max:
+                code = ReasonCode.QUOTA_EXCEEDED
+                metric = "subscribe_plus_levels_exceeded"
+                reason = f"filters with + have more than {limits.plus_levels_max} levels together"
             else:
-                fresh.add(topic_filter)
+                asked[topic_filter] = own
+                fresh.append(topic_filter)
+                levels += own
+                outbound.asked_levels += own
         if code >= 0x80:
-            session.context.counters.refused[f"subscribe_{ReasonCode(code).name.lower()}"] += 1
+            session.context.counters.refused[metric or f"subscribe_{ReasonCode(code).name.lower()}"] += 1
         granted.append((code, wanted if code < 0x80 else None))
     identifiers = packet.properties.subscription_identifiers
     event = Subscribing(packet.packet_id, granted, identifiers[0] if identifiers else None)
+    event.fresh = fresh
+    event.reason = reason
+    outbound.asked = asked or None
     if packet.properties.user_properties:
         _take_replay(session, event, packet.properties.user_properties)
     return event

@@ -75,7 +75,15 @@ from holdmq.mqtt.acks import (
     encode_short_ack,
 )
 from holdmq.mqtt.codec import MAX_PACKET_SIZE, Decoder, encode
-from holdmq.mqtt.filters import ParsedFilter, check_filter, check_topic, is_topic_name, matches, parse_filter
+from holdmq.mqtt.filters import (
+    ParsedFilter,
+    check_filter,
+    check_topic,
+    is_topic_name,
+    matches,
+    parse_filter,
+    plus_levels,
+)
 from holdmq.mqtt.packets import (
     Auth,
     ConnAck,
@@ -205,6 +213,7 @@ __all__ = [
     "is_topic_name",
     "matches",
     "parse_filter",
+    "plus_levels",
     "publishes",
     "read_lone_publish",
     "republish",

@@ -103,6 +103,8 @@ class Decoder(Generic[T]):
 
     - `topics`: the worker's TopicTable, whose entries the messages of a `PublishRun` carry;
     - `max_packet_size`: bytes, fixed header included; may be changed between two feeds;
+    - `connect_max_size`: the same for the first packet, whose sender nobody knows; at most `max_packet_size`,
+      which it is by default;
     - `sender`: CLIENT (this is a server, the default) or SERVER;
     - `version`: protocol level if it is known, as a client knows it. 0: the first packet must be
       CONNECT, which sets `version`;
@@ -121,6 +123,7 @@ class Decoder(Generic[T]):
         "_refusal",
         "_sender",
         "_topics",
+        "connect_max_size",
         "max_packet_size",
         "version",
     )
@@ -133,11 +136,13 @@ class Decoder(Generic[T]):
         sender: int = CLIENT,
         version: int = 0,
         topic_alias_maximum: int = 0,
+        connect_max_size: int = 0,
     ) -> None:
         if sender == SERVER and not version:
             raise UsageError("a decoder of what a server sends must be given the protocol level")
         self._topics = topics
         self.max_packet_size = max_packet_size
+        self.connect_max_size = connect_max_size or max_packet_size
         self._sender = sender
         self.version = version
         self._aliases: TopicAliases[T] | None = None
@@ -170,7 +175,7 @@ class Decoder(Generic[T]):
             raise MqttError(*self._refusal)
         partial = self._partial
         if partial is not None:
-            if len(partial) + len(data) < self._needed:
+            if len(partial) + len(data) < self._needed and self._needed <= self.max_packet_size:
                 partial += data
                 return []
             data = b"".join((partial, data))
@@ -209,8 +214,9 @@ class Decoder(Generic[T]):
             if body == 0:
                 break
             stop = body + length
-            if stop - pos > self.max_packet_size:
-                raise packet_too_large(stop - pos, self.max_packet_size)
+            size_max = self.max_packet_size if self.version else self.connect_max_size
+            if stop - pos > size_max:
+                raise packet_too_large(stop - pos, size_max)
             if stop > end:
                 self._needed = stop - pos
                 break

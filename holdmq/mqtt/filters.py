@@ -67,6 +67,11 @@ def check_filter(topic_filter: str) -> str:
     return topic_filter
 
 
+def plus_levels(topic_filter: str) -> int:
+    """Levels of a filter with `+`, those of `$share/<name>/` too; 0 without `+`: what a match may compare."""
+    return topic_filter.count("/") + 1 if "+" in topic_filter else 0
+
+
 def parse_filter(text: str) -> ParsedFilter:
     """Split a subscription's filter into share name and topic filter, both checked; MqttError 0x8F otherwise.
 

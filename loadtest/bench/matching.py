@@ -5,6 +5,10 @@
 Three kinds of filters, a subscriber each: exact (`cmd/<device>/set`), below (`cmd/<device>/#`), plus
 (`cmd/<device>/+/set`). A match is of a topic that one filter matches: CPU time, the best of five rounds.
 Memory is what the process grew by while filters were added, with a number as subscriber.
+
+Deep is what somebody would do who wants to stop a worker: filters of `+` and `a` with 128 levels that all
+match `a/a/a…`. 64 of them are what `gateway.plus_levels_per_client_max` leaves a client; 1,000 are beyond it.
+Beside the time it says how many nodes and levels one match looked at. Again is the same topic once more.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from random import Random
 from typing import Final
 
 from holdmq.mqtt import FilterTrie
@@ -26,6 +31,10 @@ KINDS: Final[dict[str, tuple[str, str]]] = {
     "below": ("cmd/device-{n:07d}/#", "cmd/device-{n:07d}/set/x"),
     "plus": ("cmd/device-{n:07d}/+/set", "cmd/device-{n:07d}/valve/set"),
 }
+
+
+DEEP_LEVELS: Final = 128
+DEEP_FILTERS: Final = (64, 1_000)
 
 
 def filled(topic_filter: str, count: int) -> FilterTrie[int, int]:
@@ -52,6 +61,23 @@ def match_ns(trie: FilterTrie[int, int], topic: str, count: int) -> float:
                 match(each)
         best = min(best, (time.thread_time_ns() - began) / (repeats * len(topics)))
     return best
+
+
+def deep_match(count: int, steps_budget: int) -> tuple[float, int]:
+    """Milliseconds of CPU of one match, the best of five, and its steps, by so many deep filters."""
+    choose = Random(1)
+    trie: FilterTrie[int, int] = FilterTrie(steps_budget)
+    while len(trie) < count:
+        trie.add("/".join(["+", *choose.choices("+a", k=DEEP_LEVELS - 1)]), 0, 0)
+    topic = "/".join("a" * DEEP_LEVELS).encode()
+    best = float("inf")
+    for _ in range(ROUNDS):
+        began = time.thread_time_ns()
+        found = trie.match(topic)
+        best = min(best, (time.thread_time_ns() - began) / 1e6)
+        if len(found) != count:
+            raise AssertionError("a deep filter does not match")
+    return best, trie.steps
 
 
 def bytes_per_filter(topic_filter: str, count: int) -> float:
@@ -85,6 +111,12 @@ def main() -> int:
         size = bytes_per_filter(topic_filter, a.memory)
         sys.stdout.write(f"{kind:6} match {'  '.join(costs)}; {size:.0f} bytes a filter of {a.memory:,}\n")
         sys.stdout.flush()
+    costs = []
+    for count in DEEP_FILTERS:
+        took_ms, steps = deep_match(count, 1 << 60)
+        again_ms, _ = deep_match(count, 0)
+        costs.append(f"{count:,}: {took_ms:.3f} ms in {steps:,} steps, again {again_ms:.3f} ms")
+    sys.stdout.write(f"deep   match {'  '.join(costs)}\n")
     return 0
 
 

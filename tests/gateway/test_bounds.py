@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from gateway.connection import BROKER
 from gateway.core.producer import PENDING_MAX_BYTES
 from gateway.limits import SEND_STALLED_S
 from holdmq.errors import Code, RemoteError
-from holdmq.mqtt import MQTT_5, Connect, Publish, Subscribe, Subscription, encode
+from holdmq.mqtt import MQTT_5, Connect, Publish, Subscribe, Subscription, Unsubscribe, encode
 
 Start = Callable[..., Awaitable[Any]]
 
@@ -196,3 +197,41 @@ async def test_who_takes_nothing_is_not_spared_its_keep_alive_and_who_waits_for_
     session.shell.handle(session.handle_deadline(running.worker.now() + 120))
     assert running.worker.counters.refused["keep_alive"] == 1
     writer.close()
+
+
+async def test_levels_of_filters_with_plus_are_given_back_with_their_filters(start_worker: Start) -> None:
+    running = await start_worker(plus_levels_per_client_max=6)
+    client = await running.client("c", MQTT_5)
+    granted = await client.subscribe("a/+/c", "+/b/#", "plain/#")
+    assert granted.reason_codes == [1, 1, 1]
+    refused = await client.subscribe("+")
+    assert refused.reason_codes == [0x97]
+    assert "6 levels" in refused.properties.reason_string
+    assert running.worker.counters.refused["subscribe_plus_levels_exceeded"] == 1
+    assert (await client.subscribe("a/+/c")).reason_codes == [1]  # again: it has it
+    client.send(Unsubscribe(9, ["a/+/c", "a/+/c", "x/+/y"]))
+    await client.next()
+    assert (await client.subscribe("+/+/+")).reason_codes == [1]
+    outbound = running.worker.session("c").outbound
+    assert (outbound.plus_levels, outbound.asked) == (6, None)
+
+
+async def test_filters_sent_in_one_go_are_counted_as_if_they_came_one_by_one(start_worker: Start) -> None:
+    running = await start_worker(filters_per_client_max=3, plus_levels_per_client_max=4)
+    client = await running.client("c", MQTT_5)
+    client.send(*(Subscribe(n, [Subscription(f"+/{n}", 1), Subscription(f"{n}", 1)]) for n in range(1, 9)))
+    codes = [code for _ in range(8) for code in (await client.next()).reason_codes]
+    assert codes == [1, 1, 1, *[0x97] * 13]
+    assert len(running.worker.subscriptions.trie) == 3
+
+
+async def test_a_publish_is_compared_with_no_more_levels_than_a_client_may_have(start_worker: Start) -> None:
+    running = await start_worker(plus_levels_per_client_max=512)
+    client = await running.client("c", MQTT_5)
+    choose = Random(1)
+    filters = ["/".join(["+", *choose.choices("+a", k=127)]) for _ in range(50)]
+    assert (await client.subscribe(*filters)).reason_codes == [1] * 4 + [0x97] * 46
+    client.send(Publish("/".join("a" * 128), b"x", 1, packet_id=1))
+    await client.acked(1)
+    assert (await client.next()).payload == b"x"
+    assert running.worker.subscriptions.trie.steps <= 512 + 1

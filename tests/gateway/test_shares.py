@@ -218,3 +218,18 @@ async def test_who_left_with_nothing_is_not_spoken_of_again(start_worker: Start,
     client.send(Unsubscribe(2, [SHARED]))
     await running.until(lambda: groups.left)
     assert [link.joined for link in running.worker.shares._links.values()] == [{}]
+
+
+async def test_levels_of_shared_filters_with_plus_are_given_back_as_others(
+    start_worker: Start, groups: ShareGroups
+) -> None:
+    running = await start_worker(plus_levels_per_client_max=4)
+    client = await running.client("c", MQTT_5)
+    assert (await client.subscribe("$share/g/+/t")).reason_codes == [1]
+    assert (await client.subscribe("+")).reason_codes == [0x97]
+    client.send(Unsubscribe(9, ["$share/g/+/t"]))
+    await client.next()
+    groups.refuses = Code.LIMIT_EXCEEDED  # the broker's answer comes later, and gives them back too
+    assert (await client.subscribe("$share/h/+/t")).reason_codes == [0x97]
+    assert (await client.subscribe("+/+/+/+")).reason_codes == [1]
+    assert running.worker.session("c").outbound.plus_levels == 4

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.core.filters import FilterSet
+from broker.core.filters import STEPS_MAX, FilterSet
 from holdmq.errors import WireError
 from holdmq.mqtt.filters import matches
 from holdmq.record_tags import tag_hash
@@ -63,6 +65,42 @@ def test_filters_over_the_tag_treat_dollar_as_any_character() -> None:
     wanted = filter_set(FilterTerm(TermKind.MQTT, "a", 0, "+/x"))
     assert passes(wanted, "a", "$sys/x")
     assert not passes(wanted, "a", "x")
+
+
+def test_what_is_no_mqtt_filter_is_refused_and_can_be_taken_away() -> None:
+    term = FilterTerm(TermKind.MQTT, "a", 0, "x/#/y")
+    with pytest.raises(WireError, match="x/#/y"):
+        filter_set(term)
+    wanted = FilterSet()
+    wanted.change((), [term])
+    assert len(wanted) == 0
+
+
+def test_mqtt_filters_that_many_share_go_with_the_last_one() -> None:
+    term = FilterTerm(TermKind.MQTT, "a", 0, "+/x")
+    wanted = filter_set(term, term)
+    wanted.change((), [term])
+    assert (len(wanted), passes(wanted, "a", "1/x")) == (1, True)
+    wanted.change((), [term])
+    assert (len(wanted), passes(wanted, "a", "1/x")) == (0, False)
+
+
+def test_deep_filters_cost_a_tag_what_is_bounded_and_then_let_it_pass() -> None:
+    choose = Random(1)
+    terms = [
+        FilterTerm(TermKind.MQTT, "", 0, "/".join([*choose.choices("+a", k=126), "end"]))
+        for _ in range(1_000)
+    ]
+    wanted = filter_set(*terms)
+    (part,) = wanted.of_topic("a")
+    nearly, matching = "/".join("a" * 127), "/".join(["a"] * 126 + ["end"])
+    assert part.passes_tag(matching)
+    assert part.passes_tag(nearly)  # perhaps: it took too long to know
+    assert part.steps <= STEPS_MAX + 128
+    assert not part.passes_tag("b/a")
+    assert part.steps <= 20  # nothing of what follows is looked at
+    wanted.change((), terms[20:])
+    assert not part.passes_tag(nearly)
 
 
 LEVEL = st.sampled_from(["a", "b", "", "$s", "é"])

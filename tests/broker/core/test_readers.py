@@ -121,6 +121,16 @@ def test_a_scan_compares_so_many_tags_and_the_next_one_goes_on_there(tests_max: 
     assert cuts if tests_max == 1 else credit == 1 or bool(cuts) == (tests_max < 6)
 
 
+def test_tags_that_many_filters_nearly_match_count_as_several() -> None:
+    deep = "/".join("x" * 40)
+    (lot,) = batches = [batch(0, ("t", [deep] * 10))]
+    filters = wanted(FilterTerm(TermKind.MQTT, "t", 0, "/".join(["+"] * 39 + ["y"])))
+    picked = scan(filters, batches, 0, 1 << 20, tag_tests_max=6)
+    assert (picked.count, picked.is_cut) == (0, True)
+    assert picked.position == int(lot.starts[2])  # each counted as 1 + 42 // STEPS_PER_TAG
+    assert scan(filters, batches, 0, 1 << 20, tag_tests_max=30).is_cut is False
+
+
 def test_a_position_inside_a_run_skips_what_lies_below() -> None:
     b = batch(1000, ("t", ["a", "b", "a"]))
     picked = scan(wanted(tag("t", "a")), [b], 1000 + int(b.starts[1]), 1 << 20)

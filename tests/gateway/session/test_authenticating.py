@@ -238,3 +238,28 @@ def test_auth_that_continues_nothing_breaks_the_protocol() -> None:
     made = bench()
     connected(made)
     assert reasons(made.feed(auth(0x18, b"x"))) == ["protocol_error"]
+
+
+def test_while_it_is_asked_who_that_is_no_packet_is_kept_that_is_larger_than_a_connect() -> None:
+    made = bench()
+    begin(made, ScramClient("ada", "pencil"))
+    large = encode(Publish("a/b", b"x" * 1_000_000), 5)
+    assert reasons(made.feed(large[:1_000])) == ["packet_too_large"]
+    assert made.session._decoder.buffered == 0
+
+
+def test_what_came_with_connect_is_bounded_with_the_next_bytes() -> None:
+    made, client = bench(), ScramClient("ada", "pencil")
+    properties = Properties(authentication_method=METHOD, authentication_data=client.first())
+    large = encode(Publish("a/b", b"x" * 1_000_000), 5)
+    assert made.feed(Connect(client_id="c", version=5, properties=properties), large[:1_000]) == []
+    assert reasons(made.feed(large[1_000:1_001])) == ["packet_too_large"]
+    assert made.session._decoder.buffered == 0
+
+
+def test_who_is_admitted_may_send_packets_of_any_size_again() -> None:
+    made = bench()
+    connected(made)
+    large = encode(Publish("a/b", b"x" * 1_000_000, 1, packet_id=1), 5)
+    assert reasons(made.feed(large[:1_000])) == []
+    assert made.session._decoder.buffered == 1_000

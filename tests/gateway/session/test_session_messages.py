@@ -257,6 +257,29 @@ def test_shared_subscriptions_are_granted_beside_others_and_counted_with_them(ve
     assert [code for code, _ in event.granted] == [1, 1, 0x97]
 
 
+def test_filters_with_plus_have_so_many_levels_together() -> None:
+    bench = Bench(plus_levels_per_client_max=8)
+    bench.connect()
+    wanted = (("a/+/c", 0), ("+/b/#", 0), ("a/b/c/d/e/#", 0), ("$share/g/+", 0), ("+/+", 0), ("+", 0))
+    event = bench.feed(subscribe(*wanted))[0]
+    assert [code for code, _ in event.granted] == [0, 0, 0, 0x97, 0, 0x97]
+    assert bench.counters.refused == {"subscribe_plus_levels_exceeded": 2}
+    assert "more than 8 levels" in event.reason
+
+
+@pytest.mark.parametrize("section", [{"filters_per_client_max": 2}, {"plus_levels_per_client_max": 4}])
+def test_filters_count_before_they_are_in_effect(section: dict[str, int]) -> None:
+    bench = Bench(**section)
+    bench.connect()
+    asked = [encode(subscribe((f"+/{n}", 0)), MQTT_5) for n in (1, 2, 1, 3)]
+    events = bench.feed(*asked)
+    assert [code for event in events for code, _ in event.granted] == [0, 0, 0, 0x97]
+    outbound = bench.session.outgoing()
+    for event in events:
+        outbound.decided(event.fresh)
+    assert (outbound.asked, outbound.asked_levels) == (None, 0)
+
+
 def test_filters_past_their_limits_are_refused_each() -> None:
     bench = Bench(filters_per_client_max=2, topic_levels_max=3, topic_max_bytes=64)
     bench.connect()

@@ -566,3 +566,29 @@ def test_a_decoder_of_a_server_needs_the_version() -> None:
 
 def test_a_password_is_not_shown() -> None:
     assert "secret" not in repr(Connect("a", password=b"secret"))
+
+
+def test_a_connect_has_a_bound_of_its_own_and_what_follows_the_other() -> None:
+    decoder = Decoder(TopicTable(bytes), 1_000, connect_max_size=100)
+    with pytest.raises(MqttError) as raised:
+        decoder.feed(b"\x10\x63" + b"x" * 50)  # a body of 99 bytes
+    assert raised.value.reason_code == ReasonCode.PACKET_TOO_LARGE
+    assert decoder.buffered == 0
+    decoder = Decoder(TopicTable(bytes), 1_000, connect_max_size=100)
+    assert decoder.feed(b"\x10\x62" + b"x" * 50) == []
+    assert decoder.buffered == 52
+    decoder = Decoder(TopicTable(bytes), 1_000, connect_max_size=100)
+    publish = encode(Publish("a", b"x" * 900), MQTT_5)
+    items = decoder.feed(encode(Connect(client_id="c", version=MQTT_5), MQTT_5) + publish)
+    assert [type(item) for item in items] == [Connect, PublishRun]
+
+
+def test_a_bound_that_is_lowered_holds_for_a_packet_under_way() -> None:
+    decoder = Decoder(TopicTable(bytes), 1_000, version=MQTT_5)
+    publish = encode(Publish("a", b"x" * 900), MQTT_5)
+    assert decoder.feed(publish[:300]) == []
+    decoder.max_packet_size = 500
+    with pytest.raises(MqttError) as raised:
+        decoder.feed(publish[300:301])
+    assert raised.value.reason_code == ReasonCode.PACKET_TOO_LARGE
+    assert decoder.buffered == 0
