@@ -207,6 +207,46 @@ async def test_an_anonymous_session_is_taken_by_the_first_user_who_comes(
     assert (await gateway.open("c1")).code == Code.NOT_PERMITTED
 
 
+async def test_anothers_session_ends_for_whom_the_client_id_belongs_to(
+    broker: Stack, connect: Connect
+) -> None:
+    gateway, other = await connect(broker), await connect(broker, "gateway-2")
+    eve = await gateway.open("c1", principal="eve")
+    await gateway.put_filter("c1", eve.epoch, "spied/#")
+    await gateway.put_state("c1", eve.epoch, b"secret")
+    ada = await other.open("c1", principal="ada", owns_id=True)
+    assert [(taken.client_id, taken.epoch) for taken in gateway.taken] == [("c1", eve.epoch)]
+    assert (ada.code, ada.is_present, ada.state, ada.filters) == (Code.OK, False, b"", [])
+    assert ada.uid != eve.uid
+    assert await gateway.put_filter("c1", eve.epoch, "spied/#") == [0]
+    shown, content = await other.show("c1")
+    assert [row.principal for row in shown] == ["ada"]
+    assert content == (b"", [])
+    assert broker.server.numbers()["session_foreign_ended_total"] == 1
+
+
+async def test_a_user_has_so_many_sessions_also_after_a_start(start: Start, connect: Connect) -> None:
+    """Rows that a start found are counted, however they change meanwhile."""
+    stack = await start()
+    stack.server.sessions.core.user_max = 3
+    gateway = await connect(stack)
+    for n in range(3):
+        opened = await gateway.open(f"c{n}", principal="ada")
+        await gateway.end(f"c{n}", opened.epoch)
+    assert (await gateway.open("c3", principal="ada")).code == Code.LIMIT_EXCEEDED
+    stack = await start(sessions_per_user_max=3)
+    gateway = await connect(stack)
+    core = stack.server.sessions.core
+    assert core.users.is_complete
+    assert (await gateway.open("c3", principal="ada")).code == Code.LIMIT_EXCEEDED
+    assert (await gateway.open("c3", principal="eve")).code == Code.OK
+    assert (await gateway.open("c0", principal="ada")).is_present
+    assert stack.server.numbers()["session_user_full_total"] == 1
+    assert stack.server.numbers()["session_users"] == 2
+    await gateway.client.call(RequestCode.SESSION_DROP, SessionDropRequest("c0"))
+    assert (await gateway.open("c4", principal="ada")).code == Code.OK
+
+
 async def test_a_lost_gateway_ends_its_sessions(start: Start, connect: Connect) -> None:
     clock = Clock()
     stack = await start(clock_ms=clock)
