@@ -10,8 +10,10 @@ from broker_stack import Stack, Start, broker, refused, start, until
 from broker_stack import bodies as bodies_of
 from session_peer import SessionPeer, change
 
+from broker import sessions as sessions_module
 from broker.core import sessions
 from broker.core.sessions import WAITING_MAX
+from broker.sessions import SessionTable
 from holdmq.errors import Code, StorageError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.session_headers import (
@@ -245,6 +247,32 @@ async def test_a_user_has_so_many_sessions_also_after_a_start(start: Start, conn
     assert stack.server.numbers()["session_users"] == 2
     await gateway.client.call(RequestCode.SESSION_DROP, SessionDropRequest("c0"))
     assert (await gateway.open("c4", principal="ada")).code == Code.OK
+
+
+async def test_a_count_that_is_interrupted_goes_on_and_counts_nobody_twice(
+    start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await connect(await start())
+    for n in range(5):
+        opened = await gateway.open(f"c{n}", principal="ada")
+        await gateway.end(f"c{n}", opened.epoch)
+    monkeypatch.setattr(sessions_module, "SWEEP_ROWS", 2)
+    really = SessionTable._sweep_page
+    asked: list[str | None] = []
+
+    def page(table: SessionTable, after: str | None) -> object:
+        asked.append(after)
+        if len(asked) == 2:
+            raise StorageError("a disk that fails once", operation="read")
+        return really(table, after)
+
+    monkeypatch.setattr(SessionTable, "_sweep_page", page)
+    stack = await start()
+    stack.server.sessions.sweep_interval_s = 0.05
+    await until(lambda: stack.server.sessions.swept)
+    assert asked[:4] == [None, "mc1", "mc1", "mc3"]
+    core = stack.server.sessions.core
+    assert (core.users.of("ada"), core.stored) == (5, 5)
 
 
 async def test_a_lost_gateway_ends_its_sessions(start: Start, connect: Connect) -> None:
