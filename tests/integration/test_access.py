@@ -187,4 +187,5 @@ def test_a_configuration_of_no_use_stops_the_gateway_with_one_sentence(
     process = stack.start("gateway", wait=False)
     assert process.wait(40) == 2
     del stack.processes["gateway"]
-    assert "(access.acl_file), line 1: 'topik' is not user, topic, pattern or clientid" in stack.log("gateway")
+    said = "(access.acl_file), line 1: 'topik' is not user, topic, pattern or clientid"
+    assert said in stack.log("gateway")
