@@ -97,9 +97,10 @@ class BrokerServer:
         self.parts.append(ColumnPulls(store, topics.table, self.statistics))
         self.tables = Tables(store, topics.table, self.statistics, record_max_bytes)
         self.parts += [self.tables, Queries(store, topics.table)]
-        self.sessions = SessionTable(store, topics, clock_ms)
+        settings = settings or BrokerSection()
+        self.sessions = SessionTable(store, topics, clock_ms, user_max=settings.sessions_per_user_max)
         self.parts.append(self.sessions)
-        self.retained = Retained(store, topics, settings or BrokerSection(), record_max_bytes, clock_ms)
+        self.retained = Retained(store, topics, settings, record_max_bytes, clock_ms)
         self.parts.append(self.retained)
         self.share = share
         if share is not None:

@@ -14,8 +14,10 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
+from broker.core.session_counts import CountedRow
+from broker.core.session_openings import Opening
 from broker.core.session_rows import META, RowChange, decode_meta, meta_key
-from broker.core.sessions import TAKEOVER_S, Opening, Sessions
+from broker.core.sessions import TAKEOVER_S, Sessions
 from broker.core.wills import WillKey
 from broker.part import Part
 from broker.session_queries import SessionQueries
@@ -86,7 +88,10 @@ class TopicsLike(Protocol):
 
 
 class _SweepPage(NamedTuple):
+    """`users` are filled in the first pass only, which counts them."""
+
     rows: int
+    users: list[CountedRow]
     expired: list[str]
     next_after: str | None
 
@@ -100,9 +105,12 @@ class SessionTable(Part):
         topics: TopicsLike,
         clock_ms: Callable[[], int],
         sweep_interval_s: float = SWEEP_INTERVAL_S,
+        user_max: int = 0,
     ) -> None:
         now_ms = clock_ms()
-        self.core: Sessions[Connection] = Sessions(now_ms << 20, now_ms, lambda: secrets.randbits(63))
+        self.core: Sessions[Connection] = Sessions(
+            now_ms << 20, now_ms, lambda: secrets.randbits(63), user_max=user_max
+        )
         self.rows = SessionRows(store)
         self.queries = SessionQueries(store, self.core, self.rows, clock_ms, self._check_ready)
         self.wills = DueWills(store, self.core, self.rows, clock_ms)
@@ -216,6 +224,9 @@ class SessionTable(Part):
             "session_fenced_total": counts.fenced,
             "session_foreign_total": counts.foreign,
             "session_refused_total": counts.refused,
+            "session_foreign_ended_total": counts.foreign_ended,
+            "session_user_full_total": counts.user_full,
+            "session_users": len(core.users),
             "session_expired_total": counts.expired,
             "session_dropped_total": counts.dropped,
             "session_appends_total": self.rows.appends,
@@ -459,7 +470,8 @@ class SessionTable(Part):
             error = finished.exception()
             if error is not None:
                 log.error("looking for expired sessions failed; trying again", reason=str(error))
-                self._after("sweep", self.sweep_interval_s, self._sweep, None)
+                # From here, for nothing may be counted twice.
+                self._after("sweep", self.sweep_interval_s, self._sweep, after)
                 return
             self._swept(finished.result())
 
@@ -469,18 +481,23 @@ class SessionTable(Part):
         """On the reader pool."""
         now_ms = self._clock_ms()
         page = self.rows.tables.scan(SESSION_TOPIC, META, after, SWEEP_ROWS)
-        expired = []
+        is_counting = self.core.user_max and not self.core.users.is_complete
+        expired, users = [], []
         for row in page.rows:
             try:
-                if self.core.is_over(decode_meta(row.value), now_ms):
+                meta = decode_meta(row.value)
+                if self.core.is_over(meta, now_ms):
                     expired.append(row.key[1:])
+                if is_counting:
+                    users.append(CountedRow(row.key[1:], meta.principal))
             except RecordError as error:
                 log.error("a session cannot be used", client=row.key[1:], reason=str(error))
-        return _SweepPage(len(page.rows), expired, page.next_after)
+        return _SweepPage(len(page.rows), users, expired, page.next_after)
 
     def _swept(self, page: _SweepPage) -> None:
         now = self._loop.time()
         left = 0
+        self.core.users.count(page.users)
 
         def told(_opening: Opening[Connection]) -> None:
             nonlocal left
@@ -504,6 +521,7 @@ class SessionTable(Part):
             self._after("sweep", 0.0, self._sweep, page.next_after)
             return
         self.core.stored, self._counted = self._counted, 0
+        self.core.users.complete()
         self.swept += 1
         self._after("sweep", self.sweep_interval_s, self._sweep, None)
 

@@ -265,10 +265,7 @@ class Owner:
         if connection is None:
             self._not_opened(opens, TransportError(f"broker {self.name} is away"))
             return
-        wanted = [
-            SessionOpening(session.client_id, session.is_clean, session.expiry_s, session.principal, 0, will)
-            for session, will in zip(opens, wills, strict=True)
-        ]
+        wanted = [self._sessions.opening_of(*pair) for pair in zip(opens, wills, strict=True)]
         connection.request(
             RequestCode.SESSION_OPEN,
             SessionOpenRequest(wanted),

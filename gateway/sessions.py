@@ -135,6 +135,18 @@ class Sessions:
             if session.owner is owner and session.epoch
         ]
 
+    def opening_of(self, session: Session, will: bytes) -> SessionOpening:
+        """What the owner is asked when a client connects."""
+        return SessionOpening(
+            session.client_id,
+            session.is_clean,
+            session.expiry_s,
+            session.principal,
+            0,
+            will,
+            self._worker.access.owns_id(session),
+        )
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be written."""
@@ -153,7 +165,7 @@ class Sessions:
             return True
         older = self._opening.get(session.client_id)
         if older is not None:
-            if _is_anothers(older, session):
+            if self._is_anothers(older, session):
                 self._refuse_foreign(session)
                 return True
             # The owner would wait for its end, and this gateway for the owner's answer.
@@ -175,12 +187,20 @@ class Sessions:
             self._refuse(session, ReasonCode.SERVER_UNAVAILABLE, f"broker {name} is away: {why}")
             return
         older = self._worker.session(session.client_id)
-        if older is not None and _is_anothers(older, session):
+        if older is not None and self._is_anothers(older, session):
             self._refuse_foreign(session)
             return
         session.owner = owner
         self._unregistered[session] = None
         self._worker.admitted(session, self._admit(session, is_present=False))
+
+    def _is_anothers(self, older: Session, session: Session) -> bool:
+        """Whether a client id is in use by somebody else, whose session stays.
+
+        What an anonymous client has is everybody's; what the ACL gives to who comes now is nobody else's.
+        """
+        is_foreign = bool(older.principal) and older.principal != session.principal
+        return is_foreign and not self._worker.access.owns_id(session)
 
     def _admit(self, session: Session, *, is_present: bool) -> list[Event]:
         return session.admit(is_present, self._worker.now())
@@ -488,11 +508,6 @@ class Sessions:
         for name, owner in self._owners.items():
             if not owner.is_up and self._worker.routes.is_resting(name, now):
                 owner.give_up()
-
-
-def _is_anothers(older: Session, session: Session) -> bool:
-    """Whether a client id is in use by somebody else; what an anonymous client has is everybody's."""
-    return bool(older.principal) and older.principal != session.principal
 
 
 def _ignore(_is_written: bool) -> None:

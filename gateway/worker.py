@@ -306,11 +306,14 @@ class Worker:
         self.gate.is_known(shell)
         self._sessions[session.client_id] = session
         self.counters.sessions = len(self._sessions)
+        is_outdated = self.access.is_outdated(session)
         self._wheel.put(session)
         self.connection_log.connected(shell)
         if self.meter is None or self.meter.received(shell, 0, events):
             shell.handle(events)
         shell.resume(OPENING_PAUSE)
+        if is_outdated:
+            self.access.look(session)
         self.settle()
 
     def doom(self, session: Session) -> None:

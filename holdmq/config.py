@@ -150,6 +150,13 @@ class BrokerSection(Section):
         ge=1024,
         description="Largest retained message, properties included: it goes to everybody who subscribes.",
     )
+    sessions_per_user_max: int = Field(
+        1_000_000,
+        ge=0,
+        description="MQTT sessions of one user that this broker keeps while he is offline, clients without a "
+        "name being one user (0 = no bound): a fifth of all it keeps, so that a fleet may have one name, and "
+        "nobody can use up what others need. Past it only clean sessions are opened (0x97).",
+    )
     queue_lease_s: float = Field(
         20,
         ge=0.1,

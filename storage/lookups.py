@@ -46,6 +46,10 @@ class Page(NamedTuple):
     next_after: str | None
 
 
+ORDERED_KEY_BYTES: Final = 367
+"""Longer keys are in the order of their first so many bytes."""
+
+
 class Walking(Enum):
     """What becomes of a key that a walk meets."""
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from enum import Enum
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple
 
+from broker.core.session_counts import UserCounts
+from broker.core.session_openings import Counts, Kind, O, Opening, is_anothers, is_foreign
 from broker.core.session_rows import (
     Found,
     Meta,
@@ -53,56 +54,6 @@ OPEN_MAX: Final = 2_000_000
 STORED_MAX: Final = 5_000_000
 """Sessions written down at one broker: some hundred bytes each of the tables' database."""
 
-O = TypeVar("O")  # noqa: E741 - whoever has a session: a gateway's connection
-
-
-class Kind(Enum):
-    """Why a session's rows are read."""
-
-    CONNECT = 0
-    CLAIM = 1
-    DROP = 2
-    EXPIRE = 3
-    ENDED = 4
-
-
-class Opening(Generic[O]):
-    """Something that needs a session to itself; `answer` is filled when it is done."""
-
-    __slots__ = (
-        "answer",
-        "cancelled",
-        "changes",
-        "content",
-        "is_stored",
-        "kind",
-        "meta",
-        "owner",
-        "stored_change",
-        "wanted",
-        "was_open",
-    )
-
-    def __init__(self, kind: Kind, wanted: SessionOpening, owner: O | None) -> None:
-        self.kind = kind
-        self.wanted = wanted
-        self.owner = owner
-        self.answer: SessionOpened | None = None
-        self.content: Content | None = None
-        self.meta: Meta | None = None
-        self.changes: list[RowChange] = []
-        self.stored_change = 0
-        self.was_open: Meta | None = None
-        """What it was when it was taken over."""
-        self.is_stored = False
-        self.cancelled: list[WillKey] = []
-        """Wills that end when this is written down."""
-
-    @property
-    def was_present(self) -> bool:
-        """Whether there was a session to drop."""
-        return self.was_open is not None or self.stored_change < 0
-
 
 class _Entry(Generic[O]):
     """`owner` None = nobody may write; `opening` has the entry, others are `waiting`."""
@@ -126,18 +77,11 @@ class Taken(NamedTuple, Generic[O]):
     epoch: int
 
 
-class Counts:
-    """What happened so far."""
-
-    def __init__(self) -> None:
-        self.opens = self.takeovers = self.takeover_timeouts = 0
-        self.fenced = self.expired = self.dropped = self.foreign = self.refused = 0
-
-
 class Sessions(Generic[O]):
     """All sessions of one owner. Work for the shell gathers in `to_read`, `taken` and `done`.
 
-    `first_epoch` lies above every epoch that an earlier start can have given; `new_uid` makes uids.
+    `first_epoch` lies above every epoch that an earlier start can have given; `new_uid` makes uids. A user
+    has at most `user_max` sessions written down, 0 = they are not counted.
     """
 
     def __init__(
@@ -147,6 +91,7 @@ class Sessions(Generic[O]):
         new_uid: Callable[[], int],
         open_max: int = OPEN_MAX,
         stored_max: int = STORED_MAX,
+        user_max: int = 0,
     ) -> None:
         self.counts = Counts()
         self.wills: Wills[O] = Wills()
@@ -160,6 +105,8 @@ class Sessions(Generic[O]):
         self._new_uid = new_uid
         self.open_max = open_max
         self.stored_max = stored_max
+        self.user_max = user_max
+        self.users = UserCounts()
         self._entries: dict[str, _Entry[O]] = {}
         self._of_owner: dict[O, set[str]] = {}
         self._heard: dict[O, float] = {}
@@ -229,11 +176,18 @@ class Sessions(Generic[O]):
     def _have(self, entry: _Entry[O], opening: Opening[O], now: float) -> None:
         """It is this opening's turn."""
         meta, older = entry.meta, entry.owner
-        if meta is not None and opening.kind is Kind.CONNECT and _is_foreign(meta, opening.wanted):
+        if meta is not None and opening.kind is Kind.CONNECT and is_foreign(meta, opening.wanted):
             self.counts.foreign += 1
             self._refuse(opening, Code.NOT_PERMITTED, "the client id's session belongs to somebody else")
             self._next(entry, opening.wanted.client_id, now)
             return
+        if meta is not None and opening.kind is Kind.CONNECT:
+            # Before anybody is disconnected for it.
+            full = self._user_is_full(opening.wanted, meta.principal if entry.is_stored else None)
+            if full:
+                self._refuse(opening, Code.LIMIT_EXCEEDED, full)
+                self._next(entry, opening.wanted.client_id, now)
+                return
         if meta is not None and opening.kind is Kind.CLAIM and opening.wanted.epoch != meta.epoch:
             self._fence(opening)
             self._next(entry, opening.wanted.client_id, now)
@@ -291,6 +245,29 @@ class Sessions(Generic[O]):
             opening.stored_change = -1
         if opening.kind is Kind.DROP:
             self.wills.opened(wanted.client_id, is_over=True, now=now)
+        self._count_user(opening, found)
+
+    def _count_user(self, opening: Opening[O], found: Found | None) -> None:
+        """Count what is to be written at once: many openings of one user may be on their way."""
+        before = None if found is None else found.meta.principal
+        after = None
+        if opening.kind is Kind.CONNECT and opening.meta is not None:
+            after = opening.meta.principal if opening.is_stored else None
+        elif not opening.stored_change:
+            after = before
+        if self.user_max and before != after:
+            opening.counted = before, after
+            self.users.change(opening.wanted.client_id, before, after)
+
+    def _user_is_full(self, wanted: SessionOpening, before: str | None) -> str:
+        """Why a user gets no session more, "" = he does; `before`: whose the row is that there is."""
+        if not self.user_max or not wanted.expiry_s or before == wanted.principal:
+            return ""
+        if self.users.of(wanted.principal) < self.user_max:
+            return ""
+        self.counts.user_full += 1
+        who = "this user has" if wanted.principal else "clients without a name have"
+        return f"{who} broker.sessions_per_user_max ({self.user_max}) sessions here"
 
     def _connected(self, opening: Opening[O], found: Found | None, now_ms: int, now: float) -> None:
         wanted, was_open = opening.wanted, opening.was_open
@@ -302,10 +279,18 @@ class Sessions(Generic[O]):
         if found is not None:
             # A session with expiry 0 ended when its connection did, which was taken over now.
             is_over = was_open.expiry_s == 0 if was_open else self.is_over(found.meta, now_ms)
-            if not is_over and _is_foreign(found.meta, wanted):
+            if not is_over and is_foreign(found.meta, wanted):
                 self.counts.foreign += 1
                 self._answer_refusal(opening, Code.NOT_PERMITTED, "the session belongs to somebody else")
                 return
+        full = self._user_is_full(wanted, None if found is None else found.meta.principal)
+        if full:
+            self._answer_refusal(opening, Code.LIMIT_EXCEEDED, full)
+            return
+        if found is not None:
+            if is_anothers(found.meta, wanted):
+                is_over = True
+                self.counts.foreign_ended += 1
             if is_over or wanted.is_clean:
                 opening.changes = rows_of(client_id, found)
                 left = [(name, b"") for name, _ in found.filters if name.startswith(SHARE_PREFIX)]
@@ -361,6 +346,9 @@ class Sessions(Generic[O]):
             opening.was_open, entry.meta = entry.meta, None
         if failure is not None:
             self._answer_refusal(opening, *failure)
+            if opening.counted is not None:
+                before, after = opening.counted
+                self.users.change(client_id, after, before)
         else:
             self._count(opening)
         meta = opening.meta
@@ -551,11 +539,6 @@ class Sessions(Generic[O]):
     def is_over(self, meta: Meta, now_ms: int) -> bool:
         """Whether a session that is not open has expired."""
         return meta.is_expired(now_ms, self.up_since_ms)
-
-
-def _is_foreign(meta: Meta, wanted: SessionOpening) -> bool:
-    """Whether a session belongs to somebody else; an anonymous client's is taken by whoever says his name."""
-    return bool(meta.principal) and meta.principal != wanted.principal
 
 
 def expires_ms(meta: Meta) -> int | None:

@@ -18,7 +18,7 @@ from gateway.access.askers import Answer, Askers, Question
 from gateway.access.files import AccessFiles
 from gateway.access.plugins import PUBLISH, SUBSCRIBE, Client, check_plugins
 from gateway.access.scram_file import Exchanges
-from gateway.core.acl import READ, REPLAY, filter_of
+from gateway.core.acl import OWNS, READ, REPLAY, filter_of
 from gateway.core.answers import Answers
 from gateway.core.entries import TopicEntry
 from gateway.core.permit import ALLOWED, REFUSED, UNASKED, Permit
@@ -127,7 +127,7 @@ class Access:
                 self._looking = None
                 return
             session = self._worker.session(client_id)
-            looks += 1 if session is None else self._look(session)
+            looks += 1 if session is None else self.look(session)
 
     @property
     def _is_busy(self) -> bool:
@@ -141,9 +141,7 @@ class Access:
         connect = session.credentials
         if not isinstance(connect, Connect):
             # Nothing is configured, or enhanced authentication is over.
-            if self._has_permits:
-                self._permit(session, _client_of(shell, None))
-            self._check_will(session)
+            self._allow(session, None if not self._has_permits else _client_of(shell, None))
             return
         session.credentials = None
         client = _client_of(shell, connect)
@@ -204,9 +202,31 @@ class Access:
     def _identified(self, session: Session, client: Client, principal: str) -> None:
         # Many connections of one user keep one name.
         session.principal = sys.intern(principal)
-        if self._has_permits:
+        self._allow(session, client)
+
+    def _allow(self, session: Session, client: Client | None) -> None:
+        """It is known who the client is: look at what it wants to be called, and to leave behind."""
+        if not self._may_have_id(session):
+            why = "no permission for this client identifier"
+            self._refuse(session, _Refusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, why))
+            return
+        if self._has_permits and client is not None:
             self._permit(session, client)
         self._check_will(session)
+
+    def _may_have_id(self, session: Session) -> bool:
+        acl = self.files.acl
+        # An id that was made here is nobody's, and nobody can have chosen it.
+        if acl is None or session.is_assigned:
+            return True
+        return acl.id_right(session.principal, session.client_id) is not None
+
+    def owns_id(self, session: Session) -> bool:
+        """Whether a line of the ACL gives the client id to this user, so that others' sessions must go."""
+        acl = self.files.acl
+        if acl is None or session.is_assigned:
+            return False
+        return acl.id_right(session.principal, session.client_id) == OWNS
 
     def _permit(self, session: Session, client: Client) -> None:
         identity = b""
@@ -387,11 +407,24 @@ class Access:
             self._ask_filters(session, asked, on_known)
         return not asked
 
-    # Filters in force
+    # What is in force
 
-    def _look(self, session: Session) -> int:
-        """Take filters away that the client may not have any more; how many it had, at least 1."""
+    def is_outdated(self, session: Session) -> bool:
+        """Whether the ACL was read again since a session that comes in now was allowed to."""
+        return session.permit is not None and session.permit.version != self.version
+
+    def look(self, session: Session) -> int:
+        """Take filters away that the client may not have any more; how many it had, at least 1.
+
+        Who may not have its client id any more is disconnected: it would keep it from who may.
+        """
         outbound = session.outbound
+        if session.permit is not None and session.state != CLOSED and not self._may_have_id(session):
+            self._counters.client_ids_revoked_total += 1
+            log.info("a client id is not allowed any more; its connection ends", client=session.client_id)
+            sentence = "no permission for this client identifier any more"
+            self._worker.close_session(session, ReasonCode.NOT_AUTHORIZED, "client_id_revoked", sentence)
+            return 1
         if outbound is None or session.permit is None or session.state == CLOSED:
             return 1
         names = [*outbound.subscriptions, *(outbound.shared or ())]

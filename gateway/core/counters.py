@@ -64,6 +64,7 @@ HELP: Final = {
     "access_threads_lost": "Threads given up now, as a plug-in blocks them.",
     "access_reloads_failed_total": "Changed files of access that were of no use.",
     "filters_revoked_total": "Subscriptions that ended as they are not allowed any more.",
+    "client_ids_revoked_total": "Connections that ended as their client id is not allowed any more.",
     "topics_waiting": "Connections that wait for a topic to be created.",
     "retained_in_total": "Retained messages that brokers took, or took away.",
     "retained_out_total": "Retained messages sent to who subscribed.",
@@ -155,6 +156,7 @@ class Counters:
     access_threads_lost: int
     access_reloads_failed_total: int
     filters_revoked_total: int
+    client_ids_revoked_total: int
     topics_waiting: int
     retained_in_total: int
     retained_out_total: int

@@ -67,10 +67,12 @@ class _Layout:
     look-up decides for all others.
     """
 
-    __slots__ = ("fields", "names", "signatures")
+    __slots__ = ("defaults", "fields", "names", "signatures")
 
-    def __init__(self, found: Iterable[_Field]) -> None:
+    def __init__(self, found: Iterable[_Field], defaults: Iterable[Any] = ()) -> None:
         self.fields = tuple(found)
+        self.defaults = tuple(defaults)
+        """Of a row's last fields: what they are in the rows of a peer that does not know them."""
         self.names = tuple(f.name for f in self.fields)
         self.signatures: set[tuple[type, ...]] = set()
 
@@ -106,7 +108,8 @@ def _row_layout(cls: type[Any]) -> _Layout:
     known = _known.get(cls)
     if known is None:
         annotations = {k: getattr(v, "__forward_arg__", v) for k, v in cls.__annotations__.items()}
-        known = _known[cls] = _Layout(_field(k, str(v), True) for k, v in annotations.items())
+        defaults = getattr(cls, "_field_defaults", {}).values()
+        known = _known[cls] = _Layout((_field(k, str(v), True) for k, v in annotations.items()), defaults)
     return known
 
 
@@ -205,18 +208,21 @@ def _with_defaults(cls: type[H], layout: _Layout, ext: dict[str, Any]) -> H:
 
 
 def rows(kind: type[R], values: list[Any]) -> list[R]:
-    """Read msgpack arrays as `kind`; items after the known ones are ignored.
+    """Read msgpack arrays as `kind`; items after the known ones are ignored, last ones that a peer does not
+    know have their defaults.
 
     Raises WireError naming the row, and the field that is missing or ill-typed.
     """
     layout = _row_layout(kind)
     width = len(layout.names)
+    least = width - len(layout.defaults)
     signatures = layout.signatures
     out: list[R] = []
     for i, value in enumerate(values):
-        if not isinstance(value, (list, tuple)) or len(value) < width:
-            raise WireError(f"{kind.__name__} {i} must be an array of {width} items", Code.MISSING_FIELD)
-        known = value if len(value) == width else value[:width]
+        if not isinstance(value, (list, tuple)) or len(value) < least:
+            raise WireError(f"{kind.__name__} {i} must be an array of {least} items", Code.MISSING_FIELD)
+        given = len(value)
+        known = value if given == width else [*value[:width], *layout.defaults[given - least :]]
         signature = tuple(map(type, known))
         if signature not in signatures:
             layout.check(known, signature, f"{kind.__name__} {i}")

@@ -70,7 +70,8 @@ class SessionOpening(NamedTuple):
 
     `is_clean`: what the session had is dropped first. `expiry_s` counts from its disconnect; 0 = it ends
     there, and is not written down. `will` is the connection's (`holdmq.wire.session_will`), b"" = none; of
-    one that goes on HAS_WILL, if the owner has it.
+    one that goes on HAS_WILL, if the owner has it. `owns_id`: the client id is this principal's by name, so
+    that a session that somebody else has with it is dropped, and not the client refused (NOT_PERMITTED).
     """
 
     client_id: str
@@ -79,6 +80,7 @@ class SessionOpening(NamedTuple):
     principal: str
     epoch: int
     will: bytes = b""
+    owns_id: bool = False
 
 
 class SessionOpened(NamedTuple):

@@ -10,8 +10,10 @@ from broker_stack import Stack, Start, broker, refused, start, until
 from broker_stack import bodies as bodies_of
 from session_peer import SessionPeer, change
 
+from broker import sessions as sessions_module
 from broker.core import sessions
 from broker.core.sessions import WAITING_MAX
+from broker.sessions import SessionTable
 from holdmq.errors import Code, StorageError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.session_headers import (
@@ -205,6 +207,72 @@ async def test_an_anonymous_session_is_taken_by_the_first_user_who_comes(
     assert (await gateway.open("c1", principal="ada")).is_present
     assert (await gateway.open("c1", principal="eve")).code == Code.NOT_PERMITTED
     assert (await gateway.open("c1")).code == Code.NOT_PERMITTED
+
+
+async def test_anothers_session_ends_for_whom_the_client_id_belongs_to(
+    broker: Stack, connect: Connect
+) -> None:
+    gateway, other = await connect(broker), await connect(broker, "gateway-2")
+    eve = await gateway.open("c1", principal="eve")
+    await gateway.put_filter("c1", eve.epoch, "spied/#")
+    await gateway.put_state("c1", eve.epoch, b"secret")
+    ada = await other.open("c1", principal="ada", owns_id=True)
+    assert [(taken.client_id, taken.epoch) for taken in gateway.taken] == [("c1", eve.epoch)]
+    assert (ada.code, ada.is_present, ada.state, ada.filters) == (Code.OK, False, b"", [])
+    assert ada.uid != eve.uid
+    assert await gateway.put_filter("c1", eve.epoch, "spied/#") == [0]
+    shown, content = await other.show("c1")
+    assert [row.principal for row in shown] == ["ada"]
+    assert content == (b"", [])
+    assert broker.server.numbers()["session_foreign_ended_total"] == 1
+
+
+async def test_a_user_has_so_many_sessions_also_after_a_start(start: Start, connect: Connect) -> None:
+    """Rows that a start found are counted, however they change meanwhile."""
+    stack = await start()
+    stack.server.sessions.core.user_max = 3
+    gateway = await connect(stack)
+    for n in range(3):
+        opened = await gateway.open(f"c{n}", principal="ada")
+        await gateway.end(f"c{n}", opened.epoch)
+    assert (await gateway.open("c3", principal="ada")).code == Code.LIMIT_EXCEEDED
+    stack = await start(sessions_per_user_max=3)
+    gateway = await connect(stack)
+    core = stack.server.sessions.core
+    assert core.users.is_complete
+    assert (await gateway.open("c3", principal="ada")).code == Code.LIMIT_EXCEEDED
+    assert (await gateway.open("c3", principal="eve")).code == Code.OK
+    assert (await gateway.open("c0", principal="ada")).is_present
+    assert stack.server.numbers()["session_user_full_total"] == 1
+    assert stack.server.numbers()["session_users"] == 2
+    await gateway.client.call(RequestCode.SESSION_DROP, SessionDropRequest("c0"))
+    assert (await gateway.open("c4", principal="ada")).code == Code.OK
+
+
+async def test_a_count_that_is_interrupted_goes_on_and_counts_nobody_twice(
+    start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await connect(await start())
+    for n in range(5):
+        opened = await gateway.open(f"c{n}", principal="ada")
+        await gateway.end(f"c{n}", opened.epoch)
+    monkeypatch.setattr(sessions_module, "SWEEP_ROWS", 2)
+    really = SessionTable._sweep_page
+    asked: list[str | None] = []
+
+    def page(table: SessionTable, after: str | None) -> object:
+        asked.append(after)
+        if len(asked) == 2:
+            raise StorageError("a disk that fails once", operation="read")
+        return really(table, after)
+
+    monkeypatch.setattr(SessionTable, "_sweep_page", page)
+    stack = await start()
+    stack.server.sessions.sweep_interval_s = 0.05
+    await until(lambda: stack.server.sessions.swept)
+    assert asked[:4] == [None, "mc1", "mc1", "mc3"]
+    core = stack.server.sessions.core
+    assert (core.users.of("ada"), core.stored) == (5, 5)
 
 
 async def test_a_lost_gateway_ends_its_sessions(start: Start, connect: Connect) -> None:

@@ -368,7 +368,11 @@ class Client:
         writer.write(fields.pop("before", b""))
         behind = fields.pop("behind", ())
         client.send(Connect(client_id=client_id, version=version, **fields), *behind)
-        client.connack = await client.next()
+        try:
+            client.connack = await client.next()
+        except EOFError:
+            await client.close()
+            raise
         assert isinstance(client.connack, ConnAck)
         assert bool(client.connack.reason_code) is refused
         return client

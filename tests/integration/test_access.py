@@ -12,6 +12,7 @@ from guides import examples_of, run_console, run_python
 from mqtt_client import MqttClient
 from processes import Stack, free_port, running_stack, wait_until
 
+from gateway.core.acl import OWNS, AclRules
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, ConnAck, PubAck, Publish
 
 StackMaker = Callable[..., Stack]
@@ -147,7 +148,8 @@ def test_the_examples_of_access_md_run(holdmq_stack: StackMaker, monkeypatch: py
     users, commands = examples_of("access.md", "console")
     configuration, plugins = examples_of("access.md", "toml")
     program, own = examples_of("access.md", "python")
-    (acl,) = examples_of("access.md", "acl")
+    acl, ids = examples_of("access.md", "acl")
+    assert AclRules.parse(ids.code).id_right("ada", "legacy-42") == OWNS
     port = str(free_port())
 
     def moved(text: str) -> str:
@@ -185,4 +187,5 @@ def test_a_configuration_of_no_use_stops_the_gateway_with_one_sentence(
     process = stack.start("gateway", wait=False)
     assert process.wait(40) == 2
     del stack.processes["gateway"]
-    assert "(access.acl_file), line 1: 'topik' is not user, topic or pattern" in stack.log("gateway")
+    said = "(access.acl_file), line 1: 'topik' is not user, topic, pattern or clientid"
+    assert said in stack.log("gateway")

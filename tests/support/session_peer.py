@@ -89,8 +89,10 @@ class SessionPeer:
         principal: str = "",
         epoch: int = 0,
         will: bytes = b"",
+        owns_id: bool = False,
     ) -> Opened:
-        return (await self.open_all(SessionOpening(client_id, is_clean, expiry_s, principal, epoch, will)))[0]
+        wanted = SessionOpening(client_id, is_clean, expiry_s, principal, epoch, will, owns_id)
+        return (await self.open_all(wanted))[0]
 
     async def write(self, *changes: SessionChange) -> list[int]:
         """The indices that were refused."""

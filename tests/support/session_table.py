@@ -38,7 +38,10 @@ async def persistent(running: Any, client_id: str = "c", version: int = MQTT_5, 
 
 
 class SessionTable:
-    """`refusals` answer the next SESSION_WRITEs; while `holds` is set they are done, and wait in `held`."""
+    """`refusals` answer the next SESSION_WRITEs; while `holds` is set they are done, and wait in `held`.
+
+    While `holds_opens` is set SESSION_OPENs wait in `held_opens`, and nothing is decided.
+    """
 
     def __init__(self) -> None:
         uids = itertools.count(1)
@@ -46,6 +49,8 @@ class SessionTable:
         self.rows: dict[str, bytes] = {}
         self.refusals: list[Exception] = []
         self.open_refusals: list[Exception] = []
+        self.holds_opens = False
+        self.held_opens: list[Request] = []
         self.holds = False
         self.held: list[Callable[[], None]] = []
         self.writes: list[list[SessionChange]] = []
@@ -66,7 +71,16 @@ class SessionTable:
         for answer in held:
             answer()
 
+    def release_opens(self) -> None:
+        self.holds_opens = False
+        held, self.held_opens = self.held_opens, []
+        for request in held:
+            self.open(request)
+
     def open(self, request: Request) -> None:
+        if self.holds_opens:
+            self.held_opens.append(request)
+            return
         if self.open_refusals:
             raise self.open_refusals.pop(0)
         wanted = rows(SessionOpening, request.header(SessionOpenRequest).sessions)

@@ -24,12 +24,12 @@ from holdmq.errors import Code, RecordError
 from holdmq.record import encode_properties, encode_record
 from holdmq.record_batch import decode_columns
 from holdmq.record_properties import unescape_tag
-from storage.lookups import Change, Row, WalkedRow
+from storage.lookups import ORDERED_KEY_BYTES, Change, Row, WalkedRow
 from storage.store import Batch
 
 KEY_BYTES_MAX: Final = 32 << 10
 """The longest key: as long as a tag may be."""
-PLAIN_KEY_MAX: Final = 367
+PLAIN_KEY_MAX: Final = ORDERED_KEY_BYTES
 """LMDB's 511 bytes less a topic (127), the zero behind it, and a hash (16)."""
 
 _HEAD: Final = Struct(">QH")

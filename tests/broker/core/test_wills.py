@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from broker.core.session_openings import Opening
 from broker.core.session_rows import (
     Found,
     RowChange,
@@ -15,7 +16,7 @@ from broker.core.session_rows import (
     state_key,
     will_key,
 )
-from broker.core.sessions import Opening, Sessions
+from broker.core.sessions import Sessions
 from broker.core.wills import HEAP_SPARE, LEASE_S, WillKey, Wills
 from holdmq.errors import Code, RecordError, WireError
 from holdmq.wire.session_headers import END, WILL_DONE, SessionChange, SessionOpening

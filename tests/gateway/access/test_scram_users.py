@@ -86,6 +86,18 @@ async def test_a_user_comes_in_with_scram_only_and_owns_the_connection(
     assert plain.connack.reason_code == 0x86
 
 
+async def test_a_client_id_of_another_user_is_refused_once_it_is_known_who_asks(
+    start_worker: Start, tmp_path: Path
+) -> None:
+    acl = written(tmp_path / "acl", "pattern clientid %u:*\n")
+    users = scram_file(tmp_path / "scram", ada="pencil", eve="pen")
+    running = await start_worker(access={"scram_file": users, "acl_file": acl})
+    _, refused = await connect(running, "eve", "pen", "ada:1")
+    assert refused.reason_code == 0x85
+    _, answer = await connect(running, "ada", "pencil", "ada:1")
+    assert answer.reason_code == 0
+
+
 async def test_the_method_is_not_offered_without_a_file(start_worker: Start, tmp_path: Path) -> None:
     running = await start_worker(access={"password_file": password_file(tmp_path / "p", ada="x")})
     properties = Properties(authentication_method=METHOD, authentication_data=b"n,,n=ada,r=x")

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.core.acl import REPLAY, AclError, AclRules, covers, filter_of, overlaps
+from gateway.core.acl import (
+    ANY_ID,
+    MAY_TAKE,
+    OWNS,
+    REPLAY,
+    AclError,
+    AclRules,
+    covers,
+    filter_of,
+    overlaps,
+)
 from holdmq.mqtt.filters import matches
 
 LEVELS = ["", "a", "b", "$a"]
@@ -135,11 +145,116 @@ def test_a_name_that_means_more_topics_gets_nothing_from_a_pattern(name: str) ->
     assert rules.may_subscribe(name, name, f"users/{name}/x") is None
 
 
+@pytest.mark.parametrize("name", ["$SYS", "$share", "$delayed"])
+def test_a_name_that_begins_with_a_dollar_opens_nothing_of_the_systems(name: str) -> None:
+    rules = AclRules.parse("pattern %c/#\npattern %u/#\npattern %c%u/#\npattern %u%c/#")
+    assert not rules.may_publish(name, name, f"{name}/a")
+    assert not rules.may_publish(name, name, f"{name}{name}/a")
+    assert rules.may_subscribe(name, name, f"{name}/#") is None
+    assert rules.may_subscribe("ada", name, f"{name}/+") is None
+    assert rules.may_publish(name, "c", f"c{name}/a"), "only as the first character"
+    named = AclRules.parse("pattern read $SYS/clients/%c/#\npattern devices/%c")
+    assert named.may_subscribe("ada", name, f"$SYS/clients/{name}/#") == (), "the line says so itself"
+    assert named.may_publish("ada", name, f"devices/{name}")
+
+
+@pytest.mark.parametrize("name", ["a/b", "$a", "a%c", "%u"])
+def test_a_name_does_not_lift_what_a_pattern_denies(name: str) -> None:
+    rules = AclRules.parse(
+        "user x\npattern deny users/%u/locked\npattern deny %c/locked\npattern #\npattern $a/#"
+    )
+    assert not rules.may_publish(name, "c", f"users/{name}/locked")
+    assert not rules.may_publish("u", name, f"{name}/locked")
+    assert rules.is_denied("u", name, f"{name}/locked")
+    assert rules.may_publish(name, "c", "users/eve/locked")
+    assert rules.may_publish("", "c", "users//locked"), "who has no name is not meant"
+
+
+def test_one_name_is_not_put_into_the_other() -> None:
+    rules = AclRules.parse("pattern deny %u/locked\npattern #")
+    assert rules.may_publish("%c", "eve", "eve/locked")
+    assert not rules.may_publish("%c", "eve", "%c/locked")
+
+
+IDS = AclRules.parse(
+    """
+clientid public-*
+user ada
+clientid dash-*
+clientid *.ada
+clientid exactly
+user root
+clientid *
+user grace
+topic #
+pattern clientid %u:*
+pattern clientid dev-%u
+pattern clientid everybodys-*
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("user", "client_id", "right"),
+    [
+        ("", "public-1", MAY_TAKE),
+        ("ada", "public-1", None),
+        ("", ":1", None),
+        ("", "dev-", None),
+        ("", "everybodys-1", MAY_TAKE),
+        ("ada", "dash-", OWNS),
+        ("ada", "Dash-1", None),
+        ("ada", "7.ada", OWNS),
+        ("ada", "exactly", OWNS),
+        ("ada", "exactly1", None),
+        ("ada", "ada:1", OWNS),
+        ("ada", "dev-ada", OWNS),
+        ("ada", "dev-adam", None),
+        ("ada", "everybodys-1", MAY_TAKE),
+        ("ada", "other", None),
+        ("grace", "dash-1", None),
+        ("grace", "grace:1", OWNS),
+        ("eve", "ada:1", None),
+        ("root", "ada:1", OWNS),
+        ("*", "ada:1", None),
+        ("*", "*:1", OWNS),
+        ("%u", "%u:1", OWNS),
+        ("a*", "ada:1", None),
+    ],
+)
+def test_which_client_ids_are_whose(user: str, client_id: str, right: int | None) -> None:
+    assert IDS.id_right(user, client_id) == right
+
+
+def test_without_a_line_about_client_ids_all_are_everybodys() -> None:
+    assert RULES.id_right("eve", "anything") == ANY_ID
+    assert RULES.id_right("", "anything") == ANY_ID
+    assert AclRules.parse("user ada\nclientid a").id_right("eve", "b") is None, "one line is enough"
+
+
+def test_beginning_and_end_of_a_client_id_are_not_the_same_characters() -> None:
+    rules = AclRules.parse("pattern clientid aba*ba")
+    assert rules.id_right("x", "aba") is None
+    assert rules.id_right("x", "ababa") == MAY_TAKE
+
+
+@given(st.text("*?[]%u:a", min_size=1, max_size=6), st.text("*?[]%u:a", min_size=1, max_size=9))
+def test_a_user_name_is_put_in_as_it_is(user: str, client_id: str) -> None:
+    rules = AclRules.parse("pattern clientid <%u>*")
+    assert (rules.id_right(user, client_id) is None) == (not client_id.startswith(f"<{user}>"))
+    assert rules.id_right(user, f"<{user}>{client_id}") == OWNS
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
         ("user", "line 1: user without a name"),
-        ("topic a\ntopics b", "line 2: 'topics' is not user, topic or pattern"),
+        ("topic a\ntopics b", "line 2: 'topics' is not user, topic, pattern or clientid"),
+        ("user ada\nclientid", "line 2: clientid without a client id"),
+        ("pattern clientid", "line 1: clientid without a client id"),
+        ("pattern clientid a*b*", "line 1: 'a\\*b\\*' has more than one \\*"),
+        ("pattern clientid %c-1", "line 1: %c in a clientid line"),
+        ("clientid %u-1", "line 1: %u above the first user line.* `pattern clientid %u-1`"),
         ("topic read a/#/b", "line 1: .* has # before its last level"),
         ("topic", "line 1: .* is empty"),
     ],

@@ -26,6 +26,7 @@ from holdmq.wire.headers import (
     ReadOpenRequest,
     TopicCreateRequest,
 )
+from holdmq.wire.session_headers import SessionOpening
 from holdmq.wire.untrusted import DEPTH_MAX
 
 MODULES = [
@@ -104,13 +105,20 @@ def test_rows_survive_the_wire_and_ignore_later_items(kind: Any) -> None:
     assert rows(kind, sent) == [row, row]
 
 
+def test_a_row_of_a_peer_that_knows_fewer_items_has_their_defaults() -> None:
+    known = ["c", False, 60, "ada", 0]
+    assert rows(SessionOpening, [known]) == [SessionOpening("c", False, 60, "ada", 0, b"", False)]
+    assert rows(SessionOpening, [[*known, b"w"]])[0].will == b"w"
+    assert rows(SessionOpening, [[*known, b"w", True, "new"]])[0].owns_id
+
+
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_bad_row_is_named_by_its_place(kind: Any) -> None:
     row = list(
         kind(*(value_of(getattr(a, "__forward_arg__", str(a))) for a in kind.__annotations__.values()))
     )
     with pytest.raises(WireError, match=f"{kind.__name__} 1 must be an array"):
-        rows(kind, [row, row[:-1]])
+        rows(kind, [row, row[: len(row) - 1 - len(kind._field_defaults)]])
     with pytest.raises(WireError, match=f"{kind.__name__} 0 must be an array"):
         rows(kind, [7])
     for i, name in enumerate(kind._fields):
