@@ -25,6 +25,8 @@ import structlog
 
 from broker.core.alarms import Notice, State
 from holdmq.config_alarms import AlarmsSection
+from holdmq.errors import ConfigError
+from holdmq.private_file import read_private, refuse_if_open_to_others
 from holdmq.wire.statistics_headers import ChannelRow
 
 NOTICES_MAX: Final = 1_000
@@ -37,6 +39,8 @@ PAUSE_MIN_S: Final = 2.0
 PAUSE_MAX_S: Final = 60.0
 CLOSE_S: Final = 2.0
 """How long an end waits for a delivery under way."""
+SECRET_FILE_MAX_BYTES: Final = 64 << 10
+"""A password or token, which is a line."""
 
 Deliver = Callable[[Sequence[Notice]], None]
 log = structlog.get_logger("holdmq.broker")
@@ -144,6 +148,14 @@ class Channel:
                 self._changed.wait(left)
 
 
+def refuse_open_secrets(section: AlarmsSection) -> None:
+    """Raise ConfigError when others can read a configured file of a secret that is there (blocking)."""
+    for key in ("smtp_password_file", "webhook_token_file"):
+        path = Path(getattr(section, key))
+        if path.is_file():  # else it may be there when it is read, and is looked at again then
+            refuse_if_open_to_others(path, f"alarms.{key}")
+
+
 def channels(section: AlarmsSection, broker: str) -> list[Channel]:
     """The channels that the configuration names, running."""
     found: list[Channel] = []
@@ -236,7 +248,10 @@ def _secret(value: Any, path: str) -> str:
     """A secret as it is configured, or the one line of its file; raises OSError."""
     if value is not None:
         return str(value.get_secret_value())
-    return Path(path).read_text(encoding="utf-8").strip()
+    try:
+        return read_private(Path(path), "a secret of alarms", SECRET_FILE_MAX_BYTES).decode().strip()
+    except ConfigError as error:
+        raise OSError(str(error)) from error
 
 
 def _utc(at_ms: int) -> datetime:

@@ -8,6 +8,7 @@ import signal
 from itertools import chain
 from pathlib import Path
 
+from broker.alarm_channels import refuse_open_secrets
 from broker.core.topics import TopicTable
 from broker.groups import Groups
 from broker.metrics import Numbers
@@ -42,6 +43,7 @@ async def main(config: Config, service: Service) -> None:
     settings = config.broker
     security = ServerSecurity.of(config, "broker")
     config.alarms.check()
+    refuse_open_secrets(config.alarms)
     table = TopicTable(settings.topics_max, settings.topic_queues_default)
     accept_backup = config.storage.accept_backup
     store = open_store(

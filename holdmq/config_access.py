@@ -60,6 +60,11 @@ class AccessSection(Section):
         description="File of users for SCRAM-SHA-256, enhanced authentication of MQTT 5 (holdmq passwd "
         "--scram); empty = it is not offered.",
     )
+    rehash: bool = Field(
+        True,
+        description="Replace a user's hash in password_file when he logs in and it is weaker than those of "
+        "holdmq passwd, if the file is the gateway's own; false for one that Mosquitto reads as well.",
+    )
     certificates: bool = Field(
         False,
         description="Admit clients by the certificate that a listener verified, as the user that its common "

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-Signature = tuple[tuple[int, int, int], ...]
+Signature = tuple[tuple[int, ...], ...]
 
 SETTLED_S: Final = 0.05
 """How long changed files must be left alone before they are read."""
@@ -17,14 +17,19 @@ LOOKS_MAX: Final = 20
 
 
 def signature_of(paths: Iterable[str | Path]) -> Signature:
-    """What changes when one of these files does; absent ones count as (0, 0, 0)."""
-    found = []
+    """What changes when one of these files does, or who may read it; absent ones count as ().
+
+    Without the mode, a file that was refused as others could read it would not be read after `chmod 600`.
+    """
+    found: list[tuple[int, ...]] = []
     for path in paths:
         try:
             status = os.stat(path)
-            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
         except OSError:
-            found.append((0, 0, 0))
+            found.append(())
+        else:
+            content = status.st_mtime_ns, status.st_size, status.st_ino
+            found.append((*content, status.st_mode, status.st_uid, status.st_gid))
     return tuple(found)
 
 

@@ -10,13 +10,15 @@ import asyncio
 import hashlib
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.access.askers import Answer, Askers, Question
 from gateway.access.files import AccessFiles
 from gateway.access.plugins import PUBLISH, SUBSCRIBE, Client, check_plugins
+from gateway.access.rehash import REHASH_INTERVAL_S, Rehash
 from gateway.access.scram_file import Exchanges
 from gateway.core.acl import OWNS, READ, REPLAY, filter_of
 from gateway.core.answers import Answers
@@ -83,11 +85,15 @@ class Access:
                 asks_max=section.asks_max,
             )
         if self.files.scram is not None:
-            worker.context.methods[METHOD] = Exchanges(self.files.verifier_of).begin
+            exchanges = Exchanges(self.files.verifier_of, self.files.invented)
+            worker.context.methods[METHOD] = exchanges.begin
+        self._rehash: Rehash | None = None
+        if section.password_file and section.rehash:
+            self._rehash = Rehash(Path(section.password_file), worker.counters, REHASH_INTERVAL_S)
         worker.context.keeps_connect = section.is_used
         self._has_permits = self.files.acl is not None or self._plugins_decide
         self.version = self.files.acl_version
-        self._watching: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._looking: Iterator[str] | None = None
         self._look_at = NEVER
 
@@ -95,17 +101,25 @@ class Access:
 
     def start(self) -> None:
         """Begin to ask, and to look at the files."""
-        self._watching = asyncio.get_running_loop().create_task(self.files.run(), name="access files")
-        self._watching.add_done_callback(_say_if_failed)
+        self._begin(self.files.run(), "access files")
+        if self._rehash is not None:
+            self._begin(self._rehash.run(), "access rehash")
         if self._askers is not None:
             self._askers.start()
         if self._plugins_decide:
             self._look_at = self._worker.now() + self._section.cache_age_s
 
+    def _begin(self, running: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(running, name=name)
+        task.add_done_callback(_say_if_failed)
+        self._tasks.append(task)
+
     async def close(self) -> None:
         """End the threads that ask."""
-        if self._watching is not None:
-            self._watching.cancel()
+        if self._rehash is not None:
+            self._rehash.close()
+        for task in self._tasks:
+            task.cancel()
         if self._askers is not None:
             await self._askers.close()
 
@@ -169,7 +183,8 @@ class Access:
         if passwords is not None and name is not None:
             hash_text = passwords.hash_of(name)
             if hash_text is not None or not self._plugins_authenticate:
-                return Question(client, hash_text=hash_text, is_of_file=True)
+                beside = passwords.beside(hash_text)
+                return Question(client, hash_text=hash_text, decoys=beside, is_of_file=True)
         if self._plugins_authenticate:
             return Question(client)
         if has_said_nothing and self._allows_anonymous:
@@ -195,6 +210,8 @@ class Access:
                 self._refuse(session, _Refusal(ReasonCode.BAD_USER_NAME_OR_PASSWORD, why))
             else:
                 name = client.username or client.common_name if answer.is_named else ""
+                if self._rehash is not None and question.hash_text is not None and client.password:
+                    self._rehash.offer(name, question.hash_text, client.password)
                 self._identified(session, client, name)
 
         self._ask(key, question, age_s, answered)
@@ -505,7 +522,7 @@ class Access:
 
 def _say_if_failed(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.critical("nobody looks at the files of access any more", exc_info=task.exception())
+        log.critical("a task of access has ended", task=task.get_name(), exc_info=task.exception())
 
 
 def _client_of(shell: Shell, connect: Connect | None) -> Client:

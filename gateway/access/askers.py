@@ -45,16 +45,20 @@ class Question:
     """What is asked: whether a password is right, whether a client may come in, or may use a topic.
 
     `topic` None = may it come in? `is_of_file`: only the password file is asked, where the user's hash is
-    `hash_text`; None = it does not know him. `on_answer` is called once, on the event loop; None = it was.
+    `hash_text`; None = it does not know him; `decoys` are computed as well. `on_answer` is called once, on
+    the event loop; None = it was.
     """
 
-    __slots__ = ("action", "asker", "client", "deadline", "hash_text", "is_of_file", "on_answer", "topic")
+    __slots__ = (
+        "action", "asker", "client", "deadline", "decoys", "hash_text", "is_of_file", "on_answer", "topic",
+    )  # fmt: skip
 
     def __init__(
         self,
         client: Client,
         *,
         hash_text: str | None = None,
+        decoys: Sequence[str] = (),
         is_of_file: bool = False,
         topic: str | None = None,
         action: str = "",
@@ -62,6 +66,7 @@ class Question:
         self.client = client
         self.on_answer: Callable[[Answer], None] | None = None
         self.hash_text = hash_text
+        self.decoys = decoys
         self.is_of_file = is_of_file
         self.topic = topic
         self.action = action
@@ -308,7 +313,7 @@ class Asker:
         client = question.client
         if question.is_of_file:
             self.plugins.entered = "access.password_file"
-            return Answer(verify(question.hash_text, client.password or b""))
+            return Answer(verify(question.hash_text, client.password or b"", question.decoys))
         if not await self._ready():
             raise PluginFailure(self._failed, self._failure)
         if question.topic is not None:

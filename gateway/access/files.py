@@ -72,10 +72,18 @@ class AccessFiles:
             self.passwords = file
         else:
             self.scram = file
+        if not isinstance(file, AclRules) and file.warning and not self._worker:
+            what = "access.password_file" if isinstance(file, PasswordFile) else "access.scram_file"
+            log.warning("a file of users is not as it should be", file=what, reason=file.warning)
 
     def verifier_of(self, user: str) -> Verifier | None:
         """A user's SCRAM verifier, as the file has it now; None = there is no such user."""
         return None if self.scram is None else self.scram.verifier_of(user)
+
+    def invented(self, user: str) -> Verifier:
+        """What stands for a SCRAM user that there is not; the file must be configured."""
+        assert self.scram is not None
+        return self.scram.invented(user)
 
     def reload_soon(self) -> None:
         """Look at the files now (SIGHUP)."""

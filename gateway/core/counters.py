@@ -63,6 +63,8 @@ HELP: Final = {
     "access_failures_total": "Questions that nobody could answer: a plug-in failed, or took too long.",
     "access_threads_lost": "Threads given up now, as a plug-in blocks them.",
     "access_reloads_failed_total": "Changed files of access that were of no use.",
+    "access_rehashed_total": "Weak hashes of the password file that were made anew at a login.",
+    "access_rehashes_left_total": "Weak hashes that stayed: the file is not to be written, or too many.",
     "filters_revoked_total": "Subscriptions that ended as they are not allowed any more.",
     "client_ids_revoked_total": "Connections that ended as their client id is not allowed any more.",
     "topics_waiting": "Connections that wait for a topic to be created.",
@@ -155,6 +157,8 @@ class Counters:
     access_failures_total: int
     access_threads_lost: int
     access_reloads_failed_total: int
+    access_rehashed_total: int
+    access_rehashes_left_total: int
     filters_revoked_total: int
     client_ids_revoked_total: int
     topics_waiting: int

@@ -22,7 +22,10 @@ import hmac
 import re
 import stringprep
 import unicodedata
-from collections.abc import Callable
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 METHOD: Final = "SCRAM-SHA-256"
@@ -31,10 +34,12 @@ ITERATIONS: Final = 4096
 ITERATIONS_MAX: Final = 1_000_000
 """More would keep a device busy for minutes."""
 SALT_BYTES: Final = 16
+SALT_MAX_BYTES: Final = 64
+"""A longer salt protects nobody better."""
 MESSAGE_MAX_BYTES: Final = 4096
 """A message of a client: user name and nonces are some hundred."""
 
-_VERIFIER: Final = re.compile(r"SCRAM-SHA-256\$(\d{1,7}):([^$:]+)\$([^$:]+):([^$:]+)\Z")
+_VERIFIER: Final = re.compile(r"SCRAM-SHA-256\$(\d{1,10}):([^$:]+)\$([^$:]+):([^$:]+)\Z")
 _NONCE: Final = re.compile(r"[\x21-\x2b\x2d-\x7e]{1,512}\Z")
 
 
@@ -59,14 +64,22 @@ class Verifier(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Verifier:
-        """Read `SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey>`. Raises ValueError."""
+        """Read `SCRAM-SHA-256$<iterations>:<salt>$<StoredKey>:<ServerKey>`. ValueError says what is wrong."""
         found = _VERIFIER.match(text)
         if found is None:
             raise ValueError("no SCRAM-SHA-256 verifier")
         salt, stored_key, server_key = (base64.b64decode(part, validate=True) for part in found.groups()[1:])
         iterations = int(found[1])
-        if not ITERATIONS <= iterations <= ITERATIONS_MAX or len(stored_key) != 32 or len(server_key) != 32:
-            raise ValueError("a SCRAM-SHA-256 verifier with wrong numbers")
+        if not ITERATIONS <= iterations <= ITERATIONS_MAX:
+            raise ValueError(
+                f"a SCRAM-SHA-256 verifier of {iterations:,} iterations; {ITERATIONS:,} to "
+                f"{ITERATIONS_MAX:,} are allowed, as a client counts them"
+            )
+        if not salt or len(salt) > SALT_MAX_BYTES or len(stored_key) != 32 or len(server_key) != 32:
+            raise ValueError(
+                "a SCRAM-SHA-256 verifier with keys that have not 32 bytes, or with a salt that has not 1 to "
+                f"{SALT_MAX_BYTES}"
+            )
         return cls(iterations, salt, stored_key, server_key)
 
     def __str__(self) -> str:
@@ -74,10 +87,37 @@ class Verifier(NamedTuple):
         return f"SCRAM-SHA-256${self.iterations}:{salt}${stored}:{server}"
 
 
+class Decoys:
+    """Challenges for users that there are not, which nobody outside can tell from those of real ones.
+
+    Who has the same `key` and the same `verifiers` invents the same: all workers of all gateways that share a
+    file, before and after a restart. Salts depend on the key and the name alone. Iterations and the length of
+    the salt are those of one of the real users, drawn by the name: a user more or less changes them for as
+    few names as can be.
+    """
+
+    __slots__ = ("_counts", "_key", "_kinds")
+
+    def __init__(self, key: bytes, verifiers: Iterable[Verifier]) -> None:
+        self._key = key
+        counts = Counter((verifier.iterations, len(verifier.salt)) for verifier in verifiers)
+        self._kinds = sorted(counts) or [(ITERATIONS, SALT_BYTES)]
+        self._counts = list(accumulate(counts[kind] for kind in self._kinds)) if counts else [1]
+
+    def verifier_of(self, user: str) -> Verifier:
+        """What stands for a user; nobody knows a password that fits."""
+        name = user.encode()
+        drawn = int.from_bytes(_hmac(self._key, b"kind of " + name)[:8]) * self._counts[-1] >> 64
+        iterations, salt_bytes = self._kinds[bisect_right(self._counts, drawn)]
+        salt = hmac.digest(self._key, b"salt of " + name, "sha512")[:salt_bytes]
+        return Verifier(iterations, salt, _hmac(self._key, b"StoredKey of " + name), b"")
+
+
 class ScramServer:
     """One exchange. `verifier_of` finds a user; `invented` makes what stands for one that there is not.
 
-    That one has a salt, and no keys, so that no proof fits.
+    That one has a StoredKey of which nobody knows what it was made of, so that no proof fits. It is made for
+    users that there are as well: to find a user takes as long as not to find one.
 
     Feed messages to `receive`; when `is_done`, `user` is who it is.
     """
@@ -130,7 +170,8 @@ class ScramServer:
         self.user = _name(fields[0][2:])
         if authzid and (not authzid.startswith("a=") or _name(authzid[2:]) != self.user):
             raise ScramError("it wants to act as another user")
-        verifier = self._verifier = self._verifier_of(self.user) or self._invented(self.user)
+        invented = self._invented(self.user)
+        verifier = self._verifier = self._verifier_of(self.user) or invented
         self._nonce = client_nonce + self._server_nonce
         self._gs2 = f"{binding},{authzid},".encode()
         challenge = f"r={self._nonce},s={_text(verifier.salt)},i={verifier.iterations}"

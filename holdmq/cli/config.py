@@ -46,6 +46,10 @@ def check(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -
         check_access(loaded)
     loaded.console.check_exposure()
     loaded.alarms.check()
+    if loaded.alarms.smtp_password_file or loaded.alarms.webhook_token_file:
+        from broker.alarm_channels import refuse_open_secrets
+
+        refuse_open_secrets(loaded.alarms)
     for section in ("registry", "broker"):
         loaded.rpc_anonymous_allowed(section)
     given = [row.key for row in reference() if loaded.source_of(row.key) != "default"]

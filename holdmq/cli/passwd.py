@@ -42,22 +42,24 @@ def passwd(
 
     The file has hashes, from which nobody gets the passwords; gateways that run see the change in seconds.
     """
-    from gateway.access.user_file import read_users, write_users
+    from gateway.access.scram_file import with_key
+    from gateway.access.user_file import parse_users, read_text, write_users
 
+    finish = with_key if scram else str
     what = "access.scram_file" if scram else "access.password_file"
     if delete:
         if batch or not user:
             raise UsageError("--delete takes a file and a user, and nothing else")
-        if user not in read_users(file, what):
+        if user not in parse_users(read_text(file, what), file, what):
             raise UsageError(f"{file} has no user {user!r}")
-        write_users(file, {user: None}, what)
+        write_users(file, {user: None}, what, finish)
         _say(as_json, file, f"user {user} is no longer in {file}", deleted=1)
         return
     wanted = _wanted(user, batch)
     if file.exists():
         _check_kind(file, scram)
     changes: dict[str, str | None] = {name: _secret(name, word, scram) for name, word in wanted.items()}
-    changed, added = write_users(file, changes, what)
+    changed, added = write_users(file, changes, what, finish)
     told = f"user {user} is" if user else f"{len(changes)} users are"
     _say(as_json, file, f"{told} in {file}: {added} new, {changed} changed", added=added, changed=changed)
 
@@ -107,15 +109,15 @@ def _secret(name: str, password: str, scram: bool) -> str:
 
 
 def _check_kind(file: Path, scram: bool) -> None:
-    """Do not put hashes of one kind into a file of the other."""
-    from gateway.access.passwords import PasswordFile
-    from gateway.access.scram_file import ScramFile
+    """Do not put hashes of one kind into a file of the other. Who could read it cannot after this."""
+    from gateway.access import passwords, scram_file
+    from gateway.access.user_file import read_text
 
     try:
         if scram:
-            ScramFile.read(file)
+            scram_file.ScramFile.parse(read_text(file, scram_file.WHAT), file)
         else:
-            PasswordFile.read(file)
+            passwords.PasswordFile.parse(read_text(file, passwords.WHAT), file)
     except ConfigError as error:
         raise UsageError(f"{error}; nothing was changed") from error
 

@@ -16,8 +16,6 @@ change settings. No pattern matches a system topic.
 
 from __future__ import annotations
 
-import os
-import stat
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdmq.errors import Code, ConfigError, RemoteError
+from holdmq.private_file import read_private
 from holdmq.record_origin import DLQ_PREFIX, RETRY_PREFIX
 from holdmq.wire.auth import SECRET_CHARACTERS_MIN
 from holdmq.wire.codes import RequestCode
@@ -33,6 +32,8 @@ from holdmq.wire.permissions import NEEDS, Action, Needs, Role, names_in
 
 KEYS_MAX: Final = 10_000
 """Access keys of one file: as many as connections."""
+FILE_MAX_BYTES: Final = 64 << 20
+"""A file of access keys: 6 KiB for each of them."""
 REMEMBERED_MAX: Final = 4_096
 """Decisions that one key remembers; past it all are taken anew. A client uses a few topics."""
 _NAME_MAX: Final = 128
@@ -178,11 +179,9 @@ def _group_of(topic: str) -> str | None:
 
 def load_keys(path: Path) -> dict[str, AccessKey]:
     """Read the file (blocking). Raises ConfigError, which names file and entry and shows no secret."""
-    refuse_if_open_to_others(path, "access keys")
+    raw = read_private(path, "access keys", FILE_MAX_BYTES)
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the access keys file {path} cannot be read: {error.strerror}") from error
+        document = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the access keys file {path} is not valid TOML: {error}") from error
     unknown = set(document) - {"keys"}
@@ -245,19 +244,6 @@ def _texts(where: str, entry: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise ConfigError(f"{where}: {name} is a list of texts")
     return tuple(value)
-
-
-def refuse_if_open_to_others(path: Path, what: str) -> None:
-    """Raise ConfigError when others than the owner and group can read a secret file, or change it."""
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise ConfigError(f"{what}: {path} cannot be read: {os.strerror(error.errno or 0)}") from error
-    if mode & (stat.S_IRWXO | stat.S_IWGRP):
-        raise ConfigError(
-            f"{what}: {path} has mode {stat.S_IMODE(mode):04o}, so that others can read or change it; "
-            f"chmod 600 {path}"
-        )
 
 
 def by_certificate(keys: Iterable[AccessKey]) -> Callable[[Iterable[str]], AccessKey | None]:

@@ -6,16 +6,19 @@ import secrets
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from holdmq.errors import Code, ConfigError, RemoteError, UsageError, WireError
-from holdmq.rpc.access_keys import refuse_if_open_to_others
+from holdmq.private_file import read_private
 from holdmq.rpc.tls import client_context
 from holdmq.wire.auth import NONCE_BYTES, challenge_of, client_proof, is_proof, server_proof
 from holdmq.wire.headers import HelloRequest, HelloResponse
 
 if TYPE_CHECKING:
     from holdmq.config import Config
+
+SECRET_FILE_MAX_BYTES: Final = 64 << 10
+"""A file of one secret, which is a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,8 @@ class Security:
         if not self.secret_file:
             return self.secret.encode()
         path = Path(self.secret_file)
-        refuse_if_open_to_others(path, "client.secret_file")
-        secret = path.read_text(encoding="utf-8", errors="replace").strip()
+        raw = read_private(path, "client.secret_file", SECRET_FILE_MAX_BYTES)
+        secret = raw.decode(errors="replace").strip()
         if not secret:
             raise ConfigError(f"client.secret_file: {path} is empty")
         return secret.encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -14,9 +15,10 @@ from receivers import PASSWORD, USER, HookServer, MailServer
 from security import Authority
 
 from broker import alarm_channels
-from broker.alarm_channels import ATTEMPTS_MAX, Channel, Mail, Webhook, channels
+from broker.alarm_channels import ATTEMPTS_MAX, Channel, Mail, Webhook, channels, refuse_open_secrets
 from broker.core.alarms import AlarmKey, Notice, State
 from holdmq.config_alarms import AlarmsSection
+from holdmq.errors import ConfigError
 
 WAIT_S = 20.0
 FIRST = Notice(
@@ -105,6 +107,10 @@ def test_a_mail_goes_by_tls_with_a_login(
     keys = {"smtp_security": security, "smtp_ca": authority.ca, "smtp_user": USER}
     secret = tmp_path / "password"
     secret.write_text(PASSWORD + "\n")
+    secret.chmod(0o644)
+    with pytest.raises(OSError, match=f"chmod 600 {secret}"):
+        Mail(mail_section(server.port, **keys, smtp_password_file=str(secret)), "b")([FIRST])
+    secret.chmod(0o600)
     Mail(mail_section(server.port, **keys, smtp_password_file=str(secret)), "b")([FIRST])
     assert "billing" in server.next()["Subject"]
     with pytest.raises(OSError, match="535"):
@@ -141,6 +147,7 @@ def test_a_mail_that_is_refused_for_now_is_sent_again(
 def test_a_webhook_gets_the_alarms_as_json_with_its_token(hook: HookServer, tmp_path: Path) -> None:
     secret = tmp_path / "token"
     secret.write_text("t0ken\n")
+    secret.chmod(0o600)
     Webhook(AlarmsSection(webhook_url=hook.url, webhook_token_file=str(secret)), "broker-7")([FIRST, OVER])
     posted = hook.next()
     assert posted["broker"] == "broker-7"
@@ -282,3 +289,16 @@ def test_an_end_while_a_failure_is_waited_out_tries_once_more(monkeypatch: pytes
     out.close()
     assert tries == [1, 1]
     assert out.dropped == 1
+
+
+@pytest.mark.parametrize("key", ["smtp_password_file", "webhook_token_file"])
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    section = AlarmsSection(**{key: str(path)})
+    refuse_open_secrets(section)
+    refuse_open_secrets(AlarmsSection(**{key: "not-there"}))
+    path.chmod(0o640)
+    os.chown(path, os.geteuid() or 1234, -1)
+    with pytest.raises(ConfigError, match=f"alarms.{key}: {path} has mode 0640.*chmod 600"):
+        refuse_open_secrets(section)

@@ -54,7 +54,7 @@ def test_a_file_that_is_gone_for_a_moment_is_as_it_was(path: Path, monkeypatch: 
     meanwhile(monkeypatch, lambda: aside.rename(path))
     assert changed([path], known) is None
     path.unlink()
-    assert changed([path], known) == ((0, 0, 0),)
+    assert changed([path], known) == ((),)
 
 
 def test_a_file_that_goes_on_changing_is_told_in_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,3 +63,10 @@ def test_a_file_that_goes_on_changing_is_told_in_the_end(path: Path, monkeypatch
     waits = meanwhile(monkeypatch, *grow)
     assert changed([path], ()) == signature_of([path])
     assert len(waits) == LOOKS_MAX
+
+
+def test_who_may_read_a_file_is_a_part_of_what_it_is(path: Path) -> None:
+    path.chmod(0o644)
+    known = signature_of([path])
+    path.chmod(0o600)
+    assert changed([path], known) == signature_of([path]) != known

@@ -26,7 +26,7 @@ from holdmq.admin import AdminServer
 from holdmq.cli.app import command_line
 from holdmq.config import Config
 from holdmq.config_sources import load
-from holdmq.rpc.access_keys import refuse_if_open_to_others
+from holdmq.private_file import open_to_others
 from spark_streaming import main as stats
 
 ROOT = Path(__file__).parent.parent.parent
@@ -196,7 +196,7 @@ def test_the_job_keeps_its_data_on_the_volume_which_executors_do_not_have(job_co
         assert list(lost(claim, mounts(pod)[path])) == []
 
 
-def test_driver_and_executors_find_the_secret_and_may_read_it(job_config: Config, tmp_path: Path) -> None:
+def test_driver_and_executors_find_the_secret_and_may_read_it(job_config: Config) -> None:
     secret = PurePosixPath(job_config.client.secret_file)
     assert job_config.client.access_key
     # The key of the secret that the page and the file tell to create.
@@ -205,13 +205,10 @@ def test_driver_and_executors_find_the_secret_and_may_read_it(job_config: Config
     for pod in pods().values():
         volume = mounts(pod)[str(secret.parent)]["secret"]
         assert volume["secretName"] == "holdmq-stats"
-        # Kubernetes gives the files to root and to this group.
+        # Kubernetes gives the files to root and to this group, which may read what is root's.
         assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
-        file = tmp_path / "secret"
-        file.touch()
-        file.chmod(volume["defaultMode"])
         assert volume["defaultMode"] & 0o040
-        refuse_if_open_to_others(file, "client.secret_file")
+        assert not open_to_others(volume["defaultMode"], owner=0)
 
 
 def test_probes_ask_what_the_job_answers_where_it_listens(job_config: Config) -> None:

@@ -19,8 +19,9 @@ def password_file(path: Path, **users: str) -> str:
 
 
 def written(path: Path, text: str) -> str:
-    """Write a file, whole from the first moment on; its path."""
+    """Write a file, whole from the first moment on, as its owner's alone; its path."""
     new = path.with_name(f"{path.name}.new")
     new.write_text(text)
+    new.chmod(0o600)
     new.replace(path)
     return str(path)

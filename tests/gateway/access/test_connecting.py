@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from access_files import password_file
+from access_files import password_file, written
 
 from gateway.access.checking import check_access
 from holdmq.config import Config
@@ -103,12 +103,12 @@ async def test_a_changed_file_counts_at_once_and_a_broken_one_never(
     ("text", "what"),
     [
         ("ada", "line 1 of .* is not of the form name:hash"),
-        ("# users\nada:plain", "the hash of user 'ada' in .* is of no known kind"),
+        ("# users\nada:plain", r"line 2 of .*: the hash of user 'ada' is of no known kind"),
     ],
 )
 def test_a_file_of_no_use_is_named_at_the_start(tmp_path: Path, text: str, what: str) -> None:
     path = tmp_path / "passwd"
-    path.write_text(text)
+    written(path, text)
     config = Config(access=AccessSection(password_file=str(path)))
     with pytest.raises(ConfigError, match=what):
         check_access(config)
@@ -120,7 +120,7 @@ def test_a_file_of_no_use_is_named_at_the_start(tmp_path: Path, text: str, what:
 async def test_hashes_of_mosquitto_and_of_crypt_are_known(start_worker: Start, tmp_path: Path) -> None:
     path = tmp_path / "passwd"
     # mosquitto_passwd -b with the password "secret"; mkpasswd -m sha-512 with the same.
-    path.write_text(f"mos:{mosquitto_hash(b'secret')}\nold:{CRYPT}\n")
+    written(path, f"mos:{mosquitto_hash(b'secret')}\nold:{CRYPT}\n")
     running = await start_worker(access={"password_file": str(path)})
     await running.client("c1", username="mos", password=b"secret")
     await running.client("c2", username="mos", password=b"Secret", refused=True)

@@ -7,7 +7,7 @@ import base64
 import pytest
 from scram_client import ScramClient
 
-from gateway.core.scram import ScramError, ScramServer, Verifier, saslprep
+from gateway.core.scram import Decoys, ScramError, ScramServer, Verifier, saslprep
 
 # RFC 7677, 3.
 USER, PASSWORD = "user", "pencil"
@@ -74,6 +74,27 @@ def test_an_unknown_user_gets_a_challenge_and_fails_at_the_end() -> None:
     with pytest.raises(ScramError, match="no such user, or a wrong password of 'nobody'"):
         exchange.receive(client.final(challenge))
     assert not exchange.is_done
+
+
+def test_a_user_is_found_by_the_same_work_as_none_is() -> None:
+    invented: list[str] = []
+
+    def invent(name: str) -> Verifier:
+        invented.append(name)
+        return Verifier(4096, b"\1" * 16, b"\0" * 32, b"")
+
+    for name in (USER, "nobody"):
+        exchange = ScramServer({USER: VERIFIER}.get, invent, NONCE)
+        exchange.receive(ScramClient(name, PASSWORD).first())
+    assert invented == [USER, "nobody"]
+
+
+def test_decoys_are_as_whole_as_real_verifiers_and_depend_on_key_and_name() -> None:
+    decoys, others = Decoys(b"key", [VERIFIER]), Decoys(b"other", [VERIFIER])
+    made = decoys.verifier_of("nobody")
+    assert (made.iterations, len(made.salt), len(made.stored_key)) == (4096, 16, 32)
+    assert made == Decoys(b"key", [VERIFIER] * 3).verifier_of("nobody")
+    assert len({made.salt, decoys.verifier_of("somebody").salt, others.verifier_of("nobody").salt}) == 3
 
 
 @pytest.mark.parametrize(("old", "new"), [(b"p=", b"p="), (b"p=dHzbZapW", b"p="), (b"p=dHzb", b"p=!!!!")])

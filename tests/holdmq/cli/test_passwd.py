@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from unittest import mock
 import pytest
 
 from gateway.access.passwords import PasswordFile, verify
-from gateway.access.scram_file import ScramFile
+from gateway.access.scram_file import ScramFile, make_verifier
+from gateway.access.user_file import write_users
 from gateway.core.scram import Verifier
+from holdmq.private_file import locked, write_private
 
 Holdmq = Callable[..., Any]
 
@@ -46,6 +49,45 @@ def test_many_users_come_from_standard_input(holdmq: Holdmq, tmp_path: Path) -> 
     assert verify(PasswordFile.read(path).hash_of("b"), b"2:3")
 
 
+def test_a_file_that_others_could_read_is_its_owners_alone_after_a_change(
+    holdmq: Holdmq, tmp_path: Path
+) -> None:
+    path = tmp_path / "users"
+    set_password(holdmq, path, "ada", "one")
+    path.chmod(0o644)
+    assert set_password(holdmq, path, "eve", "two").returncode == 0
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_two_who_write_at_once_lose_nobody(holdmq: Holdmq, tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    path.touch()
+    words = {f"u{n}": str(make_verifier("x")) for n in range(4)}
+    with locked(path):
+        threads = [
+            threading.Thread(target=write_users, args=(path, {name: text}, ""))
+            for name, text in words.items()
+        ]
+        for thread in threads:
+            thread.start()
+        # Each of them, who read it without a lock, would have read the file as it is now.
+        write_private(path, b"first:x\n")
+    for thread in threads:
+        thread.join()
+    assert {line.partition(":")[0] for line in path.read_text().splitlines()} == {"first", *words}
+
+
+def test_the_key_of_unknown_scram_users_is_made_once(holdmq: Holdmq, tmp_path: Path) -> None:
+    path = tmp_path / "scram"
+    set_password(holdmq, path, "ada", "one", "--scram")
+    made = ScramFile.read(path).invented("nobody")
+    set_password(holdmq, path, "eve", "two", "--scram")
+    holdmq("passwd", str(path), "ada", "--delete", "--scram")
+    file = ScramFile.read(path)
+    assert (file.invented("nobody"), file.warning) == (made, "")
+    assert path.read_text().count("decoy-key") == 1
+
+
 def test_a_user_is_taken_away(holdmq: Holdmq, tmp_path: Path) -> None:
     path = tmp_path / "users"
     holdmq("passwd", str(path), "--batch", stdin="a:1\nb:2\n")
@@ -68,7 +110,7 @@ def test_a_scram_verifier_is_no_password_and_stays_out_of_a_password_file(
     assert mixed.returncode == 2
     assert "of no known kind" in mixed.stderr
     assert "nothing was changed" in mixed.stderr
-    assert list(path.read_text().splitlines()) == [f"ada:{verifier}"]
+    assert path.read_text().splitlines()[1:] == [f"ada:{verifier}"]
     with mock.patch("gateway.access.passwords.hash_password") as hashed:
         assert set_password(holdmq, path, "eve", "x").returncode == 2
     hashed.assert_not_called()  # a batch would take an hour to be refused
