@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gateway.access.passwords import verify
 from gateway.access.plugins import CLOSE_S, Client, PluginFailure, PluginKind, Plugins
 from gateway.core.counters import Counters
 from holdmq import telemetry
@@ -44,11 +43,15 @@ log = telemetry.get_logger()
 class Question:
     """What is asked: whether a password is right, whether a client may come in, or may use a topic.
 
-    `topic` None = may it come in? `is_of_file`: only the password file is asked, where the user's hash is
-    `hash_text`; None = it does not know him. `on_answer` is called once, on the event loop; None = it was.
+    `topic` None = may it come in? `is_of_file`: only the password file is asked (PasswordChecks), where the
+    user's hash is `hash_text`; None = it does not know him. `on_answer` is called once, on the event loop;
+    None = it was. `is_wanted`: whether anybody still waits for the answer.
     """
 
-    __slots__ = ("action", "asker", "client", "deadline", "hash_text", "is_of_file", "on_answer", "topic")
+    __slots__ = (
+        "action", "asker", "client", "deadline", "hash_text", "is_being_answered", "is_of_file", "is_wanted",
+        "on_answer", "topic",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -67,17 +70,27 @@ class Question:
         self.action = action
         self.deadline = 0.0
         self.asker: Asker | None = None
+        self.is_wanted: Callable[[], bool] = _always
+        self.is_being_answered = False
 
 
 class Answer:
-    """`is_yes`; `is_named`: as the user whose name was given. `failure`: nobody could say, and why."""
+    """`is_yes`; `is_named`: as the user whose name was given. `failure`: nobody could say, and why.
 
-    __slots__ = ("failure", "is_named", "is_yes")
+    `is_busy`: that is because too many ask.
+    """
 
-    def __init__(self, is_yes: bool, is_named: bool = True, failure: str = "") -> None:
+    __slots__ = ("failure", "is_busy", "is_named", "is_yes")
+
+    def __init__(self, is_yes: bool, is_named: bool = True, failure: str = "", is_busy: bool = False) -> None:
         self.is_yes = is_yes
         self.is_named = is_named
         self.failure = failure
+        self.is_busy = is_busy
+
+
+def _always() -> bool:
+    return True
 
 
 class Askers:
@@ -306,9 +319,6 @@ class Asker:
 
     async def _find(self, question: Question) -> Answer:
         client = question.client
-        if question.is_of_file:
-            self.plugins.entered = "access.password_file"
-            return Answer(verify(question.hash_text, client.password or b""))
         if not await self._ready():
             raise PluginFailure(self._failed, self._failure)
         if question.topic is not None:
