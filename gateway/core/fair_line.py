@@ -3,8 +3,8 @@
 ::
 
     put(a) ──► fresh   a b c      keys of which nothing was taken since they had nothing here
-                 │  take: from both by turns, the first key's oldest
-    take ◄───────┤
+                 │
+    take ◄───────┤  the first key's oldest; while both have some, from both by turns, fresh first
                  │
                again   x y        keys with more: each goes behind the others of this ring
 
@@ -23,14 +23,15 @@ T = TypeVar("T")
 class FairLine(Generic[T]):
     """A line of at most `places`; one key may have as many as are free: half of all while it is alone."""
 
-    __slots__ = ("_again", "_count", "_fresh", "_places", "_was_fresh")
+    __slots__ = ("_again", "_count", "_fresh", "_last", "_owes_again", "_places")
 
     def __init__(self, places: int) -> None:
         self._places = places
         self._count = 0
         self._fresh: OrderedDict[bytes, deque[T]] = OrderedDict()
         self._again: OrderedDict[bytes, deque[T]] = OrderedDict()
-        self._was_fresh = False
+        self._last: bytes | None = None
+        self._owes_again = False
 
     def __len__(self) -> int:
         return self._count
@@ -41,7 +42,8 @@ class FairLine(Generic[T]):
         if (0 if items is None else len(items)) >= self._places - self._count:
             return False
         if items is None:
-            self._fresh[key] = deque((item,))
+            # Of whom something is being done now is not new here.
+            (self._again if key == self._last else self._fresh)[key] = deque((item,))
         else:
             items.append(item)
         self._count += 1
@@ -49,13 +51,15 @@ class FairLine(Generic[T]):
 
     def take(self) -> T | None:
         """Take what is next; None = nothing waits."""
-        ring = self._again if not self._fresh or (self._was_fresh and self._again) else self._fresh
+        is_again = bool(self._again) and (self._owes_again or not self._fresh)
+        ring = self._again if is_again else self._fresh
         if not ring:
             return None
-        self._was_fresh = ring is self._fresh
+        self._owes_again = not is_again and bool(self._again)
         key, items = ring.popitem(last=False)
         item = items.popleft()
         self._count -= 1
+        self._last = key
         if items:
             self._again[key] = items
         return item
