@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from access_files import password_file
@@ -43,16 +44,16 @@ def come(stack: Stack, client_id: str, word: str) -> int:
     return client.connack.reason_code
 
 
+def are_counted(stack: Stack, guesses: int) -> bool:
+    return number(stack, "login_failures_total") + number(stack, "logins_held_total") == guesses
+
+
 def test_who_guesses_waits_at_every_worker_and_at_those_that_start(stack: Stack) -> None:
     guesses = 0
     while not number(stack, "login_holds_total"):
         guesses += 1
         assert come(stack, "c", f"guess {guesses}") == 0x86
-        told = guesses
-        wait_until(
-            lambda: number(stack, "login_failures_total") + number(stack, "logins_held_total") == told,
-            "the guess is counted",
-        )
+        wait_until(partial(are_counted, stack, guesses), "the guess is counted")
     wait_until(lambda: number(stack, "login_holds") == 2, "the workers know the address and the name")
     assert guesses == FREE + 1
     assert number(stack, "password_checks_total") == FREE + 1
@@ -62,7 +63,7 @@ def test_who_guesses_waits_at_every_worker_and_at_those_that_start(stack: Stack)
     wait_until(lambda: number(stack, "logins_held_total") == 40, "both workers have refused")
     assert number(stack, "password_checks_total") == FREE + 1
 
-    os.kill(stack.workers[0], signal.SIGKILL)
+    os.kill(stack.workers()[0], signal.SIGKILL)
     wait_until(lambda: number(stack, "worker_restarts_total") == 1, "the worker is started again")
     wait_until(lambda: number(stack, "workers") == 2, "both workers report")
     for n in range(40):
