@@ -124,7 +124,7 @@ class Logins:
         assert self._failures is not None
         is_news = self._failures.succeeded(login, self._worker.now())
         if is_news and self._worker.reporting.has_parent and len(self._known) < KNOWN_WAITING_MAX:
-            self._known[login] = None
+            self._known[login._replace(guess=b"")] = None  # nobody needs what was right
 
     def told(self, message: dict[str, Any]) -> None:
         """The parent says what another worker has seen."""
