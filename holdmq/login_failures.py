@@ -20,13 +20,13 @@ from collections import OrderedDict
 from typing import Any, Final, NamedTuple
 
 COUNTED_MAX: Final = 20_000
-"""Addresses, users and pairs of them (each) with too few failures to be held back, some 400 bytes each. Past
+"""Addresses, users and pairs of them (each) with too few failures to be held back, 250 to 700 bytes each. Past
 it the one that failed longest ago is forgotten: an address that wants another's few failures forgotten has to
 fail itself, and is held back after `failures_max`, so that it takes thousands of addresses."""
 HELD_MAX: Final = 10_000
 """The same of those that are held back, whose places the others cannot take."""
 KNOWN_MAX: Final = 100_000
-"""Users that are known at an address, some 400 bytes each; past it who came in longest ago is not known."""
+"""Users that are known at an address, 350 bytes each; past it who came in longest ago is not known."""
 KNOWN_OF_USER_MAX: Final = 64
 """Addresses where one user is known: more are not remembered, so that one user's cannot push others' out."""
 KNOWN_S: Final = 7 * 86_400.0

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gateway.access.askers import Answer, Askers, Question
+from gateway.access.askers import UNTRIED, Answer, Askers, Question
 from gateway.access.files import AccessFiles
-from gateway.access.password_checks import UNTRIED, PasswordChecks
+from gateway.access.password_checks import PasswordChecks
 from gateway.access.plugins import PUBLISH, SUBSCRIBE, Client, check_plugins
 from gateway.access.scram_file import Exchanges
 from gateway.core.acl import READ, REPLAY, filter_of
@@ -474,7 +474,7 @@ class Access:
         client = permit.client
         assert isinstance(client, Client)
         question = Question(client, topic=topic, action=action)
-        waiter = _Waiter(on_answer, bool, b"")
+        waiter = _Waiter(on_answer, _always, b"")
         self._ask(self._topic_key(permit, topic, action), question, self._section.cache_age_s, waiter)
 
     def _ask(self, key: bytes, question: Question, age_s: float, waiter: _Waiter) -> None:
@@ -501,9 +501,9 @@ class Access:
                     waiter.on_answer(answer)
             self._worker.settle()
 
+        question.is_wanted = lambda: any(waiter.is_wanted() for waiter in asked)
         if question.is_of_file:
             assert self._checks is not None
-            question.is_wanted = lambda: any(waiter.is_wanted() for waiter in asked)
             self._checks.ask(waiter.address, question, answered)
         else:
             assert self._askers is not None
@@ -532,6 +532,10 @@ class Access:
 def _say_if_failed(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.critical("nobody looks at the files of access any more", exc_info=task.exception())
+
+
+def _always() -> bool:
+    return True
 
 
 def _client_of(shell: Shell, connect: Connect | None) -> Client:

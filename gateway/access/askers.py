@@ -36,6 +36,8 @@ START_AGAIN_S: Final = 5.0
 LOGGED_PER_S: Final = 10
 """Lines about plug-ins that fail."""
 BEAT_S: Final = 0.25
+UNTRIED_PER_TURN: Final = 100
+"""Questions that nobody waits for any more, given up in one turn of the loop: some milliseconds."""
 
 log = telemetry.get_logger()
 
@@ -87,6 +89,10 @@ class Answer:
         self.is_named = is_named
         self.failure = failure
         self.is_busy = is_busy
+
+
+UNTRIED: Final = Answer(False)
+"""The answer to what was not asked, as everybody who waited for it is held back or gone."""
 
 
 def _always() -> bool:
@@ -150,18 +156,28 @@ class Askers:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._line and not self._is_closed:
+        untried: list[Question] = []
+        while self._line and len(untried) < UNTRIED_PER_TURN and not self._is_closed:
             asker = min(self._askers, key=lambda a: a.in_hand, default=None)
             if asker is None or asker.in_hand >= ASKED_AT_A_TIME:
                 break
             question = self._line.popleft()
-            if question.on_answer is None:
+            if question.on_answer is None or not question.is_wanted():
+                untried.append(question)
                 continue
             question.asker = asker
             question.deadline = max(question.deadline, self._loop.time() + self._timeout_s)
             self._asked[question] = None
             asker.take(question)
+        if untried:
+            # Later, as for what was asked: who asks must have gone on first.
+            self._loop.call_soon(self._give_up_untried, untried)
         self._counters.access_asks_waiting = self.waiting
+
+    def _give_up_untried(self, untried: list[Question]) -> None:
+        for question in untried:
+            self._answer(question, UNTRIED)
+        self._hand_out()
 
     def answered(self, asker: Asker, news: list[tuple[Question, Answer]]) -> None:
         """A thread has answers."""

@@ -16,17 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from gateway.access.askers import Answer, Question
+from gateway.access.askers import UNTRIED, UNTRIED_PER_TURN, Answer, Question
 from gateway.access.passwords import verify
 from gateway.core.counters import Counters
 from gateway.core.fair_line import FairLine
 from holdmq import telemetry
 from holdmq.interpreter import SWITCH_INTERVAL_S
 
-UNTRIED_PER_TURN: Final = 100
-"""Checks that nobody waits for any more, and that are given up in one turn of the loop: some milliseconds."""
-UNTRIED: Final = Answer(False)
-"""The answer to a check that was not made, as everybody who waited for it is held back or gone."""
 BUSY: Final = Answer(False, failure="too many passwords wait to be checked", is_busy=True)
 
 log = telemetry.get_logger()

@@ -192,6 +192,21 @@ async def test_plug_ins_are_not_asked_either(start_worker: Start) -> None:
     Gated.reset()
 
 
+async def test_what_waits_for_a_plug_in_is_not_asked_once_enough_have_failed(start_worker: Start) -> None:
+    Gated.reset(is_open=False, eve=False)
+    access = {"plugins": [{"class_path": "odd_plugins.Gated"}], "ask_threads": 1, "ask_timeout_s": 60}
+    running = await start_worker(PROXIED, access, **QUICKLY)
+    counters = running.worker.counters
+    guesses = [come(running, ATTACKER, "eve", f"guess {n}", refused=True) for n in range(60)]
+    coming = asyncio.gather(*guesses)
+    await running.until(lambda: counters.access_asks_waiting == 60 and len(Gated.asked) == 16)
+    Gated.gate.set()
+    assert {answer.reason_code for answer in await coming} == {0x86}
+    assert len(Gated.asked) <= 20  # as many as were asked, and one for each failure that was free
+    assert (counters.login_failures_total, counters.logins_held_total) == (4, 56)
+    Gated.reset()
+
+
 async def scram(running: Any, address: str, user: str, word: str) -> Any:
     """The answer to the last message of a SCRAM exchange."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
