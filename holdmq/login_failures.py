@@ -20,7 +20,7 @@ from collections import OrderedDict
 from typing import Any, Final, NamedTuple
 
 COUNTED_MAX: Final = 20_000
-"""Addresses, users and pairs of them (each) with too few failures to be held back, 250 to 700 bytes each. Past
+"""Addresses, users and pairs of them (each) with too few failures to be held back; 250 to 700 bytes. Past
 it the one that failed longest ago is forgotten: an address that wants another's few failures forgotten has to
 fail itself, and is held back after `failures_max`, so that it takes thousands of addresses."""
 HELD_MAX: Final = 10_000
