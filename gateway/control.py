@@ -1,4 +1,4 @@
-"""What the parent of the workers can be asked for and told: traces of clients, bans.
+"""What the parent of the workers can be asked for and told: traces of clients, bans, logins that failed.
 
 ::
 
@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any, Final
 
+from gateway.access.logins import take
 from gateway.core.addresses import shown_key
 from gateway.core.flapping import Bans, ban_of, ban_row
 from holdmq.admin import Control, ControlAnswer
+from holdmq.login_failures import LoginFailures
 from holdmq.mqtt import MqttError, check_filter
 
 TRACES_MAX: Final = 4
@@ -57,15 +59,16 @@ class _Trace:
 
 
 class Controls:
-    """`wake` makes the supervisor call `take` soon."""
+    """`wake` makes the supervisor call `take` soon. Workers inherit `login_failures` when they are forked."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, login_failures: LoginFailures | None = None) -> None:
         self.paths: dict[str, Control] = {"/trace": self.trace, "/bans": self.bans}
         self.wake: Callable[[], None] = lambda: None
         self._workers = workers
         self._numbers = itertools.count(1)
         self._traces: dict[int, _Trace] = {}
         self._bans = Bans()
+        self.login_failures = login_failures
         self._lock = threading.Lock()
         self._commands: deque[tuple[Command, int]] = deque()
 
@@ -92,6 +95,13 @@ class Controls:
                 self._bans.expire(time.monotonic())
                 self._bans.add(ban_of(message["ban"], time.monotonic()))
             self._commands.append((message, worker))
+        elif "login_failed" in message or "logins_known" in message:
+            if self.login_failures is not None:
+                with self._lock:
+                    now = time.monotonic()
+                    self.login_failures.expire(now)
+                    take(self.login_failures, message, now)
+            self._commands.append((message, worker))
         elif "trace" in message:
             trace = self._traces.get(message["trace"])
             if trace is not None:
@@ -110,7 +120,8 @@ class Controls:
     # On threads of the admin server
 
     def bans(self, method: str, query: dict[str, str]) -> ControlAnswer:
-        """GET: the bans in force, a line each. POST: lift those of `principal`, or with `all` all."""
+        """GET: the bans in force, a line each. POST: lift those of `principal`, or with `all` all, and have
+        them log in at once again, however many logins have failed."""
         now = time.monotonic()
         if method == "GET":
             with self._lock:
@@ -124,6 +135,8 @@ class Controls:
             return _mistake("say whose bans to lift, or all")
         with self._lock:
             lifted = self._bans.lift(principal)
+            if self.login_failures is not None:
+                lifted += self.login_failures.forget(principal)
         self._command({"unban": principal})
         return ControlAnswer(HTTPStatus.OK, [_line({"lifted": lifted})])
 

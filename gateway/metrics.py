@@ -12,7 +12,16 @@ from prometheus_client.registry import Collector
 from gateway.core.counters import GAUGES, HELP
 
 _MAXIMA = frozenset(
-    ("loop_lag_ms_max", "brokers_known", "brokers_up", "draining", "overload_level", "bans", "traces")
+    (
+        "loop_lag_ms_max",
+        "brokers_known",
+        "brokers_up",
+        "draining",
+        "overload_level",
+        "bans",
+        "login_holds",
+        "traces",
+    )
 )
 """What is the same thing seen by each worker: the largest is told, not the sum."""
 

@@ -22,7 +22,7 @@ MESSAGE_MAX_BYTES: Final = 64 << 10
 class Reporting:
     """Sends reports through `report`, the parent's socket (None = to nobody), and heartbeats.
 
-    The parent sends commands the other way: bans, and who is to be traced (gateway.control).
+    The parent sends commands the other way: bans, logins, who is to be traced (gateway.control).
     """
 
     def __init__(self, worker: Worker, report: socket.socket | None) -> None:
@@ -124,6 +124,9 @@ class Reporting:
             worker.gate.bans.add(ban_of(command["ban"], worker.now()))
         elif "unban" in command:
             worker.gate.lift(command["unban"])
+            worker.logins.forget(command["unban"])
+        elif "login_failed" in command or "logins_known" in command:
+            worker.logins.told(command)
         elif "trace" in command:
             tracing = worker.tracing or Tracing(worker)
             tracing.start(command["trace"], command["client"], command["topic"], command["seconds"])

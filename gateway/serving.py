@@ -17,6 +17,7 @@ from gateway.listeners import Listener
 from gateway.worker import Worker
 from holdmq import telemetry
 from holdmq.config import Config
+from holdmq.login_failures import LoginFailures
 
 START_ROUTES_S: Final = 5.0
 """How long a starting worker waits for its brokers before it accepts clients without them."""
@@ -30,9 +31,10 @@ async def serve(
     places: Sequence[tuple[Listener, socket.socket]],
     report: socket.socket,
     stopping: asyncio.Event,
+    login_failures: LoginFailures | None,
 ) -> None:
-    """Run one worker until it has drained."""
-    worker = Worker(config, index, report)
+    """Run one worker until it has drained; `login_failures` is what its parent knows of logins."""
+    worker = Worker(config, index, report, login_failures)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, worker.reload)
     await run(worker, places, stopping)
 

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -15,6 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.access.logins import failures_of
 from gateway.binding import Place, bind
 from gateway.control import Controls
 from gateway.listeners import Listener, listeners_of
@@ -72,7 +74,9 @@ class Supervisor:
         self._admin: AdminServer | None = None
         self._beat = 0.0
         self._began_at = time.monotonic()
-        self._controls = Controls(self._reports.workers)
+        # One key for all workers, which they inherit with what was counted so far.
+        self._login_failures = failures_of(self._section, secrets.token_bytes(32))
+        self._controls = Controls(self._reports.workers, self._login_failures)
 
     def run(self) -> None:
         """Serve until the signal; raises StartupError for a busy port, ConfigError for a bad certificate."""
@@ -167,10 +171,11 @@ class Supervisor:
             # Messages and batches hold no cycles: collecting less often saves pauses, not memory.
             gc.set_threshold(GC_THRESHOLD, 20, 20)
             config, places = self._config, list(zip(self._listeners, own, strict=True))
+            failures = self._login_failures
 
             async def worker(stopping: asyncio.Event) -> None:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-                await serve(config, index, places, report, stopping)
+                await serve(config, index, places, report, stopping, failures)
 
             run_until_stopped(worker, config.gateway.drain_s + 2 * KILL_AFTER_S)
         except BaseException:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from gateway.access.access import Access
+from gateway.access.logins import Logins
 from gateway.catchup import CatchUp
 from gateway.connection import OPENING_PAUSE, Shell
 from gateway.connection_log import ConnectionLog
@@ -49,6 +50,7 @@ from holdmq import telemetry
 from holdmq.client.route import Link, RouteTable
 from holdmq.config import Config
 from holdmq.errors import HoldMQError
+from holdmq.login_failures import LoginFailures
 from holdmq.mqtt import ReasonCode, TopicTable
 from holdmq.rpc.connection import Connection
 from holdmq.rpc.security import Security
@@ -66,7 +68,13 @@ log = telemetry.get_logger()
 class Worker:
     """Everything that the connections of one process share."""
 
-    def __init__(self, config: Config, index: int, report: socket.socket | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        index: int,
+        report: socket.socket | None,
+        login_failures: LoginFailures | None,
+    ) -> None:
         section = config.gateway
         self._loop = asyncio.get_running_loop()
         self.now: Callable[[], float] = self._loop.time
@@ -137,6 +145,7 @@ class Worker:
         rates = section.publish_rate_max, section.publish_bytes_rate_max
         self.meter = Meter(self, *rates) if any(rates) else None
         self.tracing: Tracing | None = None
+        self.logins = Logins(self, section, login_failures)
         self.access = Access(self, config)
 
     # Life
@@ -469,6 +478,7 @@ class Worker:
     def _each_second(self, now: float) -> None:
         self.connection_log.each_second()
         self.gate.each_second(now)
+        self.logins.each_second(now)
         self.overload.each_second(now)
         self.delivery.malformed_logged = 0
         self.stragglers.each_second(now)

@@ -116,14 +116,22 @@ class AccessSection(Section):
         0,
         ge=0,
         le=64,
-        description="Threads of a worker that ask plug-ins and check passwords; 0 = one per core, at most 4: "
-        "a check takes 20 to 40 ms of a core.",
+        description="Threads of a worker that ask plug-ins, and as many that check passwords; 0 = one per "
+        "core, at most 4: a check takes 20 to 40 ms of a core.",
     )
     asks_max: int = Field(
         20_000,
         ge=16,
         le=1_000_000,
-        description="Questions in hand at a worker, 1 KiB each: a reconnect storm's; more are refused.",
+        description="Questions to plug-ins in hand at a worker, 1 KiB each: a reconnect storm's; more are "
+        "refused.",
+    )
+    password_checks_max: int = Field(
+        4000,
+        ge=4,
+        le=1_000_000,
+        description="Passwords that wait at a worker to be checked, 1 KiB each; one address may have as many "
+        "as places are free: half of all while it is alone. More are refused: they would wait too long.",
     )
 
     @property

@@ -60,6 +60,38 @@ class ProtectionSettings(Section):
         le=30 * 86_400,
         description="How long such a client is refused: five minutes in which somebody may look at it.",
     )
+    login_failures_max: int = Field(
+        10,
+        ge=0,
+        le=100_000,
+        description="Wrong passwords of an address (IPv6: of a /64; one more for each user known there), and "
+        "of a user name, after which logins have to wait: a person's typing errors. 0 = nobody has to.",
+    )
+    login_delay_s: float = Field(
+        1,
+        gt=0,
+        le=3600,
+        description="How long the next login then has to wait; until that time it is refused without being "
+        "tried. Twice as long after each further wrong password.",
+    )
+    login_delay_max_s: float = Field(
+        60,
+        gt=0,
+        le=86_400,
+        description="The longest such time: 1,440 guesses a day, and what a device whose password was just "
+        "put right waits at most.",
+    )
+    login_forget_s: float = Field(
+        3600,
+        gt=0,
+        le=30 * 86_400,
+        description="Time without a wrong password after which those before it are forgotten.",
+    )
+    login_loopback_counted: bool = Field(
+        False,
+        description="Count wrong passwords from loopback addresses and UNIX sockets as well: for a proxy on "
+        "this machine that does not tell its clients' addresses; they then wait together.",
+    )
     overload_lag_ms: int = Field(
         500,
         ge=0,

@@ -15,12 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gateway.access.askers import Answer, Askers, Question
+from gateway.access.askers import UNTRIED, Answer, Askers, Question
 from gateway.access.files import AccessFiles
+from gateway.access.password_checks import PasswordChecks
 from gateway.access.plugins import PUBLISH, SUBSCRIBE, Client, check_plugins
 from gateway.access.rehash import REHASH_INTERVAL_S, Rehash
 from gateway.access.scram_file import Exchanges
 from gateway.core.acl import OWNS, READ, REPLAY, filter_of
+from gateway.core.addresses import address_key
 from gateway.core.answers import Answers
 from gateway.core.entries import TopicEntry
 from gateway.core.permit import ALLOWED, REFUSED, UNASKED, Permit
@@ -56,6 +58,18 @@ class _Refusal(NamedTuple):
     sentence: str
 
 
+WRONG: Final = _Refusal(ReasonCode.BAD_USER_NAME_OR_PASSWORD, "unknown user name or wrong password")
+"""Whatever it is that does not fit, and also when it was not looked at."""
+
+
+class _Waiter(NamedTuple):
+    """Who waits for an answer; `is_wanted`: whether he still makes use of it, `address` is where he is."""
+
+    on_answer: Callable[[Answer], None]
+    is_wanted: Callable[[], bool]
+    address: bytes
+
+
 class Access:
     """The permissions of one worker's clients. The constructor reads files and imports plug-ins (blocking).
 
@@ -73,10 +87,10 @@ class Access:
         self._plugins_decide = any(kind.decides_on_topics for kind in kinds)
         self.files = AccessFiles(section, worker.counters, worker.index)
         self._answers: Answers[Answer] = Answers(section.cache_entries_max)
-        self._pending: dict[bytes, list[Callable[[Answer], None]]] = {}
+        self._pending: dict[bytes, list[_Waiter]] = {}
         self._key = secrets.token_bytes(32)
         self._askers: Askers | None = None
-        if kinds or section.password_file:
+        if kinds:
             self._askers = Askers(
                 kinds,
                 worker.counters,
@@ -84,9 +98,17 @@ class Access:
                 timeout_s=section.ask_timeout_s,
                 asks_max=section.asks_max,
             )
+        self._checks: PasswordChecks | None = None
+        if section.password_file:
+            self._checks = PasswordChecks(
+                worker.counters,
+                threads=section.ask_threads,
+                waiting_max=section.password_checks_max,
+                wait_s=2 * section.ask_timeout_s,
+            )
         if self.files.scram is not None:
-            exchanges = Exchanges(self.files.verifier_of, self.files.invented)
-            worker.context.methods[METHOD] = exchanges.begin
+            begin = Exchanges(self.files.verifier_of, self.files.invented).begin
+            worker.context.methods[METHOD] = partial(worker.logins.counted, begin)
         self._rehash: Rehash | None = None
         if section.password_file and section.rehash:
             self._rehash = Rehash(Path(section.password_file), worker.counters, REHASH_INTERVAL_S)
@@ -106,6 +128,8 @@ class Access:
             self._begin(self._rehash.run(), "access rehash")
         if self._askers is not None:
             self._askers.start()
+        if self._checks is not None:
+            self._checks.start()
         if self._plugins_decide:
             self._look_at = self._worker.now() + self._section.cache_age_s
 
@@ -122,11 +146,15 @@ class Access:
             task.cancel()
         if self._askers is not None:
             await self._askers.close()
+        if self._checks is not None:
+            await self._checks.close()
 
     def tick(self, now: float) -> None:
         """Give up what takes too long; look at filters whose permission may be gone."""
         if self._askers is not None:
             self._askers.tick(now)
+        if self._checks is not None:
+            self._checks.tick(now)
         if not self._has_permits:
             return
         self._counters.access_answers = len(self._answers)
@@ -197,24 +225,45 @@ class Access:
         return _Refusal(code, "no credentials that are known here")
 
     def _ask_connect(self, session: Session, client: Client, question: Question) -> None:
+        attempt = self._worker.logins.attempt(
+            session.born_host, client.username or "", client.password or b""
+        )
+        if attempt.is_held():
+            # Before anything is looked up: that the right password was right a minute ago says something too.
+            attempt.refused()
+            self._refuse(session, WRONG)
+            return
         key = self._connect_key(client, question)
         age_s = FILE_AGE_S if question.is_of_file else self._section.cache_age_s
 
         def answered(answer: Answer) -> None:
+            is_tried = answer is not UNTRIED and not answer.failure
+            # Others may have failed meanwhile, so that this one is not to be told what was found.
+            is_held = attempt.is_held()
+            if is_tried and not is_held:
+                if answer.is_yes:
+                    attempt.succeeded()
+                else:
+                    attempt.failed()
             if session.state == CLOSED:
                 return
             if answer.failure:
-                self._refuse(session, _Refusal(ReasonCode.SERVER_UNAVAILABLE, "access cannot be decided now"))
-            elif not answer.is_yes:
-                why = "unknown user name or wrong password"
-                self._refuse(session, _Refusal(ReasonCode.BAD_USER_NAME_OR_PASSWORD, why))
+                code = ReasonCode.SERVER_BUSY if answer.is_busy else ReasonCode.SERVER_UNAVAILABLE
+                self._refuse(session, _Refusal(code, "access cannot be decided now"))
+            elif is_held or not answer.is_yes:
+                if is_held:
+                    attempt.refused()
+                self._refuse(session, WRONG)
             else:
                 name = client.username or client.common_name if answer.is_named else ""
                 if self._rehash is not None and question.hash_text is not None and client.password:
                     self._rehash.offer(name, question.hash_text, client.password)
                 self._identified(session, client, name)
 
-        self._ask(key, question, age_s, answered)
+        def is_wanted() -> bool:
+            return session.state != CLOSED and not attempt.is_held()
+
+        self._ask(key, question, age_s, _Waiter(answered, is_wanted, address_key(session.born_host)))
 
     def _identified(self, session: Session, client: Client, principal: str) -> None:
         # Many connections of one user keep one name.
@@ -474,31 +523,40 @@ class Access:
         client = permit.client
         assert isinstance(client, Client)
         question = Question(client, topic=topic, action=action)
-        self._ask(self._topic_key(permit, topic, action), question, self._section.cache_age_s, on_answer)
+        waiter = _Waiter(on_answer, _always, b"")
+        self._ask(self._topic_key(permit, topic, action), question, self._section.cache_age_s, waiter)
 
-    def _ask(self, key: bytes, question: Question, age_s: float, on_answer: Callable[[Answer], None]) -> None:
+    def _ask(self, key: bytes, question: Question, age_s: float, waiter: _Waiter) -> None:
         """Answer from memory, at once; else ask, or wait for who asked the same."""
         known = self._answers.get(key, self._worker.now())
         if known is not None:
             self._counters.access_cached_total += 1
-            on_answer(known)
+            waiter.on_answer(known)
             return
         waiting = self._pending.get(key)
         if waiting is not None:
-            waiting.append(on_answer)
+            waiting.append(waiter)
             return
-        self._pending[key] = [on_answer]
+        asked = self._pending[key] = [waiter]
 
         def answered(answer: Answer) -> None:
-            if not answer.failure:
+            if not answer.failure and answer is not UNTRIED:
                 lasts_s = age_s if answer.is_yes else min(age_s, self._section.cache_refused_age_s)
                 self._answers.put(key, answer, self._worker.now() + lasts_s)
             for waiter in self._pending.pop(key):
-                waiter(answer)
+                if answer is UNTRIED and waiter.is_wanted():
+                    self._ask(key, question, age_s, waiter)  # it came when the others were given up
+                else:
+                    waiter.on_answer(answer)
             self._worker.settle()
 
-        assert self._askers is not None
-        self._askers.ask(question, answered)
+        question.is_wanted = lambda: any(waiter.is_wanted() for waiter in asked)
+        if question.is_of_file:
+            assert self._checks is not None
+            self._checks.ask(waiter.address, question, answered)
+        else:
+            assert self._askers is not None
+            self._askers.ask(question, answered)
 
     def _connect_key(self, client: Client, question: Question) -> bytes:
         if question.is_of_file:
@@ -523,6 +581,10 @@ class Access:
 def _say_if_failed(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.critical("a task of access has ended", task=task.get_name(), exc_info=task.exception())
+
+
+def _always() -> bool:
+    return True
 
 
 def _client_of(shell: Shell, connect: Connect | None) -> Client:

@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gateway.access.passwords import verify
 from gateway.access.plugins import CLOSE_S, Client, PluginFailure, PluginKind, Plugins
 from gateway.core.counters import Counters
 from holdmq import telemetry
@@ -37,6 +36,8 @@ START_AGAIN_S: Final = 5.0
 LOGGED_PER_S: Final = 10
 """Lines about plug-ins that fail."""
 BEAT_S: Final = 0.25
+UNTRIED_PER_TURN: Final = 100
+"""Questions that nobody waits for any more, given up in one turn of the loop: some milliseconds."""
 
 log = telemetry.get_logger()
 
@@ -44,13 +45,14 @@ log = telemetry.get_logger()
 class Question:
     """What is asked: whether a password is right, whether a client may come in, or may use a topic.
 
-    `topic` None = may it come in? `is_of_file`: only the password file is asked, where the user's hash is
-    `hash_text`; None = it does not know him; `decoys` are computed as well. `on_answer` is called once, on
-    the event loop; None = it was.
+    `topic` None = may it come in? `is_of_file`: only the password file is asked (PasswordChecks), where the
+    user's hash is `hash_text`; None = it does not know him; `decoys` are computed as well. `on_answer` is
+    called once, on the event loop; None = it was. `is_wanted`: whether anybody still waits for the answer.
     """
 
     __slots__ = (
-        "action", "asker", "client", "deadline", "decoys", "hash_text", "is_of_file", "on_answer", "topic",
+        "action", "asker", "client", "deadline", "decoys", "hash_text", "is_being_answered", "is_of_file",
+        "is_wanted", "on_answer", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -72,17 +74,31 @@ class Question:
         self.action = action
         self.deadline = 0.0
         self.asker: Asker | None = None
+        self.is_wanted: Callable[[], bool] = _always
+        self.is_being_answered = False
 
 
 class Answer:
-    """`is_yes`; `is_named`: as the user whose name was given. `failure`: nobody could say, and why."""
+    """`is_yes`; `is_named`: as the user whose name was given. `failure`: nobody could say, and why.
 
-    __slots__ = ("failure", "is_named", "is_yes")
+    `is_busy`: that is because too many ask.
+    """
 
-    def __init__(self, is_yes: bool, is_named: bool = True, failure: str = "") -> None:
+    __slots__ = ("failure", "is_busy", "is_named", "is_yes")
+
+    def __init__(self, is_yes: bool, is_named: bool = True, failure: str = "", is_busy: bool = False) -> None:
         self.is_yes = is_yes
         self.is_named = is_named
         self.failure = failure
+        self.is_busy = is_busy
+
+
+UNTRIED: Final = Answer(False)
+"""The answer to what was not asked, as everybody who waited for it is held back or gone."""
+
+
+def _always() -> bool:
+    return True
 
 
 class Askers:
@@ -142,18 +158,28 @@ class Askers:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._line and not self._is_closed:
+        untried: list[Question] = []
+        while self._line and len(untried) < UNTRIED_PER_TURN and not self._is_closed:
             asker = min(self._askers, key=lambda a: a.in_hand, default=None)
             if asker is None or asker.in_hand >= ASKED_AT_A_TIME:
                 break
             question = self._line.popleft()
-            if question.on_answer is None:
+            if question.on_answer is None or not question.is_wanted():
+                untried.append(question)
                 continue
             question.asker = asker
             question.deadline = max(question.deadline, self._loop.time() + self._timeout_s)
             self._asked[question] = None
             asker.take(question)
+        if untried:
+            # Later, as for what was asked: who asks must have gone on first.
+            self._loop.call_soon(self._give_up_untried, untried)
         self._counters.access_asks_waiting = self.waiting
+
+    def _give_up_untried(self, untried: list[Question]) -> None:
+        for question in untried:
+            self._answer(question, UNTRIED)
+        self._hand_out()
 
     def answered(self, asker: Asker, news: list[tuple[Question, Answer]]) -> None:
         """A thread has answers."""
@@ -311,9 +337,6 @@ class Asker:
 
     async def _find(self, question: Question) -> Answer:
         client = question.client
-        if question.is_of_file:
-            self.plugins.entered = "access.password_file"
-            return Answer(verify(question.hash_text, client.password or b"", question.decoys))
         if not await self._ready():
             raise PluginFailure(self._failed, self._failure)
         if question.topic is not None:

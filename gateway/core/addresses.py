@@ -9,13 +9,22 @@ from holdmq.record import NO_HOST
 
 NOBODY: Final = b""
 """The key of a connection without an address (UNIX sockets)."""
+_MAPPED: Final = bytes(10) + b"\xff\xff"
+"""IPv6 addresses that are IPv4 ones (RFC 4291, 2.5.5.2): a proxy may tell them so."""
+_LOOPBACK_V6: Final = bytes(15) + b"\x01"
 
 
 def address_key(born_host: bytes) -> bytes:
     """Whom a BornHost belongs to: the IPv4 address (4 bytes), the /64 of an IPv6 one (8), or NOBODY."""
     if len(born_host) == 8:
         return NOBODY if born_host == NO_HOST else born_host[:4]
-    return born_host[:8]
+    return born_host[12:16] if born_host.startswith(_MAPPED) else born_host[:8]
+
+
+def is_local(born_host: bytes) -> bool:
+    """Whether a BornHost is of this machine: a loopback address, or none at all (UNIX sockets)."""
+    key = address_key(born_host)
+    return not key or (len(key) == 4 and key[0] == 127) or born_host[:16] == _LOOPBACK_V6
 
 
 def shown_key(key: bytes) -> str:

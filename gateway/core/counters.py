@@ -16,6 +16,10 @@ HELP: Final = {
     "bans": "Clients that are banned now, as they connected too often.",
     "bans_total": "Clients banned.",
     "unauthenticated_bytes": "Bytes held of clients that are not admitted yet.",
+    "login_failures_total": "Logins that were tried, and whose password was wrong.",
+    "logins_held_total": "Logins that were refused without being tried, as too many before them had failed.",
+    "login_holds": "Addresses and users whose logins have failed too often, and have to wait.",
+    "login_holds_total": "Times that an address or a user began to be held back.",
     "takeovers_total": "Connections closed because their client id connected again.",
     "messages_in_qos0_total": "Publishes received with QoS 0.",
     "messages_in_qos1_total": "Publishes received with QoS 1.",
@@ -57,11 +61,14 @@ HELP: Final = {
     "topics_diverted_total": "Times that a client might not create a topic so soon: it went to mqtt-other.",
     "traces": "Traces of clients that run now.",
     "access_asks_total": "Questions about clients and topics that were asked: plug-ins, checks of passwords.",
-    "access_asks_waiting": "Questions without an answer now.",
+    "access_asks_waiting": "Questions to plug-ins without an answer now.",
     "access_cached_total": "Questions that were answered from memory.",
     "access_answers": "Answers remembered now.",
     "access_failures_total": "Questions that nobody could answer: a plug-in failed, or took too long.",
     "access_threads_lost": "Threads given up now, as a plug-in blocks them.",
+    "password_checks_total": "Hashes of passwords that were computed.",
+    "password_checks_waiting": "Passwords that wait to be checked now.",
+    "password_checks_refused_total": "Passwords that were not checked: no place, or no thread in time.",
     "access_reloads_failed_total": "Changed files of access that were of no use.",
     "access_rehashed_total": "Weak hashes of the password file that were made anew at a login.",
     "access_rehashes_left_total": "Weak hashes that stayed: the file is not to be written, or too many.",
@@ -110,6 +117,10 @@ class Counters:
     bans: int
     bans_total: int
     unauthenticated_bytes: int
+    login_failures_total: int
+    logins_held_total: int
+    login_holds: int
+    login_holds_total: int
     takeovers_total: int
     messages_in_qos0_total: int
     messages_in_qos1_total: int
@@ -156,6 +167,9 @@ class Counters:
     access_answers: int
     access_failures_total: int
     access_threads_lost: int
+    password_checks_total: int
+    password_checks_waiting: int
+    password_checks_refused_total: int
     access_reloads_failed_total: int
     access_rehashed_total: int
     access_rehashes_left_total: int

@@ -194,9 +194,14 @@ class ScramServer:
             raise ScramError("a proof of a wrong length")
         client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
         if not hmac.compare_digest(hashlib.sha256(client_key).digest(), verifier.stored_key):
-            raise ScramError(f"no such user, or a wrong password of {self.user[:64]!r}")
+            raise wrong_password(self.user)
         self.is_done = True
         return f"v={_text(_hmac(verifier.server_key, signed))}"
+
+
+def wrong_password(user: str) -> ScramError:
+    """What ends an exchange whose proof does not fit, or is not looked at."""
+    return ScramError(f"no such user, or a wrong password of {user[:64]!r}")
 
 
 def saslprep(text: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.core.scram import ScramError
@@ -31,6 +32,8 @@ class Exchange(Protocol):
 
 
 Begin = Callable[[], Exchange]
+BeginAt = Callable[[bytes], Exchange]
+"""Begins an exchange with a client, whose BornHost it is told."""
 
 
 class Enhanced:
@@ -50,7 +53,7 @@ def begin(session: Session, connect: Connect) -> None:
     make = session.context.methods.get(method)
     if make is None:  # [MQTT-4.12.0-1]
         raise MqttError(ReasonCode.BAD_AUTHENTICATION_METHOD, f"the method {method[:64]!r} is not offered")
-    session.credentials = enhanced = Enhanced(method, make)
+    session.credentials = enhanced = Enhanced(method, partial(make, session.born_host))
     data = connect.properties.authentication_data
     # Without data the client wants to be asked first (4.12).
     answer = None if data is None else _receive(enhanced, data)

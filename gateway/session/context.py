@@ -11,7 +11,7 @@ from gateway.limits import Limits
 from holdmq.mqtt import TopicTable
 
 if TYPE_CHECKING:
-    from gateway.session.authenticating import Begin
+    from gateway.session.authenticating import BeginAt
     from gateway.session.session import Session
 
 
@@ -50,7 +50,7 @@ class Context:
         self.limits = limits
         self.counters = counters
         self.new_client_id = new_client_id
-        self.methods: dict[str, Begin] = {}
+        self.methods: dict[str, BeginAt] = {}
         self.keeps_connect = False
         self.dirty: list[Session] = []
         self.doomed: list[Session] = []

@@ -42,7 +42,7 @@ def clear(
     set_: Sets = None,
     as_json: Json = False,
 ) -> None:
-    """Lift the bans of one client, wherever it connects from, or of all."""
+    """Lift the bans of one client, wherever it connects from, or of all, and waits for wrong passwords."""
     if (client is None) != all_:
         raise UsageError("name a client, or say --all")
     query = {"principal": client, "all": 1 if all_ else None}

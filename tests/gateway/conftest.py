@@ -22,6 +22,7 @@ from broker.core.filters import FilterSet
 from broker.core.received import Received
 from broker.core.sequences import Sequences
 from gateway import serving
+from gateway.access.logins import failures_of
 from gateway.binding import bind
 from gateway.listeners import Listener
 from gateway.worker import Worker
@@ -495,7 +496,7 @@ async def start_worker(
         served = Listener(ListenerSettings(**told), config.gateway.packet_max_bytes)
         listening = bind(served.settings, 1).of_worker(0)
         port = 0 if told["kind"] == "unix" else listening.getsockname()[1]
-        worker = Worker(config, 0, None)
+        worker = Worker(config, 0, None, failures_of(config.gateway, b"key"))
         # Changed numbers go to who subscribes also before SUBACK, as MQTT allows: when a test says so.
         worker.system._due_at = math.inf
         stopping = asyncio.Event()

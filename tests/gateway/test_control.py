@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from gateway import control
 from gateway.control import LINES_WAITING_MAX, TRACES_MAX, Controls
 from holdmq.admin import ControlAnswer
+from holdmq.login_failures import LoginFailures, Rules, login_row
 
 BAN = {"principal": "c1", "address": "0a000001", "left_s": 60.0, "connects": 9}
 
@@ -52,6 +54,24 @@ def test_a_ban_that_is_over_is_not_listed() -> None:
     controls.received(0, {"ban": {**BAN, "left_s": -1.0}})
     assert rows(controls.bans("GET", {})) == []
     assert controls.in_force() == []
+
+
+def test_logins_that_one_worker_saw_are_told_to_the_others_and_kept_for_those_that_start() -> None:
+    failures = LoginFailures(Rules(2, 600, 600, 3600), b"key")
+    controls = Controls(2, failures)
+    stranger = failures.login(bytes(4), "ada")
+    failed = {"login_failed": login_row(stranger)}
+    known = {"logins_known": [login_row(failures.login(b"\x0a\0\0\1", "meter-1"))]}
+    for message in (failed, failed, failed, known):
+        controls.received(1, message)
+    assert controls.take() == [(failed, 1)] * 3 + [(known, 1)]
+    # A worker that is forked now has these.
+    assert controls.login_failures is failures
+    assert failures.is_held(stranger, time.monotonic())
+    assert failures.known == 1
+    assert rows(controls.bans("POST", {"principal": "ada"})) == [{"lifted": 1}]
+    assert rows(controls.bans("POST", {"all": "1"})) == [{"lifted": 1}]  # the address
+    assert not failures.is_held(stranger, time.monotonic())
 
 
 def test_who_lifts_bans_must_say_whose() -> None:

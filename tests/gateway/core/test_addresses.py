@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.addresses import NOBODY, AddressCounts, address_key, shown_key
+from gateway.core.addresses import NOBODY, AddressCounts, address_key, is_local, shown_key
 from holdmq.record import NO_HOST, encode_host
 
 
@@ -13,6 +13,7 @@ from holdmq.record import NO_HOST, encode_host
         ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
         ("2001:db8:1:2::7", "2001:db8:1:2::/64"),
         ("::1", "::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
     ],
 )
 def test_an_address_counts_by_itself_and_an_ipv6_one_by_its_64(address: str, shown: str) -> None:
@@ -41,3 +42,16 @@ def test_an_address_without_connections_takes_no_memory() -> None:
     for key in (here, here, there, there):
         counts.closed(key)
     assert len(counts) == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True),
+     ("10.0.0.1", False), ("::2", False), ("2001:db8::1", False)],
+)  # fmt: skip
+def test_loopback_addresses_are_of_this_machine(address: str, local: bool) -> None:
+    assert is_local(encode_host(address, 1)) is local
+
+
+def test_who_has_no_address_is_of_this_machine() -> None:
+    assert is_local(NO_HOST)

@@ -30,7 +30,7 @@ USERS = {"ada": VERIFIER, "eve": VERIFIER}
 
 def bench(**section: Any) -> Bench:
     made = Bench(**section)
-    made.context.methods[METHOD] = lambda: ScramServer(USERS.get, lambda _: INVENTED, "server")
+    made.context.methods[METHOD] = lambda _: ScramServer(USERS.get, lambda _: INVENTED, "server")
     return made
 
 
