@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Writes requirements/: version and hashes of all that HoldMQ is built, run, tested and compared with.
 
-There is a file for `core`, the dependencies in pyproject.toml, and one for each of its extras and groups, so that
-any of them can be installed beside others. All are of one resolution, which holds for each Python and processor
-that pyproject.toml allows. `requirements/node` is the same for the tests' package of Node.js.
+There is a file for `core`, the dependencies in pyproject.toml, and one for each of its extras and groups, so
+that any of them can be installed beside others. All are of one resolution, which holds for each Python and
+processor that pyproject.toml allows. `requirements/node` is the same for the tests' package of Node.js.
 
-Versions that are locked stay, unless pyproject.toml wants others. `lock.py --upgrade` takes the newest of all that
-it allows, `lock.py --upgrade-package NAME` the newest of one.
+Versions that are locked stay, unless pyproject.toml wants others. `lock.py --upgrade` takes the newest of all
+that it allows, `lock.py --upgrade-package NAME` the newest of one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,14 @@ def resolve(requirements: list[str], target: Path, *arguments: str | Path) -> No
     subprocess.run(
         [
             *(UV, "pip", "compile", "--quiet", source, "--output-file", target),
-            *("--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate"),
+            *(
+                "--universal",
+                "--python-version",
+                "3.11",
+                "--generate-hashes",
+                "--no-annotate",
+                "--no-strip-extras",
+            ),
             # Where packages come from is for each machine to say.
             *("--no-emit-index-url", "--no-emit-find-links", "--custom-compile-command", "make lock"),
             *arguments,
