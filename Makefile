@@ -48,6 +48,8 @@ check: .make/test $(if $(filter 1,$(COMPILE)),build/compiled)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/bandit --quiet --configfile pyproject.toml --recursive $(SOURCE)
+	$(PY) -m pytest --quiet tests/packaging/test_lock.py
 	@find $(SOURCE) tests -name '*.py' -exec awk 'FNR == 601 { print FILENAME ": more than 600 lines"; \
 		found = 1 } END { exit found }' {} +
 
