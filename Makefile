@@ -13,18 +13,20 @@ TESTERS ?= 4
 # A service starts in half the time when its modules are compiled to bytecode already, whatever the environment wants.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup up check test bench compile conformance clean
+LOCKS := $(wildcard requirements/*.txt requirements/node/*.json)
+
+.PHONY: setup up check test bench compile conformance lock clean
 .DEFAULT_GOAL := up
 
-.make/up: pyproject.toml .ci/setup
+.make/up: pyproject.toml .ci/setup $(LOCKS)
 	.ci/setup up
 	@mkdir -p $(@D) && touch $@
 
-.make/test: pyproject.toml .ci/setup .make/up
+.make/test: pyproject.toml .ci/setup .make/up $(LOCKS)
 	.ci/setup test
 	@mkdir -p $(@D) && touch $@
 
-.make/bench: pyproject.toml .ci/setup .make/test
+.make/bench: pyproject.toml .ci/setup .make/test $(LOCKS)
 	.ci/setup bench
 	@mkdir -p $(@D) && touch $@
 
@@ -46,6 +48,8 @@ check: .make/test $(if $(filter 1,$(COMPILE)),build/compiled)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/bandit --quiet --configfile pyproject.toml --recursive $(SOURCE)
+	$(PY) -m pytest --quiet tests/packaging/test_lock.py
 	@find $(SOURCE) tests -name '*.py' -exec awk 'FNR == 601 { print FILENAME ": more than 600 lines"; \
 		found = 1 } END { exit found }' {} +
 
@@ -64,6 +68,14 @@ compile: build/compiled
 # Writes docs/mqtt-conformance.md from the markers of the tests.
 conformance: .make/test
 	PYTHONPATH=tests/support $(PY) -m mqtt_conformance
+
+# Writes requirements/ from pyproject.toml. With the newest versions that it allows: make lock ARGS=--upgrade
+lock: $(VENV)/bin/uv
+	$(PY) .ci/lock.py $(ARGS)
+
+$(VENV)/bin/uv:
+	.ci/setup up
+	.ci/setup test
 
 clean:
 	rm -rf build dist .make .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

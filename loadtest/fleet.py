@@ -142,7 +142,7 @@ class Fleet:
             await places.acquire()
             if await self._connect_one(number, places):
                 return
-            await self.stay(pause_s * (0.5 + random.random()))  # not all of them at once again
+            await self.stay(pause_s * (0.5 + random.random()))  # noqa: S311 # not all of them at once again
 
     def cut(self) -> None:
         """Reset every connection without a word."""

@@ -282,7 +282,9 @@ class _Child:
 def _process(command: list[str], log: Path) -> Iterator[_Child]:
     environment = {**os.environ, ENV_PARENT_PID: str(os.getpid())}
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(  # noqa: S603 # a list of ours, with nothing from outside
+            command, stdout=out, stderr=subprocess.STDOUT, env=environment
+        )
         try:
             yield _Child(log.stem, process, log)
         finally:

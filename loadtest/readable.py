@@ -115,10 +115,10 @@ class PostgresqlSeconds:
         """Return messages by second; nothing while there is no table."""
         query = (
             "SELECT extract(epoch FROM second)::bigint, sum(messages)::bigint FROM holdmq.tps_1s "
-            f"WHERE second >= now() - interval '{self.LOOK_BACK_S} s' GROUP BY second"
+            "WHERE second >= now() - make_interval(secs => %s) GROUP BY second"
         )
         try:
-            return dict(self._connection.execute(query.encode()).fetchall())
+            return dict(self._connection.execute(query, (self.LOOK_BACK_S,)).fetchall())
         except self._missing:
             return {}
 

@@ -62,7 +62,7 @@ def find_java_home() -> Path:
 def java_version(java: Path) -> int:
     """Return the major version that ``java -version`` reports, 0 if it does not run or says nothing."""
     try:
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603 # a Java that the operator chose
             [java, "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -89,7 +89,7 @@ def write_launcher(java: Path, directory: Path) -> Path:
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix="java.")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(temporary, 0o755)
+        os.chmod(temporary, 0o755)  # noqa: S103 # nosec B103 # a command for all users
         os.replace(temporary, target)
     except OSError as error:
         raise StartupError(

@@ -95,7 +95,7 @@ def _connect(packet: Connect) -> View:
     if packet.username is not None:
         view["username"] = packet.username
     if packet.password is not None:
-        view["password"] = "***"
+        view["password"] = "***"  # noqa: S105 # what is shown instead of one
     if packet.will is not None:
         view["will"] = {"topic": packet.will.topic, "qos": packet.will.qos, "retain": packet.will.retain}
     return view

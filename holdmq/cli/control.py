@@ -57,7 +57,8 @@ def ask(config: Config, admin: str, method: str, path: str, **query: object) -> 
 def _place(config: Config, admin: str) -> tuple[str, int]:
     if not admin:
         bind = config.gateway.admin_bind
-        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind), config.gateway.admin_port
+        on_this_machine = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 # what is bound to elsewhere
+        return on_this_machine.get(bind, bind), config.gateway.admin_port
     host, _, port = admin.rpartition(":")
     if not host or not port.isdigit():
         raise UsageError(f"{admin!r} is no HOST:PORT")

@@ -52,7 +52,7 @@ async def call_until(
             last = error
             routes.refresh_soon()
         wait_s = last.retry_after_ms / 1e3 if isinstance(last, BusyError) else pause_s
-        wait_s *= 0.5 + random.random()
+        wait_s *= 0.5 + random.random()  # noqa: S311 # jitter guards nothing
         pause_s = min(pause_s * 2, PAUSE_MAX_S)
         if loop.time() + wait_s >= deadline:
             if isinstance(last, RequestTimeout):

@@ -318,7 +318,7 @@ class RouteTable:
         loop = asyncio.get_running_loop()
         began = loop.time()
         followed = self._follow_count
-        hold_s = self._refresh_s * random.uniform(0.9, 1.1)
+        hold_s = self._refresh_s * random.uniform(0.9, 1.1)  # noqa: S311 # jitter guards nothing
         holding = loop.create_task(self._registries.routes(self._topics_asked(), self.version, hold_s))
         wanted = loop.create_task(self._wanted.wait())
         try:
@@ -345,7 +345,8 @@ class RouteTable:
     async def _wait_until_wanted(self, timeout_s: float) -> None:
         # Not wait_for: Python 3.11's may swallow a cancellation that meets the event.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s * random.uniform(0.9, 1.1)):
+            jitter = random.uniform(0.9, 1.1)  # noqa: S311 # jitter guards nothing
+            async with asyncio.timeout(timeout_s * jitter):
                 await self._wanted.wait()
 
     def _apply(self, routes: list[RouteRow], brokers: list[BrokerRow], version: int) -> None:

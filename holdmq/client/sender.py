@@ -357,7 +357,7 @@ class Sender:
             self._stall(lane, error.retry_after_ms if isinstance(error, BusyError) else 0)
 
     def _stall(self, lane: Lane, retry_after_ms: int) -> None:
-        jitter = random.uniform(0.5, 1.5)
+        jitter = random.uniform(0.5, 1.5)  # noqa: S311 # jitter guards nothing
         lane.stall(self._loop.time(), lane.pause_s(retry_after_ms, jitter))
         self._keep_time()
 

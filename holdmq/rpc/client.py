@@ -158,7 +158,7 @@ class Client:
                 if str(error) != str(self.last_error):
                     log.warning("not connected", peer=self.address, reason=str(error))
                 self.last_error = error
-            await asyncio.sleep(backoff_s * (0.5 + random.random()))
+            await asyncio.sleep(backoff_s * (0.5 + random.random()))  # noqa: S311 # jitter guards nothing
             backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
 
     async def _connect(self) -> None:

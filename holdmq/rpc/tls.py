@@ -165,7 +165,7 @@ def _load_chain(context: ssl.SSLContext, cert_key: str, cert: str, key_key: str,
     refuse_if_open_to_others(Path(key), key_key)
     try:
         # Without a password OpenSSL would ask for one at the terminal.
-        context.load_cert_chain(cert, key, password="")
+        context.load_cert_chain(cert, key, password="")  # nosec B106 # no password, see above
     except ssl.SSLError as error:
         if "KEY_VALUES_MISMATCH" in str(error):
             raise ConfigError(f"{key} ({key_key}) is not the key of {cert} ({cert_key})") from error

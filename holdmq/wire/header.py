@@ -189,7 +189,8 @@ def _initializer(cls: type[Any]) -> Callable[..., None]:
         else:
             parameters.append(name)
         lines.append(f"    _set_{name}(self, {value})")
-    exec(f"def __init__({', '.join(parameters)}):\n" + "\n".join(lines or ["    pass"]), given)
+    source = f"def __init__({', '.join(parameters)}):\n" + "\n".join(lines or ["    pass"])
+    exec(source, given)  # noqa: S102 # nosec B102 # of the names of fields of our own classes
     made: Callable[..., None] = given["__init__"]
     made.__qualname__ = f"{cls.__qualname__}.__init__"
     return made

@@ -45,7 +45,7 @@ from loadtest.processes import raise_file_limit
 from loadtest.usage import cpu_s
 
 USER: Final = "fleet"
-PASSWORD: Final = "storm"
+PASSWORD: Final = "storm"  # noqa: S105 # of users that live as long as a run
 MEMORY_MORE_MAX: Final = 0.1
 LIMITS_WAITED: Final = 5.0
 """How many times longer than allowed the clients may take before they give up: to see how long it takes."""
@@ -314,7 +314,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="holdmq-storm-", dir=options.data) as directory:
             users = Path(directory) / "users"
-            subprocess.run(
+            subprocess.run(  # noqa: S603 # this Python, our command
                 [sys.executable, "-m", "holdmq.cli", "passwd", str(users), USER, "--batch"],
                 input=f"{PASSWORD}\n".encode(),
                 check=True,

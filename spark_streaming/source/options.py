@@ -22,7 +22,7 @@ from spark_streaming.source.offsets import LATEST, Offsets, check_offsets
 SYSTEM_PREFIX: Final = "%"
 MAX_RECORDS_DEFAULT: Final = 500_000
 """Records of one micro-batch: about a second's work of one core, so that a backlog is left in steps."""
-ENV_SECRET: Final = "HOLDMQ_CLIENT__SECRET"
+ENV_SECRET: Final = "HOLDMQ_CLIENT__SECRET"  # noqa: S105 # a variable's name
 READ_TIMEOUT_DEFAULT_MS: Final = 30_000
 """How long a task waits for a broker that is away: a restart takes seconds, and tasks are retried."""
 SEND_TIMEOUT_DEFAULT_MS: Final = 30_000

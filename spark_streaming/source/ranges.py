@@ -108,7 +108,7 @@ class RangeReader:
                     f"broker {broker} gave no records for {self._timeout_s:.0f} s: "
                     f"{cause or 'it has them, but answers without any'}"
                 ) from cause
-            self._sleep(pause_s * (0.5 + random.random()))
+            self._sleep(pause_s * (0.5 + random.random()))  # noqa: S311 # jitter guards nothing
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
     def _sort(self, asked: list[Range], pulled: Pulled) -> tuple[list[Range], Answer]:

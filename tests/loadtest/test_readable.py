@@ -5,10 +5,12 @@ import math
 from pathlib import Path
 
 import deltalake
+import psycopg
 import pyarrow as pa
 import pytest
+from postgresql import running_postgresql
 
-from loadtest.readable import DeltaSeconds, Readable, quantile
+from loadtest.readable import DeltaSeconds, PostgresqlSeconds, Readable, quantile
 
 
 def test_a_second_is_readable_when_its_last_message_is() -> None:
@@ -63,3 +65,17 @@ def test_seconds_of_a_delta_table_are_summed_over_topics_and_batches_and_compact
     table.optimize.compact()
     assert len(table.file_uris()) == 1
     assert totals() == {100: 7, 101: 5}
+
+
+def test_seconds_of_a_postgresql_table_are_summed_over_topics_as_far_back_as_is_looked() -> None:
+    with running_postgresql() as server, psycopg.connect(server.url(), autocommit=True) as connection:
+        kept = PostgresqlSeconds(server.url())
+        assert kept.totals() == {}
+        connection.execute("CREATE SCHEMA holdmq")
+        connection.execute("CREATE TABLE holdmq.tps_1s (second timestamptz, topic text, messages bigint)")
+        now = dt.datetime.now(dt.UTC).replace(microsecond=0)
+        old = now - dt.timedelta(seconds=10 * PostgresqlSeconds.LOOK_BACK_S)
+        for row in [(now, "a", 1), (now, "b", 2), (old, "a", 4)]:
+            connection.execute("INSERT INTO holdmq.tps_1s VALUES (%s, %s, %s)", row)
+        assert kept.totals() == {int(now.timestamp()): 3}
+        kept.close()

@@ -355,7 +355,7 @@ def test_the_images_are_built_from_all_packages_with_extras_that_there_are() -> 
     copied = re.findall(r"^COPY (\S+) (\S+)$", stage("wheel"), re.MULTILINE)
     assert copied == [(name, name) for name in packages["packages"]]
     let_in = set(re.findall(r"^!/(.*)$", (ROOT / ".containerignore").read_text(), re.MULTILINE))
-    assert let_in == {*packages["packages"], "pyproject.toml", "README.md", "LICENSE"}
+    assert let_in == {*packages["packages"], "pyproject.toml", "README.md", "LICENSE", "requirements"}
     given = ",".join(re.findall(r"^ARG (?:STATS_)?EXTRAS=(.*)$", CONTAINERFILE, re.MULTILINE))
     extras = set(filter(None, given.split(",")))
     assert extras <= PROJECT["optional-dependencies"].keys()
