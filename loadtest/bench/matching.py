@@ -65,7 +65,7 @@ def match_ns(trie: FilterTrie[int, int], topic: str, count: int) -> float:
 
 def deep_match(count: int, steps_budget: int) -> tuple[float, int]:
     """Milliseconds of CPU of one match, the best of five, and its steps, by so many deep filters."""
-    choose = Random(1)  # noqa: S311 - the same filters each time, nothing secret
+    choose = Random(1)  # noqa: S311 # the same filters each time, nothing secret
     trie: FilterTrie[int, int] = FilterTrie(steps_budget)
     while len(trie) < count:
         trie.add("/".join(["+", *choose.choices("+a", k=DEEP_LEVELS - 1)]), 0, 0)
