@@ -32,8 +32,8 @@ class SecuritySection(Section):
     )
     certificate_roles: list[str] = Field(
         [],
-        description="Roles (client, service, admin) of client certificates that no entry of keys_file names; "
-        "empty = they admit nobody, so that each is named on purpose.",
+        description="Roles (client, reader, broker, service, admin) of client certificates that no entry of "
+        "keys_file names; empty = they admit nobody, so that each is named on purpose.",
     )
     reload_interval_s: float = Field(
         5, gt=0, le=3600, description="How often the files are looked at for changes; SIGHUP does it at once."

@@ -20,6 +20,7 @@ from holdmq import telemetry
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.services import MODULES
 from holdmq.cli.supervisor import Child, Supervisor
+from holdmq.cli.up_keys import give_keys
 from holdmq.config import Config
 from holdmq.errors import ConfigError, StartupError
 from holdmq.process import EXIT_OK, listen_error
@@ -75,7 +76,10 @@ def up(
         require_free_ports(loaded, names)
         if "stats" in names:
             _require_java()
-        children = [_child(name, loaded, config, sets) for name in names]
+        own: dict[str, list[str]] = {}
+        if loaded.security.keys_file:
+            own = give_keys(Path(loaded.security.keys_file), (root / "keys").absolute(), names)
+        children = [_child(name, loaded, config, [*sets, *own.get(name, ())]) for name in names]
         raise typer.Exit(asyncio.run(_run(children, loaded, as_json)))
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 from collections import Counter
@@ -18,10 +19,12 @@ from typing import Any
 
 import httpx
 import pytest
+from any_disk import ANY_DISK
 from devices import Device
 from processes import SERVICES, Stack, end_all, free_port, wait_until
-from security import ADMIN_SECRET, KEYS, SECRET, SERVICE_SECRET, Authority, write_keys
+from security import ADMIN_SECRET, KEYS, READER_SECRET, SECRET, SERVICE_SECRET, Authority, write_keys
 
+from holdmq.cli.up import addresses
 from holdmq.client import (
     Consumer,
     Message,
@@ -32,14 +35,18 @@ from holdmq.client import (
     SyncProducer,
     SyncPullConsumer,
 )
+from holdmq.config import Config
 from holdmq.config_sources import load
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
+from holdmq.rpc.access_keys import AccessKey, load_keys
 from holdmq.rpc.auth import ServerSecurity
+from holdmq.wire.permissions import Role
 from spark_streaming.tables import TPS_1S, read_tps, table_path
 
 StackMaker = Callable[..., Stack]
 EPOCH = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 TOPIC = "orders"
+UP = ["registry", "broker", "gateway", "console"]
 
 
 class Secured:
@@ -344,6 +351,8 @@ def test_statistics_and_console_read_with_a_key_whose_secret_is_in_the_environme
             "console.admin_port": admin_port,
         },
     )
+    monkeypatch.setenv("HOLDMQ_CLIENT__SECRET", READER_SECRET)
+    stack.set("client.access_key", "reader")
     for name in ("console", "stats"):
         stack.start(name, wait=False)
     with SyncProducer([stack.registry], security=Security("orders", SECRET, tls_ca=authority.ca)) as producer:
@@ -368,3 +377,49 @@ def test_statistics_and_console_read_with_a_key_whose_secret_is_in_the_environme
     wait_until(lambda: counted() == 50, "the job counts every message", 300)
     for name in ("stats", "console", "broker"):
         assert SERVICE_SECRET not in stack.log(name)
+        assert READER_SECRET not in stack.log(name)
+
+
+def test_up_gives_each_service_a_key_of_its_own_with_the_least_role(tmp_path: Path) -> None:
+    keys_file = Path(write_keys(tmp_path / "keys.toml"))
+    data = tmp_path / "data"
+    ports = {key: free_port() for key in addresses(Config(), UP)}
+    settings = {**ports, "security.keys_file": keys_file, "log.format": "json", "gateway.workers": 1}
+    settings |= {f"storage.{name}": percent for name, percent in ANY_DISK.items()}
+    command = [sys.executable, "-m", "holdmq.cli", "up", "--without", "stats", "--json", "--data", str(data)]
+    command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    # A secret for people's commands is in the way of nobody.
+    environment = {**os.environ, "HOLDMQ_CLIENT__SECRET": ADMIN_SECRET, "HOLDMQ_CLIENT__ACCESS_KEY": "admin"}
+    registry, console = ports["registry.port"], f"http://127.0.0.1:{ports['console.port']}"
+
+    def principals() -> set[object]:
+        httpx.get(f"{console}/api/v1/brokers", timeout=40)  # for which the console connects
+        with SyncAdmin([f"127.0.0.1:{registry}"], security=Security("admin", ADMIN_SECRET)) as admin:
+            connections = admin.connections()["broker-0"]
+            assert isinstance(connections, list), connections
+            return {row.state["principal"] for row in connections}
+
+    made: dict[str, AccessKey] = {}
+    for _ in range(2):
+        with (tmp_path / "up.log").open("ab") as log:
+            up = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
+        try:
+            assert up.stdout is not None
+            assert json.loads(up.stdout.readline())["event"] == "ready", (tmp_path / "up.log").read_text()
+            wait_until(lambda: principals() == {"up-gateway", "up-console", "admin"}, "each has its own key")
+        finally:
+            up.send_signal(signal.SIGINT)
+            up.communicate(timeout=100)
+        assert up.returncode == 0
+        keys = load_keys(keys_file)
+        assert {name: key.roles for name, key in keys.items() if name.startswith("up-")} == {
+            "up-broker": {Role.BROKER},
+            "up-gateway": {Role.SERVICE},
+            "up-console": {Role.READER},
+        }
+        assert {"orders", "service", "admin"} <= set(keys), "the file's own keys stay"
+        assert not made or keys == made, "a second start makes no new keys"
+        made = keys
+    for name in ("broker", "gateway", "console"):
+        assert stat.S_IMODE((data / "keys" / f"{name}.secret").stat().st_mode) == 0o600
+        assert made[f"up-{name}"].secret not in (tmp_path / "up.log").read_text()
