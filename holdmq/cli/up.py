@@ -23,9 +23,11 @@ from holdmq.cli.supervisor import Child, Supervisor
 from holdmq.cli.up_keys import give_keys
 from holdmq.config import Config
 from holdmq.errors import ConfigError, StartupError
+from holdmq.private_directory import make_directory, make_private
 from holdmq.process import EXIT_OK, listen_error
 
 DATA_DIR: Final = "holdmq-data"
+LOCK: Final = "up.lock"
 
 _CORE: Final = ("registry", "broker", "gateway")
 """Without these no device's message moves; started in this order, each when the one before is ready."""
@@ -158,7 +160,7 @@ def require_free_ports(config: Config, names: list[str]) -> None:
 def require_writable(directory: Path) -> None:
     """Create `directory` if needed; raise StartupError when files cannot be made in it."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         with tempfile.TemporaryFile(dir=directory):
             return
     except OSError as error:
@@ -172,7 +174,8 @@ def require_writable(directory: Path) -> None:
 def locked(directory: Path) -> Iterator[None]:
     """Hold `directory` against a second ``holdmq up``; raise StartupError when one has it."""
     require_writable(directory)
-    with open(directory / "up.lock", "a+", encoding="ascii") as lock:
+    make_private(directory, LOCK)
+    with open(directory / LOCK, "a+", encoding="ascii", opener=_unlinked) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -186,6 +189,10 @@ def locked(directory: Path) -> Iterator[None]:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield
+
+
+def _unlinked(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _require_java() -> None:
