@@ -11,9 +11,10 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.plain_table import Table
+from holdmq.cli.shown import say
 from holdmq.errors import UsageError
 from holdmq.private_file import write_private
 from holdmq.rpc.access_keys import AccessKey, load_keys
@@ -87,7 +88,7 @@ def create(
     where = (
         f"its secret is in {secret_file}" if secret_file is not None else f"its secret, shown once: {secret}"
     )
-    typer.echo(f"access key {name} is in {path}; {where}")
+    say(f"access key {name} is in {path}; {where}")
 
 
 @app.command("list", epilog="Example: holdmq key list --file keys.toml")
@@ -132,7 +133,7 @@ def delete(
     if as_json:
         print_json({"access_key": name, "file": str(path)})
     else:
-        typer.echo(f"access key {name} is no longer in {path}")
+        say(f"access key {name} is no longer in {path}")
 
 
 def _path(file: Path | None, config: Path | None, sets: list[str] | None) -> Path:

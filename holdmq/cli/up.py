@@ -25,6 +25,7 @@ from holdmq.config import Config
 from holdmq.errors import ConfigError, StartupError
 from holdmq.private_directory import make_directory, make_private
 from holdmq.process import EXIT_OK, listen_error
+from holdmq.visible_text import visible
 
 DATA_DIR: Final = "holdmq-data"
 LOCK: Final = "up.lock"
@@ -301,6 +302,8 @@ def _printer(human: bool) -> Any:
 
     def say(name: str, line: str) -> None:
         if human:
+            # The service made visible what strangers chose; not so what a JVM writes that is on its way out.
+            line = visible(line)
             prefix = f"{name:<{width}} |"
             sys.stderr.write(
                 f"\x1b[{_COLORS[name]}m{prefix}\x1b[0m {line}\n" if colored else f"{prefix} {line}\n"
