@@ -84,8 +84,12 @@ class _Subscription:
                 await self._done.wait()
                 for reader in self._readers.values():
                     reader.cancel()
-        except* HoldMQError as group:
-            raise _first(group) from None
+        except BaseExceptionGroup as group:
+            # Not `except*`: what is raised in one comes out in a group again, which nobody above knows.
+            failed, other = group.split(HoldMQError)
+            if failed is None or other is not None:
+                raise
+            raise _first(failed) from None
         finally:
             await routes.close()
 

@@ -224,6 +224,32 @@ def test_the_command_line_takes_credentials_from_a_file(secured: Secured, tmp_pa
     assert json.loads(made.stdout)[0]["topic"] == "made"
 
 
+@pytest.mark.parametrize("mqtt_filter", ["invoices/#", "#", "+/1"])
+def test_sub_says_which_topic_it_may_not_read(secured: Secured, tmp_path: Path, mqtt_filter: str) -> None:
+    with SyncProducer(secured.registries, security=secured.by_key("service", SERVICE_SECRET)) as producer:
+        producer.send(Message("invoices", b"x"), timeout_s=60)
+    secret_file = tmp_path / "orders.secret"
+    secret_file.write_text(SECRET + "\n", encoding="utf-8")
+    secret_file.chmod(0o600)
+    own = secured.authority.issue("cli", ("cli",))
+    settings = {
+        "client.registries": secured.stack.registry,
+        "client.tls_ca": secured.authority.ca,
+        "client.tls_cert": own.cert,
+        "client.tls_key": own.key,
+        "client.access_key": "orders",
+        "client.secret_file": secret_file,
+    }
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "holdmq.cli", "sub", mqtt_filter, *sets]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: NOT_PERMITTED"), refused.stderr
+    assert "'orders' may not" in refused.stderr
+    assert "'invoices'" in refused.stderr
+    assert "bug" not in refused.stderr
+
+
 def test_the_commands_and_the_configuration_of_the_guide_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
