@@ -224,8 +224,14 @@ def test_the_command_line_takes_credentials_from_a_file(secured: Secured, tmp_pa
     assert json.loads(made.stdout)[0]["topic"] == "made"
 
 
-@pytest.mark.parametrize("mqtt_filter", ["invoices/#", "#", "+/1"])
-def test_sub_says_which_topic_it_may_not_read(secured: Secured, tmp_path: Path, mqtt_filter: str) -> None:
+@pytest.mark.parametrize(
+    ("mqtt_filter", "topics"),
+    # A wildcard is refused for the topic that answers first, of all that other tests made, too.
+    [("invoices/#", "invoices"), ("#", "invoices|made"), ("+/1", "invoices|made")],
+)
+def test_sub_says_which_topic_it_may_not_read(
+    secured: Secured, tmp_path: Path, mqtt_filter: str, topics: str
+) -> None:
     with SyncProducer(secured.registries, security=secured.by_key("service", SERVICE_SECRET)) as producer:
         producer.send(Message("invoices", b"x"), timeout_s=60)
     secret_file = tmp_path / "orders.secret"
@@ -245,8 +251,7 @@ def test_sub_says_which_topic_it_may_not_read(secured: Secured, tmp_path: Path, 
     refused = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: NOT_PERMITTED"), refused.stderr
-    assert "'orders' may not" in refused.stderr
-    assert "'invoices'" in refused.stderr
+    assert re.search(f"'orders' may not .*'({topics})'", refused.stderr), refused.stderr
     assert "bug" not in refused.stderr
 
 
