@@ -271,7 +271,7 @@ def test_the_commands_and_the_configuration_of_the_guide_work(
     (tmp_path / "holdmq.toml").write_text(configuration[1], encoding="utf-8")
     config = load(tmp_path / "holdmq.toml", ["broker.bind=0.0.0.0"], {})
     security = ServerSecurity.of(config, "broker")
-    assert security.numbers()["access_keys"] == 3
+    assert security.numbers()["access_keys"] == 5
     client = Security.of(config)
     assert client is not None
     assert client.context() is not None
