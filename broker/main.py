@@ -23,6 +23,7 @@ from broker.topics import Topics
 from holdmq.config import Config
 from holdmq.errors import StorageError, StoreFormatError
 from holdmq.interpreter import prepare_interpreter, work_in_batches
+from holdmq.private_directory import close_to_others
 from holdmq.process import Service
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.metrics import SecurityCollector
@@ -56,6 +57,7 @@ async def main(config: Config, service: Service) -> None:
     )
     path = Path(config.storage.data_dir) / "config" / "topic.json"
     topics = Topics(path, table, settings.auto_create_topics, settings.hide_grace_s)
+    close_to_others(Path(config.storage.data_dir), "format.json")
     topics.load(accept_backup)
     await loop.run_in_executor(None, store.open)
     if topics.is_new and store.confirmed_position > 0:

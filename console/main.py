@@ -15,9 +15,11 @@ from console.analysis import Analysis
 from console.app import build
 from console.cluster import Cluster
 from console.feed import Feed
+from console.saved import FILE
 from holdmq.config import Config
 from holdmq.errors import StartupError
 from holdmq.host_rule import AllowedHosts
+from holdmq.private_directory import close_to_others
 from holdmq.process import Service, listen_error
 from holdmq.rpc.security import Security
 
@@ -48,6 +50,7 @@ async def main(config: Config, service: Service) -> None:
     port: int = listener.getsockname()[1]
     cluster = Cluster(config.registries(), Security.of(config))
     tables = Path(config.stats.data_dir) / TABLES
+    await asyncio.to_thread(close_to_others, Path(section.data_dir), FILE)
     feed = Feed(tables / "tps_1s", cluster, section.streams_max)
     analysis = Analysis(tables, section, config.stats)
     hosts = AllowedHosts(config.host_names())

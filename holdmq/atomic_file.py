@@ -109,9 +109,8 @@ class AtomicFile:
         return ""
 
     def _write(self, path: Path, raw: bytes) -> None:
-        file = self._disk.open(path, create=True)
+        file = self._disk.create_anew(path)
         try:
-            file.truncate(0)
             file.write([raw], 0)
             file.sync()
         finally:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from holdmq.errors import UsageError
-from holdmq.private_file import write_private
+from holdmq.private_file import replace_file, write_private
 
 CA_NAME: Final = "ca"
 CA_DAYS: Final = 3650
@@ -161,4 +161,4 @@ def _write(files: CertificateFiles, certificate: x509.Certificate, key: ec.Ellip
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     write_private(files.key, pem)
-    files.cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    replace_file(files.cert, certificate.public_bytes(serialization.Encoding.PEM), 0o644)

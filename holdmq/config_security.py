@@ -33,8 +33,8 @@ class SecuritySection(Section):
     )
     certificate_roles: list[str] = Field(
         [],
-        description="Roles (client, service, admin) of client certificates that no entry of keys_file names; "
-        "empty = they admit nobody, so that each is named on purpose.",
+        description="Roles (client, reader, broker, service, admin) of client certificates that no entry of "
+        "keys_file names; empty = they admit nobody, so that each is named on purpose.",
     )
     hosts: list[str] = Field(
         [],

@@ -14,10 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from holdmq.private_directory import MODE as DIRECTORY_MODE
+
 IOV_MAX: Final = 1024
 """Buffers of one pwritev: Linux' UIO_MAXIOV."""
 FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 """No space: refused, and service resumes by itself."""
+
+_ANEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Buffer = bytes | bytearray | memoryview
 
@@ -69,6 +73,9 @@ class Disk(Protocol):
     def open(self, path: Path, create: bool = False) -> File:
         """Open for reading and writing; `create` it if it is missing."""
 
+    def create_anew(self, path: Path) -> File:
+        """Make an empty file in place of whatever has the name: what a crash left, or a link, goes."""
+
     def open_to_read(self, path: Path) -> File:
         """Open for reading only."""
 
@@ -76,7 +83,7 @@ class Disk(Protocol):
         """Names in a directory; empty if it is missing."""
 
     def make_directory(self, directory: Path, durable: bool = True) -> None:
-        """Make it and its parents, durably or not, unless it is there."""
+        """Make it and its parents, for their owner only, durably or not, unless it is there."""
 
     def rename(self, source: Path, target: Path) -> None:
         """Replace `target` atomically."""
@@ -92,6 +99,19 @@ class Disk(Protocol):
 
     def space(self, directory: Path) -> Space:
         """How much the directory's file system holds."""
+
+
+def create_anew(path: Path, mode: int) -> int:
+    """Return a descriptor of an empty file that nobody had open, in place of whatever has the name. OSError.
+
+    A draft is written like this: what a crash left of one goes, and a link that somebody laid there is not
+    followed, nor is a file taken that he made, and may still hold open.
+    """
+    try:
+        return os.open(path, _ANEW, mode)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, _ANEW, mode)
 
 
 class RealFile:
@@ -177,6 +197,9 @@ class RealDisk:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return RealFile(os.open(path, flags, 0o640), path)
 
+    def create_anew(self, path: Path) -> File:
+        return RealFile(create_anew(path, 0o640), path)
+
     def open_to_read(self, path: Path) -> File:
         return RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
 
@@ -190,7 +213,7 @@ class RealDisk:
         if directory.is_dir():
             return
         self.make_directory(directory.parent, durable)
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         if durable:
             self.sync_directory(directory.parent)
 

@@ -1,4 +1,4 @@
-"""Files that hold secrets: written for their owner alone, and refused when others can read them."""
+"""Files put in place as a whole; those of secrets are their owner's alone, and refused when others can read them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from holdmq.disk import create_anew
 from holdmq.errors import ConfigError
 
 LOCK_WAIT_S: Final = 30.0
@@ -69,16 +70,26 @@ def write_private(path: Path, content: bytes) -> None:
     """Put `content` in place of the file, which only its owner can read; whole or not at all, and durable.
 
     A file that was there keeps its owner and group, as far as who writes may give it to them; one of root's
-    keeps that its group may read it. What a link points to is replaced, and not the link.
+    keeps that its group may read it. What a link points to is replaced, and not the link. OSError.
     """
     path = Path(os.path.realpath(path))
+    _replace(path, content, 0o600, takes_over=True)
+
+
+def replace_file(path: Path, content: bytes, mode: int) -> None:
+    """Put `content` in place of the file, with `mode` but for the umask; whole or not at all. OSError."""
+    _replace(path, content, mode, takes_over=False)
+
+
+def _replace(path: Path, content: bytes, mode: int, *, takes_over: bool) -> None:
     # A name that nobody can guess, and never what is there already: else a link laid out in a directory that
     # others can write would get the secrets.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = create_anew(draft, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            _take_over(path, file.fileno())
+            if takes_over:
+                _take_over(path, file.fileno())
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -10,6 +10,7 @@ that are bounded (never a client id)::
 
 from __future__ import annotations
 
+import io
 import logging
 import platform
 import sys
@@ -21,6 +22,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 
 import holdmq
 from holdmq.config import LogSection
+from holdmq.visible_text import visible, visible_lines
 
 
 @contextmanager
@@ -140,10 +142,25 @@ def _rendering(human: bool, target: TextIO) -> list[structlog.typing.Processor]:
         return [structlog.processors.ExceptionRenderer(frames), structlog.processors.JSONRenderer()]
     return [
         _short_time,
+        _visible_texts,
         structlog.dev.ConsoleRenderer(
-            colors=target.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+            colors=target.isatty(), exception_formatter=_visible_traceback, pad_event_to=0
         ),
     ]
+
+
+def _visible_texts(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Names that devices chose: what is no text is shown by its repr, which escapes as JSON does."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = visible(value)
+    return event
+
+
+def _visible_traceback(stream: TextIO, exc_info: Any) -> None:
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    stream.write(visible_lines(text.getvalue()))
 
 
 def _name_service(service: str) -> structlog.typing.Processor:

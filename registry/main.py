@@ -8,6 +8,7 @@ from pathlib import Path
 
 from holdmq.config import Config
 from holdmq.errors import StartupError
+from holdmq.private_directory import close_to_others
 from holdmq.process import Service, listen_error
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.metrics import SecurityCollector
@@ -22,6 +23,7 @@ async def main(config: Config, service: Service) -> None:
     server = RegistryServer(
         config.cluster.name, section.scan_interval_s, section.broker_expiry_s, data_dir=Path(section.data_dir)
     )
+    await asyncio.to_thread(close_to_others, Path(section.data_dir), "orderTopic.json")
     await asyncio.to_thread(server.load, section.accept_backup)
     server.rpc.security = security
     METRICS.register(SecurityCollector(security))

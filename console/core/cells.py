@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from decimal import Decimal
 from typing import Any, Final
 
@@ -14,6 +15,12 @@ EXACT_MAX: Final = (1 << 53) - 1
 
 EXACT_DIGITS: Final = 15
 """Decimals of more digits are text in JSON, for the same reason."""
+
+_FORMULA: Final = re.compile(r"[=+\-@\t\r\n\uff0b\uff0d\uff1d\uff20]")
+"""What a text begins with that a spreadsheet computes, wide forms too. Source: OWASP, CSV Injection."""
+
+_NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d+)?([eE][+-]?\d+)?|Infinity)", re.ASCII)
+"""A text that is one number, as `cell` gives those that JSON would round: it is computed to itself."""
 
 
 def cell(value: Any) -> Any:
@@ -73,7 +80,11 @@ def json_line(row: list[Any]) -> str:
 
 
 def csv_line(row: list[Any]) -> str:
-    """Return a row of cells as a line of CSV (RFC 4180): nothing for NULL, JSON for lists and structures."""
+    """Return a row of cells as a line of CSV (RFC 4180): nothing for NULL, JSON for lists and structures.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe before it: devices choose topics and
+    client ids. Numbers stay numbers, negative ones too.
+    """
     line = io.StringIO()
     csv.writer(line).writerow([_csv_cell(value) for value in row])
     return line.getvalue()
@@ -82,4 +93,6 @@ def csv_line(row: list[Any]) -> str:
 def _csv_cell(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, str):
+        return f"'{value}" if _FORMULA.match(value) and not _NUMBER.fullmatch(value) else value
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value

@@ -7,25 +7,14 @@ statement. This module walks the tree; it neither parses SQL nor knows where tab
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
+
+from console.core.functions import FUNCTIONS
 
 TABLE_FUNCTIONS: Final = frozenset({"generate_series", "json_each", "json_tree", "range", "unnest"})
 """What may stand in FROM besides tables. DuckDB has some hundred more: those that read files, those that take
 addresses in memory (``arrow_scan``) or further statements as text (``query``), and whatever comes next."""
-
-FUNCTIONS_REFUSED: Final = frozenset(
-    {
-        "__internal_json_copy_to_geojson",
-        "__internal_json_copy_to_json",
-        "current_setting",
-        "getenv",
-        "json_serialize_plan",
-        "nextval",
-        "setval",
-        "write_log",
-    }
-)
-"""Functions of values that look at or change more than their arguments."""
 
 PREFIXES_REFUSED: Final = ("duckdb_", "pg_", "pragma_", "sqlite_")
 """DuckDB's own views begin so, settings and their paths among them. WITH may not give such a name: where it
@@ -78,8 +67,9 @@ def parts_of(tree: Any) -> Parts:
             parts.shown.add(str(node.get("table_name", "")).lower())
         elif isinstance(kind, str) and kind.endswith("_NODE"):
             parts.nodes.add(kind)
-        if node.get("class") in ("FUNCTION", "WINDOW"):
-            parts.functions.add(str(node.get("function_name", "")).lower())
+        if "function_name" in node or node.get("class") in ("FUNCTION", "WINDOW"):
+            # Whatever kind of part has one, and one that is not understood is none of those that are allowed.
+            parts.functions.add(str(node.get("function_name") or "?").lower())
         for key in ("cte_name", "ctename"):
             if isinstance(node.get(key), str):
                 parts.common.add(node[key].lower())
@@ -100,8 +90,10 @@ def refusal(parts: Parts, tables: Collection[str]) -> str | None:
             f"{name}(…) is not available here: a query reads the tables of the statistics job, and in FROM "
             f"only {', '.join(sorted(TABLE_FUNCTIONS))} besides them"
         )
-    for name in sorted(parts.functions & FUNCTIONS_REFUSED):
-        return f"{name}(…) is not available here: a query sees nothing but tables"
+    for name in sorted(parts.functions - FUNCTIONS - TABLE_FUNCTIONS):
+        alike = get_close_matches(name, FUNCTIONS, 1)
+        meant = f"; did you mean {alike[0]}?" if alike else ""
+        return f"{name}(…) is not available here: functions are those that only compute{meant}"
     for name in sorted(name for name in parts.common if name.startswith(PREFIXES_REFUSED)):
         return f"WITH {name} is not available here: names that begin so are DuckDB's own, choose another"
     known = {table.lower() for table in tables} | parts.common

@@ -79,7 +79,11 @@ export class Sql {
   #save() {
     const { columns, rows } = this.#result;
     const field = (value) => {
-      const raw = value === null ? "" : text(value);
+      const found = value === null ? "" : text(value);
+      // As the server's CSV: what a spreadsheet would compute is text, and a number stays one.
+      const computed = typeof value === "string" && /^[=+\-@\t\r\n\uff0b\uff0d\uff1d\uff20]/.test(found)
+        && !/^[+-]?(\d+(\.\d+)?([eE][+-]?\d+)?|Infinity)$/.test(found);
+      const raw = computed ? `'${found}` : found;
       return /[",\r\n]/.test(raw) ? `"${raw.replaceAll('"', '""')}"` : raw;
     };
     const lines = [columns.map((column) => column.name), ...rows].map((row) => row.map(field).join(",") + "\r\n");

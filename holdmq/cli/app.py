@@ -16,6 +16,7 @@ from holdmq.cli.loading import uncollected
 from holdmq.config import LogSection
 from holdmq.errors import ConfigError, HoldMQError, UsageError
 from holdmq.process import EXIT_FAILED, EXIT_USAGE
+from holdmq.visible_text import visible_lines
 
 ENV_TRACEBACK: Final = "HOLDMQ_TRACEBACK"
 """Set to anything: an unexpected error shows its traceback, for a bug report."""
@@ -126,5 +127,5 @@ def _end_quietly() -> NoReturn:
 
 
 def _fail(sentence: str, code: int) -> NoReturn:
-    sys.stderr.write(f"error: {sentence}\n")
+    sys.stderr.write(f"error: {visible_lines(sentence)}\n")
     sys.exit(code)

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from holdmq.cli.control import Admin, ask
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.plain_table import Table
+from holdmq.cli.shown import say
 from holdmq.errors import UsageError
 
 app = typer.Typer(
@@ -50,4 +51,4 @@ def clear(
     if as_json:
         print_json(row)
     else:
-        typer.echo(f"{row['lifted']} bans lifted")
+        say(f"{row['lifted']} bans lifted")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdmq.cli.options import Json, print_json
+from holdmq.cli.shown import say
 from holdmq.errors import StartupError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def show(
         print_json(facts)
         return
     for name, value in facts.items():
-        typer.echo(f"{name:8} {value}")
+        say(f"{name:8} {value}")
 
 
 def _certificates() -> Any:
@@ -81,4 +82,4 @@ def _say(files: CertificateFiles, as_json: bool, sentence: str) -> None:
     if as_json:
         print_json({"cert": str(files.cert), "key": str(files.key)})
     else:
-        typer.echo(sentence)
+        say(sentence)

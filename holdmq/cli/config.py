@@ -8,9 +8,10 @@ from typing import Any
 import typer
 from pydantic import BaseModel, SecretStr
 from rich.console import Console
-from rich.table import Table
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.plain_table import Table
+from holdmq.cli.shown import say
 from holdmq.config_sources import reference, table_reference
 
 app = typer.Typer(
@@ -56,7 +57,7 @@ def check(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -
     if as_json:
         print_json({"ok": True, "set": given})
         return
-    typer.echo(f"the configuration is valid: {len(given)} keys are set, the others have their defaults")
+    say(f"the configuration is valid: {len(given)} keys are set, the others have their defaults")
 
 
 @app.command(epilog="Example: holdmq config show --config holdmq.toml > effective.toml")
@@ -74,13 +75,15 @@ def show(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) ->
     for key, (value, source) in values.items():
         head, _, name = key.partition(".")
         if head != section:
-            typer.echo(f"{chr(10) if section else ''}[{head}]")
+            if section:
+                say("")
+            say(f"[{head}]")
             section = head
         note = "" if source == "default" else f"  # {source}"
         if isinstance(value, SecretStr):
-            typer.echo(f"# {name} is set, and not shown{note}")
+            say(f"# {name} is set, and not shown{note}")
         else:
-            typer.echo(f"# {name} is unset{note}" if value is None else f"{name} = {shown(value)}{note}")
+            say(f"# {name} is unset{note}" if value is None else f"{name} = {shown(value)}{note}")
 
 
 def shown(value: Any) -> str:

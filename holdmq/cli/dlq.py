@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from holdmq.cli.calls import first_of, run_calls
 from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
+from holdmq.cli.plain_table import Table
+from holdmq.cli.shown import say
 from holdmq.config import Config
 from holdmq.errors import UsageError
 
@@ -79,7 +80,7 @@ def read(
         if as_json:
             print_json(_shown(letter))
         else:
-            typer.echo(_line(letter))
+            say(_line(letter))
 
 
 @app.command(epilog="Example: holdmq dlq resend billing --topic billing-again")
@@ -98,9 +99,9 @@ def resend(
         failures = [{"broker": broker, **failure._asdict()} for broker, failure in done.failures]
         print_json({"resent": done.resent, "repeated": done.repeated, "failures": failures})
     else:
-        typer.echo(f"{done.resent} sent again, {done.repeated} had been before")
+        say(f"{done.resent} sent again, {done.repeated} had been before")
         for broker, failure in done.failures:
-            typer.echo(f"{broker}/{failure.offset} was not sent: {failure.remark}", err=True)
+            say(f"{broker}/{failure.offset} was not sent: {failure.remark}", err=True)
     if done.failures:
         raise typer.Exit(1)
 
@@ -125,7 +126,7 @@ def purge(
     if as_json:
         print_json({"purged": purged})
     else:
-        typer.echo(f"{purged} dead letters of {group} are gone")
+        say(f"{purged} dead letters of {group} are gone")
 
 
 def _run(config: Config, work: Callable[[DeadLetters], Awaitable[T]]) -> T:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from holdmq.cli.calls import run_calls
 from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
+from holdmq.cli.plain_table import Table
+from holdmq.cli.shown import say
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
 from holdmq.config import Config
 from holdmq.errors import UsageError
@@ -142,7 +143,7 @@ def delete(
     if as_json:
         print_json({"deleted": name})
     else:
-        typer.echo(f"{name} is deleted")
+        say(f"{name} is deleted")
 
 
 @app.command(epilog="Example: holdmq group reset billing orders --to 2h")
@@ -212,7 +213,7 @@ def lag(
         )
     Console().print(table)
     oldest_ms = max((p.lag_ms(now_ms) for p in found), default=0)
-    typer.echo(f"{sum(p.lag for p in found)} messages wait, the oldest for {oldest_ms / 1000:.1f} s")
+    say(f"{sum(p.lag for p in found)} messages wait, the oldest for {oldest_ms / 1000:.1f} s")
 
 
 @app.command(epilog="Example: holdmq group clients billing")
@@ -300,7 +301,7 @@ def _confirmed(
     if as_json or yes:
         _show_moved(done, as_json)
     else:
-        typer.echo(f"{len(done)} queues were moved")
+        say(f"{len(done)} queues were moved")
 
 
 def _show_moved(moved: list[Moved], as_json: bool) -> None:

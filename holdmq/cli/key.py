@@ -7,16 +7,18 @@ import re
 import secrets
 import tomllib
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.plain_table import Table
+from holdmq.cli.shown import say
 from holdmq.errors import UsageError
 from holdmq.private_file import write_private
 from holdmq.rpc.access_keys import AccessKey, load_keys
+from holdmq.wire.permissions import Role
 
 SECRET_BYTES: Final = 32
 """Random bytes of a secret: as many as the digest that it is used with."""
@@ -43,9 +45,13 @@ _PATTERN = "name or pattern (* ? [a-z]); repeat it."
 def create(
     name: Annotated[str, typer.Argument(help="Name of the access key: letters, digits, _ . and -.")],
     role: Annotated[
-        Literal["client", "service", "admin"],
-        typer.Option(help="client = what the patterns allow; service = gateways, brokers, stats, console."),
-    ] = "client",
+        list[Role] | None,
+        typer.Option(
+            help="client = what the patterns allow (the default); reader = console and stats; broker; "
+            "service = gateways; admin; repeat it.",
+            show_default=False,
+        ),
+    ] = None,
     produce: Annotated[list[str] | None, typer.Option(help=f"Topic to produce to: {_PATTERN}")] = None,
     consume: Annotated[list[str] | None, typer.Option(help=f"Topic to consume from: {_PATTERN}")] = None,
     group: Annotated[list[str] | None, typer.Option(help=f"Consumer group to use: {_PATTERN}")] = None,
@@ -69,13 +75,12 @@ def create(
         raise UsageError(f"{path} has an access key {name!r}: delete it first, or choose another name")
     secret = secrets.token_urlsafe(SECRET_BYTES)
     key = AccessKey(
-        name, secret, tuple(certificate or ()), produce=tuple(produce or ()),
-        consume=tuple(consume or ()), groups=tuple(group or ()),
+        name, secret, tuple(certificate or ()), frozenset(role or (Role.CLIENT,)),
+        tuple(produce or ()), tuple(consume or ()), tuple(group or ()),
     )  # fmt: skip
-    entry = _entry(key, role)
     if secret_file is not None:
         write_private(secret_file, f"{secret}\n".encode())
-    _replace(path, f"{text.rstrip()}\n\n{entry}" if text.strip() else entry)
+    replace_keys(path, with_entry(text, key))
     shown = {} if secret_file is not None else {"secret": secret}
     if as_json:
         print_json({"access_key": name, **shown, "file": str(path)})
@@ -83,7 +88,7 @@ def create(
     where = (
         f"its secret is in {secret_file}" if secret_file is not None else f"its secret, shown once: {secret}"
     )
-    typer.echo(f"access key {name} is in {path}; {where}")
+    say(f"access key {name} is in {path}; {where}")
 
 
 @app.command("list", epilog="Example: holdmq key list --file keys.toml")
@@ -93,7 +98,7 @@ def list_(file: File = None, config: ConfigFile = None, set_: Sets = None, as_js
     rows = [
         {
             "access_key": key.name,
-            "role": key.role.name.lower(),
+            "roles": _roles(key),
             "produce": list(key.produce),
             "consume": list(key.consume),
             "groups": list(key.groups),
@@ -105,10 +110,10 @@ def list_(file: File = None, config: ConfigFile = None, set_: Sets = None, as_js
     if as_json:
         print_json(rows)
         return
-    table = Table("access key", "role", "produce", "consume", "groups", "certificates")
+    table = Table("access key", "roles", "produce", "consume", "groups", "certificates")
     for key in keys:
         texts = (", ".join(names) for names in (key.produce, key.consume, key.groups, key.certificates))
-        table.add_row(key.name, key.role.name.lower(), *texts)
+        table.add_row(key.name, ", ".join(_roles(key)), *texts)
     Console().print(table)
 
 
@@ -124,19 +129,11 @@ def delete(
     path = _path(file, config, set_)
     if name not in load_keys(path):
         raise UsageError(f"{path} has no access key {name!r}; `holdmq key list` shows those that it has")
-    text = path.read_text(encoding="utf-8")
-    left = _without(text, name)
-    wanted = tomllib.loads(text)["keys"]
-    del wanted[name]
-    if tomllib.loads(left).get("keys", {}) != wanted:
-        raise UsageError(
-            f"the entry {name!r} of {path} is not a table [keys.NAME] of its own: delete it by hand"
-        )
-    _replace(path, left)
+    replace_keys(path, without_entry(path, path.read_text(encoding="utf-8"), name))
     if as_json:
         print_json({"access_key": name, "file": str(path)})
     else:
-        typer.echo(f"access key {name} is no longer in {path}")
+        say(f"access key {name} is no longer in {path}")
 
 
 def _path(file: Path | None, config: Path | None, sets: list[str] | None) -> Path:
@@ -148,17 +145,26 @@ def _path(file: Path | None, config: Path | None, sets: list[str] | None) -> Pat
     return Path(configured)
 
 
-def _entry(key: AccessKey, role: str) -> str:
+def _roles(key: AccessKey) -> list[str]:
+    return [role.value for role in Role if role in key.roles]
+
+
+def with_entry(text: str, key: AccessKey) -> str:
+    """The text of a keys file, with this entry at its end."""
     lines = [f"[keys.{json.dumps(key.name)}]", f"secret = {json.dumps(key.secret)}"]
-    lists = {"roles": (role,), "certificates": key.certificates, "produce": key.produce,
+    lists = {"roles": _roles(key), "certificates": key.certificates, "produce": key.produce,
              "consume": key.consume, "groups": key.groups}  # fmt: skip
     # JSON's strings and arrays of them are TOML's too.
     lines += [f"{field} = {json.dumps(list(values))}" for field, values in lists.items() if values]
-    return "\n".join(lines) + "\n"
+    before = f"{text.rstrip()}\n\n" if text.strip() else ""
+    return before + "\n".join(lines) + "\n"
 
 
-def _without(text: str, name: str) -> str:
-    """The text without the lines of one entry; comments elsewhere stay."""
+def without_entry(path: Path, text: str, name: str) -> str:
+    """The `text` of the keys file at `path` without this entry's lines; comments elsewhere stay.
+
+    Raises UsageError when the entry is not written as `holdmq key create` writes one.
+    """
     kept: list[str] = []
     is_inside = False
     for line in text.splitlines(keepends=True):
@@ -167,9 +173,17 @@ def _without(text: str, name: str) -> str:
             is_inside = found is not None and found["quoted"].strip('"') == name
         if not is_inside:
             kept.append(line)
-    return "".join(kept)
+    left = "".join(kept)
+    wanted = tomllib.loads(text)["keys"]
+    del wanted[name]
+    if tomllib.loads(left).get("keys", {}) != wanted:
+        raise UsageError(
+            f"the entry {name!r} of {path} is not a table [keys.NAME] of its own: delete it by hand"
+        )
+    return left
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_keys(path: Path, text: str) -> None:
+    """Put `text` in place of the keys file, readable by its owner only."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_private(path, text.encode())

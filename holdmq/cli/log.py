@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from holdmq.cli.options import Json, print_json
+from holdmq.cli.plain_table import Table
+from holdmq.cli.shown import say
 from holdmq.process import EXIT_FAILED
 from holdmq.topics import PRODUCED_TOPIC
 
@@ -60,7 +61,7 @@ def verify(
             for finding in run.run(report):
                 found.append(finding)
                 if not as_json:
-                    typer.echo(f"{finding.path} at {finding.offset}: {finding.what}")
+                    say(f"{finding.path} at {finding.offset}: {finding.what}")
         answer: dict[str, Any] = {
             "ok": not found,
             "records": run.records,
@@ -75,7 +76,7 @@ def verify(
         print_json(answer)
     else:
         sums = f"{run.records} records, {run.entries} consume-queue entries, {run.files} JSON files"
-        typer.echo(f"{sums}: {len(found)} findings" if found else f"{sums}: all whole")
+        say(f"{sums}: {len(found)} findings" if found else f"{sums}: all whole")
     if found and not truncate:
         raise typer.Exit(EXIT_FAILED)
 
@@ -99,12 +100,12 @@ def stat(directory: Directory, as_json: Json = False) -> None:
     totals = [sum(column) for column in zip(*map(_counts, queues), strict=True)] or [0, 0, 0]
     table.add_row("all", "", "", "", *map(str, totals), style="bold")
     Console().print(table)
-    typer.echo(
+    say(
         f"{sums.segments} segments, log offsets {sums.first_position} to {sums.end}, "
         + ("closed cleanly" if is_clean else "not closed cleanly")
     )
     if sums.findings:
-        typer.echo(f"{sums.findings} places are damaged and not counted: holdmq log verify {directory}")
+        say(f"{sums.findings} places are damaged and not counted: holdmq log verify {directory}")
 
 
 @app.command(epilog="Example: holdmq log dump ./holdmq-data/store --topic devices --limit 10 --json")
@@ -129,14 +130,14 @@ def dump(
     with _opened(directory) as store:
         for item in _records(store, start):
             if isinstance(item, Finding):
-                typer.echo(f"{item.path} at {item.offset}: {item.what}", err=True)
+                say(f"{item.path} at {item.offset}: {item.what}", err=True)
                 continue
             if not _is_wanted(item, topic, queue, tag, key):
                 continue
             if as_json:
                 print_json(_record_fields(item))
             else:
-                typer.echo(_line(item))
+                say(_line(item))
             printed += 1
             if printed == limit:
                 return
@@ -207,9 +208,7 @@ def _truncated(store: OfflineStore, key_levels: Callable[[str], int], as_json: b
 
     cut = truncate(store, key_levels)
     if not as_json:
-        typer.echo(
-            f"the log now ends at {cut.end}; {cut.cut_bytes} bytes were moved to {store.directory / 'cut'}"
-        )
+        say(f"the log now ends at {cut.end}; {cut.cut_bytes} bytes were moved to {store.directory / 'cut'}")
     return cut._asdict()
 
 

@@ -11,7 +11,7 @@ import typer
 
 from holdmq.cli.calls import first_of
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
-from holdmq.cli.shown import fields_of, name_of, write_line
+from holdmq.cli.shown import fields_of, name_of, say, write_line
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
 from holdmq.config import Config
 from holdmq.errors import UsageError
@@ -53,8 +53,8 @@ def get(
         if name.startswith("body") or value in (None, [], {}):
             continue
         shown = f"{value} ({show_time(value)})" if name in ("born_ms", "store_ms") else value
-        typer.echo(f"{name:16}{shown}")
-    typer.echo("")
+        say(f"{name:16}{shown}")
+    say("")
     write_line(bytes(message.body))
 
 
@@ -131,7 +131,7 @@ def replay(
     if as_json:
         print_json({"topic": target, "messages": count})
     else:
-        typer.echo(f"{count} messages of {topic} were sent to {target}")
+        say(f"{count} messages of {topic} were sent to {target}")
 
 
 async def _get(config: Config, message_id: str) -> Message:

@@ -11,6 +11,7 @@ import typer
 
 from holdmq.config import Config
 from holdmq.config_sources import ENV_CONFIG, load
+from holdmq.visible_text import visible
 
 ConfigFile = Annotated[
     Path | None,
@@ -35,7 +36,7 @@ def configuration(path: Path | None, sets: list[str] | None) -> Config:
 
 def confirm(question: str) -> None:
     """Ask, on standard error; whoever does not say yes ends the command with exit code 1."""
-    typer.confirm(question, abort=True, err=True)
+    typer.confirm(visible(question), abort=True, err=True)
 
 
 def print_json(value: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from holdmq.cli.options import Json, print_json
+from holdmq.cli.shown import say
 from holdmq.errors import ConfigError, UsageError
 
 BATCH_MAX: Final = 100_000
@@ -126,4 +127,4 @@ def _say(as_json: bool, file: Path, sentence: str, **numbers: int) -> None:
     if as_json:
         print_json({"file": str(file), **numbers})
     else:
-        typer.echo(sentence)
+        say(sentence)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.shown import say
 from holdmq.config import Config
 from holdmq.errors import UsageError
 
@@ -52,7 +53,7 @@ def pub(
     count, last = asyncio.run(_send(configuration(config, set_), topic, batches, key, as_json))
     if not as_json and last is not None:
         what = "message is" if count == 1 else f"{count} messages are stored, the last"
-        typer.echo(f"{what} in {last.queue} at offset {last.queue_offset}")
+        say(f"{what} in {last.queue} at offset {last.queue_offset}")
 
 
 def _batches(message: str | None, file: Path | None, lines: bool) -> Iterator[list[bytes]]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from holdmq.cli.calls import first_of, run_calls
 from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
-from holdmq.cli.shown import content, write_line
+from holdmq.cli.plain_table import Table
+from holdmq.cli.shown import content, say, write_line
 from holdmq.cli.times import show_time
 from holdmq.config import Config
 
@@ -63,7 +63,7 @@ def show(topic: Topic, config: ConfigFile = None, set_: Sets = None, as_json: Js
     """Show a topic's retained message: its payload, or with --json all that is known of it."""
     view = _run(configuration(config, set_), lambda retained: retained.show(topic))
     if view is None:
-        typer.echo(f"{topic} has no retained message", err=True)
+        say(f"{topic} has no retained message", err=True)
         raise typer.Exit(1)
     if as_json:
         print_json({**_shown(view), **content("payload", view.message.payload)})
@@ -82,7 +82,7 @@ def drop(
     if as_json:
         print_json({"dropped": topic if was_there else None})
     else:
-        typer.echo(f"{topic} has none any more" if was_there else f"{topic} had no retained message")
+        say(f"{topic} has none any more" if was_there else f"{topic} had no retained message")
 
 
 def _run(config: Config, work: Callable[[RetainedAdmin], Awaitable[T]]) -> T:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from holdmq.cli.calls import first_of, run_calls
 from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
+from holdmq.cli.plain_table import Table
+from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 from holdmq.config import Config
 
@@ -60,19 +61,19 @@ def show(client_id: ClientId, config: ConfigFile = None, set_: Sets = None, as_j
     """Show a session: its subscriptions, its place in each broker's log, what is under way."""
     details = _run(configuration(config, set_), lambda sessions: sessions.show(client_id))
     if details is None:
-        typer.echo(f"{client_id} has no session", err=True)
+        say(f"{client_id} has no session", err=True)
         raise typer.Exit(1)
     if as_json:
         print_json(_detailed(details))
         return
     connected, ended, expires = _cells(details.row)
-    typer.echo(f"{client_id} at {details.broker}, made {show_time(details.row.created_ms)}")
-    typer.echo(f"connected to {connected}" if connected else f"disconnected {ended}, expires after {expires}")
+    say(f"{client_id} at {details.broker}, made {show_time(details.row.created_ms)}")
+    say(f"connected to {connected}" if connected else f"disconnected {ended}, expires after {expires}")
     for name, options in sorted(details.filters.items()):
-        typer.echo(f"  subscribes to {name} with QoS {options.qos}")
+        say(f"  subscribes to {name} with QoS {options.qos}")
     for broker, place in sorted(details.state.places.items()):
-        typer.echo(f"  is at {place.position} of {broker}'s log")
-    typer.echo(f"  {len(details.state.planned)} deliveries under way")
+        say(f"  is at {place.position} of {broker}'s log")
+    say(f"  {len(details.state.planned)} deliveries under way")
 
 
 @app.command(epilog="Example: holdmq session drop meter-42 --yes")
@@ -86,7 +87,7 @@ def drop(
     if as_json:
         print_json({"dropped": client_id if was_present else None})
     else:
-        typer.echo(f"{client_id} is gone" if was_present else f"{client_id} had no session")
+        say(f"{client_id} is gone" if was_present else f"{client_id} had no session")
 
 
 @app.command(epilog="Example: holdmq session shares --prefix '$share/billing/'")

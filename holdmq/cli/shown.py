@@ -6,6 +6,10 @@ import base64
 import sys
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from holdmq.visible_text import visible, visible_lines
+
 if TYPE_CHECKING:
     from holdmq.message import Message
 
@@ -38,11 +42,24 @@ def fields_of(message: Message) -> dict[str, Any]:
     }
 
 
+def say(text: object, err: bool = False) -> None:
+    """Write one line for people, to standard output or error; names in it cannot do more than be read."""
+    typer.echo(visible(str(text)), err=err)
+
+
 def write_line(*parts: str | bytes) -> None:
-    """Write parts, as they are, with blanks between them, as one line of standard output, at once."""
-    raw = (part.encode() if isinstance(part, str) else part for part in parts)
+    """Write parts, with blanks between them, as one line of standard output, at once.
+
+    Text is made visible. Bytes are as they are, for a program that reads them; a terminal gets them as text.
+    """
+    is_seen = sys.stdout.isatty()
+    raw = (visible(part).encode() if isinstance(part, str) else _payload(part, is_seen) for part in parts)
     sys.stdout.buffer.write(b" ".join(raw) + b"\n")
     sys.stdout.buffer.flush()
+
+
+def _payload(raw: bytes, is_seen: bool) -> bytes:
+    return visible_lines(raw.decode("utf-8", "backslashreplace")).encode() if is_seen else raw
 
 
 def name_of(message: Message) -> str:

@@ -6,12 +6,12 @@ import asyncio
 import base64
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.shown import write_line
 from holdmq.config import Config
 from holdmq.errors import HoldMQError, UsageError
 
@@ -84,8 +84,12 @@ class _Subscription:
                 await self._done.wait()
                 for reader in self._readers.values():
                     reader.cancel()
-        except* HoldMQError as group:
-            raise _first(group) from None
+        except BaseExceptionGroup as group:
+            # Not `except*`: what is raised in one comes out in a group again, which nobody above knows.
+            failed, other = group.split(HoldMQError)
+            if failed is None or other is not None:
+                raise
+            raise _first(failed) from None
         finally:
             await routes.close()
 
@@ -138,8 +142,7 @@ class _Subscription:
         if self._as_json:
             print_json(_fields(message, mqtt_topic))
         else:
-            sys.stdout.buffer.write(mqtt_topic.encode() + b" " + bytes(message.body) + b"\n")
-            sys.stdout.buffer.flush()
+            write_line(mqtt_topic, bytes(message.body))
         self._left -= 1
         if self._left == 0:
             self._done.set()

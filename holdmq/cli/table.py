@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
-from holdmq.cli.shown import content, write_line
+from holdmq.cli.shown import content, say, write_line
 from holdmq.config import Config
 from holdmq.errors import UsageError
 
@@ -58,7 +58,7 @@ def create(
     if as_json:
         print_json({"table": name, "brokers": brokers})
     else:
-        typer.echo(f"{name} is on {', '.join(brokers)}")
+        say(f"{name} is on {', '.join(brokers)}")
 
 
 @app.command(epilog="Example: holdmq table get settings sensor/42")
@@ -72,7 +72,7 @@ def get(
     """Print the value of a key. Exit code 1 when it has none."""
     entry = _with_table(configuration(config, set_), name, lambda table: table.get(key))
     if entry is None:
-        sys.stderr.write(f"{key} has no value\n")
+        say(f"{key} has no value", err=True)
         raise typer.Exit(1)
     if as_json:
         print_json(_fields(entry))
@@ -242,4 +242,4 @@ def _show_version(key: str, version: int, as_json: bool) -> None:
     if as_json:
         print_json({"key": key, "version": version})
     else:
-        typer.echo(version)
+        say(version)

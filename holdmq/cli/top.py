@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.plain_table import Table
 from holdmq.config import Config
 from holdmq.errors import HoldMQError
+from holdmq.visible_text import visible
 
 if TYPE_CHECKING:
     from holdmq.client.admin import Admin
@@ -212,8 +213,9 @@ def render(view: View, rows: int) -> RenderableType:
     """A picture with at most so many rows of topics, groups, segments and connections each."""
     at = time.strftime("%H:%M:%S", time.localtime(view["at_ms"] / 1000))
     lines: list[RenderableType] = [Text(f"holdmq top  {at}", style="bold")]
-    lines += [Text(_broker_line(broker)) for broker in view["brokers"]]
-    lines += [Text(f"ALARM {alarm['broker']}: {alarm['text']}", style="red") for alarm in view["alarms"]]
+    lines += [Text(visible(_broker_line(broker))) for broker in view["brokers"]]
+    alarms = (f"ALARM {alarm['broker']}: {alarm['text']}" for alarm in view["alarms"])
+    lines += [Text(visible(alarm), style="red") for alarm in alarms]
     lines.append(_topics(view["topics"], rows))
     lines.append(_groups(view["groups"], rows))
     lines.append(_segments(view["segments"], rows))

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
+from holdmq.cli.plain_table import Table
+from holdmq.cli.shown import say
 from holdmq.config import Config
 from holdmq.errors import Code, RemoteError, TransportError, UsageError
 
@@ -206,7 +207,7 @@ def delete(
     if as_json:
         print_json({"deleted": name})
     else:
-        typer.echo(f"{name} is deleted")
+        say(f"{name} is deleted")
 
 
 # Work
@@ -259,7 +260,7 @@ async def _hide(admin: Admin, name: str, queues: int, wait_s: float) -> None:
                 # What only counts down or up is no news.
                 reason = re.sub(r"[0-9]+ (s|messages)\b", r"some \1", error.remark)
                 if reason != told:
-                    typer.echo(f"waiting: {error.remark}", err=True)
+                    say(f"waiting: {error.remark}", err=True)
                     told = reason
                 await asyncio.sleep(LOOK_AGAIN_S)
             else:
@@ -354,7 +355,7 @@ def _show(found: dict[str, TopicRow], as_json: bool, sentence: Callable[[str, To
         print_json([_row(broker, row, None) for broker, row in sorted(found.items())])
         return
     for broker, row in sorted(found.items()):
-        typer.echo(sentence(broker, row))
+        say(sentence(broker, row))
 
 
 def _sentence(broker: str, row: TopicRow) -> str:

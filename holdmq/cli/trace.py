@@ -9,6 +9,7 @@ import typer
 
 from holdmq.cli.control import Admin, ask
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 
 
@@ -45,7 +46,7 @@ def trace(
             if as_json:
                 print_json(row)
             else:
-                typer.echo(line(row))
+                say(line(row))
     except KeyboardInterrupt:
         pass
 

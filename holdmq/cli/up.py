@@ -20,11 +20,15 @@ from holdmq import telemetry
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.services import MODULES
 from holdmq.cli.supervisor import Child, Supervisor
+from holdmq.cli.up_keys import give_keys
 from holdmq.config import Config
 from holdmq.errors import ConfigError, StartupError
+from holdmq.private_directory import make_directory, make_private
 from holdmq.process import EXIT_OK, listen_error
+from holdmq.visible_text import visible
 
 DATA_DIR: Final = "holdmq-data"
+LOCK: Final = "up.lock"
 
 _CORE: Final = ("registry", "broker", "gateway")
 """Without these no device's message moves; started in this order, each when the one before is ready."""
@@ -75,7 +79,10 @@ def up(
         require_free_ports(loaded, names)
         if "stats" in names:
             _require_java()
-        children = [_child(name, loaded, config, sets) for name in names]
+        own: dict[str, list[str]] = {}
+        if loaded.security.keys_file:
+            own = give_keys(Path(loaded.security.keys_file), (root / "keys").absolute(), names)
+        children = [_child(name, loaded, config, [*sets, *own.get(name, ())]) for name in names]
         raise typer.Exit(asyncio.run(_run(children, loaded, as_json)))
 
 
@@ -154,7 +161,7 @@ def require_free_ports(config: Config, names: list[str]) -> None:
 def require_writable(directory: Path) -> None:
     """Create `directory` if needed; raise StartupError when files cannot be made in it."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         with tempfile.TemporaryFile(dir=directory):
             return
     except OSError as error:
@@ -168,7 +175,8 @@ def require_writable(directory: Path) -> None:
 def locked(directory: Path) -> Iterator[None]:
     """Hold `directory` against a second ``holdmq up``; raise StartupError when one has it."""
     require_writable(directory)
-    with open(directory / "up.lock", "a+", encoding="ascii") as lock:
+    make_private(directory, LOCK)
+    with open(directory / LOCK, "a+", encoding="ascii", opener=_unlinked) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -182,6 +190,10 @@ def locked(directory: Path) -> Iterator[None]:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield
+
+
+def _unlinked(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _require_java() -> None:
@@ -290,6 +302,8 @@ def _printer(human: bool) -> Any:
 
     def say(name: str, line: str) -> None:
         if human:
+            # The service made visible what strangers chose; not so what a JVM writes that is on its way out.
+            line = visible(line)
             prefix = f"{name:<{width}} |"
             sys.stderr.write(
                 f"\x1b[{_COLORS[name]}m{prefix}\x1b[0m {line}\n" if colored else f"{prefix} {line}\n"

@@ -21,6 +21,7 @@ from holdmq.client.cursors import Position
 from holdmq.disk import Disk
 from holdmq.errors import StorageError, StoreFormatError, UsageError
 from holdmq.message import TopicQueue
+from holdmq.private_directory import make_directory
 
 DIRECTORY: Final = "~/.holdmq_offsets"
 FILE: Final = "offsets.json"
@@ -98,8 +99,9 @@ class OffsetStore:
     def _take_lock(self) -> None:
         path = self._home / "lock"
         try:
-            self._home.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_directory(self._home)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._lock = os.open(path, flags, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()

@@ -5,13 +5,15 @@
     [keys.orders]                        # the name is the access key that clients give
     secret = "…"                         # 32 characters or more; or certificates, or both
     certificates = ["orders.example"]    # a subject alternative name or common name of a client certificate
-    roles = ["client"]                   # client (the default), service, admin
+    roles = ["client"]                   # client (the default), reader, broker, service, admin
     produce = ["orders", "events-*"]     # topics, names or patterns (* ? [a-z])
     consume = ["orders"]
     groups = ["orders-*"]                # consumer groups; with their %RETRY% and %DLQ% topics
 
-Patterns count for the role `client` alone: `service` may use every topic and group, `admin` may also
-change settings. No pattern matches a system topic.
+What a role may do needs no pattern: `reader` reads everything, `broker` registers itself, `service` (a
+gateway) reads everything and writes for devices, `admin` may do all. What is beyond its roles an entry may
+do as its patterns say: a `reader` with `produce = ["results"]` writes to that topic too. No pattern matches
+a system topic.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +31,7 @@ from holdmq.private_file import read_private
 from holdmq.record_origin import DLQ_PREFIX, RETRY_PREFIX
 from holdmq.wire.auth import SECRET_CHARACTERS_MIN
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.permissions import NEEDS, Action, Needs, Role, names_in
+from holdmq.wire.permissions import GATEWAYS, NEEDS, READERS, Action, Needs, Role, names_in
 
 KEYS_MAX: Final = 10_000
 """Access keys of one file: as many as connections."""
@@ -39,6 +42,7 @@ REMEMBERED_MAX: Final = 4_096
 _NAME_MAX: Final = 128
 _FIELDS: Final = frozenset({"secret", "certificates", "roles", "produce", "consume", "groups"})
 _BY_NUMBER: Final[dict[int, Needs]] = {int(code): needs for code, needs in NEEDS.items()}
+_NO_ROLES: Final[frozenset[Role]] = frozenset({Role.CLIENT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class AccessKey:
     name: str
     secret: str = field(default="", repr=False)
     certificates: tuple[str, ...] = ()
-    role: Role = Role.CLIENT
+    roles: frozenset[Role] = _NO_ROLES
     produce: tuple[str, ...] = ()
     consume: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -61,11 +65,16 @@ class Grants:
     whether the file has an entry of this name.
     """
 
-    __slots__ = ("_consume", "_groups", "_produce", "is_listed", "key")
+    __slots__ = ("_consume", "_consumes_all", "_free", "_groups", "_is_admin", "_produce", "_produces_all",
+                 "is_listed", "key")  # fmt: skip
 
     def __init__(self, key: AccessKey, is_listed: bool = True) -> None:
         self.key = key
         self.is_listed = is_listed
+        self._free = _sent_freely(key.roles)
+        self._produces_all = not key.roles.isdisjoint(GATEWAYS)
+        self._consumes_all = not key.roles.isdisjoint(READERS)
+        self._is_admin = Role.ADMIN in key.roles
         self._produce: dict[str, bool] = {}
         self._consume: dict[str, bool] = {}
         self._groups: dict[str, bool] = {}
@@ -75,59 +84,42 @@ class Grants:
 
         What a request needs `by_item` is left to its handler.
         """
+        if code in self._free:
+            return
         needs = _BY_NUMBER.get(code)
-        role = self.key.role
         if needs is None:
             raise self._denied(f"send request {code}", "the server does not know it")
-        if role >= needs.role and role > Role.CLIENT:
-            return
-        if role < needs.role and not (needs.client_if and ext_fields.get(needs.client_if) is True):
+        is_flagged = not needs.flag or ext_fields.get(needs.flag) is True
+        if not needs.by_patterns or not is_flagged:
             raise self._denied(
-                f"send {RequestCode(code).name}", f"that takes the role {needs.role.name.lower()}"
+                f"send {RequestCode(code).name}", f"that takes the role {_any_of(needs.roles)}"
             )
-        if role > Role.CLIENT:
+        if not self.key.roles.isdisjoint(needs.flag_roles):
             return
         for name in needs.groups:
-            for group in self._named(code, ext_fields, name):
+            for group in self._named(code, ext_fields, name, needs.roles):
                 if not self.may_use_group(group):
                     raise self.group_denied(group)
         if needs.action is not None and not needs.by_item:
-            for topic in self._named(code, ext_fields, needs.topics):
-                if not self.may(needs.action, topic):
+            for topic in self._named(code, ext_fields, needs.topics, needs.roles):
+                if not self._matches(needs.action, topic):
                     raise self.topic_denied(needs.action, topic)
-
-    def may(self, action: Action, topic: str) -> bool:
-        """Whether the topic may be used like this."""
-        if action is Action.PRODUCE:
-            return self.may_produce(topic)
-        if action is Action.CONSUME:
-            return self.may_consume(topic)
-        return self.may_produce(topic) or self.may_consume(topic)
 
     def may_produce(self, topic: str) -> bool:
         """Whether records of this topic are taken; after the first time a look into a dict."""
-        known = self._produce.get(topic)
-        if known is None:
-            known = _remember(self._produce, topic, self._decide(topic, self.key.produce))
-        return known
+        return self._produces_all or self._may_produce(topic)
 
     def may_consume(self, topic: str) -> bool:
         """Whether records of this topic are given; after the first time a look into a dict."""
-        known = self._consume.get(topic)
-        if known is None:
-            of_group = _group_of(topic)
-            if of_group is not None:
-                known = self.may_use_group(of_group)
-            else:
-                known = self._decide(topic, self.key.consume)
-            _remember(self._consume, topic, known)
-        return known
+        return self._consumes_all or self._may_consume(topic)
 
     def may_use_group(self, group: str) -> bool:
         """Whether this group may be joined, and its offsets moved."""
+        if self._is_admin:
+            return True
         known = self._groups.get(group)
         if known is None:
-            known = _remember(self._groups, group, self._decide(group, self.key.groups))
+            known = _remember(self._groups, group, _is_among(group, self.key.groups))
         return known
 
     def topic_denied(self, action: Action, topic: str) -> RemoteError:
@@ -143,23 +135,61 @@ class Grants:
             f"use group {group!r}", "`groups` of its entry in the keys file does not match it"
         )
 
-    def _decide(self, name: str, patterns: tuple[str, ...]) -> bool:
-        if self.key.role > Role.CLIENT:
-            return True
-        return not name.startswith("%") and any(fnmatchcase(name, pattern) for pattern in patterns)
+    def _matches(self, action: Action, topic: str) -> bool:
+        """Whether the patterns of the entry, not its roles, allow this."""
+        if action is Action.PRODUCE:
+            return self._may_produce(topic)
+        if action is Action.CONSUME:
+            return self._may_consume(topic)
+        return self._may_produce(topic) or self._may_consume(topic)
 
-    def _named(self, code: int, ext_fields: Mapping[str, Any], name: str) -> Iterable[str]:
+    def _may_produce(self, topic: str) -> bool:
+        known = self._produce.get(topic)
+        if known is None:
+            known = _remember(self._produce, topic, _is_among(topic, self.key.produce))
+        return known
+
+    def _may_consume(self, topic: str) -> bool:
+        known = self._consume.get(topic)
+        if known is None:
+            of_group = _group_of(topic)
+            if of_group is not None:
+                known = self.may_use_group(of_group)
+            else:
+                known = _is_among(topic, self.key.consume)
+            _remember(self._consume, topic, known)
+        return known
+
+    def _named(
+        self, code: int, ext_fields: Mapping[str, Any], name: str, roles: frozenset[Role]
+    ) -> Iterable[str]:
         names = names_in(ext_fields, name.removesuffix("?"))
         if names is None:
             if name.endswith("?"):
                 return ()
             raise self._denied(
-                f"send {RequestCode(code).name} without a {name}", "for all of them it takes the role service"
+                f"send {RequestCode(code).name} without a {name}",
+                f"for all of them it takes the role {_any_of(roles)}",
             )
         return names
 
     def _denied(self, what: str, why: str) -> RemoteError:
         return RemoteError(Code.NOT_PERMITTED, f"{self.key.name!r} may not {what}: {why}")
+
+
+def _is_among(name: str, patterns: tuple[str, ...]) -> bool:
+    return not name.startswith("%") and any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@cache
+def _sent_freely(roles: frozenset[Role]) -> frozenset[int]:
+    """The codes of requests that these roles may send, whatever they name."""
+    return frozenset(code for code, needs in _BY_NUMBER.items() if not roles.isdisjoint(needs.roles))
+
+
+def _any_of(roles: frozenset[Role]) -> str:
+    *others, last = [role.value for role in Role if role in roles]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _remember(known: dict[str, bool], name: str, decision: bool) -> bool:
@@ -223,20 +253,22 @@ def _entry(path: Path, name: str, entry: Any) -> AccessKey:
         name,
         secret,
         certificates,
-        max(roles_of(where, _texts(where, entry, "roles"))),
+        roles_of(where, _texts(where, entry, "roles")),
         _texts(where, entry, "produce"),
         _texts(where, entry, "consume"),
         _texts(where, entry, "groups"),
     )
 
 
-def roles_of(where: str, names: Iterable[str]) -> list[Role]:
+def roles_of(where: str, names: Iterable[str]) -> frozenset[Role]:
     """Roles by name, never empty (client). ConfigError names one that is none."""
-    known = {role.name.lower(): role for role in Role}
+    known = {role.value: role for role in Role}
+    found = []
     for name in names:
         if name not in known:
             raise ConfigError(f"{where}: {name!r} is no role; there are {', '.join(known)}")
-    return [known[name] for name in names] or [Role.CLIENT]
+        found.append(known[name])
+    return frozenset(found) or _NO_ROLES
 
 
 def _texts(where: str, entry: Mapping[str, Any], name: str) -> tuple[str, ...]:

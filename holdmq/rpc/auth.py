@@ -74,7 +74,7 @@ class ServerSecurity:
         self._allow_anonymous = allow_anonymous
         self._keys_file = keys_file
         names = list(certificate_roles)
-        self._certificate_role = max(roles_of("security.certificate_roles", names)) if names else None
+        self._certificate_roles = roles_of("security.certificate_roles", names) if names else None
         self._reload_interval_s = reload_interval_s
         self._grants: dict[str, Grants] = {}
         self._find_by_certificate = by_certificate(())
@@ -146,8 +146,8 @@ class ServerSecurity:
             if key is not None:
                 connection.grants = self._grants[key.name]
                 return b""
-            if self._certificate_role is not None:
-                unlisted = AccessKey(f"certificate {names[0]}", role=self._certificate_role)
+            if self._certificate_roles is not None:
+                unlisted = AccessKey(f"certificate {names[0]}", roles=self._certificate_roles)
                 connection.grants = Grants(unlisted, is_listed=False)
                 return b""
         if self._allow_anonymous:

@@ -68,6 +68,11 @@ class SlowDisk(RealDisk):
         assert isinstance(file, RealFile)
         return SlowFile(file, self)
 
+    def create_anew(self, path: Path) -> File:
+        file = super().create_anew(path)
+        assert isinstance(file, RealFile)
+        return SlowFile(file, self)
+
     def sync_directory(self, directory: Path) -> None:
         self.wait()
         super().sync_directory(directory)

@@ -54,7 +54,12 @@ class SlowDisk(RealDisk):
         self._delay_s = delay_s
 
     def open(self, path: Path, create: bool = False) -> File:
-        file = super().open(path, create)
+        return self._slow(super().open(path, create), path)
+
+    def create_anew(self, path: Path) -> File:
+        return self._slow(super().create_anew(path), path)
+
+    def _slow(self, file: File, path: Path) -> File:
         assert isinstance(file, RealFile)
         slow = SlowFile(file.fd, path)
         slow.delay_s = self._delay_s if path.parent.name == "commitlog" else 0.0

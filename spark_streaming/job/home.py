@@ -17,6 +17,7 @@ import shutil
 from pathlib import Path
 
 from holdmq.errors import StartupError
+from holdmq.private_directory import MODE, make_private
 
 
 class Home:
@@ -31,8 +32,9 @@ class Home:
         """
         self.data = data
         try:
-            data.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_private(data, "checkpoints")
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._lock = os.open(data / "lock", flags, 0o600)
         except OSError as error:
             raise unusable(data, error) from error
         try:
@@ -45,7 +47,7 @@ class Home:
         try:
             if self.scratch.exists():
                 shutil.rmtree(self.scratch)
-            self.scratch.mkdir()
+            self.scratch.mkdir(mode=MODE)
         except OSError as error:
             self.close()
             raise unusable(data, error) from error

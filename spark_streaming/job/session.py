@@ -42,6 +42,14 @@ _CHECKPOINT_WRITER: Final = {
 }
 BATCHES_RETAINED: Final = 20
 """Batches whose offsets the checkpoint keeps: enough to see what happened, few files."""
+_CLOSED_TO_STRANGERS: Final = {
+    # With a local master Spark makes the secret by itself, in the JVM's memory: on no command line, in no
+    # file. Without one, whoever else is on the machine may have the driver read objects of his.
+    "spark.authenticate": "true",
+    "spark.network.crypto.enabled": "true",
+    "spark.network.crypto.saslFallback": "false",
+}
+"""Of the driver and its block manager, which listen though nobody but the JVM itself has to connect."""
 MASTER_WAIT_S: Final = 5.0
 """How long each master of the cluster may take to answer, before a JVM is started for it."""
 
@@ -211,6 +219,7 @@ def _this_machine(stats: StatsSection) -> dict[str, str]:
         "spark.master": f"local[{stats.cores},{TASK_FAILURES}]",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        **_CLOSED_TO_STRANGERS,
     }
 
 

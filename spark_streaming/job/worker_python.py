@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from holdmq.private_directory import make_directory
+from holdmq.private_file import replace_file
 from spark_streaming.job.home import unusable
 
 _LAUNCHER: Final = """#!/bin/sh
@@ -52,9 +54,10 @@ def write_launcher(data: Path) -> Path:
     own = os.environ.get("PYTHONPATH")
     path = "unset PYTHONPATH" if own is None else f"PYTHONPATH={shlex.quote(own)}"
     try:
-        launcher.parent.mkdir(parents=True, exist_ok=True)
-        launcher.write_text(_LAUNCHER.format(python=shlex.quote(sys.executable), path=path), encoding="utf-8")
-        launcher.chmod(0o755)
+        make_directory(launcher.parent)
+        text = _LAUNCHER.format(python=shlex.quote(sys.executable), path=path)
+        # Who could change it would have his program run by the job.
+        replace_file(launcher, text.encode(), 0o700)
     except OSError as error:
         raise unusable(data, error) from error
     return launcher

@@ -120,6 +120,11 @@ class OpenFiles:
     def open(self, path: Path, create: bool = False) -> File:
         return self._disk.open(path, create)
 
+    def create_anew(self, path: Path) -> File:
+        file = self._disk.create_anew(path)
+        self.forget(path)
+        return file
+
     def open_to_read(self, path: Path) -> File:
         return self._disk.open_to_read(path)
 

@@ -86,9 +86,8 @@ class Segments:
             return segment
 
     def _preallocate(self, path: Path) -> None:
-        file = self._disk.open(path, create=True)
+        file = self._disk.create_anew(path)
         try:
-            file.truncate(0)
             file.preallocate(self.segment_size)
             file.sync()
         except OSError:

@@ -140,9 +140,8 @@ class Sidecars:
             return False
         path = self._path(key, first)
         making = path.with_suffix(".making")
-        file = self._files.open(making, create=True)
+        file = self._files.create_anew(making)
         try:
-            file.truncate(0)
             file.write([encode(first, entries["hash"].astype(np.uint64))], 0)
         finally:
             file.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from broker_stack import Stack, make_record, produce_body
-from security import SECRET, write_keys
+from security import READER_SECRET, SECRET, write_keys
 
 from holdmq.errors import Code, RemoteError
 from holdmq.rpc.auth import ServerSecurity
@@ -16,6 +16,9 @@ from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import ProduceRun, PullQueue, ReadOpenRequest, RunResult, TopicCreateRequest
+from holdmq.wire.offset_headers import OffsetReport, OffsetReportRequest, OffsetResetRequest
+from holdmq.wire.table_headers import TableChangeRequest
+from holdmq.wire.topic_headers import TopicDeleteRequest
 
 
 @pytest.fixture
@@ -60,8 +63,8 @@ async def test_pull_refuses_only_the_queues_that_are_not_allowed(limited: Stack)
     assert got == [b"mine"]
 
 
-async def test_a_reader_of_the_whole_log_takes_a_service(limited: Stack) -> None:
-    with pytest.raises(RemoteError, match="role service") as caught:
+async def test_reading_the_whole_log_takes_a_reader(limited: Stack) -> None:
+    with pytest.raises(RemoteError, match="role reader, service or admin") as caught:
         await limited.client.call(RequestCode.READ_OPEN, ReadOpenRequest(1, 0, 0))
     assert caught.value.code == Code.NOT_PERMITTED
 
@@ -71,3 +74,39 @@ async def test_a_client_creates_what_it_uses_and_nothing_else(limited: Stack) ->
     for request in (TopicCreateRequest("third", by_use=True), TopicCreateRequest("orders")):
         with pytest.raises(RemoteError, match="may not"):
             await limited.client.call(RequestCode.TOPIC_CREATE, request)
+
+
+async def test_a_reader_reads_every_topic_and_can_write_set_offsets_and_delete_nowhere(
+    broker: Stack, tmp_path: Path
+) -> None:
+    await broker.create("orders", queues=1)
+    await broker.produce("orders", 0, (b"theirs", None))
+    keys = write_keys(tmp_path / "keys.toml")
+    broker.server.rpc.security = ServerSecurity(allow_anonymous=False, keys_file=keys)
+    everything = broker.client
+    broker.client = Client(
+        everything.address, "console", "reader", security=Security("reader", READER_SECRET)
+    )
+    try:
+        _, got = await broker.pull(PullQueue("orders", 0, 0, 0), hold_ms=10_000)
+        assert got == [b"theirs"]
+        await broker.client.call(RequestCode.READ_OPEN, ReadOpenRequest(1, 0, 0))
+        result = await broker.produce("orders", 0, (b"mine", None))
+        assert result.status == Code.NOT_PERMITTED
+        offsets = OffsetReportRequest("app", [OffsetReport("orders", 0, 0, 1, 0)])
+        reset = OffsetResetRequest("app", "orders", "latest")
+        for code, header in (
+            (RequestCode.OFFSET_REPORT, offsets),
+            (RequestCode.OFFSET_RESET, reset),
+            (RequestCode.TOPIC_CREATE, TopicCreateRequest("other", by_use=True)),
+            (RequestCode.TOPIC_DELETE, TopicDeleteRequest("orders")),
+            (RequestCode.TABLE_DELETE, TableChangeRequest("orders", 0, "key", "1")),
+        ):
+            with pytest.raises(RemoteError, match="'reader' may not") as caught:
+                await broker.client.call(code, header)
+            assert caught.value.code == Code.NOT_PERMITTED
+        _, got = await broker.pull(PullQueue("orders", 0, 0, 0), hold_ms=0)
+        assert got == [b"theirs"]
+    finally:
+        await broker.client.close()
+        broker.client = everything

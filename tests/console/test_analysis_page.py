@@ -99,24 +99,28 @@ async def test_sql_returns_rows_and_the_same_rows_as_a_file(
     serve: Serve, append_rows: Append, browser: Browser, tmp_path: Path
 ) -> None:
     append_rows([(int(time.time()) - 60, '<b>,"', 3, 30), (int(time.time()) - 60, "meters", 1, 10)])
+    append_rows([(int(time.time()) - 60, "=1+2", 0, 0)])
     async with serve(sql_rows_max=5) as client:
         page = await browser.new_page()
         faults = faults_of(page)
         await page.goto(f"{client.base_url}/analysis")
         text = page.locator("#sql-text")
-        await text.fill("SELECT topic, sum(messages) AS n, NULL AS x FROM tps_1s GROUP BY 1 ORDER BY n DESC")
+        await text.fill(
+            "SELECT topic, sum(messages) - 1 AS n, NULL AS x FROM tps_1s GROUP BY 1 ORDER BY n DESC"
+        )
         await text.press("Control+Enter")
-        await expect(page.locator("#sql-result tbody tr")).to_have_count(2)
-        await expect(page.locator("#sql-result tbody tr").first).to_have_text('<b>,"3NULL')
-        await expect(page.locator("#sql-status")).to_contain_text("2 rows")
+        await expect(page.locator("#sql-result tbody tr")).to_have_count(3)
+        await expect(page.locator("#sql-result tbody tr").first).to_have_text('<b>,"2NULL')
+        await expect(page.locator("#sql-status")).to_contain_text("3 rows")
         async with page.expect_download() as coming:
             await page.click("#sql-csv")
         file = tmp_path / "query.csv"
         await (await coming.value).save_as(file)
         assert list(csv.reader(file.read_bytes().decode().splitlines())) == [
             ["topic", "n", "x"],
-            ['<b>,"', "3", ""],
-            ["meters", "1", ""],
+            ['<b>,"', "2", ""],
+            ["meters", "0", ""],
+            ["'=1+2", "-1", ""],
         ]
         await text.fill("SELECT i FROM range(100) t(i)")
         await page.click("#sql-run")

@@ -51,6 +51,23 @@ def test_a_terminal_gets_lines_for_people() -> None:
     assert not stream.getvalue().startswith("{")
 
 
+def test_what_devices_choose_is_visible_in_lines_for_people_and_does_nothing() -> None:
+    for stream in (Terminal(), io.StringIO()):
+        logger = telemetry.setup("gateway", LogSection(format="human"), stream)
+        logger.info("client \x9b31m", client_id="a\x1b]0;t\x07\nerror", topics=["\x1b[2J"])
+        try:
+            raise ValueError("\x1b[2Jof a device\u202e")
+        except ValueError:
+            logger.exception("failed")
+        logging.getLogger("some.library").warning("seen \x1b[2J")
+        shown = stream.getvalue()
+        assert "\\x1b]0;t\\x07\\nerror" in shown
+        assert "\\x1b[2Jof a device\\u202e" in shown
+        assert "seen \\x1b[2J" in shown
+        for sequence in ("\x9b", "\x1b]", "\x1b[2J", "\u202e"):
+            assert sequence not in shown
+
+
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 def test_the_format_may_be_forced(stream: io.StringIO) -> None:
     assert telemetry.is_human(LogSection(format="human"), stream)

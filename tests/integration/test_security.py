@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 from collections import Counter
@@ -18,10 +19,12 @@ from typing import Any
 
 import httpx
 import pytest
+from any_disk import ANY_DISK
 from devices import Device
 from processes import SERVICES, Stack, end_all, free_port, wait_until
-from security import ADMIN_SECRET, KEYS, SECRET, SERVICE_SECRET, Authority, write_keys
+from security import ADMIN_SECRET, KEYS, READER_SECRET, SECRET, SERVICE_SECRET, Authority, write_keys
 
+from holdmq.cli.up import addresses
 from holdmq.client import (
     Consumer,
     Message,
@@ -32,14 +35,18 @@ from holdmq.client import (
     SyncProducer,
     SyncPullConsumer,
 )
+from holdmq.config import Config
 from holdmq.config_sources import load
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
+from holdmq.rpc.access_keys import AccessKey, load_keys
 from holdmq.rpc.auth import ServerSecurity
+from holdmq.wire.permissions import Role
 from spark_streaming.tables import TPS_1S, read_tps, table_path
 
 StackMaker = Callable[..., Stack]
 EPOCH = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 TOPIC = "orders"
+UP = ["registry", "broker", "gateway", "console"]
 
 
 class Secured:
@@ -217,6 +224,37 @@ def test_the_command_line_takes_credentials_from_a_file(secured: Secured, tmp_pa
     assert json.loads(made.stdout)[0]["topic"] == "made"
 
 
+@pytest.mark.parametrize(
+    ("mqtt_filter", "topics"),
+    # A wildcard is refused for the topic that answers first, of all that other tests made, too.
+    [("invoices/#", "invoices"), ("#", "invoices|made"), ("+/1", "invoices|made")],
+)
+def test_sub_says_which_topic_it_may_not_read(
+    secured: Secured, tmp_path: Path, mqtt_filter: str, topics: str
+) -> None:
+    with SyncProducer(secured.registries, security=secured.by_key("service", SERVICE_SECRET)) as producer:
+        producer.send(Message("invoices", b"x"), timeout_s=60)
+    secret_file = tmp_path / "orders.secret"
+    secret_file.write_text(SECRET + "\n", encoding="utf-8")
+    secret_file.chmod(0o600)
+    own = secured.authority.issue("cli", ("cli",))
+    settings = {
+        "client.registries": secured.stack.registry,
+        "client.tls_ca": secured.authority.ca,
+        "client.tls_cert": own.cert,
+        "client.tls_key": own.key,
+        "client.access_key": "orders",
+        "client.secret_file": secret_file,
+    }
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "holdmq.cli", "sub", mqtt_filter, *sets]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: NOT_PERMITTED"), refused.stderr
+    assert re.search(f"'orders' may not .*'({topics})'", refused.stderr), refused.stderr
+    assert "bug" not in refused.stderr
+
+
 def test_the_commands_and_the_configuration_of_the_guide_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +271,7 @@ def test_the_commands_and_the_configuration_of_the_guide_work(
     (tmp_path / "holdmq.toml").write_text(configuration[1], encoding="utf-8")
     config = load(tmp_path / "holdmq.toml", ["broker.bind=0.0.0.0"], {})
     security = ServerSecurity.of(config, "broker")
-    assert security.numbers()["access_keys"] == 3
+    assert security.numbers()["access_keys"] == 5
     client = Security.of(config)
     assert client is not None
     assert client.context() is not None
@@ -344,6 +382,8 @@ def test_statistics_and_console_read_with_a_key_whose_secret_is_in_the_environme
             "console.admin_port": admin_port,
         },
     )
+    monkeypatch.setenv("HOLDMQ_CLIENT__SECRET", READER_SECRET)
+    stack.set("client.access_key", "reader")
     for name in ("console", "stats"):
         stack.start(name, wait=False)
     with SyncProducer([stack.registry], security=Security("orders", SECRET, tls_ca=authority.ca)) as producer:
@@ -368,3 +408,49 @@ def test_statistics_and_console_read_with_a_key_whose_secret_is_in_the_environme
     wait_until(lambda: counted() == 50, "the job counts every message", 300)
     for name in ("stats", "console", "broker"):
         assert SERVICE_SECRET not in stack.log(name)
+        assert READER_SECRET not in stack.log(name)
+
+
+def test_up_gives_each_service_a_key_of_its_own_with_the_least_role(tmp_path: Path) -> None:
+    keys_file = Path(write_keys(tmp_path / "keys.toml"))
+    data = tmp_path / "data"
+    ports = {key: free_port() for key in addresses(Config(), UP)}
+    settings = {**ports, "security.keys_file": keys_file, "log.format": "json", "gateway.workers": 1}
+    settings |= {f"storage.{name}": percent for name, percent in ANY_DISK.items()}
+    command = [sys.executable, "-m", "holdmq.cli", "up", "--without", "stats", "--json", "--data", str(data)]
+    command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    # A secret for people's commands is in the way of nobody.
+    environment = {**os.environ, "HOLDMQ_CLIENT__SECRET": ADMIN_SECRET, "HOLDMQ_CLIENT__ACCESS_KEY": "admin"}
+    registry, console = ports["registry.port"], f"http://127.0.0.1:{ports['console.port']}"
+
+    def principals() -> set[object]:
+        httpx.get(f"{console}/api/v1/brokers", timeout=40)  # for which the console connects
+        with SyncAdmin([f"127.0.0.1:{registry}"], security=Security("admin", ADMIN_SECRET)) as admin:
+            connections = admin.connections()["broker-0"]
+            assert isinstance(connections, list), connections
+            return {row.state["principal"] for row in connections}
+
+    made: dict[str, AccessKey] = {}
+    for _ in range(2):
+        with (tmp_path / "up.log").open("ab") as log:
+            up = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
+        try:
+            assert up.stdout is not None
+            assert json.loads(up.stdout.readline())["event"] == "ready", (tmp_path / "up.log").read_text()
+            wait_until(lambda: principals() == {"up-gateway", "up-console", "admin"}, "each has its own key")
+        finally:
+            up.send_signal(signal.SIGINT)
+            up.communicate(timeout=100)
+        assert up.returncode == 0
+        keys = load_keys(keys_file)
+        assert {name: key.roles for name, key in keys.items() if name.startswith("up-")} == {
+            "up-broker": {Role.BROKER},
+            "up-gateway": {Role.SERVICE},
+            "up-console": {Role.READER},
+        }
+        assert {"orders", "service", "admin"} <= set(keys), "the file's own keys stay"
+        assert not made or keys == made, "a second start makes no new keys"
+        made = keys
+    for name in ("broker", "gateway", "console"):
+        assert stat.S_IMODE((data / "keys" / f"{name}.secret").stat().st_mode) == 0o600
+        assert made[f"up-{name}"].secret not in (tmp_path / "up.log").read_text()

@@ -201,7 +201,7 @@ def test_driver_and_executors_find_the_secret_and_may_read_it(job_config: Config
     assert job_config.client.access_key
     # The key of the secret that the page and the file tell to create.
     for text in ((MANIFESTS / "config.yaml").read_text(), (ROOT / "docs" / "spark.md").read_text()):
-        assert f"create secret generic holdmq-stats --from-file={secret.name}=services.secret" in text
+        assert f"create secret generic holdmq-stats --from-file={secret.name}=reader.secret" in text
     for pod in pods().values():
         volume = mounts(pod)[str(secret.parent)]["secret"]
         assert volume["secretName"] == "holdmq-stats"

@@ -9,6 +9,7 @@ from holdmq.certificates import CertificateFiles, issue, make_authority
 
 SECRET = "secret-of-orders-" + "x" * 32
 SERVICE_SECRET = "secret-of-service-" + "y" * 32
+READER_SECRET = "secret-of-reader-" + "r" * 32
 ADMIN_SECRET = "secret-of-admin-" + "z" * 32
 
 KEYS = f"""
@@ -22,7 +23,11 @@ groups = ["orders-*"]
 [keys.service]
 secret = "{SERVICE_SECRET}"
 certificates = ["service-client"]
-roles = ["service"]
+roles = ["service", "broker"]
+
+[keys.reader]
+secret = "{READER_SECRET}"
+roles = ["reader"]
 
 [keys.admin]
 secret = "{ADMIN_SECRET}"

@@ -348,6 +348,11 @@ class SimDisk:
                     self._name(path.parent, put=((path.name, Inode()),))
             return self._open(path, True)
 
+    def create_anew(self, path: Path) -> File:
+        with self._lock:
+            self.unlink(path)
+            return self.open(path, create=True)
+
     def open_to_read(self, path: Path) -> File:
         with self._lock:
             return self._open(path, False)

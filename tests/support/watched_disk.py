@@ -74,6 +74,9 @@ class WatchedDisk(RealDisk):
     def open(self, path: Path, create: bool = False) -> File:
         return WatchedFile(self, super().open(path, create), path)
 
+    def create_anew(self, path: Path) -> File:
+        return WatchedFile(self, super().create_anew(path), path)
+
     def open_to_read(self, path: Path) -> File:
         return WatchedFile(self, super().open_to_read(path), path)
 

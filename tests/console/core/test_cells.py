@@ -43,6 +43,31 @@ def test_a_value_is_what_json_readers_can_hold(value: Any, shown: Any) -> None:
     assert type(cell(value)) is type(shown)
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("=HYPERLINK(1)", "'=HYPERLINK(1)"),
+        ("+1+cmd|' /C calc'!A0", "'+1+cmd|' /C calc'!A0"),
+        ("-2+3", "'-2+3"),
+        ("@SUM(1)", "'@SUM(1)"),
+        ("\t=1", "'\t=1"),
+        ("\r=1", '"\'\r=1"'),
+        ("\uff1d1", "'\uff1d1"),
+        ("a=1", "a=1"),
+        ("-5", "-5"),
+        (-5, "-5"),
+        (-0.5, "-0.5"),
+        ("-9007199254740993", "-9007199254740993"),
+        ("-Infinity", "-Infinity"),
+        ("-1e5", "-1e5"),
+        (cell(Decimal("-123456789012345678.25")), "-123456789012345678.25"),
+        (["=1"], '"[""=1""]"'),
+    ],
+)
+def test_no_cell_of_csv_is_a_formula_and_a_number_stays_one(value: object, shown: str) -> None:
+    assert csv_line([value]) == f"{shown}\r\n"
+
+
 def test_a_line_of_csv_quotes_what_must_be_and_has_nothing_for_null() -> None:
     assert (
         csv_line(["a,b", 'say "x"', None, True, 3, ["x", 1]]) == '"a,b","say ""x""",,true,3,"[""x"", 1]"\r\n'

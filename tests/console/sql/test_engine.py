@@ -12,7 +12,9 @@ import pytest
 from deltalake import write_deltalake
 
 from console.core.cells import csv_line, json_line
-from console.sql.engine import Bounds, Engine, QueryError, csv_body, json_body, open_database
+from console.core.functions import FUNCTIONS
+from console.core.select import TABLE_FUNCTIONS
+from console.sql.engine import Bounds, Engine, QueryError, check, csv_body, json_body, open_database
 
 SECOND = 1_800_000_000
 MEMORY = 64 << 20
@@ -160,6 +162,32 @@ REFUSED = [
     "SELECT 1 UNION ALL SELECT length(content) FROM read_text('/etc/passwd')",
     "SELECT getenv('HOME')",
     "SELECT current_setting('secret_directory')",
+    "SELECT system.main.getenv('HOME')",
+    "SELECT list_transform(['HOME'], lambda x: getenv(x))",
+    "SELECT topic FROM tps_1s ORDER BY GETENV(topic)",
+    "SELECT sum(messages) OVER (PARTITION BY getenv(topic)) FROM tps_1s",
+    "SELECT 'HOME'.getenv()",
+    "SELECT getvariable('x')",
+    "SELECT current_query()",
+    "SELECT current_database()",
+    "SELECT sleep_ms(100000)",
+    "SELECT pg_sleep(100)",
+    "SELECT setseed(0.5)",
+    "SELECT write_log('x')",
+    "SELECT nextval('x')",
+    "SELECT json_serialize_sql('SELECT 1')",
+    "SELECT json_deserialize_sql('{}')",
+    "SELECT version()",
+    "SELECT inet_server_addr()",
+    "SELECT pg_get_viewdef(1)",
+    "SELECT txid_current()",
+    "SELECT what_comes_with_the_next_release(1)",
+    "SELECT * FROM what_comes_with_the_next_release(1)",
+    "SELECT * FROM pragma_version()",
+    "SELECT * FROM duckdb_secrets()",
+    "SELECT * FROM which_secret('x', 'y')",
+    "SELECT * FROM histogram('tps_1s', 'topic')",
+    "SELECT * FROM test_all_types()",
     "WITH pg_settings AS (FROM pg_settings) FROM pg_settings",
     "WITH Duckdb_databases AS (FROM duckdb_databases) FROM duckdb_databases",
     "SELECT 1 FROM sqlite_master, (WITH sqlite_master AS (SELECT 1) FROM sqlite_master)",
@@ -168,6 +196,45 @@ REFUSED = [
     "",
     " ; -- nothing",
 ]
+
+
+def test_of_all_that_duckdb_has_only_what_computes_may_be_called(engine: Engine) -> None:
+    database = open_database(MEMORY)
+    found = database.execute(
+        "SELECT DISTINCT function_name, function_type, stability FROM duckdb_functions()"
+    )
+    kinds: dict[str, set[str]] = {}
+    volatile = set()
+    for name, kind, stability in found.fetchall():
+        kinds.setdefault(name.lower(), set()).add(kind)
+        if stability == "VOLATILE":
+            volatile.add(name.lower())
+    of_values = {name for name, has in kinds.items() if has & {"scalar", "aggregate", "macro", "window"}}
+    assert set() == FUNCTIONS - of_values, "names that DuckDB does not have"
+    assert FUNCTIONS & volatile == {"random", "uuid", "gen_random_uuid", "uuidv4", "uuidv7"}
+    others = sorted(name for name in of_values - FUNCTIONS - TABLE_FUNCTIONS if name.isidentifier())
+    assert {"current_setting", "getenv", "write_log", "sleep_ms"} - {"getenv"} <= set(others)
+    for name in others:
+        with pytest.raises(QueryError) as caught:
+            check(database, f'SELECT "{name}"(1)', set())
+        assert f"{name}(…) is not available here" in str(caught.value), name
+    in_from = sorted(name for name, has in kinds.items() if has & {"table", "table_macro"})
+    for name in in_from:
+        text = f'SELECT * FROM "{name}"(1)'
+        if name in TABLE_FUNCTIONS:
+            check(database, text, set())
+            continue
+        with pytest.raises(QueryError, match="is not available here"):
+            check(database, text, set())
+    database.close()
+
+
+ORDINARY = Path(__file__).with_name("ordinary.sql").read_text(encoding="utf-8").splitlines()[1:]
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+def test_what_people_write_is_not_refused(engine: Engine, text: str) -> None:
+    assert engine.select(text, BOUNDS, json_line).columns
 
 
 @pytest.mark.parametrize("text", REFUSED)

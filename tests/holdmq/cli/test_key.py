@@ -43,8 +43,17 @@ def test_a_secret_file_takes_the_secret_off_the_screen(holdmq: Holdmq, tmp_path:
     assert "secret" not in made
     assert stat.S_IMODE(secret_file.stat().st_mode) == 0o600
     key = load_keys(path)["svc.1"]
-    assert key.role is Role.SERVICE
+    assert key.roles == {Role.SERVICE}
     assert secret_file.read_text() == key.secret + "\n"
+
+
+def test_a_key_may_have_several_roles_and_the_list_shows_them(holdmq: Holdmq, tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    create(holdmq, path, "all-in-one", "--role", "service", "--role", "broker")
+    assert load_keys(path)["all-in-one"].roles == {Role.SERVICE, Role.BROKER}
+    (row,) = json.loads(holdmq("key", "list", "--file", str(path), "--json").stdout)
+    assert row["roles"] == ["broker", "service"]
+    assert holdmq("key", "create", "x", "--file", str(path), "--role", "root").returncode == 2
 
 
 def test_comments_and_other_keys_stay_when_keys_come_and_go(holdmq: Holdmq, tmp_path: Path) -> None:

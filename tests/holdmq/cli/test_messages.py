@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -47,6 +50,25 @@ def test_a_message_that_is_published_is_read_by_every_filter_that_matches(cli: C
     for mqtt_filter in ("pubsub/1/temp", "pubsub/#", "pubsub/+/temp"):
         got = cli("sub", mqtt_filter, "--from", "earliest", "--count", "1")
         assert (got.returncode, got.stdout) == (0, "pubsub/1/temp 21.5\n")
+
+
+def test_a_payload_does_nothing_to_a_terminal_and_is_as_it_is_for_a_program(cli: Cli, stack: Stack) -> None:
+    body = "\x1b]0;owned\x07two\tcolumns\n\x1b[2J\u202egpj"
+    assert cli("pub", "seen/\u202ex", "-m", body).returncode == 0
+    arguments = ("sub", "seen/#", "--from", "earliest", "--count", "1")
+    assert cli(*arguments).stdout == f"seen/\\u202ex {body}\n"
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command(stack, *arguments), stdout=theirs, stdin=subprocess.DEVNULL) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # how Linux says that the last who wrote is gone
+            while more := os.read(ours, 65_536):
+                shown += more
+    os.close(ours)
+    assert process.returncode == 0
+    assert shown.decode().replace("\r\n", "\n") == (
+        "seen/\\u202ex \\x1b]0;owned\\x07two\tcolumns\n\\x1b[2J\\u202egpj\n"
+    )
 
 
 def test_a_filter_over_all_topics_reads_them_all(cli: Cli) -> None:

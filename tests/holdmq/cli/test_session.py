@@ -42,6 +42,15 @@ def test_sessions_are_listed_connected_or_not(stack: Stack) -> None:
     assert "list-here" not in shown.stdout
 
 
+def test_a_client_id_is_shown_and_does_nothing(stack: Stack) -> None:
+    MqttClient(stack.mqtt_port, "odd-[red]\u202ex")
+    for arguments in (("list", "--prefix", "odd-"), ("show", "odd-[red]\u202ex")):
+        shown = runner(stack)("session", *arguments)
+        assert shown.returncode == 0, shown.stderr
+        assert "odd-[red]\\u202ex" in shown.stdout
+        assert "\u202e" not in shown.stdout
+
+
 def listed(cli: Cli, *arguments: str) -> list[dict[str, object]]:
     found: list[dict[str, object]] = json.loads(
         cli("session", "list", "--prefix", "list-", "--json", *arguments).stdout

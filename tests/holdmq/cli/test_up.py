@@ -106,6 +106,15 @@ def test_a_data_directory_is_held_by_one_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_a_data_directory_that_is_open_is_closed_and_a_new_one_is_made_closed(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    with locked(root):
+        assert root.stat().st_mode & 0o777 == 0o700
+    root.chmod(0o755)
+    with locked(root):
+        assert root.stat().st_mode & 0o777 == 0o750
+
+
 @pytest.mark.parametrize(
     ("bind", "address"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("10.0.0.1", "10.0.0.1")]
 )

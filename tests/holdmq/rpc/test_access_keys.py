@@ -25,8 +25,8 @@ def write(path: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
-def grants(role: Role = Role.CLIENT, **patterns: tuple[str, ...]) -> Grants:
-    return Grants(AccessKey("orders", SECRET, role=role, **patterns))
+def grants(*roles: Role, **patterns: tuple[str, ...]) -> Grants:
+    return Grants(AccessKey("orders", SECRET, roles=frozenset(roles or (Role.CLIENT,)), **patterns))
 
 
 def refusal(of: Grants, code: RequestCode, **ext: object) -> str:
@@ -49,9 +49,9 @@ def test_a_file_gives_its_entries(tmp_path: Path) -> None:
     """
     keys = load_keys(write(tmp_path / "keys.toml", text))
     assert keys["orders"] == AccessKey(
-        "orders", SECRET, (), Role.CLIENT, ("orders", "events-*"), ("orders",), ("orders-*",)
+        "orders", SECRET, (), frozenset({Role.CLIENT}), ("orders", "events-*"), ("orders",), ("orders-*",)
     )
-    assert keys["gateway.1"].role is Role.SERVICE
+    assert keys["gateway.1"].roles == {Role.SERVICE}
     assert SECRET not in repr(keys)
 
 
@@ -110,12 +110,54 @@ def test_no_pattern_matches_a_system_topic_but_a_groups_own() -> None:
     assert not of.may_produce("%RETRY%mine")
 
 
-def test_services_and_admins_use_every_topic_and_group() -> None:
+def test_services_and_admins_use_every_topic() -> None:
     for role in (Role.SERVICE, Role.ADMIN):
         of = grants(role)
         assert of.may_produce("t")
         of.check(RequestCode.OFFSET_GET, {"group": "any"})
         of.check(RequestCode.READ_OPEN, {})
+
+
+def test_a_reader_reads_every_topic_and_changes_none() -> None:
+    of = grants(Role.READER)
+    assert of.may_consume("t")
+    assert of.may_consume("%DLQ%any")
+    assert not of.may_produce("t")
+    assert not of.may_use_group("g")
+    of.check(RequestCode.PULL, {})
+    of.check(RequestCode.PULL_COLUMNS, {})
+    of.check(RequestCode.OFFSET_GET, {"group": "any"})
+    assert "may not use group 'g'" in refusal(of, RequestCode.PULL, group="g")
+    assert "may not use group 'g'" in refusal(of, RequestCode.OFFSET_REPORT, group="g")
+    assert "may not use group 'g'" in refusal(of, RequestCode.OFFSET_RESET, group="g")
+    assert "may not use group 'g'" in refusal(of, RequestCode.DLQ_PURGE, group="g")
+    assert "may not produce to topic 't'" in refusal(of, RequestCode.TABLE_PUT, topic="t")
+    assert "may not produce to" in refusal(of, RequestCode.TOPIC_CREATE, topic="t", by_use=True)
+
+
+def test_a_reader_writes_what_its_patterns_name() -> None:
+    of = grants(Role.READER, produce=("results",), groups=("mine",))
+    assert of.may_produce("results")
+    assert not of.may_produce("orders")
+    of.check(RequestCode.TOPIC_CREATE, {"topic": "results", "by_use": True})
+    of.check(RequestCode.PULL, {"group": "mine"})
+
+
+def test_a_gateway_uses_no_group_and_registers_no_broker() -> None:
+    of = grants(Role.SERVICE)
+    assert "may not use group 'g'" in refusal(of, RequestCode.OFFSET_RESET, group="g")
+    assert "role broker or admin" in refusal(of, RequestCode.BROKER_REGISTER)
+    both = grants(Role.SERVICE, Role.BROKER)
+    both.check(RequestCode.BROKER_REGISTER, {})
+    both.check(RequestCode.SESSION_OPEN, {})
+
+
+def test_a_broker_registers_itself_and_reads_nothing() -> None:
+    of = grants(Role.BROKER)
+    of.check(RequestCode.BROKER_REGISTER, {})
+    assert not of.may_consume("t")
+    assert not of.may_produce("t")
+    assert "role reader, service or admin" in refusal(of, RequestCode.READ_OPEN)
 
 
 def test_only_an_admin_changes_settings() -> None:

@@ -253,7 +253,7 @@ async def test_a_changed_file_is_seen_without_being_told(
     security = ServerSecurity(allow_anonymous=False, keys_file=str(keys_file), reload_interval_s=0.02)
     peer = await make_peer(security=security)
     write_keys(keys_file, KEYS + f'\n[keys.new]\nsecret = "{"n" * 40}"')
-    await until(lambda: security.numbers()["access_keys"] == 4)
+    await until(lambda: security.numbers()["access_keys"] == 5)
     client = connect(peer, Security("new", "n" * 40))
     await echo(client)
 

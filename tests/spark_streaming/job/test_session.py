@@ -1,16 +1,31 @@
 from __future__ import annotations
 
+import os
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from processes import free_port
 from pydantic import ValidationError
 
 from holdmq.config_analytics import StatsSection
 from holdmq.errors import StartupError
-from spark_streaming.job.session import cluster_settings, start_session, submitted_cores
+from spark_streaming.job.session import Session, cluster_settings, start_session, submitted_cores
+
+RPC_REQUEST, RPC_RESPONSE, OPEN_BLOCKS = 3, 4, 0
+"""Of Spark's transport (`Message.Type`, `BlockTransferMessage.Type`)."""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """A session on this machine, as the job has it."""
+    session = start_session(StatsSection(data_dir=str(tmp_path_factory.mktemp("stats"))), lambda _: None)
+    yield session
+    session.stop()
 
 
 @pytest.fixture
@@ -60,3 +75,53 @@ def test_no_jvm_is_started_for_a_master_that_does_not_answer(tmp_path: Path) -> 
 def test_a_master_that_is_no_standalone_cluster_is_for_spark_submit(wrong: str) -> None:
     with pytest.raises(ValidationError, match="master"):
         StatsSection(master=wrong)
+
+
+def test_on_one_machine_spark_asks_everybody_for_its_secret_and_shows_it_nowhere(alone: Session) -> None:
+    conf = dict(alone.spark.sparkContext.getConf().getAll())
+    assert conf["spark.authenticate"] == conf["spark.network.crypto.enabled"] == "true"
+    assert conf["spark.network.crypto.saslFallback"] == "false"
+    assert conf["spark.ui.enabled"] == "false"
+    assert not [name for name in conf if "secret" in name]
+    words = [word for process in _processes() for word in process.cmdline()]
+    assert any("spark.authenticate=true" in word for word in words)
+    assert not [word for word in words if "spark.authenticate.secret" in word]
+
+
+def test_on_one_machine_everything_of_spark_listens_on_loopback(alone: Session) -> None:
+    alone.spark.range(3).rdd.map(str).collect()  # Python workers too
+    listening = [place.laddr.ip for process in _processes() for place in _listening(process)]
+    assert len(listening) >= 3, "driver, block manager, py4j"
+    assert {ip.removeprefix("::ffff:") for ip in listening} <= {"127.0.0.1", "::1"}
+
+
+def test_a_stranger_gets_no_answer_of_sparks_block_manager(alone: Session) -> None:
+    context = alone.spark.sparkContext
+    known = {int(context.getConf().get("spark.driver.port") or 0), context._gateway.java_parameters.port}
+    (port,) = {place.laddr.port for place in _listening(_jvm())} - known
+    body = struct.pack("!B", OPEN_BLOCKS) + _text("app") + _text("driver") + struct.pack("!i", 0)
+    head = struct.pack("!BQi", RPC_REQUEST, 7, len(body))
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), 60) as stranger:
+        stranger.sendall(struct.pack("!Q", 8 + len(head) + len(body)) + head + body)
+        while len(answer) < 9 and (more := stranger.recv(65_536)):
+            answer += more
+    assert answer[8:9] != bytes([RPC_RESPONSE]), "blocks were opened for him"
+
+
+def _processes() -> list[psutil.Process]:
+    own = psutil.Process(os.getpid())
+    return [process for process in own.children(recursive=True) if process.is_running()]
+
+
+def _jvm() -> psutil.Process:
+    (jvm,) = [process for process in _processes() if "java" in process.name()]
+    return jvm
+
+
+def _listening(process: psutil.Process) -> list[Any]:
+    return [place for place in process.net_connections("inet") if place.status == psutil.CONN_LISTEN]
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("!i", len(text)) + text.encode()

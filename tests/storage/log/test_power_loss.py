@@ -212,7 +212,7 @@ def play(flush: str, seeds: range, points: int, retention_segments: int = 0) -> 
 
 @pytest.mark.parametrize("part", range(SYNC_PARTS))
 def test_sync_flush_keeps_every_promise_at_every_point(part: int) -> None:
-    totals = play("sync", range(2 * part, 2 * part + 2), SYNC_POINTS_MIN // SYNC_PARTS * 3 // 8)
+    totals = play("sync", range(2 * part, 2 * part + 2), SYNC_POINTS_MIN // SYNC_PARTS * 2 // 5)
     assert totals["points"] >= SYNC_POINTS_MIN // SYNC_PARTS
     assert totals["again"] > 50
     assert totals["released"] > 0
