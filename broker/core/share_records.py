@@ -209,7 +209,8 @@ def snapshot_entries(
 
 
 def _check(entry: Any) -> None:
-    fields = _FIELDS.get(entry[0]) if isinstance(entry, (list, tuple)) and len(entry) >= 2 else None
+    is_array = isinstance(entry, (list, tuple)) and len(entry) >= 2
+    fields = _FIELDS.get(entry[0]) if is_array and isinstance(entry[0], int) else None
     if fields is None or not isinstance(entry[1], str) or len(entry) < 2 + len(fields):
         raise RecordError(f"an entry of {SHARE_TOPIC} is malformed: {str(entry)[:100]}")
     for kind, value in zip(fields, entry[2:], strict=False):

@@ -142,7 +142,12 @@ def decode_state(value: bytes) -> SessionState:
     fields = _fields(value, 4, "state")
     planned = []
     for row in fields[2] if isinstance(fields[2], list) else [None]:
-        if not isinstance(row, list) or len(row) < 6 or not isinstance(row[1], str):
+        if (
+            not isinstance(row, list)
+            or len(row) < 6
+            or not isinstance(row[1], str)
+            or not isinstance(row[4], list)
+        ):
             raise WireError("a planned delivery of a session is malformed")
         numbers = (row[0], row[2], row[3], *row[4])
         topic = row[6] if len(row) > 6 else ""
