@@ -1,4 +1,4 @@
-"""Files put in place as a whole; secret ones are for their owner alone, and refused if others can read them."""
+"""Files put in place as a whole; secret ones are for their owner alone, and refused if others can read."""
 
 from __future__ import annotations
 
