@@ -48,7 +48,7 @@ async def test_a_statement_is_answered_as_json_and_as_a_file(serve: Serve, appen
         file = await run(client, sql, "csv")
         assert file.headers["content-type"] == "text/csv; charset=utf-8"
         assert 'filename="holdmq-query.csv"' in file.headers["content-disposition"]
-        assert list(csv.reader(io.StringIO(file.text))) == [["topic", "n"], ["devices", "2"], ["=a,b", "1"]]
+        assert list(csv.reader(io.StringIO(file.text))) == [["topic", "n"], ["devices", "2"], ["'=a,b", "1"]]
         cut = await run(client, "SELECT i FROM range(9) t(i)", "csv")
         assert "sql_rows_max" in cut.headers["holdmq-notice"]
         assert len(cut.text.splitlines()) == 3

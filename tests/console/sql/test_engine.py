@@ -297,7 +297,7 @@ def test_a_wrong_statement_says_what_is_wrong(engine: Engine, text: str, part: s
 ENDLESS = [
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
     "SELECT count(*) FROM range(10000000) a(i), range(10000000) b(j) WHERE a.i + b.j = 7",
-    "SELECT count(*) FROM generate_series(1, 1000000000000) t(i) WHERE i % 7 = 9",
+    "SELECT count(*) FROM generate_series(1, 1000000000000) t(i) WHERE hash(i) = 9",
     "SELECT i FROM range(1000000000000) t(i) WHERE i < 0",
 ]
 
