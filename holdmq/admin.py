@@ -138,7 +138,11 @@ class _BoundedServer(ThreadingHTTPServer):
             _REFUSED.inc()
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()  # no thread was started, which would have done so
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

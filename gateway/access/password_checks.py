@@ -73,10 +73,15 @@ class PasswordChecks:
             if question.on_answer is None or not question.is_wanted():
                 untried.append(question)
                 continue
+            try:
+                future = self._loop.run_in_executor(self._pool, _checked, question)
+            except RuntimeError as error:  # no thread can be started: who waits must hear of it
+                log.error("a password could not be checked", reason=str(error))
+                self._loop.call_soon(self._refuse, question)
+                break
             question.is_being_answered = True
             self._running += 1
             self._counters.password_checks_total += len(question.decoys) + (question.hash_text is not None)
-            future = self._loop.run_in_executor(self._pool, _checked, question)
             future.add_done_callback(partial(self._done, question))
         if untried:
             # Later, as for a check that was made: who asks must have gone on first.

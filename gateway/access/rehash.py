@@ -17,6 +17,8 @@ import stat
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from argon2.exceptions import Argon2Error
+
 from gateway.access.passwords import WHAT, hash_password, is_weaker
 from gateway.access.user_file import replace_secrets
 from gateway.core.counters import Counters
@@ -89,12 +91,15 @@ class Rehash:
         for offer in offers:
             if reason or self._is_closed:
                 break
-            changes[offer.user] = (offer.hash_text, hash_password(offer.password))
+            try:
+                changes[offer.user] = (offer.hash_text, hash_password(offer.password))
+            except (Argon2Error, MemoryError) as error:
+                reason = f"no hash can be made: {error}"
         made = 0
         if changes:
             try:
                 made = replace_secrets(self._path, changes, WHAT)
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:
                 reason = str(error)
         if reason and not self._has_said:
             log.warning(

@@ -211,7 +211,7 @@ class Server:
                 proof = self.security.admit(connection, hello)
             except RemoteError as e:
                 request.refuse(e)
-                if not connection.challenge:
+                if "nonce" not in e.ext_fields:  # it is no challenge: a second HELLO would be another try
                     self.security.say_refused("connection refused", connection.address, e)
                     connection.close(e)
                 return

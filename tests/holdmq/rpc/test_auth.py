@@ -148,6 +148,18 @@ async def test_a_recorded_hello_is_worth_nothing(secured: Peer, open_raw: OpenRa
     assert await second.answer() is None
 
 
+async def test_a_hello_without_a_key_after_a_challenge_ends_the_connection(
+    secured: Peer, open_raw: OpenRaw
+) -> None:
+    raw = await open_raw(secured)
+    await challenge(raw, replace(HELLO, access_key="orders", nonce=bytes(NONCE_BYTES)))
+    raw.send(Command(RequestCode.HELLO, 2, 0, "", HELLO.to_ext()))
+    answer = await raw.answer()
+    assert answer is not None
+    assert answer.code == Code.UNAUTHENTICATED
+    assert await raw.answer() is None, "or it could ask again and again, and nobody would hear of it"
+
+
 async def test_nothing_is_answered_between_the_two_hellos(secured: Peer, open_raw: OpenRaw) -> None:
     raw = await open_raw(secured)
     await challenge(raw, replace(HELLO, access_key="orders", nonce=bytes(NONCE_BYTES)))
