@@ -57,7 +57,8 @@ class Content(NamedTuple):
 def decode_content(body: bytes | memoryview) -> Content:
     """What a body carries; WireError if it is none."""
     found = unpack(body, "a session's content")
-    if not isinstance(found, list) or len(found) < 2 or not isinstance(found[0], bytes):
+    is_pair = isinstance(found, list) and len(found) >= 2
+    if not is_pair or not isinstance(found[0], bytes) or not isinstance(found[1], list):
         raise WireError("a session's content is malformed")
     filters = [tuple(pair) for pair in found[1] if isinstance(pair, list) and len(pair) == 2]
     if not all(isinstance(name, str) and isinstance(options, bytes) for name, options in filters):

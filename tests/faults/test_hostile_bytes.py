@@ -220,6 +220,21 @@ def test_what_sessions_and_groups_are_written_as(
     checked(Target(parse, [*seeds, *HOSTILE_VALUES], MSGPACK_TOKENS, (refusal,), LARGE_VALUES))
 
 
+@pytest.mark.parametrize(
+    ("parse", "data", "refusal"),
+    [
+        pytest.param(decode_content, packed([b"state", 3]), WireError, id="content"),
+        pytest.param(decode_state, packed([1, {}, [[3, "b", 1, 2, None, True]], 7]), WireError, id="state"),
+        pytest.param(RestoredShares().apply_body, packed([[[], "g"]]), RecordError, id="shares"),
+    ],
+)
+def test_what_was_found_is_refused_by_name(
+    parse: Callable[[bytes], object], data: bytes, refusal: type[Exception]
+) -> None:
+    with pytest.raises(refusal):
+        parse(data)
+
+
 def test_headers_of_proxies() -> None:
     v2 = b"\r\n\r\n\0\r\nQUIT\n"
     name = b"\x22\x00\x05ada.x"
