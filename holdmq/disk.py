@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from holdmq.private_directory import MODE as DIRECTORY_MODE
-
 IOV_MAX: Final = 1024
 """Buffers of one pwritev: Linux' UIO_MAXIOV."""
 FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 """No space: refused, and service resumes by itself."""
 
+DIRECTORY_MODE: Final = 0o700
+"""Of the directories that are made here: files in them have the modes of whatever writes them."""
 _ANEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Buffer = bytes | bytearray | memoryview
@@ -212,7 +212,8 @@ class RealDisk:
     def make_directory(self, directory: Path, durable: bool = True) -> None:
         if directory.is_dir():
             return
-        self.make_directory(directory.parent, durable)
+        if not directory.parent.exists():
+            self.make_directory(directory.parent, durable)
         directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         if durable:
             self.sync_directory(directory.parent)

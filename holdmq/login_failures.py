@@ -11,6 +11,7 @@ hold him back. So nobody locks a device out by guessing at its name elsewhere, n
 the same carrier's address. An address may fail once more for each user that is known there.
 
 The same wrong secret again is no further guess: a device with an old password does not hold its site back.
+A proof of SCRAM cannot be compared with another, so that each of these counts.
 """
 
 from __future__ import annotations

@@ -13,19 +13,12 @@ from typing import Final
 
 import structlog
 
-MODE: Final = 0o700
+from holdmq.disk import RealDisk
+
 _TAKEN: Final = stat.S_IRWXO | stat.S_IWGRP
 """What nobody needs: anything of others, and writing of the group. A group's reading is a choice."""
 
 log = structlog.get_logger("holdmq")
-
-
-def make_directory(directory: Path) -> None:
-    """Make it and its missing parents, for their owner only; one that is there stays as it is. OSError."""
-    if not directory.is_dir():
-        if not directory.parent.exists():
-            make_directory(directory.parent)
-        directory.mkdir(mode=MODE, exist_ok=True)
 
 
 def close_to_others(directory: Path, mark: str) -> None:
@@ -62,5 +55,5 @@ def close_to_others(directory: Path, mark: str) -> None:
 
 def make_private(directory: Path, mark: str) -> None:
     """Make a data directory for its owner only, or close one that is there to others; blocking. OSError."""
-    make_directory(directory)
+    RealDisk().make_directory(directory, durable=False)
     close_to_others(directory, mark)

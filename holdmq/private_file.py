@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from holdmq.disk import create_anew
+from holdmq.disk import RealDisk, create_anew
 from holdmq.errors import ConfigError
 
 LOCK_WAIT_S: Final = 30.0
@@ -97,7 +97,8 @@ def _replace(path: Path, content: bytes, mode: int, *, takes_over: bool) -> None
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+    with contextlib.suppress(OSError):  # some file systems cannot; the file itself is written
+        RealDisk().sync_directory(path.parent)
 
 
 def _take_over(path: Path, descriptor: int) -> None:
@@ -106,21 +107,10 @@ def _take_over(path: Path, descriptor: int) -> None:
         before = path.stat()
     except OSError:
         return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # it stays who writes it, and 0600, where that may not be given away
         os.fchown(descriptor, before.st_uid, before.st_gid)
-    now = os.fstat(descriptor)
-    is_same = (now.st_uid, now.st_gid) == (before.st_uid, before.st_gid)
-    has_readers = before.st_mode & stat.S_IRGRP and not open_to_others(before.st_mode, before.st_uid)
-    os.fchmod(descriptor, 0o640 if is_same and has_readers else 0o600)
-
-
-def _sync_directory(path: Path) -> None:
-    with contextlib.suppress(OSError):  # some file systems cannot; the file itself is written
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        if before.st_mode & stat.S_IRGRP and not open_to_others(before.st_mode, before.st_uid):
+            os.fchmod(descriptor, 0o640)
 
 
 @contextlib.contextmanager

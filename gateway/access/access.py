@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gateway.access.askers import UNTRIED, Answer, Askers, Question
+from gateway.access.askers import UNTRIED, Answer, Askers, Question, always
 from gateway.access.files import AccessFiles
 from gateway.access.password_checks import PasswordChecks
 from gateway.access.plugins import PUBLISH, SUBSCRIBE, Client, check_plugins
@@ -523,7 +523,7 @@ class Access:
         client = permit.client
         assert isinstance(client, Client)
         question = Question(client, topic=topic, action=action)
-        waiter = _Waiter(on_answer, _always, b"")
+        waiter = _Waiter(on_answer, always, b"")
         self._ask(self._topic_key(permit, topic, action), question, self._section.cache_age_s, waiter)
 
     def _ask(self, key: bytes, question: Question, age_s: float, waiter: _Waiter) -> None:
@@ -581,10 +581,6 @@ class Access:
 def _say_if_failed(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         log.critical("a task of access has ended", task=task.get_name(), exc_info=task.exception())
-
-
-def _always() -> bool:
-    return True
 
 
 def _client_of(shell: Shell, connect: Connect | None) -> Client:

@@ -74,7 +74,7 @@ class Question:
         self.action = action
         self.deadline = 0.0
         self.asker: Asker | None = None
-        self.is_wanted: Callable[[], bool] = _always
+        self.is_wanted: Callable[[], bool] = always
         self.is_being_answered = False
 
 
@@ -97,7 +97,8 @@ UNTRIED: Final = Answer(False)
 """The answer to what was not asked, as everybody who waited for it is held back or gone."""
 
 
-def _always() -> bool:
+def always() -> bool:
+    """Whether an answer is wanted that nobody takes back."""
     return True
 
 

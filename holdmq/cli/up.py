@@ -22,8 +22,9 @@ from holdmq.cli.services import MODULES
 from holdmq.cli.supervisor import Child, Supervisor
 from holdmq.cli.up_keys import give_keys
 from holdmq.config import Config
+from holdmq.disk import RealDisk
 from holdmq.errors import ConfigError, StartupError
-from holdmq.private_directory import make_directory, make_private
+from holdmq.private_directory import make_private
 from holdmq.process import EXIT_OK, listen_error
 from holdmq.visible_text import visible
 
@@ -161,7 +162,7 @@ def require_free_ports(config: Config, names: list[str]) -> None:
 def require_writable(directory: Path) -> None:
     """Create `directory` if needed; raise StartupError when files cannot be made in it."""
     try:
-        make_directory(directory)
+        RealDisk().make_directory(directory, durable=False)
         with tempfile.TemporaryFile(dir=directory):
             return
     except OSError as error:

@@ -18,10 +18,9 @@ import structlog
 
 from holdmq.atomic_file import AtomicFile
 from holdmq.client.cursors import Position
-from holdmq.disk import Disk
+from holdmq.disk import Disk, RealDisk
 from holdmq.errors import StorageError, StoreFormatError, UsageError
 from holdmq.message import TopicQueue
-from holdmq.private_directory import make_directory
 
 DIRECTORY: Final = "~/.holdmq_offsets"
 FILE: Final = "offsets.json"
@@ -99,7 +98,7 @@ class OffsetStore:
     def _take_lock(self) -> None:
         path = self._home / "lock"
         try:
-            make_directory(self._home)
+            RealDisk().make_directory(self._home, durable=False)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._lock = os.open(path, flags, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,8 +16,9 @@ import os
 import shutil
 from pathlib import Path
 
+from holdmq.disk import DIRECTORY_MODE
 from holdmq.errors import StartupError
-from holdmq.private_directory import MODE, make_private
+from holdmq.private_directory import make_private
 
 
 class Home:
@@ -47,7 +48,7 @@ class Home:
         try:
             if self.scratch.exists():
                 shutil.rmtree(self.scratch)
-            self.scratch.mkdir(mode=MODE)
+            self.scratch.mkdir(mode=DIRECTORY_MODE)
         except OSError as error:
             self.close()
             raise unusable(data, error) from error

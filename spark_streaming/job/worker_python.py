@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from holdmq.private_directory import make_directory
+from holdmq.disk import RealDisk
 from holdmq.private_file import replace_file
 from spark_streaming.job.home import unusable
 
@@ -54,7 +54,7 @@ def write_launcher(data: Path) -> Path:
     own = os.environ.get("PYTHONPATH")
     path = "unset PYTHONPATH" if own is None else f"PYTHONPATH={shlex.quote(own)}"
     try:
-        make_directory(launcher.parent)
+        RealDisk().make_directory(launcher.parent, durable=False)
         text = _LAUNCHER.format(python=shlex.quote(sys.executable), path=path)
         # Who could change it would have his program run by the job.
         replace_file(launcher, text.encode(), 0o700)

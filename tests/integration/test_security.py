@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -203,19 +203,28 @@ def test_a_wrong_key_does_not_get_in_and_a_deleted_one_is_thrown_out(tmp_path: P
             assert isinstance(admin.connections()["broker-0"], list), "others are not concerned"
 
 
-def test_the_command_line_takes_credentials_from_a_file(secured: Secured, tmp_path: Path) -> None:
-    secret_file = tmp_path / "admin.secret"
-    secret_file.write_text(ADMIN_SECRET + "\n", encoding="utf-8")
-    secret_file.chmod(0o600)
+def secret_in(path: Path, secret: str) -> Path:
+    path.write_text(secret + "\n", encoding="utf-8")
+    path.chmod(0o600)
+    return path
+
+
+def settings_of(secured: Secured, more: Mapping[str, object] | None = None) -> list[str]:
+    """What tells a command where the registry is, with a certificate of its own."""
     own = secured.authority.issue("cli", ("cli",))
     settings = {
         "client.registries": secured.stack.registry,
         "client.tls_ca": secured.authority.ca,
         "client.tls_cert": own.cert,
         "client.tls_key": own.key,
+        **(more or {}),
     }
-    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "holdmq.cli", "topic", "create", "made", "--json", *sets]
+    return [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+
+
+def test_the_command_line_takes_credentials_from_a_file(secured: Secured, tmp_path: Path) -> None:
+    secret_file = secret_in(tmp_path / "admin.secret", ADMIN_SECRET)
+    command = [sys.executable, "-m", "holdmq.cli", "topic", "create", "made", "--json", *settings_of(secured)]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert refused.returncode == 1
     assert "UNAUTHENTICATED" in refused.stderr
@@ -234,20 +243,9 @@ def test_sub_says_which_topic_it_may_not_read(
 ) -> None:
     with SyncProducer(secured.registries, security=secured.by_key("service", SERVICE_SECRET)) as producer:
         producer.send(Message("invoices", b"x"), timeout_s=60)
-    secret_file = tmp_path / "orders.secret"
-    secret_file.write_text(SECRET + "\n", encoding="utf-8")
-    secret_file.chmod(0o600)
-    own = secured.authority.issue("cli", ("cli",))
-    settings = {
-        "client.registries": secured.stack.registry,
-        "client.tls_ca": secured.authority.ca,
-        "client.tls_cert": own.cert,
-        "client.tls_key": own.key,
-        "client.access_key": "orders",
-        "client.secret_file": secret_file,
-    }
-    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "holdmq.cli", "sub", mqtt_filter, *sets]
+    secret_file = secret_in(tmp_path / "orders.secret", SECRET)
+    credentials = {"client.access_key": "orders", "client.secret_file": secret_file}
+    command = [sys.executable, "-m", "holdmq.cli", "sub", mqtt_filter, *settings_of(secured, credentials)]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: NOT_PERMITTED"), refused.stderr

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from access_files import password_file
 from odd_plugins import Gated
+from packet_stream import PacketStream
 from scram_client import ScramClient
 from structlog.testing import capture_logs
 
@@ -20,7 +21,7 @@ from gateway.access import logins
 from gateway.access.scram_file import make_verifier
 from gateway.access.user_file import write_users
 from gateway.core.scram import METHOD
-from holdmq.mqtt import MQTT_5, SERVER, Auth, Connect, Decoder, Properties, TopicTable, encode
+from holdmq.mqtt import MQTT_5, Auth, Connect, Properties, encode
 
 Start = Callable[..., Awaitable[Any]]
 
@@ -211,7 +212,7 @@ async def scram(running: Any, address: str, user: str, word: str) -> Any:
     """The answer to the last message of a SCRAM exchange."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     client = ScramClient(user, word)
-    device = Device(reader, writer)
+    device = PacketStream(reader, writer)
     running.clients.append(device)
     properties = Properties(authentication_method=METHOD, authentication_data=client.first())
     connect = Connect(client_id=f"scram-{len(running.clients)}", version=MQTT_5, properties=properties)
@@ -292,20 +293,3 @@ async def test_who_is_held_back_is_logged_once_and_so_many_lines_a_second(
         ("address", "203.0.113.1", None),
     ]
     assert [line["not_logged"] for line in found if "not_logged" in line] == [5]
-
-
-class Device:
-    """The reading half of an MQTT 5 client."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self.decoder: Any = Decoder(TopicTable(bytes), 1 << 20, sender=SERVER, version=5)
-        self.got: list[Any] = []
-
-    async def next(self) -> Any:
-        while not self.got:
-            data = await asyncio.wait_for(self.reader.read(65_536), 40)
-            if not data:
-                raise EOFError
-            self.got += self.decoder.feed(data)
-        return self.got.pop(0)

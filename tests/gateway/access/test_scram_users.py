@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from access_files import password_file, written
+from packet_stream import PacketStream
 from scram_client import ScramClient
 
 from gateway.access.checking import check_access
@@ -19,7 +20,7 @@ from gateway.core.scram import ITERATIONS, METHOD, SALT_BYTES, Verifier
 from holdmq.config import Config
 from holdmq.config_access import AccessSection
 from holdmq.errors import ConfigError
-from holdmq.mqtt import MQTT_5, SERVER, Auth, Connect, Decoder, Properties, Publish, TopicTable, Will, encode
+from holdmq.mqtt import MQTT_5, Auth, Connect, Properties, Publish, Will
 
 Start = Callable[..., Awaitable[Any]]
 
@@ -29,31 +30,11 @@ def scram_file(path: Path, **users: str) -> str:
     return str(path)
 
 
-class Device:
-    """An MQTT 5 client that authenticates with SCRAM."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self.decoder: Decoder[bytes] = Decoder(TopicTable(bytes), 1 << 20, sender=SERVER, version=5)
-        self.got: list[Any] = []
-
-    def send(self, packet: Any) -> None:
-        self.writer.write(encode(packet, 5))
-
-    async def next(self) -> Any:
-        while not self.got:
-            data = await asyncio.wait_for(self.reader.read(65_536), 40)
-            if not data:
-                raise EOFError
-            self.got += self.decoder.feed(data)
-        return self.got.pop(0)
-
-
 async def connect(
     running: Any, user: str, word: str, client_id: str = "c1", **fields: Any
-) -> tuple[Device, Any]:
+) -> tuple[PacketStream, Any]:
     """A device and the answer to its CONNECT, after AUTH."""
-    device = Device(*await asyncio.open_connection("127.0.0.1", running.port))
+    device = PacketStream(*await asyncio.open_connection("127.0.0.1", running.port))
     running.clients.append(type("Open", (), {"writer": device.writer}))
     client = ScramClient(user, word)
     properties = Properties(authentication_method=METHOD, authentication_data=client.first())
@@ -126,7 +107,7 @@ def test_a_file_of_no_use_is_named(tmp_path: Path) -> None:
 
 async def challenge(running: Any, user: str) -> dict[str, str]:
     """What a user is asked, known or not."""
-    device = Device(*await asyncio.open_connection("127.0.0.1", running.port))
+    device = PacketStream(*await asyncio.open_connection("127.0.0.1", running.port))
     running.clients.append(type("Open", (), {"writer": device.writer}))
     first = ScramClient(user, "x").first()
     properties = Properties(authentication_method=METHOD, authentication_data=first)
