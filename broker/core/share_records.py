@@ -18,6 +18,7 @@ and what lies behind its position is found again, but for what entries say was s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from reprlib import repr as shown
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -212,10 +213,10 @@ def _check(entry: Any) -> None:
     is_array = isinstance(entry, (list, tuple)) and len(entry) >= 2
     fields = _FIELDS.get(entry[0]) if is_array and isinstance(entry[0], int) else None
     if fields is None or not isinstance(entry[1], str) or len(entry) < 2 + len(fields):
-        raise RecordError(f"an entry of {SHARE_TOPIC} is malformed: {str(entry)[:100]}")
+        raise RecordError(f"an entry of {SHARE_TOPIC} is malformed: {shown(entry)}")
     for kind, value in zip(fields, entry[2:], strict=False):
         is_fit = isinstance(value, kind)
         if kind is list:
             is_fit = is_fit and all(isinstance(position, int) and position >= 0 for position in value)
         if not is_fit:
-            raise RecordError(f"an entry of {SHARE_TOPIC} is malformed: {str(entry)[:100]}")
+            raise RecordError(f"an entry of {SHARE_TOPIC} is malformed: {shown(entry)}")

@@ -12,6 +12,7 @@ the topic, topic "" = from all topics. The snapshot holds the same entries as JS
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from reprlib import repr as shown
 from typing import Any, Final
 
 import msgpack
@@ -139,7 +140,7 @@ class Restored:
             raise RecordError(f"a record of {SHARED_TOPIC} holds no array")
         for entry in entries:
             if not _is_entry(entry):
-                raise RecordError(f"an entry of {SHARED_TOPIC} is malformed: {str(entry)[:100]}")
+                raise RecordError(f"an entry of {SHARED_TOPIC} is malformed: {shown(entry)}")
             group, topic, queue_id, floor, done, tried = entry
             if floor < 0:
                 self._forget(group, topic, queue_id)

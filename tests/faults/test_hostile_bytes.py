@@ -226,6 +226,8 @@ def test_what_sessions_and_groups_are_written_as(
         pytest.param(decode_content, packed([b"state", 3]), WireError, id="content"),
         pytest.param(decode_state, packed([1, {}, [[3, "b", 1, 2, None, True]], 7]), WireError, id="state"),
         pytest.param(RestoredShares().apply_body, packed([[[], "g"]]), RecordError, id="shares"),
+        pytest.param(RestoredShared().apply_body, b"\x91" * 1000 + b"\x90", RecordError, id="deep shared"),
+        pytest.param(RestoredShares().apply_body, b"\x91" * 1000 + b"\x90", RecordError, id="deep shares"),
     ],
 )
 def test_what_was_found_is_refused_by_name(
