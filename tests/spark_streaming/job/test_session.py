@@ -3,7 +3,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +84,14 @@ def test_on_one_machine_spark_asks_everybody_for_its_secret_and_shows_it_nowhere
     assert conf["spark.network.crypto.saslFallback"] == "false"
     assert conf["spark.ui.enabled"] == "false"
     assert not [name for name in conf if "secret" in name]
-    words = [word for process in _processes() for word in process.cmdline()]
+    words = _below(psutil.Process.cmdline)
     assert any("spark.authenticate=true" in word for word in words)
     assert not [word for word in words if "spark.authenticate.secret" in word]
 
 
 def test_on_one_machine_everything_of_spark_listens_on_loopback(alone: Session) -> None:
     alone.spark.range(3).rdd.map(str).collect()  # Python workers too
-    listening = [place.laddr.ip for process in _processes() for place in _listening(process)]
+    listening = [place.laddr.ip for place in _below(_listening)]
     assert len(listening) >= 3, "driver, block manager, py4j"
     assert {ip.removeprefix("::ffff:") for ip in listening} <= {"127.0.0.1", "::1"}
 
@@ -109,13 +110,17 @@ def test_a_stranger_gets_no_answer_of_sparks_block_manager(alone: Session) -> No
     assert answer[8:9] != bytes([RPC_RESPONSE]), "blocks were opened for him"
 
 
-def _processes() -> list[psutil.Process]:
-    own = psutil.Process(os.getpid())
-    return [process for process in own.children(recursive=True) if process.is_running()]
+def _below(read: Callable[[psutil.Process], list[Any]]) -> list[Any]:
+    """What `read` finds of every process below this one; one that ends meanwhile has nothing."""
+    found = []
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found += read(process)
+    return found
 
 
 def _jvm() -> psutil.Process:
-    (jvm,) = [process for process in _processes() if "java" in process.name()]
+    (jvm,) = _below(lambda process: [process] if "java" in process.name() else [])
     return jvm
 
 
