@@ -8,18 +8,22 @@ import signal
 from itertools import chain
 from pathlib import Path
 
-from broker.alarm_channels import refuse_open_secrets
-from broker.core.topics import TopicTable
-from broker.groups import Groups
-from broker.metrics import Numbers
-from broker.producers import Producers
-from broker.progress import Progress
-from broker.registration import Registration
-from broker.runtime import CHECK_INTERVAL_S, FullCollections, collect
-from broker.server import BrokerServer
-from broker.share_mode import ShareMode
-from broker.shared import SharedMode
-from broker.topics import Topics
+from broker.alerts.channels import refuse_open_secrets
+from broker.app.metrics import Numbers
+from broker.app.progress import Progress
+from broker.app.registration import Registration
+from broker.app.runtime import (
+    CHECK_INTERVAL_S,
+    FullCollections,
+    collect,
+)
+from broker.app.server import BrokerServer
+from broker.groups.requests import Groups
+from broker.mqtt_shares.requests import ShareMode
+from broker.produce.producers import Producers
+from broker.shared_groups.requests import SharedMode
+from broker.topics.core.table import TopicTable
+from broker.topics.requests import Topics
 from holdmq.config import Config
 from holdmq.errors import StorageError, StoreFormatError
 from holdmq.interpreter import prepare_interpreter, work_in_batches

@@ -48,7 +48,7 @@ def check(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -
     loaded.console.check_exposure()
     loaded.alarms.check()
     if loaded.alarms.smtp_password_file or loaded.alarms.webhook_token_file:
-        from broker.alarm_channels import refuse_open_secrets
+        from broker.alerts.channels import refuse_open_secrets
 
         refuse_open_secrets(loaded.alarms)
     for section in ("registry", "broker"):

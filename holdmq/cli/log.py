@@ -188,7 +188,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def _key_levels(store: OfflineStore) -> Callable[[str], int] | None:
     """Every topic's key levels from topic.json; None when it cannot be read."""
-    from broker.core.topics import TopicTable
+    from broker.topics.core.table import TopicTable
     from holdmq.atomic_file import AtomicFile
     from holdmq.errors import StorageError
 

@@ -21,9 +21,12 @@ import pytest
 from hostile_bytes import Target, give
 from structlog.testing import capture_logs
 
-from broker.core.session_rows import Meta, decode_meta
-from broker.core.share_records import Restored as RestoredShares
-from broker.core.shared_records import Restored as RestoredShared
+from broker.mqtt_shares.core.records import Restored as RestoredShares
+from broker.sessions.core.rows import (
+    Meta,
+    decode_meta,
+)
+from broker.shared_groups.core.records import Restored as RestoredShared
 from gateway.core.acl import REPLAY, AclError, AclRules
 from gateway.core.proxy_protocol import ProxyError, ProxyParser
 from gateway.core.scram import ScramError, ScramServer, Verifier

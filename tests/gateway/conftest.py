@@ -18,9 +18,9 @@ from memory_retained import MemoryRetained
 from security import Authority
 from session_table import SessionTable
 
-from broker.core.filters import FilterSet
-from broker.core.received import Received
-from broker.core.sequences import Sequences
+from broker.kernel.core.filters import FilterSet
+from broker.produce.core.received import Received
+from broker.produce.core.sequences import Sequences
 from gateway import serving
 from gateway.access.logins import failures_of
 from gateway.binding import bind

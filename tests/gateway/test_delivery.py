@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.core.sequences import Sequences
+from broker.produce.core.sequences import Sequences
 from gateway.reader import READS_OUTSTANDING
 from holdmq.errors import Code, RemoteError
 from holdmq.mqtt import (

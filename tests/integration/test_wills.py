@@ -13,7 +13,7 @@ from cluster_view import messages_of
 from mqtt_client import MqttClient, bodies
 from processes import Stack, end_all, running_stack, wait_until
 
-from broker.core.wills import LEASE_S
+from broker.sessions.core.wills import LEASE_S
 from holdmq.mqtt import MQTT_3_1_1, Disconnect, Properties, Will
 
 TOPIC = "wills"

@@ -13,14 +13,17 @@ from typing import cast
 import pytest
 from any_disk import ANY_DISK
 
-from broker.core.topics import TopicTable
-from broker.groups import Groups
-from broker.producers import Producers
-from broker.progress import Progress
-from broker.server import BrokerServer, now_ms
-from broker.share_mode import ShareMode
-from broker.shared import SharedMode
-from broker.topics import Topics
+from broker.app.progress import Progress
+from broker.app.server import (
+    BrokerServer,
+    now_ms,
+)
+from broker.groups.requests import Groups
+from broker.mqtt_shares.requests import ShareMode
+from broker.produce.producers import Producers
+from broker.shared_groups.requests import SharedMode
+from broker.topics.core.table import TopicTable
+from broker.topics.requests import Topics
 from holdmq.config import BrokerSection, StorageSection
 from holdmq.errors import Code, RemoteError
 from holdmq.record import decode_record, encode_record

@@ -7,8 +7,16 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from broker.core.session_rows import Found, RowChange, decode_meta, filter_key, meta_key, state_key, will_key
-from broker.core.sessions import Sessions
+from broker.sessions.core.rows import (
+    Found,
+    RowChange,
+    decode_meta,
+    filter_key,
+    meta_key,
+    state_key,
+    will_key,
+)
+from broker.sessions.core.sessions import Sessions
 from holdmq.mqtt import MQTT_5, Properties
 from holdmq.rpc.connection import Connection, Request
 from holdmq.wire.codes import RequestCode

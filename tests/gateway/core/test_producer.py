@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from broker.core.sequences import Sequences
+from broker.produce.core.sequences import Sequences
 from gateway.core.producer import (
     BATCH_MAX_BYTES,
     IN_FLIGHT_GROUP,

@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from broker.core.received import Received as Known
+from broker.produce.core.received import Received as Known
 from gateway.core.received import Received, ReceivedWrite
 from holdmq.record import SYS_QOS_SHIFT, encode_record
 from holdmq.record_once import Once

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from processes import free_port, holdmq_stack
 
-from broker.core.sequences import Sequences
+from broker.produce.core.sequences import Sequences
 from holdmq.errors import BusyError, Code, RemoteError
 from holdmq.record import decode_record, tag_hash, tag_of_record
 from holdmq.rpc.client import Client

@@ -161,7 +161,7 @@ def test_each_role_may_send_what_it_needs_and_nothing_else(role: Role, code: Req
     grants = Grants(AccessKey("somebody", "s" * 43, roles=frozenset({role})))
     named = {"group": "g", "source": "g", "target": "g", "topic": "t", "topics": ["t"]}
     fields = {**named, "subscriptions": [["t", "*"]], "queues": [["t", 0]], "messages": [["t", 0]]}
-    # What a handler decides by item is asked of it in tests/broker/test_permissions.py.
+    # What a handler decides by item is asked of it in tests/broker/app/test_permissions.py.
     by_item = {"PRODUCE", "PULL_COLUMNS"} - MAY[role]
     if code.name in MAY[role] | by_item:
         grants.check(code, fields)

@@ -1,0 +1,1 @@
+"""What is told to people: alarms and their channels, backlogs and statistics."""

@@ -1,0 +1,252 @@
+"""Alarms: looked for at intervals, told by mail and webhook, listed by ALARM_LIST.
+
+Raised are: a backlog by count or age over its rule's threshold, dead letters, a log that takes no records, a
+shared group whose window is full. What decides is broker.alerts.core.alarms; broker.alerts.channels does the
+telling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from broker.alerts.backlog import (
+    Backlogs,
+    GroupBacklog,
+)
+from broker.alerts.channels import (
+    Channel,
+    channels,
+)
+from broker.alerts.core.alarms import (
+    AlarmKey,
+    Alarms,
+    DeadLetterCounts,
+    Notice,
+    Reading,
+    State,
+)
+from broker.kernel.request_family import Part
+from broker.retry.copies import DeadLetter
+from broker.shared_groups.core.queue import QueueKey
+from holdmq.config_alarms import AlarmsSection, BacklogRule, rule_of
+from holdmq.errors import HoldMQError
+from holdmq.rpc.connection import Request
+from holdmq.rpc.server import OnRequest
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.statistics_headers import AlarmListResponse, AlarmRow
+from storage.store import StoreState
+
+BACKLOG_MESSAGES: Final = "backlog_messages"
+BACKLOG_AGE: Final = "backlog_age"
+DEAD_LETTERS: Final = "dead_letters"
+LOG: Final = "log"
+SHARED_WINDOW: Final = "shared_window"
+
+log = structlog.get_logger("holdmq.broker")
+
+
+class AlarmWatch(Part):
+    """Looks for alarms from `start` on; `close` ends what it told others with."""
+
+    def __init__(
+        self,
+        section: AlarmsSection,
+        broker: str,
+        backlogs: Backlogs,
+        store_state: Callable[[], StoreState],
+        full_windows: Callable[[], Sequence[QueueKey]],
+    ) -> None:
+        self.alarms = Alarms(section.cooldown_s)
+        self.channels: list[Channel] = []
+        self.late = 0
+        self._section = section
+        self._broker = broker
+        self._rules = section.rules()
+        self._backlogs = backlogs
+        self._store_state = store_state
+        self._full_windows = full_windows
+        self._letters = DeadLetterCounts(section.cooldown_s)
+        self._backlog: list[Reading] = []
+        self._rule_of: dict[str, BacklogRule | None] = {}
+        self._is_measuring = False
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    # The part
+
+    def routes(self) -> Mapping[RequestCode, OnRequest]:
+        return {RequestCode.ALARM_LIST: self.list_alarms}
+
+    def numbers(self) -> Mapping[str, int]:
+        rows = [channel.row() for channel in self.channels]
+        return {
+            "alarms": len(self.alarms.raised),
+            "alarms_raised_total": self.alarms.raised_total,
+            "alarms_refused_total": self.alarms.refused,
+            "alarm_rounds_late_total": self.late,
+            "alarm_notices_waiting": sum(row.waiting for row in rows),
+            "alarm_notices_sent_total": sum(row.sent for row in rows),
+            "alarm_notices_dropped_total": sum(row.dropped for row in rows),
+            "alarm_delivery_failures_total": sum(row.failed for row in rows),
+        }
+
+    def start(self) -> None:
+        """Look at intervals from now on, and tell by the channels that are configured."""
+        self.channels = channels(self._section, self._broker)
+        self._timer = self._loop.call_later(self._section.interval_s, self._tick)
+
+    def release_all(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """End the channels (blocking, seconds at most)."""
+        for channel in self.channels:
+            channel.close()
+
+    def list_alarms(self, request: Request) -> None:
+        """ALARM_LIST."""
+        raised = sorted(self.alarms.raised.values(), key=lambda alarm: (alarm.since_ms, alarm.key))
+        rows = [
+            AlarmRow(
+                *alarm.key,
+                alarm.since_ms,
+                alarm.reading.value,
+                alarm.reading.threshold,
+                alarm.peak,
+                alarm.reading.text,
+                alarm.is_told,
+            )
+            for alarm in raised
+        ]
+        request.reply(AlarmListResponse(rows, [channel.row() for channel in self.channels]))
+
+    def dead_letters(self, letters: Sequence[DeadLetter]) -> None:
+        """Groups gave messages up."""
+        now = self._loop.time()
+        for group, messages in Counter(letter.group for letter in letters).items():
+            self._letters.add(group, messages, now)
+
+    # Rounds
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(self._section.interval_s, self._tick)
+        self.look()
+
+    def look(self) -> None:
+        """Measure, then raise and end alarms: what is measured longer than a round counts in a later one."""
+        watched = self._watched()
+        if self._is_measuring:
+            self.late += 1
+        elif watched:
+            self._measure(watched)
+            return
+        else:
+            self._backlog = []
+        self._finish_round()
+
+    def _watched(self) -> dict[str, BacklogRule]:
+        """The groups that a rule matches; patterns are tried once for each group."""
+        names = self._backlogs.groups() if self._rules else []
+        known = self._rule_of
+        self._rule_of = {name: known[name] if name in known else rule_of(self._rules, name) for name in names}
+        return {name: rule for name, rule in self._rule_of.items() if rule is not None}
+
+    def _measure(self, watched: dict[str, BacklogRule]) -> None:
+        def measured(found: list[GroupBacklog] | HoldMQError) -> None:
+            self._is_measuring = False
+            if isinstance(found, HoldMQError):
+                self._not_measured(found)
+            else:
+                now_ms = time.time_ns() // 1_000_000
+                self._backlog = list(_backlog_readings(found, watched, self.alarms.raised, now_ms))
+            self._finish_round()
+
+        self._is_measuring = True
+        try:
+            self._backlogs.measure(list(watched), measured)
+        except HoldMQError as error:
+            measured(error)
+
+    def _not_measured(self, error: HoldMQError) -> None:
+        """What was known stays: an alarm must not seem over as nobody can look."""
+        log.warning("the backlog of groups could not be measured for alarms", reason=str(error))
+
+    def _finish_round(self) -> None:
+        now = self._loop.time()
+        readings = [*self._backlog, *self._other_readings(now)]
+        notices = self.alarms.update(readings, now, time.time_ns() // 1_000_000)
+        if not notices:
+            return
+        for notice in notices:
+            _log_notice(notice)
+        for channel in self.channels:
+            channel.put(notices)
+
+    def _other_readings(self, now: float) -> Iterator[Reading]:
+        threshold = self._section.dead_letters
+        for group, messages in self._letters.take(now).items():
+            if threshold:
+                text = f"group {group} gave up {messages} messages; holdmq dlq read {group} shows them"
+                yield Reading(AlarmKey(DEAD_LETTERS, group), messages, threshold, text)
+        ok, reason = self._store_state()
+        if not ok:
+            text = f"broker {self._broker} takes no messages: {reason}"
+            yield Reading(AlarmKey(LOG, self._broker), 1, 1, text)
+        for key in self._full_windows():
+            text = (
+                f"shared group {key.group} is handed out nothing new of {key.topic}/{key.queue_id}: its "
+                "window is full behind a message that is not acknowledged"
+            )
+            name = f"{key.group}@{key.topic}/{key.queue_id}"
+            yield Reading(AlarmKey(SHARED_WINDOW, name), 1, 1, text)
+
+
+def _backlog_readings(
+    found: Sequence[GroupBacklog],
+    watched: Mapping[str, BacklogRule],
+    raised: Container[tuple[str, str]],
+    now_ms: int,
+) -> Iterator[Reading]:
+    """Backlogs of groups over all of their topics, of those over their threshold or raised already."""
+    by_group: dict[str, tuple[int, int, GroupBacklog]] = {}
+    for row in found:
+        known = by_group.get(row.group)
+        oldest_ms = row.oldest_ms or now_ms
+        if known is None:
+            by_group[row.group] = (row.messages, oldest_ms, row)
+        else:
+            longest = known[2] if known[2].messages >= row.messages else row
+            by_group[row.group] = (known[0] + row.messages, min(known[1], oldest_ms), longest)
+    for group, (messages, oldest_ms, longest) in by_group.items():
+        rule = watched[group]
+        age_s = max(0, now_ms - oldest_ms) // 1000
+        text = ""
+        for kind, value, threshold in (
+            (BACKLOG_MESSAGES, messages, rule.messages),
+            (BACKLOG_AGE, age_s, rule.age_s),
+        ):
+            if threshold and (value >= threshold or (kind, group) in raised):
+                text = text or (
+                    f"group {group} has {messages} messages to consume, the oldest for {age_s} s, "
+                    f"most of {longest.topic}"
+                )
+                yield Reading(AlarmKey(kind, group), value, threshold, text)
+
+
+def _log_notice(notice: Notice) -> None:
+    fields = notice._asdict() | notice.key._asdict()
+    del fields["key"], fields["state"]
+    if notice.state is State.OVER:
+        log.info("an alarm is over", **fields)
+    elif notice.state is State.LASTS:
+        log.warning("an alarm lasts", **fields)
+    else:
+        log.warning("an alarm is raised", **fields)

@@ -1,0 +1,1 @@
+"""The running broker: its server, registration, progress and metrics."""

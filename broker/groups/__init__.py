@@ -1,0 +1,1 @@
+"""Consumer groups: settings, members, the leases of queues and confirmed offsets."""

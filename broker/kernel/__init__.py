@@ -1,0 +1,1 @@
+"""What every room of the broker stands on: request families, events, journal, lookups, statistics."""

@@ -1,0 +1,39 @@
+"""Progress of MQTT's share groups on disk: records of `%SHARE%`, and the snapshot `shareGroups.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from broker.kernel.journal import (
+    Journal,
+    SyncedStore,
+)
+from broker.mqtt_shares.core.records import (
+    SHARE_TOPIC,
+    Entry,
+    Restored,
+    ShareNews,
+)
+
+
+class ShareJournal(Journal[ShareNews]):
+    """Writes down what share groups have done (broker.kernel.journal)."""
+
+    TOPIC = SHARE_TOPIC
+    WHAT = "records of MQTT's share groups"
+
+    def __init__(
+        self,
+        store: SyncedStore,
+        path: Path,
+        capture: Callable[[], list[Entry]],
+        unwritten: Callable[[], int],
+    ) -> None:
+        super().__init__(store, path, ShareNews, capture, unwritten)
+
+    def load(self, accept_backup: bool = False) -> Restored:
+        """Read snapshot and log (blocking). StorageError if the snapshot is damaged."""
+        restored = Restored()
+        self.read(restored, accept_backup)
+        return restored

@@ -1,0 +1,1 @@
+"""Reading the log: pulls that wait for news, readers, columns and queries."""

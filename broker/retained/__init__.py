@@ -1,0 +1,1 @@
+"""Retained messages of MQTT at their owner: puts, expiry and reads."""

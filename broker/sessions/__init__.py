@@ -1,0 +1,1 @@
+"""MQTT sessions at their owner: epochs, rows, wills and queries."""

@@ -1,0 +1,179 @@
+"""SESSION_LIST, SESSION_SHOW, SESSION_RECORDS: what is asked of sessions, and changes nothing."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from broker.kernel.log_reads import record_at
+from broker.kernel.lookups import Lookups
+from broker.sessions.core.rows import (
+    Meta,
+    decode_meta,
+    meta_key,
+)
+from broker.sessions.core.sessions import Sessions
+from broker.sessions.rows import (
+    Session,
+    SessionRows,
+    check_client_id,
+)
+from holdmq.errors import Code, HoldMQError, RemoteError, WireError
+from holdmq.rpc.connection import Connection, Request
+from holdmq.rpc.server import OnRequest
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.headers import HelloRequest
+from holdmq.wire.session_headers import (
+    SESSION_TOPIC,
+    Content,
+    SessionListRequest,
+    SessionListResponse,
+    SessionRecordsRequest,
+    SessionRecordsResponse,
+    SessionRow,
+    SessionShowRequest,
+    SessionShowResponse,
+)
+from storage.lookups import Page
+from storage.store import MessageStore
+
+ROWS_MAX: Final = 1_000
+CONTENT_MAX_BYTES: Final = 6 << 20
+"""What one session may have: it fits a frame. Gateways bound what their clients subscribe to."""
+RECORDS_MAX: Final = 1_000
+RECORDS_MAX_BYTES: Final = 4 << 20
+
+HelloOf = Callable[[Connection], HelloRequest | None]
+
+
+class SessionQueries:
+    """`check_ready` raises BUSY while the table of sessions is not open. `hello_of` says who a gateway is."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        core: Sessions[Connection],
+        rows: SessionRows,
+        clock_ms: Callable[[], int],
+        check_ready: Callable[[], None],
+    ) -> None:
+        self.hello_of: HelloOf = lambda _: None
+        self.core = core
+        self.rows = rows
+        self.lookups = Lookups(store.reader_pool)
+        self._store = store
+        self._clock_ms = clock_ms
+        self._check_ready = check_ready
+
+    def routes(self) -> Mapping[RequestCode, OnRequest]:
+        """Which requests it answers."""
+        return {
+            RequestCode.SESSION_LIST: self.list_,
+            RequestCode.SESSION_SHOW: self.show,
+            RequestCode.SESSION_RECORDS: self.records,
+        }
+
+    def list_(self, request: Request) -> None:
+        """SESSION_LIST."""
+        self._check_ready()
+        header = request.header(SessionListRequest)
+        count = max(1, min(header.max_count, ROWS_MAX))
+        tables = self.rows.tables
+        after = meta_key(header.after) if header.after else None
+        self.lookups.run(
+            request,
+            lambda: tables.scan(SESSION_TOPIC, meta_key(header.prefix), after, count),
+            lambda page: self._answer_list(request, header, page, count),
+        )
+
+    def _answer_list(self, request: Request, header: SessionListRequest, page: Page, count: int) -> None:
+        """Stored sessions of a page, and those between them that are not written down."""
+        now_ms = self._clock_ms()
+        found: dict[str, SessionRow] = {}
+        last = page.next_after[1:] if page.next_after is not None else None
+        for row in page.rows:
+            client_id = row.key[1:]
+            meta = self.rows.owed.get(client_id) or decode_meta(row.value)
+            if self.core.is_known(client_id) or not self.core.is_over(meta, now_ms):
+                found[client_id] = self._row(client_id, meta)
+        others = (
+            client_id
+            for client_id in self.core.ids()
+            if client_id not in found
+            and client_id > header.after
+            and client_id.startswith(header.prefix)
+            and (last is None or client_id <= last)
+        )
+        for client_id in heapq.nsmallest(count, others):
+            known = self.core.open_session(client_id)
+            if known is not None:
+                found[client_id] = self._row(client_id, known[0])
+        shown = [found[client_id] for client_id in sorted(found)[:count]]
+        is_more = last is not None or len(found) > count
+        next_after = (shown[-1].client_id if shown else last) if is_more else None
+        request.reply(SessionListResponse(shown, next_after))
+
+    def _row(self, client_id: str, meta: Meta) -> SessionRow:
+        known = self.core.open_session(client_id)
+        if known is None:
+            ended_ms = meta.ended_ms or self.core.up_since_ms
+            return SessionRow(
+                client_id, meta.principal, meta.epoch, meta.expiry_s, meta.created_ms, ended_ms, "", True
+            )
+        meta, connection, is_stored = known
+        hello = None if connection is None else self.hello_of(connection)
+        owner = "" if hello is None else hello.client_id
+        return SessionRow(
+            client_id, meta.principal, meta.epoch, meta.expiry_s, meta.created_ms, 0, owner, is_stored
+        )
+
+    def show(self, request: Request) -> None:
+        """SESSION_SHOW."""
+        self._check_ready()
+        client_id = request.header(SessionShowRequest).client_id
+        check_client_id(client_id)
+
+        def loaded(found: list[Session] | HoldMQError) -> None:
+            session = found if isinstance(found, HoldMQError) else found[0]
+            if isinstance(session, HoldMQError):
+                request.refuse(session)
+                return
+            known = self.core.open_session(client_id)
+            meta = known[0] if known is not None else session.meta if session is not None else None
+            if meta is None or (known is None and self.core.is_over(meta, self._clock_ms())):
+                request.reply(SessionShowResponse([]))
+                return
+            content = Content(b"", []) if session is None else Content(session.state, session.filters)
+            body = content.encode()
+            if len(body) > CONTENT_MAX_BYTES:
+                request.refuse(RemoteError(Code.LIMIT_EXCEEDED, f"the session has {len(body)} bytes"))
+                return
+            request.reply(SessionShowResponse([self._row(client_id, meta)]), [body], len(body))
+
+        self.rows.load([client_id], loaded)
+
+    def records(self, request: Request) -> None:
+        """SESSION_RECORDS."""
+        header = request.header(SessionRecordsRequest)
+        positions: list[Any] = header.positions[:RECORDS_MAX]
+        if not positions or not all(isinstance(position, int) and position >= 0 for position in positions):
+            raise WireError("positions are numbers from 0 on, at least one", Code.MISSING_FIELD)
+        limit = self._store.epoch_limit(header.log_epoch)
+        end = self._store.confirmed_position if limit is None else min(limit, self._store.confirmed_position)
+
+        def look_up() -> tuple[SessionRecordsResponse, list[memoryview]]:
+            parts: list[memoryview] = []
+            size = 0
+            for at, position in enumerate(positions):
+                record = record_at(self._store, position) if position < end else None
+                if record is not None:
+                    parts.append(record)
+                    size += len(record)
+                if size >= RECORDS_MAX_BYTES:
+                    return SessionRecordsResponse(at + 1, len(parts)), parts
+            return SessionRecordsResponse(len(positions), len(parts)), parts
+
+        self.lookups.run(
+            request, look_up, lambda found: request.reply(found[0], found[1], sum(map(len, found[1])))
+        )

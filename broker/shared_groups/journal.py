@@ -1,0 +1,40 @@
+"""Progress of shared groups on disk: records of `%SHARED%`, and the snapshot `shared.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from broker.kernel.journal import (
+    Journal,
+    SyncedStore,
+)
+from broker.shared_groups.core.queue import SharedQueue
+from broker.shared_groups.core.records import (
+    SHARED_TOPIC,
+    Entry,
+    News,
+    Restored,
+)
+
+
+class SharedJournal(Journal[News]):
+    """Writes down what shared groups of the SDK have done (broker.kernel.journal)."""
+
+    TOPIC = SHARED_TOPIC
+    WHAT = "acknowledgements of shared groups"
+
+    def __init__(
+        self,
+        store: SyncedStore,
+        path: Path,
+        capture: Callable[[], list[Entry]],
+        unwritten: Callable[[], int],
+    ) -> None:
+        super().__init__(store, path, News, capture, unwritten)
+
+    def load(self, window: int, accept_backup: bool = False) -> list[SharedQueue]:
+        """Read snapshot and log (blocking). StorageError if the snapshot is damaged."""
+        restored = Restored()
+        self.read(restored, accept_backup)
+        return restored.queues(window)

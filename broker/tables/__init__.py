@@ -1,0 +1,1 @@
+"""Tables by key: requests and watches."""

@@ -1,0 +1,219 @@
+"""Alarms of a broker: what is measured, what is listed, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from broker_stack import Stack, until
+from group_peer import GroupPeer
+from receivers import HookServer
+
+from broker.alerts.alarms import AlarmWatch
+from broker.retry.copies import DeadLetter
+from broker.shared_groups.core.queue import QueueKey
+from holdmq.config_alarms import AlarmsSection
+from holdmq.errors import BusyError
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.group_headers import GroupUpdateRequest
+from holdmq.wire.header import rows
+from holdmq.wire.headers import Empty
+from holdmq.wire.move_headers import TO_DEAD_LETTERS, SendBackRequest, SentBack
+from holdmq.wire.statistics_headers import AlarmListResponse, AlarmRow, ChannelRow
+from storage.store import StoreState
+
+
+@pytest.fixture
+def hook() -> Iterator[HookServer]:
+    server = HookServer()
+    yield server
+    server.close()
+
+
+class Watched:
+    """A broker whose alarms a test looks for; `state` and `full` are what store and shared groups say."""
+
+    def __init__(self, stack: Stack, section: AlarmsSection) -> None:
+        self.stack = stack
+        self.state = StoreState(True, "")
+        self.full: list[QueueKey] = []
+        self.watch = AlarmWatch(
+            section, "broker-0", stack.server.backlogs, lambda: self.state, lambda: self.full
+        )
+        self.watch.start()
+
+    async def look(self) -> dict[tuple[str, str], AlarmRow]:
+        """The alarms after one round."""
+        self.watch.look()
+        while self.watch._is_measuring:
+            await asyncio.sleep(0)
+        return {
+            tuple(key): alarm.reading  # type: ignore[misc]
+            for key, alarm in self.watch.alarms.raised.items()
+        }
+
+
+@pytest.fixture
+async def watched(broker: Stack) -> AsyncIterator[Callable[..., Watched]]:
+    made: list[Watched] = []
+
+    def make(**keys: Any) -> Watched:
+        made.append(Watched(broker, AlarmsSection(interval_s=3600, **keys)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.watch.release_all()
+        await asyncio.to_thread(one.watch.close)
+
+
+async def consumer(stack: Stack, group: str, offset: int) -> GroupPeer:
+    """A member of a group that is at an offset of queue 0 of topic t."""
+    peer = GroupPeer(stack.server.rpc.port, f"client-{group}", group)
+    await peer.join("t")
+    await peer.lease(0, topic="t")
+    assert await peer.report(0, offset, topic="t", wait_for_disk=True) == []
+    return peer
+
+
+async def test_a_backlog_over_its_rules_threshold_is_told_and_so_is_its_end(
+    watched: Callable[..., Watched], hook: HookServer
+) -> None:
+    it = watched(backlog=["bill* messages=3"], webhook_url=hook.url)
+    await it.stack.create("t", 1)
+    await it.stack.produce("t", 0, *((b"x", None) for _ in range(5)))
+    billing = await consumer(it.stack, "billing", 1)
+    other = await consumer(it.stack, "other", 1)
+    assert list(await it.look()) == [("backlog_messages", "billing")]
+    posted = await asyncio.to_thread(hook.next)
+    (alarm,) = posted["alarms"]
+    assert (posted["broker"], alarm["state"], alarm["name"], alarm["value"]) == (
+        "broker-0",
+        "raised",
+        "billing",
+        4,
+    )
+    assert "most of t" in alarm["text"]
+    assert list(await it.look()) == [("backlog_messages", "billing")]
+    assert await billing.report(0, 5, topic="t", wait_for_disk=True) == []
+    assert await it.look() == {}
+    (over,) = (await asyncio.to_thread(hook.next))["alarms"]
+    assert (over["state"], over["value"], over["peak"]) == ("over", 0, 4)
+    for peer in (billing, other):
+        await peer.client.close()
+
+
+async def test_a_backlog_is_raised_by_age(watched: Callable[..., Watched], monkeypatch: Any) -> None:
+    it = watched(backlog=["* age_s=60"])
+    await it.stack.create("t", 1)
+    began_ns = time.time_ns()
+    await it.stack.produce("t", 0, (b"x", None))
+    peer = await consumer(it.stack, "g", 0)
+    assert await it.look() == {}
+    later_ns = time.time_ns() + 61 * 10**9
+    monkeypatch.setattr(time, "time_ns", lambda: later_ns)
+    found = await it.look()
+    assert list(found) == [("backlog_age", "g")]
+    assert 61 <= found["backlog_age", "g"].value <= (later_ns - began_ns) / 1e9 + 1
+    assert await peer.report(0, 1, topic="t", wait_for_disk=True) == []
+    assert await it.look() == {}
+    await peer.client.close()
+
+
+async def test_dead_letters_raise_an_alarm(broker: Stack) -> None:
+    await broker.create("t", 1)
+    await broker.produce("t", 0, (b"x", None), (b"y", None))
+    await broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g"))
+    places = [SentBack("t", 0, offset, 0, TO_DEAD_LETTERS) for offset in (0, 1)]
+    await broker.client.call(RequestCode.SEND_BACK, SendBackRequest("g", places))
+    broker.server.alarms.look()
+    reply = await broker.client.call(RequestCode.ALARM_LIST, Empty())
+    (row,) = rows(AlarmRow, reply.header(AlarmListResponse).alarms)
+    assert (row.kind, row.name, row.value, row.threshold, row.is_told) == ("dead_letters", "g", 2, 1, True)
+    assert "holdmq dlq read g" in row.text
+
+
+async def test_dead_letters_below_the_threshold_or_with_none_raise_nothing(
+    watched: Callable[..., Watched],
+) -> None:
+    for threshold, raised in ((0, False), (3, False), (2, True)):
+        it = watched(dead_letters=threshold)
+        it.watch.dead_letters([DeadLetter("g", "t", 0, 0, 3), DeadLetter("g", "t", 0, 1, 3)])
+        assert (("dead_letters", "g") in await it.look()) == raised
+
+
+async def test_a_log_that_takes_nothing_raises_an_alarm_until_it_does_again(
+    watched: Callable[..., Watched],
+) -> None:
+    it = watched()
+    assert await it.look() == {}
+    it.state = StoreState(False, "the disk is full: /data")
+    found = await it.look()
+    assert found["log", "broker-0"].text == "broker broker-0 takes no messages: the disk is full: /data"
+    it.state = StoreState(True, "")
+    assert await it.look() == {}
+
+
+async def test_a_full_window_of_a_shared_group_raises_an_alarm(watched: Callable[..., Watched]) -> None:
+    it = watched()
+    it.full = [QueueKey("workers", "jobs", 3)]
+    assert list(await it.look()) == [("shared_window", "workers@jobs/3")]
+
+
+async def test_what_cannot_be_measured_for_a_while_does_not_end_an_alarm(
+    watched: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = watched(backlog=["* messages=1"])
+    await it.stack.create("t", 1)
+    await it.stack.produce("t", 0, (b"x", None))
+    peer = await consumer(it.stack, "g", 0)
+    assert list(await it.look()) == [("backlog_messages", "g")]
+
+    def busy(*_: object) -> None:
+        raise BusyError("others measure", 1)
+
+    monkeypatch.setattr(it.stack.server.backlogs, "measure", busy)
+    assert list(await it.look()) == [("backlog_messages", "g")]
+    assert await peer.report(0, 1, topic="t", wait_for_disk=True) == []
+    assert list(await it.look()) == [("backlog_messages", "g")]
+    monkeypatch.undo()
+    assert await it.look() == {}
+    await peer.client.close()
+
+
+async def test_a_measurement_that_takes_long_does_not_hold_other_alarms_up(
+    watched: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = watched(backlog=["* messages=1"])
+    await it.stack.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest("g"))
+    going: list[Callable[[list[Any]], None]] = []
+    monkeypatch.setattr(it.stack.server.backlogs, "measure", lambda _names, done: going.append(done))
+    it.state = StoreState(False, "full")
+    it.watch.look()
+    assert not it.watch.alarms.raised
+    it.watch.look()
+    assert [key.kind for key in it.watch.alarms.raised] == ["log"]
+    assert (len(going), it.watch.numbers()["alarm_rounds_late_total"]) == (1, 1)
+    going[0]([])
+    it.watch.look()
+    assert len(going) == 2
+    going[1]([])
+
+
+async def test_channels_are_listed_and_counted(watched: Callable[..., Watched], hook: HookServer) -> None:
+    hook.statuses = [500]
+    it = watched(webhook_url=hook.url)
+    it.watch.channels[0]._pause_min_s = 0.001
+    it.full = [QueueKey("workers", "jobs", 3)]
+    await it.look()
+    await asyncio.to_thread(hook.next)
+    await until(lambda: it.watch.channels[0].sent == 1)
+    await asyncio.to_thread(it.watch.close)
+    row = it.watch.channels[0].row()
+    assert row == ChannelRow("webhook", 1, 1, 0, 0, "")
+    numbers = it.watch.numbers()
+    assert numbers["alarms"] == numbers["alarm_notices_sent_total"] == 1
+    assert numbers["alarm_delivery_failures_total"] == 1

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from broker.retry.core.dead_letters import (
+    Marks,
+    Offsets,
+)
+from holdmq.errors import StoreFormatError
+
+
+def test_offsets_are_a_set_in_as_few_ranges_as_can_be() -> None:
+    offsets, model = Offsets(), set[int]()
+    chance = random.Random(7)
+    for _ in range(3_000):
+        value = chance.randrange(120)
+        match chance.randrange(12):
+            case 0:
+                offsets.drop_below(value // 4)
+                model = {o for o in model if o >= value // 4}
+            case 1:
+                offsets.drop_from(90 + value // 4)
+                model = {o for o in model if o < 90 + value // 4}
+            case _:
+                offsets.add(value)
+                model.add(value)
+        ranges = offsets.ranges
+        assert [o for first, end in ranges for o in range(first, end)] == sorted(model)
+        assert all(before[1] < after[0] for before, after in itertools.pairwise(ranges))
+        assert (value in offsets) == (value in model)
+        assert offsets.count_from(value) == sum(o >= value for o in model)
+        assert len(offsets) == len(ranges)
+
+
+def test_marks_are_what_the_file_says_and_a_purge_forgets_what_it_took() -> None:
+    marks = Marks()
+    for offset in (1, 2, 5):
+        marks.of("g").resent.add(offset)
+    content = marks.content({"g": 2, "h": 9})
+    assert content == {
+        "g": {"purged": 2, "resent": [[2, 3], [5, 6]], "forgotten": {}},
+        "h": {"purged": 9, "resent": [], "forgotten": {}},
+    }
+    assert marks.of("g").purged == 0
+    again = Marks()
+    again.load(content, "deadLetters.json")
+    assert again.content({}) == content
+    again.of("g").cut(0, 5)
+    again.of("h").cut(0, 3)
+    assert again.content({}) == {
+        "g": {"purged": 2, "resent": [[2, 3]], "forgotten": {}},
+        "h": {"purged": 3, "resent": [], "forgotten": {}},
+    }
+
+
+def test_what_was_moved_before_a_group_began_anew_is_known_by_where_its_copy_is() -> None:
+    marks = Marks()
+    marks.of("g").forgotten["t"] = [10, 4]
+    again = Marks()
+    again.load(marks.content({}), "deadLetters.json")
+    group = again.of("g")
+    assert [group.is_forgotten("t", 0, offset) for offset in (9, 10)] == [True, False]
+    assert [group.is_forgotten("t", 1, offset) for offset in (3, 4)] == [True, False]
+    assert not group.is_forgotten("u", 0, 0)
+    group.cut(8, 3)
+    assert group.forgotten == {"t": [8, 3]}
+    group.forgotten[""] = [5, 5]
+    assert group.is_forgotten("u", 0, 4)
+
+
+def test_marks_that_say_nothing_any_more_are_forgotten() -> None:
+    marks = Marks()
+    marks.of("gone").forgotten.update({"t": [5, 0], "u": [5, 1]})
+    marks.of("kept").forgotten["t"] = [6, 0]
+    marks.of("purged").purge(3)
+    marks.of("empty")
+    marks.prune(lambda _: (5, 1))
+    assert [group for group, _ in marks.items()] == ["kept", "purged"]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        {"purged": 1},
+        {"purged": "1", "resent": [], "forgotten": {}},
+        {"purged": 1, "resent": [[1]], "forgotten": {}},
+        {"purged": 1, "resent": [[3, 2]], "forgotten": {}},
+        {"purged": 1, "resent": [[1, 3], [2, 4]], "forgotten": {}},
+        {"purged": 1, "resent": [[1, -3]], "forgotten": {}},
+        {"purged": True, "resent": [], "forgotten": {}},
+        {"purged": 1, "resent": []},
+        {"purged": 1, "resent": [], "forgotten": {"t": [1]}},
+        {"purged": 1, "resent": [], "forgotten": [1]},
+        [],
+    ],
+)
+def test_an_entry_that_says_nothing_of_dead_letters_is_named(entry: object) -> None:
+    with pytest.raises(StoreFormatError, match="'g'"):
+        Marks().load({"g": entry}, "deadLetters.json")
