@@ -24,15 +24,18 @@ from broker.produce.producers import Producers
 from broker.shared_groups.requests import SharedMode
 from broker.topics.core.table import TopicTable
 from broker.topics.requests import Topics
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import StorageError, StoreFormatError
-from holdmq.interpreter import prepare_interpreter, work_in_batches
-from holdmq.private_directory import close_to_others
-from holdmq.process import Service
+from holdmq.files.private_directory import close_to_others
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.metrics import SecurityCollector
 from holdmq.rpc.security import Security
-from holdmq.telemetry import METRICS
+from holdmq.service.interpreter import (
+    prepare_interpreter,
+    work_in_batches,
+)
+from holdmq.service.process import Service
+from holdmq.service.telemetry import METRICS
 from holdmq.wire.headers import BrokerRegisterRequest
 from storage.log.store import open_store
 

@@ -14,7 +14,10 @@ from typing import Any, Final
 from console.saved import SavedQueries
 from console.sql.box import QueryBox
 from console.sql.questions import Question, Reply
-from holdmq.config_analytics import ConsoleSection, StatsSection
+from holdmq.config.analytics import (
+    ConsoleSection,
+    StatsSection,
+)
 
 LINES_MAX: Final = 1000
 """Topics of a range as CSV, the busiest; the others are one line together."""

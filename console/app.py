@@ -20,10 +20,10 @@ from console.analysis import Analysis
 from console.cluster import Cluster
 from console.feed import Feed
 from console.http import Guard, error_response
-from holdmq import telemetry
-from holdmq.admin import ReadyCheck
-from holdmq.config_analytics import ConsoleSection
-from holdmq.host_rule import AllowedHosts
+from holdmq.config.analytics import ConsoleSection
+from holdmq.service import telemetry
+from holdmq.service.admin import ReadyCheck
+from holdmq.service.host_rule import AllowedHosts
 
 STATIC: Final = Path(__file__).parent / "static"
 

@@ -22,7 +22,7 @@ from console.answers import tps_answer
 from console.cluster import Cluster
 from console.core.window import WINDOW_S
 from console.tables import TpsTable
-from holdmq import telemetry
+from holdmq.service import telemetry
 
 TICK_S: Final = 1.0
 """Time between two events of a stream: what the job's seconds change in."""

@@ -16,8 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from console import origin
 from console.feed import Feed, StreamsFullError
-from holdmq import telemetry
-from holdmq.host_rule import AllowedHosts, split_target
+from holdmq.service import telemetry
+from holdmq.service.host_rule import (
+    AllowedHosts,
+    split_target,
+)
 
 STREAM_STALL_S: Final = 30.0
 """A page that takes nothing for so long is gone, whatever its connection says."""

@@ -16,12 +16,15 @@ from console.app import build
 from console.cluster import Cluster
 from console.feed import Feed
 from console.saved import FILE
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import StartupError
-from holdmq.host_rule import AllowedHosts
-from holdmq.private_directory import close_to_others
-from holdmq.process import Service, listen_error
+from holdmq.files.private_directory import close_to_others
 from holdmq.rpc.security import Security
+from holdmq.service.host_rule import AllowedHosts
+from holdmq.service.process import (
+    Service,
+    listen_error,
+)
 
 DRAIN_S: Final = 5
 """Time for requests in hand to be answered after the signal: streams end at once, the others take ms."""

@@ -20,8 +20,8 @@ def refusal(method: str, headers: Headers, origins: Collection[str]) -> str | No
 
     Accepted are: safe methods; requests without an Origin of which no browser says (Sec-Fetch-Site) that
     another site's page made them; those whose Origin is where the request went; and those of `origins`. The
-    request must have passed ``holdmq.host_rule``: where it went may else be a name that somebody had point
-    here (DNS rebinding).
+    request must have passed ``holdmq.service.host_rule``: where it went may else be a name that somebody had
+    point here (DNS rebinding).
     """
     if method in SAFE_METHODS:
         return None

@@ -11,9 +11,9 @@ from prometheus_client import Gauge
 
 from console.answers import second_text
 from console.sql.questions import TEXT_MAX
-from holdmq import telemetry
-from holdmq.atomic_file import AtomicFile
 from holdmq.errors import UsageError
+from holdmq.files.atomic_file import AtomicFile
+from holdmq.service import telemetry
 
 FILE: Final = "queries.json"
 

@@ -20,7 +20,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from prometheus_client import Counter, Gauge, Histogram
 
 from console.core.window import Row, TpsWindow
-from holdmq import telemetry
+from holdmq.service import telemetry
 
 REOPEN_AFTER_S: Final = 60.0
 """A snapshot that was not advanced for so long is opened anew: the job cleans its log behind itself."""

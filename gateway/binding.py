@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from gateway.limits import LISTEN_BACKLOG
-from holdmq.config_listeners import DEFAULT_LISTENER, ListenerSettings
+from holdmq.config.listeners import (
+    DEFAULT_LISTENER,
+    ListenerSettings,
+)
 from holdmq.errors import StartupError
-from holdmq.process import listen_error
+from holdmq.service.process import listen_error
 
 PROBE_AFTER_S: Final = 600
 """Silence after which the kernel asks whether a client is there: rarely enough for devices on batteries."""

@@ -22,9 +22,9 @@ from gateway.landing import Landing
 from gateway.redelivery import Redelivery, is_due
 from gateway.retained_again import RetainedAgain
 from gateway.session.session import CLOSED, Session
-from holdmq import telemetry
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Reply
+from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import (
     FilterTerm,

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.core.counters import Counters
 from gateway.peer import shown
 from gateway.session.events import Closed
-from holdmq import telemetry
-from holdmq.record import NO_HOST, decode_host
+from holdmq.record.codec import (
+    NO_HOST,
+    decode_host,
+)
+from holdmq.service import telemetry
 
 if TYPE_CHECKING:
     from gateway.connection import Shell

@@ -10,8 +10,6 @@ from gateway.core.lag import Lag
 from gateway.core.system_topics import SYSTEM_LEVEL
 from gateway.session.outbound import Granted
 from gateway.session.session import CLOSED, Session
-from holdmq import telemetry
-from holdmq.compression import decompress
 from holdmq.errors import HoldMQError, RecordError
 from holdmq.mqtt import (
     MQTT_5,
@@ -21,7 +19,12 @@ from holdmq.mqtt import (
     encode_publish,
     matches,
 )
-from holdmq.record import (
+from holdmq.names.topics import (
+    is_whole,
+    level_of_topic,
+    tag_fault,
+)
+from holdmq.record.codec import (
     FIXED_SIZE,
     PHYSICAL_OFFSET_AT,
     SYS_COMPRESSED,
@@ -32,7 +35,8 @@ from holdmq.record import (
     decode_properties,
     decode_record,
 )
-from holdmq.topics import is_whole, level_of_topic, tag_fault
+from holdmq.record.compression import decompress
+from holdmq.service import telemetry
 
 if TYPE_CHECKING:
     from gateway.link import BrokerLink

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.connection import DRAINING
 from gateway.session.session import CLOSED
-from holdmq import telemetry
 from holdmq.mqtt import ReasonCode
+from holdmq.service import telemetry
 
 if TYPE_CHECKING:
     from gateway.connection import Shell

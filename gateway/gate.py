@@ -13,9 +13,9 @@ from gateway.core.flapping import Ban, Bans, Flapping
 from gateway.core.overload import MEMORY
 from gateway.core.rates import Bucket
 from gateway.core.unauthenticated import UnauthenticatedBytes
-from holdmq import telemetry
-from holdmq.config import GatewaySection
+from holdmq.config.model import GatewaySection
 from holdmq.mqtt import MqttError, ReasonCode
+from holdmq.service import telemetry
 
 if TYPE_CHECKING:
     from gateway.connection import Shell

@@ -19,9 +19,9 @@ from gateway.session.inbound import Inbound
 from gateway.session.session import Session
 from holdmq.errors import RecordError
 from holdmq.mqtt import MQTT_5, PUBACK, PUBREC, RETAIN, PublishRun, ReasonCode, read_lone_publish
-from holdmq.record import PROPERTIES_BYTES_MAX
-from holdmq.record_once import ONCE_BYTES_MAX
-from holdmq.topics import OTHER_TOPIC
+from holdmq.names.topics import OTHER_TOPIC
+from holdmq.record.codec import PROPERTIES_BYTES_MAX
+from holdmq.record.once import ONCE_BYTES_MAX
 
 _ANSWERS: Final = (0, PUBACK, PUBREC)
 Refusal = int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdmq.config import GatewaySection
+from holdmq.config.model import GatewaySection
 from holdmq.wire.session_will import WILL_BYTES_MAX
 
 TOPIC_ALIAS_MAX: Final = 16

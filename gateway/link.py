@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 from gateway.core.producer import Batch, Producer, new_producer_id
 from gateway.limits import REROUTE_S
 from gateway.reader import LiveReader
-from holdmq import telemetry
 from holdmq.errors import BusyError, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
 from holdmq.mqtt import ReasonCode
 from holdmq.rpc.connection import Connection, Reply
+from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import HeartbeatRequest, HelloResponse, ProduceRequest, ProduceResponse, RunResult

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gateway.access.checking import check_access
 from gateway.supervisor import Supervisor
-from holdmq.config import Config
-from holdmq.process import guard
+from holdmq.config.model import Config
+from holdmq.service.process import guard
 
 
 def run(config: Config) -> int:

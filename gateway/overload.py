@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.overload import MEMORY, NORMAL, PAUSING, REFUSING, Overload, noisiest
-from holdmq import telemetry
-from holdmq.config import GatewaySection
-from holdmq.memory import give_back_memory, memory_limit, memory_used
+from holdmq.config.model import GatewaySection
+from holdmq.service import telemetry
+from holdmq.service.memory import (
+    give_back_memory,
+    memory_limit,
+    memory_used,
+)
 
 if TYPE_CHECKING:
     from gateway.connection import Shell

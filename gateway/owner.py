@@ -17,9 +17,9 @@ from gateway.core.cursor import Written
 from gateway.session.receiving import unreleased_of
 from gateway.session.session import CLOSED, Session
 from gateway.wills import will_of
-from holdmq import telemetry
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
 from holdmq.rpc.connection import Reply
+from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.session_headers import (

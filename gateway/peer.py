@@ -7,7 +7,10 @@ import struct
 from typing import Any, Final, NamedTuple, Protocol
 
 from holdmq.errors import RecordError
-from holdmq.record import NO_HOST, encode_host
+from holdmq.record.codec import (
+    NO_HOST,
+    encode_host,
+)
 from holdmq.rpc.tls import names_of
 
 _CREDENTIALS: Final = struct.Struct("3i")

@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from holdmq import telemetry
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Reply
+from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import (
     FilterTerm,

@@ -11,9 +11,9 @@ from gateway.delivery import Delivery
 from gateway.link import BrokerLink
 from gateway.retained_again import RetainedAgain, retained_among
 from gateway.session.session import CLOSED, Session
-from holdmq import telemetry
 from holdmq.errors import HoldMQError
 from holdmq.rpc.connection import Connection, Reply
+from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.session_headers import SessionRecordsRequest, SessionRecordsResponse
 

@@ -12,9 +12,9 @@ from gateway.core.received import Received
 from gateway.session.inbound import Inbound
 from gateway.session.outbound import Granted, Planned
 from gateway.session.session import Session
-from holdmq import telemetry
 from holdmq.mqtt import Subscription
 from holdmq.mqtt.filters import SHARE_PREFIX
+from holdmq.service import telemetry
 from holdmq.wire.session_headers import DROP_FILTER, Content, SessionOpened
 from holdmq.wire.session_state import (
     FilterOptions,

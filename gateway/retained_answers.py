@@ -20,9 +20,9 @@ from gateway.redelivery import is_due
 from gateway.retained_delivery import RetainedDelivery
 from gateway.session.outbound import Outbound
 from gateway.session.session import CLOSED, Session
-from holdmq import telemetry
 from holdmq.errors import HoldMQError
 from holdmq.rpc.connection import Reply
+from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.retained_headers import (

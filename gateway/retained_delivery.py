@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from gateway.core.counters import Counters
 from gateway.session.outbound import Granted, Planned
 from gateway.session.session import Session
-from holdmq import telemetry
 from holdmq.errors import HoldMQError
 from holdmq.mqtt import DUP, MQTT_5, RETAIN, delivery_properties, encode_publish, matches
+from holdmq.service import telemetry
 from holdmq.wire.retained_headers import RetainedMessage, RetainedRow, decode_retained
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from gateway.core.receipts import CLOSE
 from gateway.ingress import Keep
 from gateway.limits import REROUTE_S
 from gateway.session.session import Session
-from holdmq import telemetry
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
 from holdmq.mqtt import ReasonCode, decode_publish_properties
 from holdmq.rpc.connection import Reply
+from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.retained_headers import (
     NEVER,

@@ -15,9 +15,9 @@ from typing import Final
 from gateway.draining import drain
 from gateway.listeners import Listener
 from gateway.worker import Worker
-from holdmq import telemetry
-from holdmq.config import Config
-from holdmq.login_failures import LoginFailures
+from holdmq.config.model import Config
+from holdmq.credentials.login_failures import LoginFailures
+from holdmq.service import telemetry
 
 START_ROUTES_S: Final = 5.0
 """How long a starting worker waits for its brokers before it accepts clients without them."""

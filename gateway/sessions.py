@@ -22,9 +22,9 @@ from gateway.session.outbound import Granted
 from gateway.session.receiving import complete, unreleased_of
 from gateway.session.session import CLOSED, OPENING, Session
 from gateway.wills import AT_OWNER, what_becomes_of_it
-from holdmq import telemetry
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
 from holdmq.mqtt import MqttError, ReasonCode
+from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.session_headers import (
     END,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.core.memberships import Membership, held_at
 from gateway.session.session import CLOSED
-from holdmq import telemetry
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Reply
+from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.session_state import Place

@@ -21,8 +21,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.limits import SOCKET_HIGH_BYTES
-from holdmq import telemetry
-from holdmq.record import NO_HOST, decode_host
+from holdmq.record.codec import (
+    NO_HOST,
+    decode_host,
+)
+from holdmq.service import telemetry
 
 READ_BYTES: Final = 64 << 10
 """One read: what a fast link brings in a millisecond."""

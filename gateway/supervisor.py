@@ -23,12 +23,16 @@ from gateway.listeners import Listener, listeners_of
 from gateway.metrics import GatewayCollector, Reports
 from gateway.reporting import MESSAGE_MAX_BYTES
 from gateway.serving import serve
-from holdmq import telemetry
-from holdmq.admin import AdminServer
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import HoldMQError
-from holdmq.host_rule import AllowedHosts
-from holdmq.process import die_with_parent, run_until_stopped, start_admin
+from holdmq.service import telemetry
+from holdmq.service.admin import AdminServer
+from holdmq.service.host_rule import AllowedHosts
+from holdmq.service.process import (
+    die_with_parent,
+    run_until_stopped,
+    start_admin,
+)
 
 GC_THRESHOLD: Final = 20_000
 """Container objects made between two young collections: a full batch of publishes makes about as many."""

@@ -20,7 +20,11 @@ from gateway.session.outbound import Granted
 from gateway.session.session import CLOSED, Session
 from holdmq import __version__
 from holdmq.mqtt import matches
-from holdmq.record import SYS_RETAIN, decode_record, encode_record
+from holdmq.record.codec import (
+    SYS_RETAIN,
+    decode_record,
+    encode_record,
+)
 
 if TYPE_CHECKING:
     from gateway.worker import Worker

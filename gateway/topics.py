@@ -11,11 +11,10 @@ from gateway.core.counters import Counters
 from gateway.core.producer import Target
 from gateway.core.rates import Allowances
 from gateway.limits import TOPIC_WAIT_S, TOPIC_WAITERS_MAX
-from holdmq import telemetry
 from holdmq.client.route import RouteTable
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.mqtt import ReasonCode
-from holdmq.topics import (
+from holdmq.names.topics import (
     OTHER_KEY_LEVELS,
     OTHER_TOPIC,
     TREE_PREFIX,
@@ -23,6 +22,7 @@ from holdmq.topics import (
     is_whole,
     rank_queues,
 )
+from holdmq.service import telemetry
 
 if TYPE_CHECKING:
     from gateway.link import BrokerLink

@@ -22,12 +22,15 @@ from gateway.core.receipts import CLOSE, Owner, Receipt
 from gateway.retained_puts import retained_put
 from gateway.session.events import Closed
 from gateway.session.session import Session
-from holdmq import telemetry
 from holdmq.errors import RecordError, WireError
 from holdmq.mqtt import PUBLISH, RETAIN, ReasonCode, Will, encode_block
-from holdmq.record import encode_record
-from holdmq.record_once import WILL_UID, Once
-from holdmq.topics import OTHER_TOPIC
+from holdmq.names.topics import OTHER_TOPIC
+from holdmq.record.codec import encode_record
+from holdmq.record.once import (
+    WILL_UID,
+    Once,
+)
+from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.session_headers import DueWill, SessionWillsRequest

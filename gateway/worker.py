@@ -46,14 +46,14 @@ from gateway.system_topics import SystemTopics
 from gateway.topics import Topics
 from gateway.tracing import Tracing
 from gateway.wills import Wills
-from holdmq import telemetry
 from holdmq.client.route import Link, RouteTable
-from holdmq.config import Config
+from holdmq.config.model import Config
+from holdmq.credentials.login_failures import LoginFailures
 from holdmq.errors import HoldMQError
-from holdmq.login_failures import LoginFailures
 from holdmq.mqtt import ReasonCode, TopicTable
 from holdmq.rpc.connection import Connection
 from holdmq.rpc.security import Security
+from holdmq.service import telemetry
 from holdmq.wire.headers import HelloResponse
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from holdmq.errors import StartupError
-from holdmq.process import ENV_PARENT_PID
+from holdmq.service.process import ENV_PARENT_PID
 from loadtest.usage import children_of
 
 START_S: Final = 30.0

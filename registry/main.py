@@ -6,13 +6,16 @@ import asyncio
 import signal
 from pathlib import Path
 
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import StartupError
-from holdmq.private_directory import close_to_others
-from holdmq.process import Service, listen_error
+from holdmq.files.private_directory import close_to_others
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.metrics import SecurityCollector
-from holdmq.telemetry import METRICS
+from holdmq.service.process import (
+    Service,
+    listen_error,
+)
+from holdmq.service.telemetry import METRICS
 from registry.server import RegistryServer
 
 

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from holdmq import telemetry
-from holdmq.atomic_file import AtomicFile
 from holdmq.errors import Code, HoldMQError, RemoteError, StoreFormatError
+from holdmq.files.atomic_file import AtomicFile
+from holdmq.service import telemetry
 from registry.core.order import OrderTable
 
 WAITING_MAX: Final = 1_000

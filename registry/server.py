@@ -14,10 +14,10 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge
 
-from holdmq import telemetry
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest, Server
+from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.frame import HEADER_MAX_BYTES
 from holdmq.wire.header import rows

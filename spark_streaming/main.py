@@ -17,11 +17,14 @@ from typing import Any, Final
 
 from prometheus_client import Gauge
 
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import ConfigError, HoldMQError
-from holdmq.process import Service
 from holdmq.rpc.security import Security
-from holdmq.telemetry import METRICS, Logger
+from holdmq.service.process import Service
+from holdmq.service.telemetry import (
+    METRICS,
+    Logger,
+)
 from spark_streaming.job.backlog import sample_backlogs
 from spark_streaming.job.home import Home
 from spark_streaming.job.jvm import is_submitted

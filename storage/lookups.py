@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from holdmq.errors import StorageError
     from holdmq.message import MessageId
-    from holdmq.record import Record
+    from holdmq.record.codec import Record
     from storage.store import Appended, Batch
 
 LATEST_MS: Final = (1 << 63) - 1

@@ -16,7 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from holdmq.errors import StorageError
-from holdmq.record_batch import Hashes, Ints, starts_of
+from holdmq.record.batch import (
+    Hashes,
+    Ints,
+    starts_of,
+)
 from storage.lookups import MessageIndex, TableStore
 
 if TYPE_CHECKING:
@@ -276,7 +280,7 @@ class MessageStore(Protocol):
     def append(self, batch: Batch, done: Appended) -> None:
         """Stamp a batch, in the order of calls, and queue it for the writer.
 
-        The records must have passed `holdmq.record_batch.check_entries`. `done` is called once,
+        The records must have passed `holdmq.record.batch.check_entries`. `done` is called once,
         later: with None when the batch is confirmed, else with the error and nothing of it
         stored. Batches are confirmed and refused in order; after a refusal offsets go on from
         the last confirmed one.

@@ -34,7 +34,11 @@ from broker.alerts.core.alarms import (
 from broker.kernel.request_family import Part
 from broker.retry.copies import DeadLetter
 from broker.shared_groups.core.queue import QueueKey
-from holdmq.config_alarms import AlarmsSection, BacklogRule, rule_of
+from holdmq.config.alarms import (
+    AlarmsSection,
+    BacklogRule,
+    rule_of,
+)
 from holdmq.errors import HoldMQError
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest

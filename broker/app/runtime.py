@@ -1,4 +1,4 @@
-"""When a broker looks for garbage among all its objects; `holdmq.interpreter` has what else is set.
+"""When a broker looks for garbage among all its objects; `holdmq.service.interpreter` has what else is set.
 
 What a broker makes for each message (batches, chunks, runs) lives as long as the tail cache has it, forms no
 cycles and is freed by counts. A full collection looks at all of it: 60 ms after eight seconds at 10,000

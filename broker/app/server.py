@@ -33,9 +33,9 @@ from broker.shared_groups.requests import SharedMode
 from broker.shared_groups.state import SharedRows
 from broker.tables.requests import Tables
 from broker.topics.requests import Topics
-from holdmq.config import BrokerSection
-from holdmq.config_alarms import AlarmsSection
-from holdmq.record_origin import retry_topic
+from holdmq.config.alarms import AlarmsSection
+from holdmq.config.model import BrokerSection
+from holdmq.record.origin import retry_topic
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest, Server
 from holdmq.wire.codes import RequestCode

@@ -28,8 +28,8 @@ from broker.groups.core.offsets import (
     clamp,
     positions,
 )
-from holdmq.atomic_file import AtomicFile
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, StoreFormatError
+from holdmq.files.atomic_file import AtomicFile
 from storage.log.core.retention import QueueNeed
 from storage.store import MessageStore
 

@@ -40,7 +40,7 @@ from broker.topics.core.table import (
     TopicTable,
 )
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
-from holdmq.record_origin import retry_topic
+from holdmq.record.origin import retry_topic
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode

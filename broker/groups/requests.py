@@ -52,11 +52,11 @@ from broker.groups.shared_handover import (
 from broker.kernel.request_family import Part
 from broker.retry.core.moves import RetryPolicy
 from broker.topics.core.table import TopicTable
-from holdmq.config import BrokerSection
+from holdmq.config.model import BrokerSection
 from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.names.topics import TEMPORARY_SUFFIX
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
-from holdmq.topics import TEMPORARY_SUFFIX
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import (
     CLUSTERING,

@@ -18,8 +18,8 @@ from broker.groups.core.settings import (
     Group,
     GroupTable,
 )
-from holdmq.atomic_file import AtomicFile
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, StoreFormatError
+from holdmq.files.atomic_file import AtomicFile
 
 CHANGES_MAX: Final = 1_000
 """Changes that wait for the file; past it BUSY."""

@@ -17,10 +17,13 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import structlog
 
-from holdmq.atomic_file import AtomicFile
 from holdmq.errors import HoldMQError, RecordError, StorageError, StoreFormatError
-from holdmq.record import decode_record, encode_record
-from holdmq.record_batch import split_records
+from holdmq.files.atomic_file import AtomicFile
+from holdmq.record.batch import split_records
+from holdmq.record.codec import (
+    decode_record,
+    encode_record,
+)
 from storage.store import Batch, MessageStore, ReadStatus, Run
 
 RECORDS_OUT: Final = 2

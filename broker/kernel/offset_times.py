@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdmq.errors import Code, HoldMQError, RemoteError
-from holdmq.record import decode_record
+from holdmq.record.codec import decode_record
 from storage.store import MessageStore, QueueRead
 
 LOOKS_PER_TURN: Final = 128

@@ -18,7 +18,7 @@ from broker.kernel.core.windows import (
     Ints,
     Windows,
 )
-from holdmq.topics import TEMPORARY_SUFFIX
+from holdmq.names.topics import TEMPORARY_SUFFIX
 
 TOPICS_MAX: Final = 20_000
 """Topics with counts of their own: twice the default of broker.topics_max; 42 MB when all are used."""

@@ -37,9 +37,12 @@ from broker.topics.core.table import (
 from holdmq.errors import Code, RemoteError, StorageError
 from holdmq.mqtt.filters import parse_filter
 from holdmq.mqtt.reasons import MqttError
+from holdmq.names.topics import (
+    TREE_PREFIX,
+    topic_of_filter,
+)
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
-from holdmq.topics import TREE_PREFIX, topic_of_filter
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import Empty

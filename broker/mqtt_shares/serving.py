@@ -36,9 +36,17 @@ from broker.reading.core.readers import (
 from broker.topics.core.table import TopicTable
 from holdmq.errors import RecordError
 from holdmq.mqtt.filters import matches
-from holdmq.record import Record, decode_record
+from holdmq.names.topics import (
+    TREE_PREFIX,
+    filter_terms,
+    join_mqtt_topic,
+    topic_of_filter,
+)
+from holdmq.record.codec import (
+    Record,
+    decode_record,
+)
 from holdmq.rpc.connection import Connection
-from holdmq.topics import TREE_PREFIX, filter_terms, join_mqtt_topic, topic_of_filter
 from storage.store import Batch, MessageStore
 
 TAIL_SCAN_BYTES: Final = 4 << 20

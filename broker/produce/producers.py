@@ -30,11 +30,14 @@ from broker.produce.core.sequences import (
     Key,
     Sequences,
 )
-from holdmq.atomic_file import AtomicFile, Loaded
-from holdmq.disk import Disk
 from holdmq.errors import BehindError, CorruptRecordError, HoldMQError, RecordError, StorageError
-from holdmq.record import decode_record
-from holdmq.topics import PRODUCED_TOPIC
+from holdmq.files.atomic_file import (
+    AtomicFile,
+    Loaded,
+)
+from holdmq.files.disk import Disk
+from holdmq.names.topics import PRODUCED_TOPIC
+from holdmq.record.codec import decode_record
 
 TICK_S: Final = 1.0
 SNAPSHOT_INTERVAL_S: Final = 10.0

@@ -34,18 +34,25 @@ from broker.topics.core.table import (
     Topic,
     TopicTable,
 )
+from holdmq.credentials.access_keys import Grants
+from holdmq.credentials.permissions import Action
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, WireError
-from holdmq.record_batch import check_entries, hashes_of, starts_of
-from holdmq.record_check import check_properties
-from holdmq.record_once import Once
-from holdmq.rpc.access_keys import Grants
+from holdmq.names.topics import (
+    PRODUCED_TOPIC,
+    is_system_topic,
+)
+from holdmq.record.batch import (
+    check_entries,
+    hashes_of,
+    starts_of,
+)
+from holdmq.record.check import check_properties
+from holdmq.record.once import Once
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
-from holdmq.topics import PRODUCED_TOPIC, is_system_topic
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, RunResult
-from holdmq.wire.permissions import Action
 from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
 from storage.store import Batch, MessageStore, Run
 

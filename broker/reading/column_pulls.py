@@ -1,7 +1,7 @@
 """PULL_COLUMNS: records of many queues as columns, for Spark and others that read in bulk.
 
 What is in memory is found on the event loop, what is not on the reader pool, where all of it is encoded
-(`holdmq.record_columns`). Nothing is held: who reads in bulk knows from QUEUE_BOUNDS what there is.
+(`holdmq.record.columns`). Nothing is held: who reads in bulk knows from QUEUE_BOUNDS what there is.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from broker.reading.pull import (
 )
 from broker.topics.core.table import TopicTable
 from holdmq.errors import Code, RemoteError, WireError
-from holdmq.record_columns import Encoded, Taken, encode_columns
-from holdmq.record_tags import tag_hash
+from holdmq.record.columns import (
+    Encoded,
+    Taken,
+    encode_columns,
+)
+from holdmq.record.tags import tag_hash
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode

@@ -23,8 +23,9 @@ from broker.topics.core.table import (
     Topic,
     TopicTable,
 )
+from holdmq.credentials.access_keys import Grants
+from holdmq.credentials.permissions import Action
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
-from holdmq.rpc.access_keys import Grants
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
@@ -39,7 +40,6 @@ from holdmq.wire.headers import (
     PullRequest,
     PullResponse,
 )
-from holdmq.wire.permissions import Action
 from storage.store import Batch, HashFilter, MessageStore, QueueRead, ReadStatus
 
 PULL_MAX_BYTES: Final = 8 << 20

@@ -19,10 +19,10 @@ from holdmq.errors import BehindError, Code, CorruptRecordError, RemoteError
 from holdmq.message import MessageId
 from holdmq.mqtt.filters import check_filter, matches
 from holdmq.mqtt.reasons import MqttError
-from holdmq.record import Record
+from holdmq.names.topics import is_system_topic
+from holdmq.record.codec import Record
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
-from holdmq.topics import is_system_topic
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import Empty, ReadAtRequest, ReadPosition
 from holdmq.wire.query_headers import (

@@ -8,7 +8,10 @@ from typing import Final, NamedTuple
 
 from broker.retained.core.scan import RetainedScan
 from holdmq.errors import BehindError, CorruptRecordError, RecordError
-from holdmq.record import decode_properties, decode_record
+from holdmq.record.codec import (
+    decode_properties,
+    decode_record,
+)
 from holdmq.wire.retained_headers import (
     NEVER,
     RETAINED_TOPIC,

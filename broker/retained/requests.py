@@ -26,7 +26,7 @@ from broker.retained.reads import (
     scan_slice,
 )
 from broker.sessions.requests import TopicsLike
-from holdmq.config import BrokerSection
+from holdmq.config.model import BrokerSection
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, StorageError, WireError
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest

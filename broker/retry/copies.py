@@ -24,9 +24,15 @@ from broker.retry.core.moves import (
 )
 from broker.topics.requests import Topics
 from holdmq.errors import HoldMQError, RecordError, StorageError
-from holdmq.record import Record, decode_record
-from holdmq.record_batch import split_records
-from holdmq.record_origin import DLQ_PREFIX, RETRY_PREFIX
+from holdmq.record.batch import split_records
+from holdmq.record.codec import (
+    Record,
+    decode_record,
+)
+from holdmq.record.origin import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+)
 from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
 from storage.store import Batch, Delayed, MessageStore, Run
 

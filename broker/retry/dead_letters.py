@@ -30,14 +30,28 @@ from broker.retry.core.dead_letters import (
 )
 from broker.retry.core.moves import resent_copy
 from broker.topics.requests import Topics
-from holdmq.atomic_file import AtomicFile
 from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError
-from holdmq.record import VERIFY_ALL, Record, decode_record
-from holdmq.record_batch import split_records
-from holdmq.record_origin import DLQ_PREFIX, dlq_topic, origin_of, retry_topic, value_in
+from holdmq.files.atomic_file import AtomicFile
+from holdmq.names.topics import (
+    group_fault,
+    is_system_topic,
+    topic_fault,
+)
+from holdmq.record.batch import split_records
+from holdmq.record.codec import (
+    VERIFY_ALL,
+    Record,
+    decode_record,
+)
+from holdmq.record.origin import (
+    DLQ_PREFIX,
+    dlq_topic,
+    origin_of,
+    retry_topic,
+    value_in,
+)
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
-from holdmq.topics import group_fault, is_system_topic, topic_fault
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.move_headers import (
     DeadLetterRow,

@@ -25,11 +25,19 @@ from broker.retry.core.moves import (
 )
 from broker.topics.requests import Topics
 from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError
-from holdmq.record import VERIFY_ALL, Record, decode_record
-from holdmq.record_origin import retry_topic
+from holdmq.names.topics import (
+    group_fault,
+    is_system_topic,
+    is_temporary,
+)
+from holdmq.record.codec import (
+    VERIFY_ALL,
+    Record,
+    decode_record,
+)
+from holdmq.record.origin import retry_topic
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
-from holdmq.topics import group_fault, is_system_topic, is_temporary
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.move_headers import (

@@ -26,7 +26,7 @@ from broker.shared_groups.reads import (
 from broker.shared_groups.starts import SharedStarts
 from broker.topics.core.table import TopicTable
 from holdmq.errors import Code, HoldMQError, RemoteError
-from holdmq.record_origin import retry_topic
+from holdmq.record.origin import retry_topic
 from holdmq.rpc.connection import Request
 from holdmq.wire.shared_headers import SharedDelivery, SharedPullRequest, SharedPullResponse
 from storage.store import HashFilter, MessageStore, QueueRead, ReadStatus

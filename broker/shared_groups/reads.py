@@ -7,8 +7,14 @@ from typing import Final, NamedTuple
 from broker.shared_groups.core.acknowledged import bits
 from broker.shared_groups.core.queue import Claim
 from broker.shared_groups.core.subscriptions import SubscriptionFilter
-from holdmq.record import IPV6_EXTRA, QUEUE_OFFSET_AT, SYS_BORN_IPV6, SYS_FLAG_AT, tag_of_record
-from holdmq.record_batch import split_records
+from holdmq.record.batch import split_records
+from holdmq.record.codec import (
+    IPV6_EXTRA,
+    QUEUE_OFFSET_AT,
+    SYS_BORN_IPV6,
+    SYS_FLAG_AT,
+    tag_of_record,
+)
 from storage.store import QueueRead, ReadStatus
 
 _RECONSUME_AT: Final = 72

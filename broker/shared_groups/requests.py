@@ -61,10 +61,17 @@ from broker.topics.core.table import (
     TopicTable,
 )
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError
-from holdmq.record_origin import RETRY_PREFIX, retry_topic
+from holdmq.names.topics import (
+    group_fault,
+    is_temporary,
+    topic_fault,
+)
+from holdmq.record.origin import (
+    RETRY_PREFIX,
+    retry_topic,
+)
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
-from holdmq.topics import group_fault, is_temporary, topic_fault
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import SHARED, Subscription
 from holdmq.wire.header import rows

@@ -14,8 +14,8 @@ from broker.shared_groups.core.queue import (
 from broker.shared_groups.core.shared import Shared
 from broker.shared_groups.core.subscriptions import SubscriptionFilter
 from broker.topics.core.table import TopicTable
-from holdmq.record_origin import retry_topic
-from holdmq.topics import is_temporary
+from holdmq.names.topics import is_temporary
+from holdmq.record.origin import retry_topic
 from holdmq.wire.shared_headers import EARLIEST, LATEST, SharedStart
 from storage.store import MessageStore
 

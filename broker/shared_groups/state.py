@@ -18,7 +18,7 @@ from broker.shared_groups.core.shared import (
     Bounds,
     Shared,
 )
-from holdmq.record_origin import retry_topic
+from holdmq.record.origin import retry_topic
 from holdmq.rpc.connection import Connection
 from holdmq.wire.group_headers import SHARED, MemberRow, Subscription
 from holdmq.wire.headers import HelloRequest

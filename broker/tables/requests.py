@@ -29,11 +29,11 @@ from broker.topics.core.table import (
     TopicTable,
 )
 from holdmq.errors import Code, RemoteError, StorageError
-from holdmq.record import FIXED_SIZE
-from holdmq.record_properties import encode_properties
+from holdmq.names.topics import is_system_topic
+from holdmq.record.codec import FIXED_SIZE
+from holdmq.record.properties import encode_properties
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
-from holdmq.topics import is_system_topic
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import Empty
 from holdmq.wire.table_headers import (

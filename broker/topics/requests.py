@@ -43,9 +43,9 @@ from broker.topics.topic_file import (
     Staged,
     TopicFile,
 )
-from holdmq.atomic_file import AtomicFile
-from holdmq.disk import Disk
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, UsageError, WireError
+from holdmq.files.atomic_file import AtomicFile
+from holdmq.files.disk import Disk
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode

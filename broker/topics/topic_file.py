@@ -15,8 +15,8 @@ from broker.topics.core.table import (
     Topic,
     TopicTable,
 )
-from holdmq.atomic_file import AtomicFile
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError
+from holdmq.files.atomic_file import AtomicFile
 
 CHANGES_MAX: Final = 1_000
 """Changes waiting for the file; past it BUSY. A write takes some ms, so it is a second of them."""

@@ -15,7 +15,7 @@ import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
 from console.sql.questions import LENGTH, READY, REPLY_MAX, Question, Reply, frame, reply_of
-from holdmq import telemetry
+from holdmq.service import telemetry
 
 log = structlog.get_logger("holdmq.console")
 

@@ -29,13 +29,13 @@ from gateway.core.permit import ALLOWED, REFUSED, UNASKED, Permit
 from gateway.core.scram import METHOD
 from gateway.session.events import Subscribing
 from gateway.session.session import CLOSED, Session
-from holdmq import telemetry
 from holdmq.mqtt import MQTT_5, Connect, MqttError, ReasonCode, Subscription
+from holdmq.service import telemetry
 
 if TYPE_CHECKING:
     from gateway.connection import Shell
     from gateway.worker import Worker
-    from holdmq.config import Config
+    from holdmq.config.model import Config
 
 FILE_AGE_S: Final = 86_400.0
 """How long an answer of the password file counts; its key changes with the user's line."""

@@ -24,8 +24,8 @@ from typing import Final
 
 from gateway.access.plugins import CLOSE_S, Client, PluginFailure, PluginKind, Plugins
 from gateway.core.counters import Counters
-from holdmq import telemetry
-from holdmq.interpreter import SWITCH_INTERVAL_S
+from holdmq.service import telemetry
+from holdmq.service.interpreter import SWITCH_INTERVAL_S
 
 ASKED_AT_A_TIME: Final = 16
 """Questions that one thread has in hand: a server over the network answers so many side by side."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.access.files import files_of
 from gateway.access.plugins import check_plugins
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import ConfigError
 
 

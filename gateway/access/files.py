@@ -13,10 +13,14 @@ from gateway.access.user_file import read_text
 from gateway.core.acl import AclError, AclRules
 from gateway.core.counters import Counters
 from gateway.core.scram import Verifier
-from holdmq import telemetry
-from holdmq.config_access import AccessSection
+from holdmq.config.access import AccessSection
 from holdmq.errors import ConfigError, HoldMQError
-from holdmq.file_signature import Signature, changed, signature_of
+from holdmq.files.file_signature import (
+    Signature,
+    changed,
+    signature_of,
+)
+from holdmq.service import telemetry
 
 ACL_WHAT = "access.acl_file"
 

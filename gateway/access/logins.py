@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.core.addresses import address_key, is_local, shown_key
 from gateway.core.scram import ScramError, wrong_password
-from holdmq import telemetry
-from holdmq.login_failures import ADDRESS, Login, LoginFailures, Rules, login_of, login_row
+from holdmq.credentials.login_failures import (
+    ADDRESS,
+    Login,
+    LoginFailures,
+    Rules,
+    login_of,
+    login_row,
+)
+from holdmq.service import telemetry
 
 if TYPE_CHECKING:
     from gateway.session.authenticating import Begin, Exchange
     from gateway.worker import Worker
-    from holdmq.config import GatewaySection
+    from holdmq.config.model import GatewaySection
 
 LINES_PER_S: Final = 10
 """Lines about who is held back from now on: from many addresses there are many."""

@@ -20,8 +20,8 @@ from gateway.access.askers import UNTRIED, UNTRIED_PER_TURN, Answer, Question
 from gateway.access.passwords import verify
 from gateway.core.counters import Counters
 from gateway.core.fair_line import FairLine
-from holdmq import telemetry
-from holdmq.interpreter import SWITCH_INTERVAL_S
+from holdmq.service import telemetry
+from holdmq.service.interpreter import SWITCH_INTERVAL_S
 
 BUSY: Final = Answer(False, failure="too many passwords wait to be checked", is_busy=True)
 

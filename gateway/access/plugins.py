@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple, NoReturn
 
-from holdmq import telemetry
-from holdmq.config_access import PluginSettings
+from holdmq.config.access import PluginSettings
 from holdmq.errors import ConfigError, UsageError
+from holdmq.service import telemetry
 
 PUBLISH: Final = "publish"
 SUBSCRIBE: Final = "subscribe"

@@ -22,8 +22,8 @@ from argon2.exceptions import Argon2Error
 from gateway.access.passwords import WHAT, hash_password, is_weaker
 from gateway.access.user_file import replace_secrets
 from gateway.core.counters import Counters
-from holdmq import telemetry
 from holdmq.errors import ConfigError
+from holdmq.service import telemetry
 
 REHASH_INTERVAL_S: Final = 30.0
 """How often a worker replaces the file at most; so long the passwords of who waits are kept in memory."""

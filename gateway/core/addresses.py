@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv6Network
 from typing import Final
 
-from holdmq.record import NO_HOST
+from holdmq.record.codec import NO_HOST
 
 NOBODY: Final = b""
 """The key of a connection without an address (UNIX sockets)."""

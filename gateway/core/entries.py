@@ -5,8 +5,12 @@ from __future__ import annotations
 from gateway.core.delayed import DELAYED_PREFIX, split_delayed
 from gateway.core.routes import NO_ROUTES, Routes
 from holdmq.mqtt import ReasonCode
-from holdmq.record import encode_properties
-from holdmq.topics import TopicTag, other_topic, split_mqtt_topic
+from holdmq.names.topics import (
+    TopicTag,
+    other_topic,
+    split_mqtt_topic,
+)
+from holdmq.record.codec import encode_properties
 
 
 class TopicEntry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from holdmq.record import PHYSICAL_OFFSET_AT
+from holdmq.record.codec import PHYSICAL_OFFSET_AT
 from holdmq.wire.session_state import Place
 
 if TYPE_CHECKING:

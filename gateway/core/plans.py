@@ -6,7 +6,12 @@ from gateway.core.entries import TopicEntry
 from gateway.core.producer import Target
 from gateway.core.received import Received
 from holdmq.mqtt import RETAIN
-from holdmq.record import SYS_QOS_SHIFT, SYS_RETAIN, RecordTemplate, encode_record
+from holdmq.record.codec import (
+    SYS_QOS_SHIFT,
+    SYS_RETAIN,
+    RecordTemplate,
+    encode_record,
+)
 
 
 def sys_flag_of(kind: int) -> int:

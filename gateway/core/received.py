@@ -1,6 +1,6 @@
 """What a persistent session publishes with QoS 2, so that each message is in the log once. Sans-IO.
 
-Every publish carries a generation of its packet id (`holdmq.record_once`); its queue's broker takes one that
+Every publish carries a generation of its packet id (`holdmq.record.once`); its queue's broker takes one that
 is not higher than the newest it knows for a repeat. PUBREL raises it, in the session's row, before PUBCOMP::
 
     PUBLISH ──► generation of the id, its queue in the row ──► log ──► PUBREC
@@ -18,7 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdmq.record_once import NO_GENERATION, Generation, Once
+from holdmq.record.once import (
+    NO_GENERATION,
+    Generation,
+    Once,
+)
 from holdmq.wire.session_state import ReceivedRow, ids_of, ranges_of
 
 if TYPE_CHECKING:

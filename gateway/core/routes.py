@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdmq.mqtt.filters import matches
-from holdmq.topics import TopicTag
+from holdmq.names.topics import TopicTag
 
 
 class Route(NamedTuple):

@@ -10,13 +10,16 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 import holdmq
-from holdmq import telemetry
 from holdmq.cli import services
 from holdmq.cli.loading import uncollected
-from holdmq.config import LogSection
+from holdmq.config.model import LogSection
 from holdmq.errors import ConfigError, HoldMQError, UsageError
-from holdmq.process import EXIT_FAILED, EXIT_USAGE
-from holdmq.visible_text import visible_lines
+from holdmq.names.visible_text import visible_lines
+from holdmq.service import telemetry
+from holdmq.service.process import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+)
 
 ENV_TRACEBACK: Final = "HOLDMQ_TRACEBACK"
 """Set to anything: an unexpected error shows its traceback, for a bug report."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from holdmq.config import Config
+from holdmq.config.model import Config
 
 if TYPE_CHECKING:
     from holdmq.client.cluster_calls import AdminCalls

@@ -13,7 +13,7 @@ from holdmq.cli.shown import say
 from holdmq.errors import StartupError
 
 if TYPE_CHECKING:
-    from holdmq.certificates import CertificateFiles
+    from holdmq.credentials.certificates import CertificateFiles
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,7 +70,7 @@ def show(
 
 def _certificates() -> Any:
     try:
-        from holdmq import certificates
+        from holdmq.credentials import certificates
     except ModuleNotFoundError as error:
         raise StartupError(
             f"holdmq cert needs the package {error.name}; install it: pip install 'holdmq[tls]'"

@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 
 import typer
 
-from holdmq.admin import CONTROL_HEADER
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import StartupError, UsageError
+from holdmq.service.admin import CONTROL_HEADER
 
 SILENCE_S: Final = 10.0
 """How long a gateway may say nothing: while a trace runs it writes at least an empty line each second."""

@@ -14,7 +14,7 @@ from holdmq.cli.calls import first_of, run_calls
 from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
 from holdmq.cli.plain_table import Table
 from holdmq.cli.shown import say
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import UsageError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confi
 from holdmq.cli.plain_table import Table
 from holdmq.cli.shown import say
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import UsageError
 
 if TYPE_CHECKING:

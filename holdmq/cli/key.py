@@ -15,10 +15,13 @@ from rich.console import Console
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.plain_table import Table
 from holdmq.cli.shown import say
+from holdmq.credentials.access_keys import (
+    AccessKey,
+    load_keys,
+)
+from holdmq.credentials.permissions import Role
 from holdmq.errors import UsageError
-from holdmq.private_file import write_private
-from holdmq.rpc.access_keys import AccessKey, load_keys
-from holdmq.wire.permissions import Role
+from holdmq.files.private_file import write_private
 
 SECRET_BYTES: Final = 32
 """Random bytes of a secret: as many as the digest that it is used with."""

@@ -16,11 +16,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from holdmq.cli.options import Json, print_json
 from holdmq.cli.plain_table import Table
 from holdmq.cli.shown import say
-from holdmq.process import EXIT_FAILED
-from holdmq.topics import PRODUCED_TOPIC
+from holdmq.names.topics import PRODUCED_TOPIC
+from holdmq.service.process import EXIT_FAILED
 
 if TYPE_CHECKING:
-    from holdmq.record import Record
+    from holdmq.record.codec import Record
     from storage.log.offline import Finding, OfflineStore
     from storage.log.verify import LogSums, QueueSums
 
@@ -189,8 +189,8 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 def _key_levels(store: OfflineStore) -> Callable[[str], int] | None:
     """Every topic's key levels from topic.json; None when it cannot be read."""
     from broker.topics.core.table import TopicTable
-    from holdmq.atomic_file import AtomicFile
     from holdmq.errors import StorageError
+    from holdmq.files.atomic_file import AtomicFile
 
     path = store.directory / "config" / "topic.json"
     table = TopicTable(1, 1)
@@ -235,7 +235,7 @@ def _stat_fields(sums: LogSums, queues: list[QueueSums], is_clean: bool) -> dict
 
 
 def _records(store: OfflineStore, start: int) -> Iterator[Record | Finding]:
-    from holdmq.record import decode_record
+    from holdmq.record.codec import decode_record
     from storage.log.offline import Finding
 
     begin = store.segments.first_position
@@ -267,7 +267,7 @@ def _is_wanted(
 
 
 def _keys(record: Record) -> list[str]:
-    from holdmq.record import decode_properties
+    from holdmq.record.codec import decode_properties
 
     pairs = decode_properties(record.properties).pairs
     return [value for name, value in pairs if name in ("KEYS", "UNIQ_KEY")]
@@ -275,7 +275,7 @@ def _keys(record: Record) -> list[str]:
 
 def _record_fields(record: Record) -> dict[str, Any]:
     """What a program wants to know; `body` is text, or `body_base64` what is no UTF-8."""
-    from holdmq.record import decode_properties
+    from holdmq.record.codec import decode_properties
 
     try:
         body = {"body": record.body.decode()}

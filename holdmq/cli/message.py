@@ -13,7 +13,7 @@ from holdmq.cli.calls import first_of
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.shown import fields_of, name_of, say, write_line
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import UsageError
 
 if TYPE_CHECKING:

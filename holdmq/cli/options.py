@@ -9,9 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from holdmq.config import Config
-from holdmq.config_sources import ENV_CONFIG, load
-from holdmq.visible_text import visible
+from holdmq.config.model import Config
+from holdmq.config.sources import (
+    ENV_CONFIG,
+    load,
+)
+from holdmq.names.visible_text import visible
 
 ConfigFile = Annotated[
     Path | None,

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.style import StyleType
 from rich.text import Text
 
-from holdmq.visible_text import visible
+from holdmq.names.visible_text import visible
 
 
 class Table(rich.table.Table):

@@ -15,7 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.shown import say
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ async def _send(
     """Send `batches`; return their count and where the last one is."""
     from holdmq.client.producer import Producer
     from holdmq.message import Message
+    from holdmq.names.topics import split_mqtt_topic
     from holdmq.rpc.security import Security
-    from holdmq.topics import split_mqtt_topic
 
     topic, tag = split_mqtt_topic(mqtt_topic)
     count, last = 0, None

@@ -13,7 +13,7 @@ from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confi
 from holdmq.cli.plain_table import Table
 from holdmq.cli.shown import content, say, write_line
 from holdmq.cli.times import show_time
-from holdmq.config import Config
+from holdmq.config.model import Config
 
 if TYPE_CHECKING:
     from holdmq.client.retained import RetainedAdmin, RetainedView

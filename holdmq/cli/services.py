@@ -13,7 +13,7 @@ import typer
 from holdmq.cli.loading import uncollected
 from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm
 from holdmq.errors import StartupError
-from holdmq.process import run_service
+from holdmq.service.process import run_service
 
 MODULES: Final = {
     "registry": "registry.main",

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from holdmq.visible_text import visible, visible_lines
+from holdmq.names.visible_text import (
+    visible,
+    visible_lines,
+)
 
 if TYPE_CHECKING:
     from holdmq.message import Message
@@ -64,7 +67,7 @@ def _payload(raw: bytes, is_seen: bool) -> bytes:
 
 def name_of(message: Message) -> str:
     """Return topic and tag as an MQTT topic, or as topic/tag where MQTT cannot see them."""
-    from holdmq.topics import join_mqtt_topic
+    from holdmq.names.topics import join_mqtt_topic
 
     joined = join_mqtt_topic(message.topic, message.tag)
     if joined is not None:

@@ -12,7 +12,7 @@ import typer
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.shown import write_line
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import HoldMQError, UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +95,12 @@ class _Subscription:
 
     def _begin(self, tasks: asyncio.TaskGroup, routes: RouteTable, reads_all: bool) -> None:
         from holdmq.client.tables import KIND_TABLE
-        from holdmq.topics import OTHER_TOPIC, is_whole, join_mqtt_topic, topic_of_filter
+        from holdmq.names.topics import (
+            OTHER_TOPIC,
+            is_whole,
+            join_mqtt_topic,
+            topic_of_filter,
+        )
 
         def read(topic: str, start: Start) -> None:
             route = routes.get(topic)
@@ -121,7 +126,7 @@ class _Subscription:
 
     async def _read(self, routes: RouteTable, topic: str, start: Start) -> None:
         from holdmq.client.pull_consumer import PullConsumer
-        from holdmq.topics import is_whole
+        from holdmq.names.topics import is_whole
 
         tag_filter = self._filter if is_whole(topic) else self._filter.partition("/")[2]
         # Without a second level in the filter the tag must be absent, which no tag filter says.
@@ -134,7 +139,7 @@ class _Subscription:
     def _take(self, message: Message) -> None:
         """Print `message` if the filter matches its MQTT topic and more are wanted."""
         from holdmq.mqtt.filters import matches
-        from holdmq.topics import join_mqtt_topic
+        from holdmq.names.topics import join_mqtt_topic
 
         mqtt_topic = join_mqtt_topic(message.topic, message.tag)
         if mqtt_topic is None or not matches(self._filter, mqtt_topic) or self._left == 0:

@@ -13,7 +13,7 @@ import typer
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.shown import content, say, write_line
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import UsageError
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from rich.text import Text
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.plain_table import Table
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import HoldMQError
-from holdmq.visible_text import visible
+from holdmq.names.visible_text import visible
 
 if TYPE_CHECKING:
     from holdmq.client.admin import Admin

@@ -14,7 +14,7 @@ from rich.console import Console
 from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
 from holdmq.cli.plain_table import Table
 from holdmq.cli.shown import say
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import Code, RemoteError, TransportError, UsageError
 
 if TYPE_CHECKING:

@@ -16,17 +16,20 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from holdmq import telemetry
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.services import MODULES
 from holdmq.cli.supervisor import Child, Supervisor
 from holdmq.cli.up_keys import give_keys
-from holdmq.config import Config
-from holdmq.disk import RealDisk
+from holdmq.config.model import Config
 from holdmq.errors import ConfigError, StartupError
-from holdmq.private_directory import make_private
-from holdmq.process import EXIT_OK, listen_error
-from holdmq.visible_text import visible
+from holdmq.files.disk import RealDisk
+from holdmq.files.private_directory import make_private
+from holdmq.names.visible_text import visible
+from holdmq.service import telemetry
+from holdmq.service.process import (
+    EXIT_OK,
+    listen_error,
+)
 
 DATA_DIR: Final = "holdmq-data"
 LOCK: Final = "up.lock"

@@ -25,7 +25,7 @@ class _Topic:
     def __init__(self, route: TopicRoute) -> None:
         self.route = route
         self.known: dict[bytes | str, TopicQueue] = {}
-        # holdmq.topics.rank_queues has the definition.
+        # holdmq.names.topics.rank_queues has the definition.
         self.weighing = [
             (queue.broker.encode() + queue.queue_id.to_bytes(4, "big"), queue) for queue in route.write_queues
         ]

@@ -10,9 +10,14 @@ from holdmq.client.cluster_calls import AdminCalls
 from holdmq.client.names import check_group
 from holdmq.errors import Code, OffsetError, RecordError, RemoteError, UsageError
 from holdmq.message import Message, TopicQueue
-from holdmq.record import decode_record
-from holdmq.record_batch import split_records
-from holdmq.record_origin import Origin, dlq_topic, origin_of, value_in
+from holdmq.record.batch import split_records
+from holdmq.record.codec import decode_record
+from holdmq.record.origin import (
+    Origin,
+    dlq_topic,
+    origin_of,
+    value_in,
+)
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import PulledQueue, PullQueue, PullRequest, PullResponse

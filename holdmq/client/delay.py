@@ -12,7 +12,10 @@ from typing import Final
 
 from holdmq.errors import UsageError
 from holdmq.message import Message
-from holdmq.record import encode_record, message_properties
+from holdmq.record.codec import (
+    encode_record,
+    message_properties,
+)
 from holdmq.wire.move_headers import DELAY_LEVELS_MS
 
 DUE_MAX_MS: Final = 1 << 53

@@ -35,7 +35,7 @@ from holdmq.client.subscriptions import TagFilter
 from holdmq.client.workers import Handler, Workers
 from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
 from holdmq.message import TopicQueue
-from holdmq.record_origin import retry_topic
+from holdmq.record.origin import retry_topic
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import BROADCAST, CLUSTERING, Subscription

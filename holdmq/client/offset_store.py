@@ -16,10 +16,13 @@ from urllib.parse import quote
 
 import structlog
 
-from holdmq.atomic_file import AtomicFile
 from holdmq.client.cursors import Position
-from holdmq.disk import Disk, RealDisk
 from holdmq.errors import StorageError, StoreFormatError, UsageError
+from holdmq.files.atomic_file import AtomicFile
+from holdmq.files.disk import (
+    Disk,
+    RealDisk,
+)
 from holdmq.message import TopicQueue
 
 DIRECTORY: Final = "~/.holdmq_offsets"

@@ -26,12 +26,19 @@ from holdmq.client.records import Packing, encode, encode_bodies, is_plain, uniq
 from holdmq.client.room import OUTSTANDING_MAX_BYTES
 from holdmq.client.route import REROUTE_S, RouteTable
 from holdmq.client.sender import PRODUCE_MAX_BYTES, Sender
-from holdmq.compression import BODY_MAX_BYTES, COMPRESS_LEVEL, COMPRESS_MIN_BYTES
 from holdmq.errors import BatchError, HoldMQError, TransportError, UsageError
 from holdmq.message import Message, TopicQueue
-from holdmq.record import FIXED_SIZE
+from holdmq.names.topics import (
+    tag_fault,
+    topic_fault,
+)
+from holdmq.record.codec import FIXED_SIZE
+from holdmq.record.compression import (
+    BODY_MAX_BYTES,
+    COMPRESS_LEVEL,
+    COMPRESS_MIN_BYTES,
+)
 from holdmq.rpc.security import Security
-from holdmq.topics import tag_fault, topic_fault
 
 SEND_TIMEOUT_S: Final = 30.0
 """Deadline of a send, all retries included: a broker's restart fits in."""

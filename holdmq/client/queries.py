@@ -14,7 +14,7 @@ from holdmq.client.pull_consumer import PullConsumer
 from holdmq.client.route import TopicRoute
 from holdmq.errors import Code, HoldMQError, OffsetError, RemoteError, TransportError, UsageError, WireError
 from holdmq.message import Message, MessageId, TopicQueue
-from holdmq.record import decode_record
+from holdmq.record.codec import decode_record
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows

@@ -12,10 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
-from holdmq.compression import BODY_MAX_BYTES, COMPRESS_LEVEL, COMPRESS_MIN_BYTES, compress
 from holdmq.errors import Code, RecordError
 from holdmq.message import Message
-from holdmq.record import (
+from holdmq.record.bodies import (
+    ID_MASK,
+    encode_each,
+)
+from holdmq.record.codec import (
     NO_HOST,
     QUEUE_ID_AT,
     SYS_COMPRESSED,
@@ -24,8 +27,13 @@ from holdmq.record import (
     encode_record,
     message_properties,
 )
-from holdmq.record_bodies import ID_MASK, encode_each
-from holdmq.record_properties import UNIQUE
+from holdmq.record.compression import (
+    BODY_MAX_BYTES,
+    COMPRESS_LEVEL,
+    COMPRESS_MIN_BYTES,
+    compress,
+)
+from holdmq.record.properties import UNIQUE
 
 TAGS_CACHED_MAX: Final = 16_384
 """Tags whose encoding is remembered (about 200 bytes each)."""

@@ -19,7 +19,7 @@ from holdmq.client.bounds import queue_bounds
 from holdmq.client.route import RouteTable
 from holdmq.errors import HoldMQError
 from holdmq.message import TopicQueue
-from holdmq.topics import is_temporary
+from holdmq.names.topics import is_temporary
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.offset_headers import (

@@ -19,7 +19,7 @@ from holdmq.client.cluster_calls import ClusterCalls
 from holdmq.client.names import check_topic
 from holdmq.client.route import RouteTable
 from holdmq.errors import Code, RemoteError, TransportError, WireError
-from holdmq.topics import queue_of_key
+from holdmq.names.topics import queue_of_key
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header, rows
 from holdmq.wire.headers import TopicCreateRequest

@@ -16,9 +16,19 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import structlog
 
+from holdmq.credentials.access_keys import (
+    AccessKey,
+    Grants,
+    by_certificate,
+    load_keys,
+    roles_of,
+)
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
-from holdmq.file_signature import Signature, changed, signature_of
-from holdmq.rpc.access_keys import AccessKey, Grants, by_certificate, load_keys, roles_of
+from holdmq.files.file_signature import (
+    Signature,
+    changed,
+    signature_of,
+)
 from holdmq.rpc.connection import Connection
 from holdmq.rpc.strangers import UNAUTHENTICATED_MAX, Strangers
 from holdmq.rpc.tls import (
@@ -37,7 +47,7 @@ _UNGUESSABLE: Final = secrets.token_bytes(32)
 """Stands for the secret of keys that do not exist, so that they are refused like wrong secrets."""
 
 if TYPE_CHECKING:
-    from holdmq.config import Config
+    from holdmq.config.model import Config
 
 log = structlog.get_logger("holdmq.rpc")
 

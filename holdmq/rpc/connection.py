@@ -28,7 +28,7 @@ from holdmq.wire.header import Header
 from holdmq.wire.untrusted import PEER_LIMITS, STRANGER_LIMITS
 
 if TYPE_CHECKING:
-    from holdmq.rpc.access_keys import Grants
+    from holdmq.credentials.access_keys import Grants
 
 H = TypeVar("H", bound=Header)
 OUTSTANDING_MAX_BYTES: Final = 32 << 20

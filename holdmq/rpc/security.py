@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from holdmq.errors import Code, ConfigError, RemoteError, UsageError, WireError
-from holdmq.private_file import read_private
+from holdmq.files.private_file import read_private
 from holdmq.rpc.tls import client_context
 from holdmq.wire.auth import NONCE_BYTES, challenge_of, client_proof, is_proof, server_proof
 from holdmq.wire.headers import HelloRequest, HelloResponse
 
 if TYPE_CHECKING:
-    from holdmq.config import Config
+    from holdmq.config.model import Config
 
 SECRET_FILE_MAX_BYTES: Final = 64 << 10
 """A file of one secret, which is a line."""

@@ -10,8 +10,8 @@ from typing import Any, Final, cast
 
 import structlog
 
+from holdmq.credentials.access_keys import Grants
 from holdmq.errors import Code, HoldMQError, RemoteError, StartupError, WireError
-from holdmq.rpc.access_keys import Grants
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.connection import OUTSTANDING_MAX_BYTES, Connection, Request
 from holdmq.rpc.handshake import Handshakes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from holdmq.errors import ConfigError
-from holdmq.private_file import refuse_if_open_to_others
+from holdmq.files.private_file import refuse_if_open_to_others
 
 EXPIRES_SOON_S: Final = 14 * 86_400
 """A certificate that ends sooner is warned of: two weeks are enough to renew one by hand."""

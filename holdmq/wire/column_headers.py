@@ -12,7 +12,7 @@ All are little-endian, with one element for each row. Times are ms since the epo
 is the last moment of the year 9999. `body` and `properties` are views: where each lies in one more buffer,
 the last one, which comes with any of them. It has the records as they lie in the log, or only their
 properties where no body was asked for. A flag is 1 for a body that is compressed, else 0; properties
-are encoded as in the record (`holdmq.record_properties`).
+are encoded as in the record (`holdmq.record.properties`).
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class ProduceRequest(Header):
     """Body: count u32 | sizes u32 x count | records. `crc` is the body's CRC-32.
 
     `delayed`: indices of the runs whose records wait until they are due (holdmq.wire.move_headers);
-    `noted`: of those with records that say what they are known by (holdmq.record_once), of which what the
+    `noted`: of those with records that say what they are known by (holdmq.record.once), of which what the
     broker has already is not stored again: such a run's base offset is -1 if a part of it was left out.
     """
 

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from holdmq.errors import WireError
-from holdmq.topics import queue_of_key
+from holdmq.names.topics import queue_of_key
 from holdmq.wire.header import Header, header
 
 RETAINED_TOPIC: Final = "%RETAIN"

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgpack
 
 from holdmq.errors import WireError
-from holdmq.topics import queue_of_key
+from holdmq.names.topics import queue_of_key
 from holdmq.wire.header import Header, header
 from holdmq.wire.untrusted import unpack
 

@@ -14,7 +14,7 @@ log position) at a broker.
 
 Below its place at a broker everything is settled, or planned: sent with a packet id, and not acknowledged
 to the end. `received` is there once the session published with QoS 2; generations are those of
-`holdmq.record_once`, of all packet ids but for those of the list, and ids are ranges: first, last, first, ….
+`holdmq.record.once`, of all packet ids but for those of the list, and ids are ranges: first, last, first, ….
 Source: mqtt.md, Sessions are cursors.
 """
 
@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from holdmq.errors import WireError
-from holdmq.record_once import Generation
+from holdmq.record.once import Generation
 from holdmq.wire.untrusted import unpack
 
 FORMAT: Final = 1

@@ -31,7 +31,7 @@ import uvloop
 
 from holdmq.client import Message, Producer, PullConsumer
 from holdmq.errors import HoldMQError, StartupError
-from holdmq.record_batch import split_records
+from holdmq.record.batch import split_records
 from loadtest.peers import holdmq_broker, missing_peers, nats, redis
 
 ROUND_MAX_S: Final = 120.0

@@ -23,11 +23,15 @@ from typing import Final
 
 import uvloop
 
-from holdmq.config import StorageSection
-from holdmq.disk import File, RealDisk, RealFile
+from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
-from holdmq.interpreter import prepare_interpreter
-from holdmq.record_batch import encode_batch
+from holdmq.files.disk import (
+    File,
+    RealDisk,
+    RealFile,
+)
+from holdmq.record.batch import encode_batch
+from holdmq.service.interpreter import prepare_interpreter
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, Run
 

@@ -24,10 +24,13 @@ from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
-from holdmq.config import StorageSection
+from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
-from holdmq.interpreter import prepare_interpreter
-from holdmq.record_batch import Ints, encode_batch
+from holdmq.record.batch import (
+    Ints,
+    encode_batch,
+)
+from holdmq.service.interpreter import prepare_interpreter
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, Run
 

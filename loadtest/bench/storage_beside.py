@@ -24,11 +24,16 @@ from pathlib import Path
 
 import numpy as np
 
-from holdmq.config import StorageSection
-from holdmq.disk import Disk, File, RealDisk, RealFile
+from holdmq.config.model import StorageSection
 from holdmq.errors import CorruptRecordError, StorageError
-from holdmq.interpreter import prepare_interpreter
-from holdmq.record_batch import Ints
+from holdmq.files.disk import (
+    Disk,
+    File,
+    RealDisk,
+    RealFile,
+)
+from holdmq.record.batch import Ints
+from holdmq.service.interpreter import prepare_interpreter
 from loadtest.bench.storage import TOPIC, Bench, prepare
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, Run

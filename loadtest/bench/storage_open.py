@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from holdmq.memory import memory_used
-from holdmq.record_batch import encode_batch
+from holdmq.record.batch import encode_batch
+from holdmq.service.memory import memory_used
 from loadtest.bench.storage import TOPIC, Bench, prepare
 from storage.store import Batch, Run
 

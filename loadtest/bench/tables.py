@@ -20,9 +20,9 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from holdmq.config import StorageSection
+from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
-from holdmq.interpreter import prepare_interpreter
+from holdmq.service.interpreter import prepare_interpreter
 from storage.log.store import LogStore, open_store
 from storage.log.tables import Tables
 from storage.store import Batch

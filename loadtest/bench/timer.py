@@ -25,11 +25,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from holdmq.config import StorageSection
+from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
-from holdmq.interpreter import prepare_interpreter
-from holdmq.record import decode_record, encode_record
-from holdmq.record_batch import Ints
+from holdmq.record.batch import Ints
+from holdmq.record.codec import (
+    decode_record,
+    encode_record,
+)
+from holdmq.service.interpreter import prepare_interpreter
 from storage.log.store import LogStore, now_ms, open_store
 from storage.store import Batch, Delayed
 

@@ -18,10 +18,10 @@ from prometheus_client import Counter, Gauge
 from holdmq.analytics.schemas import BACKLOG, BACKLOG_SCHEMA
 from holdmq.client.admin import Admin
 from holdmq.client.statistics import BacklogView
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import HoldMQError
 from holdmq.rpc.security import Security
-from holdmq.telemetry import METRICS
+from holdmq.service.telemetry import METRICS
 from spark_streaming.job.sink import Sink
 from spark_streaming.source.link import ROLE
 from spark_streaming.tables import TableSpec, with_batch

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from holdmq.atomic_file import AtomicFile
 from holdmq.errors import StartupError, StoreFormatError
+from holdmq.files.atomic_file import AtomicFile
 from spark_streaming.job.sink import Standing
 
 _REBUILD: Final = "holdmq stats --rebuild puts both aside and counts anew from the log"

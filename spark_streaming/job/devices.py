@@ -26,7 +26,7 @@ from holdmq.analytics.schemas import (
     TALKERS_1M_SCHEMA,
 )
 from holdmq.analytics.sketches import estimate, merge_sketches
-from holdmq.telemetry import METRICS
+from holdmq.service.telemetry import METRICS
 from spark_streaming.tables import TableSpec, with_batch
 
 COLUMNS: Final = "topic,store_time,client_id"

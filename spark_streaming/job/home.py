@@ -16,9 +16,9 @@ import os
 import shutil
 from pathlib import Path
 
-from holdmq.disk import DIRECTORY_MODE
 from holdmq.errors import StartupError
-from holdmq.private_directory import make_private
+from holdmq.files.disk import DIRECTORY_MODE
+from holdmq.files.private_directory import make_private
 
 
 class Home:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from holdmq.errors import ConfigError, StartupError
 from spark_streaming.job.backlog import BACKLOG_TABLE, SAMPLES_APP
 from spark_streaming.job.checkpoint import Checkpoint

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from spark_streaming.job import devices, tps
 from spark_streaming.job.latency import LATENCY_TABLE
 from spark_streaming.tables import TPS_1H_TABLE, TPS_1M_TABLE, TPS_1S_TABLE, TableSpec

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from holdmq.errors import HoldMQError
-from holdmq.telemetry import METRICS
+from holdmq.service.telemetry import METRICS
 from spark_streaming.job.checkpoint import Checkpoint
 from spark_streaming.job.job_source import JOB_FORMAT, register
 from spark_streaming.job.parts import Part

@@ -24,7 +24,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from holdmq.errors import ConfigError, StartupError
 from spark_streaming.java import find_java_home
 from spark_streaming.job import class_archive

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from holdmq.errors import StartupError
 from spark_streaming.tables import TableSpec
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from holdmq.analytics.schemas import LATENCY
-from holdmq.telemetry import METRICS
+from holdmq.service.telemetry import METRICS
 from spark_streaming.job.latency import bucket, latency_rows
 from spark_streaming.tables import (
     TPS_1H,

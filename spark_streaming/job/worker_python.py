@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from holdmq.disk import RealDisk
-from holdmq.private_file import replace_file
+from holdmq.files.disk import RealDisk
+from holdmq.files.private_file import replace_file
 from spark_streaming.job.home import unusable
 
 _LAUNCHER: Final = """#!/bin/sh

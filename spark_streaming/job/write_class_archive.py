@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from holdmq.errors import HoldMQError
 from spark_streaming.java import find_java_home
 from spark_streaming.job.class_archive import SUFFIX, archive_path

@@ -23,10 +23,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from holdmq.compression import decompress
 from holdmq.errors import WireError
 from holdmq.message import TopicQueue
-from holdmq.record_properties import value_of
+from holdmq.record.compression import decompress
+from holdmq.record.properties import value_of
 from holdmq.wire.column_headers import COLUMNS as WIRE_COLUMNS
 
 _UTC: Final = pa.timestamp("us", tz="UTC")

@@ -291,8 +291,8 @@ def _set_up_logging(_: Any, method: str, event: MutableMapping[str, Any]) -> NoR
     In a Python worker: standard output belongs to Spark, standard error is the log. Most log nothing, and
     live for one plan, so that what a log needs would be a good part of their work.
     """
-    from holdmq import telemetry
-    from holdmq.config import LogSection
+    from holdmq.config.model import LogSection
+    from holdmq.service import telemetry
 
     telemetry.setup("spark", LogSection())
     getattr(structlog.get_logger(), method)(**event)

@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
 from holdmq.errors import ConfigError, UsageError
+from holdmq.names.topics import topic_fault
 from holdmq.rpc.security import Security
-from holdmq.topics import topic_fault
 from holdmq.wire.column_headers import COLUMNS_TAGS_MAX
 from spark_streaming.source.columns import COLUMNS
 from spark_streaming.source.offsets import LATEST, Offsets, check_offsets

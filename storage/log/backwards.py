@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdmq.disk import Disk, File
 from holdmq.errors import CorruptRecordError, StorageError
-from holdmq.record import RECORD_BYTES_LIMIT, Record
+from holdmq.files.disk import (
+    Disk,
+    File,
+)
+from holdmq.record.codec import (
+    RECORD_BYTES_LIMIT,
+    Record,
+)
 from storage.log.core.backwards import record_before
 from storage.log.core.names import blank_size_at
 from storage.log.segments import Segment, Segments

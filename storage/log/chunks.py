@@ -13,9 +13,12 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from holdmq.errors import StorageError
-from holdmq.memory import memory_limit, memory_used
-from holdmq.record import RECORD_BYTES_LIMIT
-from holdmq.record_batch import starts_of
+from holdmq.record.batch import starts_of
+from holdmq.record.codec import RECORD_BYTES_LIMIT
+from holdmq.service.memory import (
+    memory_limit,
+    memory_used,
+)
 from storage.log.activity import Activity
 from storage.log.core.chunks import Chunk, ChunkCache
 from storage.log.core.names import blank_size_at

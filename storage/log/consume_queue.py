@@ -9,7 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from holdmq.disk import Disk, File
+from holdmq.files.disk import (
+    Disk,
+    File,
+)
 from storage.log.core.entries import (
     ENTRY,
     ENTRY_SIZE,

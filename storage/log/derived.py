@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdmq.disk import Disk
 from holdmq.errors import StorageError
+from holdmq.files.disk import Disk
 from storage.log.core.epochs import Epochs
 from storage.log.core.scan import KeyLevels
 from storage.log.follower import Follower

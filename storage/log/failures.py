@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdmq.disk import FULL_ERRORS
 from holdmq.errors import StorageError, StoreFullError, StoreReadOnlyError
+from holdmq.files.disk import FULL_ERRORS
 
 FULL_HINT: Final = "free space on this file system; service resumes by itself"
 READ_ONLY_HINT: Final = "check the disk, then restart the broker"

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from holdmq.atomic_file import AtomicFile
 from holdmq.errors import StorageError
+from holdmq.files.atomic_file import AtomicFile
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
 from storage.log.core.queues import Queue

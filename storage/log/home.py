@@ -18,9 +18,12 @@ import os
 from pathlib import Path
 from typing import Final
 
-from holdmq.atomic_file import AtomicFile
-from holdmq.disk import Disk, File
 from holdmq.errors import StorageError, StoreFormatError
+from holdmq.files.atomic_file import AtomicFile
+from holdmq.files.disk import (
+    Disk,
+    File,
+)
 from storage.log.core.epochs import Epochs
 
 STORE_FORMAT: Final = 1

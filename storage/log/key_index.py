@@ -14,8 +14,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import structlog
 
-from holdmq.disk import FULL_ERRORS, Disk
 from holdmq.errors import BehindError, CorruptRecordError
+from holdmq.files.disk import (
+    FULL_ERRORS,
+    Disk,
+)
 from storage.log.core.hash_index import (
     ENTRY,
     ENTRY_SIZE,

@@ -12,11 +12,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from holdmq.atomic_file import AtomicFile
-from holdmq.config import StorageSection
-from holdmq.disk import Disk, File, RealDisk
+from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError, StoreFormatError
-from holdmq.record import BLANK_SIZE_MIN, RECORD_BYTES_LIMIT
+from holdmq.files.atomic_file import AtomicFile
+from holdmq.files.disk import (
+    Disk,
+    File,
+    RealDisk,
+)
+from holdmq.record.codec import (
+    BLANK_SIZE_MIN,
+    RECORD_BYTES_LIMIT,
+)
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.names import blank_size_at
 from storage.log.core.scan import KeyLevels, batch_of, next_whole, whole_records

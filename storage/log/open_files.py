@@ -11,7 +11,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from holdmq.disk import Disk, File, Space
+from holdmq.files.disk import (
+    Disk,
+    File,
+    Space,
+)
 
 READ_FILES_MAX: Final = 256
 """Files open for reading: with those of the writers it leaves half of the usual 1,024 to connections."""
@@ -27,7 +31,7 @@ class _Open:
 
 
 class OpenFiles:
-    """`holdmq.disk.Disk` with `read`. Any thread may call it; every method blocks.
+    """`holdmq.files.disk.Disk` with `read`. Any thread may call it; every method blocks.
 
     At most `files_max` files stay open, and one more for each thread that reads at the moment.
     """

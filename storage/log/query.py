@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from holdmq.disk import Disk
 from holdmq.errors import BehindError, CorruptRecordError, StorageError
+from holdmq.files.disk import Disk
 from holdmq.message import MessageId
-from holdmq.record import MAGIC, Record, decode_record
-from holdmq.record_properties import KEY, UNIQUE, encode_properties
+from holdmq.record.codec import (
+    MAGIC,
+    Record,
+    decode_record,
+)
+from holdmq.record.properties import (
+    KEY,
+    UNIQUE,
+    encode_properties,
+)
 from storage.log.backwards import BackwardReader
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.keys import hash_of, keys_in

@@ -7,11 +7,15 @@ from typing import Final
 
 import numpy as np
 
-from holdmq.disk import Disk
 from holdmq.errors import CorruptRecordError, StorageError
-from holdmq.record import RECORD_BYTES_LIMIT
-from holdmq.record_batch import Hashes, Ints, decode_offsets
-from holdmq.tag_table import TagTable
+from holdmq.files.disk import Disk
+from holdmq.record.batch import (
+    Hashes,
+    Ints,
+    decode_offsets,
+)
+from holdmq.record.codec import RECORD_BYTES_LIMIT
+from holdmq.record.tag_table import TagTable
 from storage.log.chunks import CHUNK_BYTES, Chunks, Damage
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.chunks import Chunk, ChunkCache

@@ -11,9 +11,16 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from holdmq.disk import FULL_ERRORS, Disk, File
 from holdmq.errors import CorruptRecordError, StorageError, StoreFullError
-from holdmq.record import BLANK_SIZE_MIN, RECORD_BYTES_LIMIT
+from holdmq.files.disk import (
+    FULL_ERRORS,
+    Disk,
+    File,
+)
+from holdmq.record.codec import (
+    BLANK_SIZE_MIN,
+    RECORD_BYTES_LIMIT,
+)
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import entries_of
 from storage.log.core.names import blank_size_at, name_of

@@ -16,9 +16,13 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from holdmq.config import StorageSection
-from holdmq.disk import FULL_ERRORS, Disk, Space
+from holdmq.config.model import StorageSection
 from holdmq.errors import CorruptRecordError, StorageError, StoreFullError, UsageError
+from holdmq.files.disk import (
+    FULL_ERRORS,
+    Disk,
+    Space,
+)
 from storage.log.backwards import BackwardReader
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.queues import Queue

@@ -13,8 +13,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 
-from holdmq.disk import Disk, File
-from holdmq.record import BLANK_SIZE_MIN
+from holdmq.files.disk import (
+    Disk,
+    File,
+)
+from holdmq.record.codec import BLANK_SIZE_MIN
 from storage.log.core.names import holding, name_of, offsets_of
 
 RESERVE: Final = "reserve"

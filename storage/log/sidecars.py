@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import structlog
 
-from holdmq.record_batch import Ints
+from holdmq.record.batch import Ints
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries
 from storage.log.core.names import name_of

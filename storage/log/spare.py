@@ -12,7 +12,10 @@ from typing import Final
 
 import structlog
 
-from holdmq.disk import FULL_ERRORS, Disk
+from holdmq.files.disk import (
+    FULL_ERRORS,
+    Disk,
+)
 
 SPARE: Final = "spare"
 SEGMENT_PART: Final = 16

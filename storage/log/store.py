@@ -16,10 +16,13 @@ from typing import Final
 
 import structlog
 
-from holdmq.config import StorageSection
-from holdmq.disk import Disk, RealDisk
+from holdmq.config.model import StorageSection
 from holdmq.errors import BehindError, StorageError, StoreFullError
-from holdmq.record import BLANK_SIZE_MIN
+from holdmq.files.disk import (
+    Disk,
+    RealDisk,
+)
+from holdmq.record.codec import BLANK_SIZE_MIN
 from storage.log.chunks import Chunks
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.chunks import ChunkCache

@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 import lmdb
 import structlog
 
-from holdmq.atomic_file import AtomicFile
-from holdmq.disk import Disk
 from holdmq.errors import StorageError, StoreFormatError, StoreFullError, StoreReadOnlyError
+from holdmq.files.atomic_file import AtomicFile
+from holdmq.files.disk import Disk
 from storage.log.core.names import name_of
 from storage.log.core.tables import (
     PLAIN_KEY_MAX,

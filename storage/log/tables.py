@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 import structlog
 
 from holdmq.errors import Code, RecordError, StorageError
-from holdmq.topics import is_temporary
+from holdmq.names.topics import is_temporary
 from storage.log.core.delayed import sizes_of
 from storage.log.core.epochs import Epochs
 from storage.log.core.tables import changes_in, table_record

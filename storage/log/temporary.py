@@ -16,8 +16,12 @@ from typing import Final
 import numpy as np
 
 from holdmq.errors import StorageError
-from holdmq.record_batch import NO_POSITION, stamp, tag_hashes
-from holdmq.topics import is_temporary
+from holdmq.names.topics import is_temporary
+from holdmq.record.batch import (
+    NO_POSITION,
+    stamp,
+    tag_hashes,
+)
 from storage.log.core.queues import Queue, confirm_runs, outside, read_memory
 from storage.log.core.tail import BATCH_OVERHEAD_BYTES
 from storage.store import Appended, Batch, Confirmed, HashFilter, QueueRead, ReadStatus

@@ -19,7 +19,7 @@ import numpy as np
 import structlog
 
 from holdmq.errors import Code, RecordError, StorageError
-from holdmq.topics import is_temporary
+from holdmq.names.topics import is_temporary
 from storage.log.core.delayed import (
     TIMER_QUEUE,
     TIMER_TOPIC,

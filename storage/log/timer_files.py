@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from holdmq.atomic_file import AtomicFile
-from holdmq.disk import Disk
 from holdmq.errors import RecordError, StorageError, StoreFormatError
+from holdmq.files.atomic_file import AtomicFile
+from holdmq.files.disk import Disk
 from storage.log.core.delayed import Entry
 from storage.log.core.entries import ranges_of
 from storage.log.core.names import name_of, offsets_of

@@ -8,8 +8,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from holdmq.disk import Disk
-from holdmq.record import (
+from holdmq.files.disk import Disk
+from holdmq.record.codec import (
     FIXED_SIZE,
     IPV6_EXTRA,
     MAGIC,

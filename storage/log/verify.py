@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from holdmq.atomic_file import AtomicFile
 from holdmq.errors import StorageError
-from holdmq.record_batch import decode_columns
-from holdmq.topics import PRODUCED_TOPIC
+from holdmq.files.atomic_file import AtomicFile
+from holdmq.names.topics import PRODUCED_TOPIC
+from holdmq.record.batch import decode_columns
 from storage.log.consume_queue import Key
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
 from storage.log.core.names import name_of, offsets_of

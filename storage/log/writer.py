@@ -13,8 +13,8 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Final
 
-from holdmq.disk import FULL_ERRORS
 from holdmq.errors import StorageError
+from holdmq.files.disk import FULL_ERRORS
 from storage.log.core.names import blank_parts
 from storage.log.core.queues import Queue
 from storage.log.failures import reserve_failure, sync_failure, thread_failure, write_failure

@@ -20,8 +20,8 @@ from processes import free_port
 from web_pages import launched
 
 from console.main import main
-from holdmq.config import Config
-from holdmq.process import Service
+from holdmq.config.model import Config
+from holdmq.service.process import Service
 
 TIMES = {"tps_1s": "second", "tps_1m": "minute", "tps_1h": "hour"}
 

@@ -16,10 +16,10 @@ from openapi_answers import conforms
 
 from console.main import main
 from console.openapi import document
-from holdmq import telemetry
-from holdmq.config import Config
+from holdmq.config.model import Config
 from holdmq.errors import ConfigError, StartupError
-from holdmq.process import Service
+from holdmq.service import telemetry
+from holdmq.service.process import Service
 
 Serve = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 Append = Callable[..., None]

@@ -31,9 +31,9 @@ from gateway.core.acl import REPLAY, AclError, AclRules
 from gateway.core.proxy_protocol import ProxyError, ProxyParser
 from gateway.core.scram import ScramError, ScramServer, Verifier
 from gateway.core.websocket import CLOSED, WebSocket, WebSocketRules
-from holdmq.admin import AdminServer
 from holdmq.errors import RecordError, WireError
-from holdmq.host_rule import AllowedHosts
+from holdmq.service.admin import AdminServer
+from holdmq.service.host_rule import AllowedHosts
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.command import Command, decode_command
 from holdmq.wire.frame import FrameDecoder, encode_frame

@@ -25,7 +25,10 @@ import store_under_load
 from store_under_load import LATE, QUEUES, TABLE, new_store, settings_of
 
 from holdmq.errors import StorageError
-from holdmq.record import VERIFY_ALL, decode_record
+from holdmq.record.codec import (
+    VERIFY_ALL,
+    decode_record,
+)
 from storage.log.store import LogStore
 from storage.store import Batch, ReadStatus
 

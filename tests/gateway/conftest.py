@@ -26,9 +26,13 @@ from gateway.access.logins import failures_of
 from gateway.binding import bind
 from gateway.listeners import Listener
 from gateway.worker import Worker
-from holdmq.config import ClientSection, Config, GatewaySection
-from holdmq.config_access import AccessSection
-from holdmq.config_listeners import ListenerSettings
+from holdmq.config.access import AccessSection
+from holdmq.config.listeners import ListenerSettings
+from holdmq.config.model import (
+    ClientSection,
+    Config,
+    GatewaySection,
+)
 from holdmq.errors import CODES, Code, RemoteError
 from holdmq.mqtt import (
     MQTT_3_1_1,
@@ -46,8 +50,8 @@ from holdmq.mqtt import (
     encode,
     publishes,
 )
-from holdmq.record import decode_record
-from holdmq.record_tags import tag_hash
+from holdmq.record.codec import decode_record
+from holdmq.record.tags import tag_hash
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import Server
 from holdmq.wire.codes import RequestCode

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.binding import Place, bind
-from holdmq.config_listeners import ListenerSettings
+from holdmq.config.listeners import ListenerSettings
 from holdmq.errors import StartupError
 
 

@@ -11,8 +11,12 @@ import pytest
 
 from gateway import control
 from gateway.control import LINES_WAITING_MAX, TRACES_MAX, Controls
-from holdmq.admin import ControlAnswer
-from holdmq.login_failures import LoginFailures, Rules, login_row
+from holdmq.credentials.login_failures import (
+    LoginFailures,
+    Rules,
+    login_row,
+)
+from holdmq.service.admin import ControlAnswer
 
 BAN = {"principal": "c1", "address": "0a000001", "left_s": 60.0, "connects": 9}
 

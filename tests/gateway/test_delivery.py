@@ -22,7 +22,12 @@ from holdmq.mqtt import (
     encode_block,
 )
 from holdmq.mqtt.protocol import PUBLISH
-from holdmq.record import SYS_COMPRESSED, SYS_QOS_SHIFT, encode_properties, encode_record
+from holdmq.record.codec import (
+    SYS_COMPRESSED,
+    SYS_QOS_SHIFT,
+    encode_properties,
+    encode_record,
+)
 from holdmq.wire.headers import TermKind
 
 Start = Callable[..., Awaitable[Any]]
@@ -472,7 +477,7 @@ async def test_a_read_that_fails_is_not_jumped_over_by_the_next_one(start_worker
 async def test_a_topic_created_with_other_key_levels_changes_the_terms_of_its_filters(
     start_worker: Start,
 ) -> None:
-    from holdmq.topics import filter_terms
+    from holdmq.names.topics import filter_terms
     from holdmq.wire.headers import TopicRow
 
     running = await start_worker()

@@ -28,7 +28,10 @@ from gateway import layered
 from gateway.draining import drain
 from gateway.peer import Peer
 from holdmq.mqtt import MQTT_5, Connect, Disconnect, Publish, Will, encode
-from holdmq.record import decode_host, decode_record
+from holdmq.record.codec import (
+    decode_host,
+    decode_record,
+)
 
 Start = Callable[..., Awaitable[Any]]
 

@@ -25,7 +25,10 @@ from websockets.http11 import Response
 
 from gateway.peer import Peer
 from holdmq.mqtt import Publish, encode
-from holdmq.record import decode_host, decode_record
+from holdmq.record.codec import (
+    decode_host,
+    decode_record,
+)
 
 Start = Callable[..., Awaitable[Any]]
 LOCAL = ["127.0.0.0/8"]

@@ -15,8 +15,11 @@ from security import Authority
 from gateway import listeners, worker
 from gateway.listeners import CertificateWatch, Listener, listeners_of
 from gateway.tls import Tls
-from holdmq.config import Config, GatewaySection
-from holdmq.config_listeners import ListenerSettings
+from holdmq.config.listeners import ListenerSettings
+from holdmq.config.model import (
+    Config,
+    GatewaySection,
+)
 from holdmq.errors import ConfigError
 
 

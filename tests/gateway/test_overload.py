@@ -9,9 +9,9 @@ import pytest
 
 from gateway.core.overload import LAG, NORMAL, PAUSING, REFUSING
 from gateway.overload import PAUSED_S, OverloadWatch, memory_watermark
-from holdmq.config import GatewaySection
-from holdmq.memory import memory_limit
+from holdmq.config.model import GatewaySection
 from holdmq.mqtt import MQTT_5, Publish
+from holdmq.service.memory import memory_limit
 
 Start = Callable[..., Awaitable[Any]]
 

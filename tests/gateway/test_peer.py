@@ -3,7 +3,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.peer import Certificate, Peer, born_host, certificate_named, certificate_of, peer_of
-from holdmq.record import NO_HOST, decode_host
+from holdmq.record.codec import (
+    NO_HOST,
+    decode_host,
+)
 
 
 class Transport:

@@ -9,7 +9,11 @@ import pytest
 
 from gateway import topics
 from holdmq.mqtt import MQTT_5, Publish
-from holdmq.record import decode_record, encode_properties, encode_record
+from holdmq.record.codec import (
+    decode_record,
+    encode_properties,
+    encode_record,
+)
 from holdmq.wire.headers import TopicRow
 
 Start = Callable[..., Awaitable[Any]]

@@ -13,7 +13,10 @@ import gateway.sockets
 from gateway.limits import SOCKET_HIGH_BYTES
 from gateway.peer import peer_of
 from gateway.sockets import READ_BYTES, SOCKET_LOW_BYTES, ClientSocket, Receiver, Sockets, packed_host
-from holdmq.record import NO_HOST, decode_host
+from holdmq.record.codec import (
+    NO_HOST,
+    decode_host,
+)
 
 
 class Noting(Receiver):

@@ -12,7 +12,7 @@ import pytest
 
 from gateway import supervisor
 from gateway.supervisor import SILENT_KILL_S, SILENT_UNREADY_S, Supervisor
-from holdmq.config import Config
+from holdmq.config.model import Config
 
 
 @pytest.fixture

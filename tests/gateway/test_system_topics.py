@@ -12,7 +12,10 @@ import pytest
 from gateway import system_topics
 from gateway.reporting import Reporting
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Properties, Publish, SubAck, Subscribe, Subscription
-from holdmq.record import encode_properties, encode_record
+from holdmq.record.codec import (
+    encode_properties,
+    encode_record,
+)
 
 Start = Callable[..., Awaitable[Any]]
 

@@ -21,7 +21,10 @@ from holdmq.mqtt import (
     Publish,
     Will,
 )
-from holdmq.record import encode_properties, encode_record
+from holdmq.record.codec import (
+    encode_properties,
+    encode_record,
+)
 from holdmq.rpc.connection import Connection
 from holdmq.wire.codes import RequestCode
 

@@ -20,8 +20,8 @@ from guides import examples_of
 from mqtt_client import MqttClient
 from processes import Stack, running_stack, wait_until
 
-from holdmq.admin import CONTROL_HEADER
 from holdmq.mqtt import MQTT_3_1_1, Disconnect
+from holdmq.service.admin import CONTROL_HEADER
 
 REFERENCE = "other.example:1883"
 NAME = "gateway-0.gateways"

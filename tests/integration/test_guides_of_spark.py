@@ -26,7 +26,7 @@ from spark_cluster import SparkCluster, wait_long
 
 from holdmq.analytics.schemas import SKETCH_LG_K
 from holdmq.client import Message, SyncProducer
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from spark_streaming.job.backlog import BACKLOG_TABLE
 from spark_streaming.job.parts import every_part
 from spark_streaming.source.link import link_to

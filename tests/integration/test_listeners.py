@@ -23,7 +23,7 @@ from processes import Stack, free_port, running_stack, wait_until
 from security import Authority
 from web_pages import CHROMIUM, FLAGS, LAUNCH_MS
 
-from holdmq.admin import CONTROL_HEADER
+from holdmq.service.admin import CONTROL_HEADER
 
 KINDS = ("default", "tls", "devices", "web", "secure-web", "local")
 PAGE = """port => new Promise(resolve => {

@@ -13,7 +13,7 @@ import pytest
 
 from holdmq.client import Consumer, DeadLetters, Message, Producer, PullConsumer, TopicQueue
 from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
-from holdmq.record_origin import Origin
+from holdmq.record.origin import Origin
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupUpdateRequest
 from holdmq.wire.header import rows

@@ -35,12 +35,15 @@ from holdmq.client import (
     SyncProducer,
     SyncPullConsumer,
 )
-from holdmq.config import Config
-from holdmq.config_sources import load
+from holdmq.config.model import Config
+from holdmq.config.sources import load
+from holdmq.credentials.access_keys import (
+    AccessKey,
+    load_keys,
+)
+from holdmq.credentials.permissions import Role
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
-from holdmq.rpc.access_keys import AccessKey, load_keys
 from holdmq.rpc.auth import ServerSecurity
-from holdmq.wire.permissions import Role
 from spark_streaming.tables import TPS_1S, read_tps, table_path
 
 StackMaker = Callable[..., Stack]

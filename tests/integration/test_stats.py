@@ -23,12 +23,12 @@ from pyspark.sql import DataFrame
 from holdmq.analytics.reading import read_devices, read_latency, read_talkers
 from holdmq.analytics.schemas import LATENCY
 from holdmq.client.producer import Producer
-from holdmq.config import Config
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
+from holdmq.config.model import Config
 from holdmq.errors import ConfigError, HoldMQError
 from holdmq.message import Message
-from holdmq.process import Service
-from holdmq.telemetry import METRICS
+from holdmq.service.process import Service
+from holdmq.service.telemetry import METRICS
 from spark_streaming import main
 from spark_streaming.job.checkpoint import Checkpoint
 from spark_streaming.job.delta_sink import DeltaSink

@@ -30,7 +30,7 @@ from postgresql import running_postgresql
 from processes import Process, Stack, wait_until
 
 from holdmq.client.producer import Producer
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from holdmq.message import Message
 from spark_streaming.job.opening import open_sink
 from spark_streaming.job.parts import COUNTS, parts_of

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdmq.admin import AdminServer
 from holdmq.errors import StartupError, UsageError
+from holdmq.service.admin import AdminServer
 from loadtest.gateway_memory import GatewayMemory, read_numbers
 
 

@@ -60,7 +60,7 @@ def test_the_sdist_holds_what_a_build_and_its_tests_need(sdist: Path) -> None:
         "LICENSE",
         "README.md",
         "Makefile",
-        "holdmq/config.py",
+        "holdmq/config/model.py",
         "tests/conftest.py",
     } <= names
     assert not any(name.startswith((".venv", "holdmq-data")) or name.endswith(".pyc") for name in names)

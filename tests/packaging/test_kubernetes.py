@@ -21,12 +21,12 @@ from kubeflow_spark_api.models import SparkV1beta2SparkApplication
 from packaging.requirements import Requirement
 from pydantic import ValidationError
 
-from holdmq import process
-from holdmq.admin import AdminServer
 from holdmq.cli.app import command_line
-from holdmq.config import Config
-from holdmq.config_sources import load
-from holdmq.private_file import open_to_others
+from holdmq.config.model import Config
+from holdmq.config.sources import load
+from holdmq.files.private_file import open_to_others
+from holdmq.service import process
+from holdmq.service.admin import AdminServer
 from spark_streaming import main as stats
 
 ROOT = Path(__file__).parent.parent.parent
@@ -333,8 +333,8 @@ def test_the_image_of_the_job_has_what_its_entrypoint_and_spark_look_for() -> No
     assert 'ENTRYPOINT ["/usr/bin/tini", "-s", "--", "/opt/entrypoint.sh"]\n' in lines
     for name in ("holdmq", "holdmq-stats"):
         assert "USER 10001:10001\n" in stage(name)
-        assert '"-m", "holdmq.health"' in stage(name)
-    assert importlib.util.find_spec("holdmq.health") is not None
+        assert '"-m", "holdmq.service.health"' in stage(name)
+    assert importlib.util.find_spec("holdmq.service.health") is not None
 
 
 def test_ports_of_the_images_are_the_defaults_of_what_runs_in_them() -> None:

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from holdmq import telemetry
-from holdmq.config import Config, RegistrySection
+from holdmq.config.model import (
+    Config,
+    RegistrySection,
+)
 from holdmq.errors import Code, RemoteError, StartupError, StoreFormatError
-from holdmq.process import Service
 from holdmq.rpc.client import Client
+from holdmq.service import telemetry
+from holdmq.service.process import Service
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from holdmq import telemetry
-from holdmq.config import Config, LogSection
+from holdmq.config.model import (
+    Config,
+    LogSection,
+)
 from holdmq.errors import ConfigError
+from holdmq.service import telemetry
 from spark_streaming import main
 
 

@@ -12,10 +12,10 @@ import pytest
 from any_disk import ANY_DISK
 from watched_disk import WatchedDisk
 
-from holdmq.config import StorageSection
-from holdmq.disk import Disk
+from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
-from holdmq.record_batch import encode_batch
+from holdmq.files.disk import Disk
+from holdmq.record.batch import encode_batch
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, HashFilter, ReadStatus, Run
 

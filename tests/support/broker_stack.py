@@ -24,11 +24,17 @@ from broker.produce.producers import Producers
 from broker.shared_groups.requests import SharedMode
 from broker.topics.core.table import TopicTable
 from broker.topics.requests import Topics
-from holdmq.config import BrokerSection, StorageSection
+from holdmq.config.model import (
+    BrokerSection,
+    StorageSection,
+)
 from holdmq.errors import Code, RemoteError
-from holdmq.record import decode_record, encode_record
-from holdmq.record_batch import split_records
-from holdmq.record_properties import encode_properties
+from holdmq.record.batch import split_records
+from holdmq.record.codec import (
+    decode_record,
+    encode_record,
+)
+from holdmq.record.properties import encode_properties
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode

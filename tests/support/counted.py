@@ -11,7 +11,7 @@ import deltalake
 from command_line import run_here
 from processes import Stack
 
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from spark_streaming.job.parts import COUNTS, parts_of
 from spark_streaming.tables import table_path
 

@@ -11,7 +11,7 @@ from gateway.core.receipts import Receipt
 from gateway.limits import Limits
 from gateway.session.events import Closed, Connected
 from gateway.session.session import Context, Session
-from holdmq.config import GatewaySection
+from holdmq.config.model import GatewaySection
 from holdmq.mqtt import (
     MQTT_3_1,
     MQTT_3_1_1,
@@ -28,7 +28,7 @@ from holdmq.mqtt import (
     encode,
     publishes,
 )
-from holdmq.record import NO_HOST
+from holdmq.record.codec import NO_HOST
 
 VERSIONS = [MQTT_3_1, MQTT_3_1_1, MQTT_5]
 

@@ -9,8 +9,12 @@ from typing import Any, NamedTuple
 import pytest
 from broker_stack import Stack, produce_body
 
-from holdmq.record import SYS_QOS_SHIFT, decode_record, encode_record
-from holdmq.record_properties import encode_properties
+from holdmq.record.codec import (
+    SYS_QOS_SHIFT,
+    decode_record,
+    encode_record,
+)
+from holdmq.record.properties import encode_properties
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode

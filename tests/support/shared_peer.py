@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from broker_stack import Stack
 
-from holdmq.record import decode_record
+from holdmq.record.codec import decode_record
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode

@@ -19,7 +19,11 @@ from random import Random
 from threading import RLock
 from typing import Final, NamedTuple
 
-from holdmq.disk import Buffer, File, Space
+from holdmq.files.disk import (
+    Buffer,
+    File,
+    Space,
+)
 
 SECTOR: Final = 512
 """What a disk writes at once or, when the power goes in that moment, only in part."""
@@ -269,7 +273,7 @@ class SimFile:
 
 
 class SimDisk:
-    """`holdmq.disk.Disk` in memory.
+    """`holdmq.files.disk.Disk` in memory.
 
     `capacity_bytes`: blocks that there are, None = no end. `failing(operation, path)` gives an
     errno for an operation that is to fail, else None; `delay(operation, path)` may sleep; neither
@@ -339,7 +343,7 @@ class SimDisk:
         assert isinstance(node, Inode)
         return node.data
 
-    # holdmq.disk.Disk
+    # holdmq.files.disk.Disk
 
     def open(self, path: Path, create: bool = False) -> File:
         with self._lock:

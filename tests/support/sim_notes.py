@@ -11,8 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from sim_disk import SimDisk
 
-from holdmq.record import decode_record
-from holdmq.record_properties import KEY, UNIQUE, decode_properties
+from holdmq.record.codec import decode_record
+from holdmq.record.properties import (
+    KEY,
+    UNIQUE,
+    decode_properties,
+)
 from storage.log.core.hash_index import ENTRY, HEADER_SIZE, SLOT_SIZE, Header
 from storage.log.core.keys import hash_of
 from storage.log.store import LogStore

@@ -17,10 +17,10 @@ import numpy as np
 from sim_disk import SimDisk
 from sim_notes import Note, check_keys, check_timer, notes_of
 
-from holdmq.config import StorageSection
+from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
-from holdmq.record import encode_record
-from holdmq.record_batch import encode_batch
+from holdmq.record.batch import encode_batch
+from holdmq.record.codec import encode_record
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
 from storage.log.core.names import offset_of

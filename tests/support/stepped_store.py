@@ -8,8 +8,8 @@ from typing import Any
 
 from sim_disk import SimDisk
 
-from holdmq.config import StorageSection
-from holdmq.record_batch import encode_batch
+from holdmq.config.model import StorageSection
+from holdmq.record.batch import encode_batch
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, Run
 

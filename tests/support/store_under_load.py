@@ -26,10 +26,10 @@ from zlib import crc32
 import structlog
 from any_disk import ANY_DISK
 
-from holdmq.config import StorageSection
+from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
-from holdmq.record import encode_record
-from holdmq.record_batch import encode_batch
+from holdmq.record.batch import encode_batch
+from holdmq.record.codec import encode_record
 from storage.log.store import LogStore, now_ms, open_store
 from storage.store import Batch, Delayed, Run
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from holdmq.disk import Buffer, File, RealDisk, Space
+from holdmq.files.disk import (
+    Buffer,
+    File,
+    RealDisk,
+    Space,
+)
 
 
 class WatchedFile:

@@ -11,9 +11,9 @@ from typing import Final
 
 from broker.topics.core.table import Topic
 from holdmq.errors import Code, RecordError, RemoteError
-from holdmq.record import Buffer
-from holdmq.record_origin import value_in
-from holdmq.topics import is_temporary
+from holdmq.names.topics import is_temporary
+from holdmq.record.codec import Buffer
+from holdmq.record.origin import value_in
 from storage.log.core.delayed import DUE_LIMIT_MS, waiting_record
 
 UNFIT_KINDS: Final = frozenset({"temporary", "table"})

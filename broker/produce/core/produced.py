@@ -41,9 +41,16 @@ from broker.produce.core.sequences import (
     Window,
 )
 from holdmq.errors import RecordError, WireError
-from holdmq.record import BODY_LENGTH_AT, IPV6_EXTRA, SYS_BORN_IPV6, SYS_FLAG_AT, decode_record, encode_record
-from holdmq.record_batch import Ints
-from holdmq.topics import PRODUCED_TOPIC
+from holdmq.names.topics import PRODUCED_TOPIC
+from holdmq.record.batch import Ints
+from holdmq.record.codec import (
+    BODY_LENGTH_AT,
+    IPV6_EXTRA,
+    SYS_BORN_IPV6,
+    SYS_FLAG_AT,
+    decode_record,
+    encode_record,
+)
 from holdmq.wire.untrusted import unpack
 from storage.log.core.delayed import TIMER_TOPIC
 from storage.store import Batch

@@ -1,6 +1,6 @@
 """QoS 2 publishes that the log has, by (session uid, packet id): what is sent again is not stored again.
 
-The record says who it is (`holdmq.record_once`). Per packet id the newest generation and its offset are kept;
+The record says who it is (`holdmq.record.once`). Per packet id the newest generation and its offset are kept;
 a record whose generation is not higher is a repeat. What a session's records say is settled is forgotten, so
 that a session mostly has a handful of ids here, whether or not it is connected; at the bound those go whose
 sessions published longest ago. Like the windows of producers it is in their snapshot, and completed from the
@@ -16,9 +16,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from holdmq.errors import RecordError
-from holdmq.record_batch import Ints
-from holdmq.record_each import properties_at
-from holdmq.record_once import ONCE_KEY, WILL_UID, Generation, Once, once_of
+from holdmq.record.batch import Ints
+from holdmq.record.each import properties_at
+from holdmq.record.once import (
+    ONCE_KEY,
+    WILL_UID,
+    Generation,
+    Once,
+    once_of,
+)
 from storage.log.core.delayed import TIMER_TOPIC
 from storage.store import Batch
 

@@ -24,7 +24,7 @@ from broker.kernel.core.filters import (
     Hashes,
     TopicFilter,
 )
-from holdmq.record import tag_of_record
+from holdmq.record.codec import tag_of_record
 
 SERVE_INTERVAL_S: Final = 0.0005
 """How often a reader is served at most, on average, so that wake-ups do not grow with the message rate."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdmq.errors import RecordError
-from holdmq.record import (
+from holdmq.record.codec import (
     BLANK_MAGIC,
     BLANK_SIZE_MIN,
     FIXED_SIZE,

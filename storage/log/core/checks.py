@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter, read_i64_be, write_i64_le
 from zlib_ng.zlib_ng import crc32
 
-from holdmq.record import (
+from holdmq.record.codec import (
     FIXED_SIZE,
     IPV6_EXTRA,
     PHYSICAL_OFFSET_AT,
@@ -22,7 +22,7 @@ from holdmq.record import (
     SYS_BORN_IPV6,
     SYS_FLAG_AT,
 )
-from holdmq.record_each import layout_fault
+from holdmq.record.each import layout_fault
 from storage.log.core.stamps import check_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from bisect import bisect_right, insort
 from collections import OrderedDict
 from typing import Final
 
-from holdmq.record_batch import Ints
+from holdmq.record.batch import Ints
 from storage.store import Batch
 
 IDLE_S: Final = 5.0

@@ -18,7 +18,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from holdmq.errors import Code, RecordError
-from holdmq.record import (
+from holdmq.record.batch import (
+    Ints,
+    decode_columns,
+)
+from holdmq.record.codec import (
     COPY_MARK,
     PROPERTIES_BYTES_MAX,
     RECORD_BYTES_LIMIT,
@@ -29,7 +33,6 @@ from holdmq.record import (
     decode_record,
     encode_record,
 )
-from holdmq.record_batch import Ints, decode_columns
 from storage.store import Batch
 
 TIMER_TOPIC: Final = "%TIMER"

@@ -17,7 +17,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from holdmq.record_batch import Ints, starts_of
+from holdmq.record.batch import (
+    Ints,
+    starts_of,
+)
 from storage.store import Batch
 
 ENTRY_SIZE: Final = 20

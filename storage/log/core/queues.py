@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from holdmq.record_batch import Hashes
+from holdmq.record.batch import Hashes
 from storage.store import Batch, HashFilter, QueueRead, ReadStatus
 
 CHUNKS_PER_READ_MAX: Final = 512

@@ -9,19 +9,25 @@ import numpy as np
 import numpy.typing as npt
 
 from holdmq.errors import RecordError
-from holdmq.record import MAGIC, PHYSICAL_OFFSET_AT, QUEUE_ID_AT, VERIFY_ALL, decode_record
-from holdmq.record_batch import (
+from holdmq.record.batch import (
     Hashes,
     Ints,
     decode_columns,
     tag_hashes,
+)
+from holdmq.record.codec import (
+    MAGIC,
+    PHYSICAL_OFFSET_AT,
+    QUEUE_ID_AT,
+    VERIFY_ALL,
+    decode_record,
 )
 from storage.log.core.checks import Checker
 from storage.store import Batch, Run
 
 KeyLevels = Callable[[str], int]
 HashesOf = Callable[[memoryview, Ints, Ints, int], Hashes | None]
-"""`holdmq.record_batch.tag_hashes`, or what gives the same."""
+"""`holdmq.record.batch.tag_hashes`, or what gives the same."""
 NextOffsets = dict[tuple[str, int], int]
 
 _MAGIC: Final = MAGIC.to_bytes(4, "big")

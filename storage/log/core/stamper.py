@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdmq.record_batch import stamp, tag_hashes
+from holdmq.record.batch import (
+    stamp,
+    tag_hashes,
+)
 from storage.log.core.stamps import EACH_BYTES_MAX, TagHashes, stamp_each
 from storage.store import Batch
 

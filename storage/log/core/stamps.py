@@ -2,7 +2,7 @@
 
 numpy has a fixed cost per call, which a batch of a device or two does not earn back, and from 500
 elements on it hands the interpreter to another thread at every call: an append then waits for whoever
-took it. Larger records are left to numpy (`holdmq.record_batch.stamp`), as these loops copy them.
+took it. Larger records are left to numpy (`holdmq.record.batch.stamp`), as these loops copy them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from librt.strings import (
     write_i64_le,
 )
 
-from holdmq.record import (
+from holdmq.record.codec import (
     IPV6_EXTRA,
     QUEUE_OFFSET_AT,
     STORE_MS_AT,
@@ -26,8 +26,11 @@ from holdmq.record import (
     SYS_FLAG_AT,
     TagCache,
 )
-from holdmq.record_each import properties_at
-from holdmq.record_tags import PROPERTIES_CACHE_MAX, has_keys
+from holdmq.record.each import properties_at
+from holdmq.record.tags import (
+    PROPERTIES_CACHE_MAX,
+    has_keys,
+)
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -40,7 +43,8 @@ _PART_BYTES: Final = 32 << 10
 _U32: Final = 0xFFFFFFFF
 _SIGN: Final = 1 << 31
 _SPAN: Final = 1 << 64
-# holdmq.record.STAMP_FACTORS and STAMP_ADDEND as signed numbers: the product's low 64 bits are the same.
+# holdmq.record.codec.STAMP_FACTORS and STAMP_ADDEND as signed numbers: the product's low 64 bits are the
+# same.
 _A: Final = 0x9E3779B97F4A7C15 - _SPAN
 _B: Final = 0xBF58476D1CE4E5B9 - _SPAN
 _C: Final = 0x94D049BB133111EB - _SPAN
@@ -61,7 +65,7 @@ def stamp_each(
     """Stamp records of one queue in place, from byte `first` of the batch on; where they end in it.
 
     `data` is what `records` holds, `position` the log offset of its first byte, `store_host` the store id
-    as a signed number. The records must have passed `holdmq.record_batch.check_entries`.
+    as a signed number. The records must have passed `holdmq.record.batch.check_entries`.
     """
     start: i64 = first
     offset: i64 = queue_offset
@@ -110,7 +114,7 @@ def _copy(part: BytesWriter, data: bytes, at: i64, end: i64) -> None:
 
 
 def check_of(offset: i64, physical: i64, store_ms: i64, store_host: i64) -> i64:
-    """Field 21, as `holdmq.record.stamp_check`."""
+    """Field 21, as `holdmq.record.codec.stamp_check`."""
     total: i64 = offset * _A + physical * _B + store_ms * _C + store_host * _D + _ADDEND
     return (total >> 32) & _U32
 

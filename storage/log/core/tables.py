@@ -21,9 +21,12 @@ from typing import Final
 import xxhash
 
 from holdmq.errors import Code, RecordError
-from holdmq.record import encode_properties, encode_record
-from holdmq.record_batch import decode_columns
-from holdmq.record_properties import unescape_tag
+from holdmq.record.batch import decode_columns
+from holdmq.record.codec import (
+    encode_properties,
+    encode_record,
+)
+from holdmq.record.properties import unescape_tag
 from storage.lookups import ORDERED_KEY_BYTES, Change, Row, WalkedRow
 from storage.store import Batch
 

@@ -15,7 +15,7 @@ from receivers import HookServer
 from broker.alerts.alarms import AlarmWatch
 from broker.retry.copies import DeadLetter
 from broker.shared_groups.core.queue import QueueKey
-from holdmq.config_alarms import AlarmsSection
+from holdmq.config.alarms import AlarmsSection
 from holdmq.errors import BusyError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupUpdateRequest

@@ -28,7 +28,7 @@ from broker.alerts.core.alarms import (
     Notice,
     State,
 )
-from holdmq.config_alarms import AlarmsSection
+from holdmq.config.alarms import AlarmsSection
 from holdmq.errors import ConfigError
 
 WAIT_S = 20.0

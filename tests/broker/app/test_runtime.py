@@ -14,7 +14,10 @@ from broker.app.runtime import (
     FullCollections,
     collect,
 )
-from holdmq.interpreter import SWITCH_INTERVAL_S, prepare_interpreter
+from holdmq.service.interpreter import (
+    SWITCH_INTERVAL_S,
+    prepare_interpreter,
+)
 
 BUSY = 10 * QUIET_BATCHES
 

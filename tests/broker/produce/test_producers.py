@@ -23,9 +23,13 @@ from broker.topics.core.table import (
     TopicTable,
 )
 from holdmq.errors import Code
-from holdmq.record import COPY_MARK, decode_record, encode_record
-from holdmq.record_batch import split_records
-from holdmq.topics import PRODUCED_TOPIC
+from holdmq.names.topics import PRODUCED_TOPIC
+from holdmq.record.batch import split_records
+from holdmq.record.codec import (
+    COPY_MARK,
+    decode_record,
+    encode_record,
+)
 from holdmq.wire.headers import ProduceRequest, ProduceRun
 from storage.log.core.delayed import TIMER_TOPIC
 from storage.store import Batch, Run

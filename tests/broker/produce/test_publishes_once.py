@@ -9,8 +9,11 @@ import pytest
 from broker_stack import Stack, Start, broker, produce_body, start, until
 
 from holdmq.errors import Code
-from holdmq.record import SYS_QOS_SHIFT, encode_record
-from holdmq.record_once import Once
+from holdmq.record.codec import (
+    SYS_QOS_SHIFT,
+    encode_record,
+)
+from holdmq.record.once import Once
 from holdmq.rpc.client import Client
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows

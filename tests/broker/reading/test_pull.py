@@ -9,7 +9,7 @@ import pytest
 from broker_stack import Stack
 
 from holdmq.errors import Code, RemoteError
-from holdmq.record_tags import tag_hash
+from holdmq.record.tags import tag_hash
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import FilterSetRequest, FilterTerm, PullQueue, TermKind
 

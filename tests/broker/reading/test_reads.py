@@ -9,8 +9,8 @@ import pytest
 from broker_stack import Stack, bodies, until
 
 from holdmq.errors import Code, RemoteError
-from holdmq.record_tags import tag_hash
-from holdmq.topics import filter_terms
+from holdmq.names.topics import filter_terms
+from holdmq.record.tags import tag_hash
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import (
     FilterTerm,

@@ -13,8 +13,11 @@ from broker_stack import Stack, bodies, until
 
 from broker.retry.copies import find_moves
 from holdmq.errors import Code, RemoteError, StorageError, StoreFormatError
-from holdmq.record import decode_record
-from holdmq.record_origin import Origin, origin_of
+from holdmq.record.codec import decode_record
+from holdmq.record.origin import (
+    Origin,
+    origin_of,
+)
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupUpdateRequest
 from holdmq.wire.header import rows
@@ -224,7 +227,7 @@ async def test_a_file_that_cannot_be_written_refuses_and_purges_nothing(
         raise StorageError("no room", operation="write")
 
     with monkeypatch.context() as patched:
-        patched.setattr("holdmq.atomic_file.AtomicFile.save", fail)
+        patched.setattr("holdmq.files.atomic_file.AtomicFile.save", fail)
         with pytest.raises(RemoteError, match="no room"):
             await purge(stack)
         with pytest.raises(RemoteError, match="no room"):

@@ -17,9 +17,17 @@ from broker.retry.copies import (
 from broker.retry.moves import MOVES_MAX
 from broker.topics.requests import OWN_TABLES
 from holdmq.errors import Code, HoldMQError, RemoteError, StoreFullError
-from holdmq.record import Record, decode_record, encode_record
-from holdmq.record_batch import split_records
-from holdmq.record_origin import Origin, origin_of, value_in
+from holdmq.record.batch import split_records
+from holdmq.record.codec import (
+    Record,
+    decode_record,
+    encode_record,
+)
+from holdmq.record.origin import (
+    Origin,
+    origin_of,
+    value_in,
+)
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupRequest, GroupUpdateRequest
 from holdmq.wire.header import rows

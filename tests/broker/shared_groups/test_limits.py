@@ -11,8 +11,8 @@ from group_peer import GroupPeer
 from shared_peer import Join, bodies, parked
 
 from broker.shared_groups.requests import SharedMode
-from holdmq.atomic_file import AtomicFile
 from holdmq.errors import Code, RemoteError, StoreFormatError, StoreFullError
+from holdmq.files.atomic_file import AtomicFile
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import (
     GroupListResponse,

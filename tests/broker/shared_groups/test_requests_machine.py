@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from shared_peer import Got, SharedPeer
 
-from holdmq.record import decode_record
-from holdmq.record_batch import split_records
+from holdmq.record.batch import split_records
+from holdmq.record.codec import decode_record
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupUpdateRequest
 from holdmq.wire.topic_headers import TopicGrowRequest

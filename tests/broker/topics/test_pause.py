@@ -9,7 +9,7 @@ from broker_stack import Stack, Start, bodies
 from topic_calls import consumed, create, delete, listed, pause, remove, update
 
 from holdmq.errors import Code
-from holdmq.topics import filter_terms
+from holdmq.names.topics import filter_terms
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import (
     PullQueue,

@@ -16,8 +16,8 @@ from broker.topics.topic_file import (
     Staged,
     TopicFile,
 )
-from holdmq.atomic_file import AtomicFile
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError
+from holdmq.files.atomic_file import AtomicFile
 
 
 class Changes:

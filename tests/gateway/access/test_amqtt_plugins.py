@@ -21,8 +21,8 @@ from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.access.checking import check_access
 from gateway.access.passwords import hash_password
-from holdmq.config import Config
-from holdmq.config_access import AccessSection
+from holdmq.config.access import AccessSection
+from holdmq.config.model import Config
 from holdmq.errors import ConfigError
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Connect, Publish, encode
 

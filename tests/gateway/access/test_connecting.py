@@ -12,8 +12,8 @@ import pytest
 from access_files import password_file, written
 
 from gateway.access.checking import check_access
-from holdmq.config import Config
-from holdmq.config_access import AccessSection
+from holdmq.config.access import AccessSection
+from holdmq.config.model import Config
 from holdmq.errors import ConfigError
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Will
 

@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from gateway.access import passwords
 from gateway.access.checking import check_access
 from gateway.access.passwords import SHAPES_MAX, PasswordFile, Shape, decoy_of, is_weaker, verify
-from holdmq.config import Config
-from holdmq.config_access import AccessSection
+from holdmq.config.access import AccessSection
+from holdmq.config.model import Config
 from holdmq.errors import ConfigError
 from holdmq.mqtt import MQTT_5
 

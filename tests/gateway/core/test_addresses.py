@@ -3,7 +3,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.addresses import NOBODY, AddressCounts, address_key, is_local, shown_key
-from holdmq.record import NO_HOST, encode_host
+from holdmq.record.codec import (
+    NO_HOST,
+    encode_host,
+)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from gateway.core.delayed import DELAY_MAX_S, DelayedTopic, split_delayed
 from gateway.core.entries import make_entry, record_properties
 from holdmq.mqtt import ReasonCode
-from holdmq.record import decode_properties
+from holdmq.record.codec import decode_properties
 
 
 def test_a_delayed_topic_says_the_seconds_and_where_it_goes() -> None:

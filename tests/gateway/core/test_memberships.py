@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.memberships import missing_credit, positions_of
-from holdmq.record import encode_record
+from holdmq.record.codec import encode_record
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from broker.produce.core.received import Received as Known
 from gateway.core.received import Received, ReceivedWrite
-from holdmq.record import SYS_QOS_SHIFT, encode_record
-from holdmq.record_once import Once
+from holdmq.record.codec import (
+    SYS_QOS_SHIFT,
+    encode_record,
+)
+from holdmq.record.once import Once
 from holdmq.wire.session_state import ReceivedRow, SessionState, decode_state
 from storage.store import Batch, Run
 

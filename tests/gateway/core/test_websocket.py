@@ -21,7 +21,7 @@ from gateway.core.websocket import (
     WebSocket,
     rules_of,
 )
-from holdmq.host_rule import AllowedHosts
+from holdmq.service.host_rule import AllowedHosts
 
 REQUEST = (
     b"GET /mqtt HTTP/1.1\r\n"

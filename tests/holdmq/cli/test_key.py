@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdmq.rpc.access_keys import load_keys
-from holdmq.wire.permissions import Role
+from holdmq.credentials.access_keys import load_keys
+from holdmq.credentials.permissions import Role
 
 Holdmq = Callable[..., Any]
 

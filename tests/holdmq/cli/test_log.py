@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from any_disk import ANY_DISK
 
-from holdmq.config import StorageSection
-from holdmq.record import encode_properties
-from holdmq.record_batch import encode_batch
+from holdmq.config.model import StorageSection
+from holdmq.record.batch import encode_batch
+from holdmq.record.codec import encode_properties
 from storage.log.store import open_store
 from storage.store import Batch, Run
 

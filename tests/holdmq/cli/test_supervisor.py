@@ -29,9 +29,9 @@ from holdmq.errors import ConfigError, StartupError
 SERVICE = """
 import asyncio, os, signal, sys, time
 from pathlib import Path
-from holdmq.config import Config, RegistrySection
+from holdmq.config.model import Config, RegistrySection
 from holdmq.errors import ConfigError, StartupError
-from holdmq.process import run_service
+from holdmq.service.process import run_service
 
 here = Path(__file__).parent
 name = sys.argv[1]

@@ -18,8 +18,12 @@ from holdmq.cli.up import (
     require_free_ports,
     require_writable,
 )
-from holdmq.config import Config, GatewaySection, RegistrySection
-from holdmq.config_listeners import ListenerSettings
+from holdmq.config.listeners import ListenerSettings
+from holdmq.config.model import (
+    Config,
+    GatewaySection,
+    RegistrySection,
+)
 from holdmq.errors import ConfigError, StartupError
 
 SERVICES = ["registry", "broker", "gateway", "stats", "console"]

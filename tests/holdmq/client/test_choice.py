@@ -10,7 +10,7 @@ from holdmq.client.faults import Faults
 from holdmq.client.route import RouteTable, TopicRoute
 from holdmq.errors import RemoteError
 from holdmq.message import TopicQueue
-from holdmq.topics import rank_queues
+from holdmq.names.topics import rank_queues
 
 
 class Clock:

@@ -12,7 +12,7 @@ from command_line import Cli, run_here, run_process
 from holdmq.client import DeadLetters, Message, Producer, PullConsumer, RouteTable, TopicQueue
 from holdmq.client.dead_letters import DeadLetterCount, ReadLetter, Resent
 from holdmq.errors import Code, UsageError
-from holdmq.record_origin import Origin
+from holdmq.record.origin import Origin
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupUpdateRequest
 from holdmq.wire.header import rows

@@ -13,7 +13,7 @@ from holdmq.client.process_queue import ProcessQueue
 from holdmq.client.subscriptions import TagFilter
 from holdmq.errors import Code
 from holdmq.message import Message
-from holdmq.record import encode_message
+from holdmq.record.codec import encode_message
 
 
 class World:

@@ -9,8 +9,8 @@ from holdmq.client.process_queue import ProcessQueue
 from holdmq.client.rebalance import Lease
 from holdmq.client.subscriptions import TagFilter
 from holdmq.message import TopicQueue
-from holdmq.record import encode_record
-from holdmq.record_properties import encode_properties
+from holdmq.record.codec import encode_record
+from holdmq.record.properties import encode_properties
 
 
 def records(*tags: str | None, topic: str = "t", first: int = 0, **properties: str) -> memoryview:

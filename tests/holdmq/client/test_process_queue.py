@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from holdmq.client.process_queue import SPAN_MAX, ProcessQueue
 from holdmq.message import TopicQueue
-from holdmq.record import encode_record
+from holdmq.record.codec import encode_record
 
 QUEUE = TopicQueue("t", "b", 0)
 

@@ -18,8 +18,11 @@ from holdmq.errors import (
     TransportError,
     UsageError,
 )
-from holdmq.record import SYS_COMPRESSED, decode_record
-from holdmq.topics import queue_of_key
+from holdmq.names.topics import queue_of_key
+from holdmq.record.codec import (
+    SYS_COMPRESSED,
+    decode_record,
+)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from holdmq.client import Message, Position, Producer, PullConsumer, TopicQueue
 from holdmq.client import pull_consumer as module
 from holdmq.errors import Code, OffsetError, RemoteError, TransportError, UsageError
-from holdmq.record import encode_message
-from holdmq.record_batch import split_records
+from holdmq.record.batch import split_records
+from holdmq.record.codec import encode_message
 
 
 @pytest.fixture

@@ -10,8 +10,14 @@ import pytest
 from holdmq.client.records import Packing, encode, encode_bodies, mark, move, unique_id
 from holdmq.errors import RecordError
 from holdmq.message import Message
-from holdmq.record import SYS_COMPRESSED, VERIFY_BODY, Record, decode_record, encode_message
-from holdmq.record_bodies import ID_MASK
+from holdmq.record.bodies import ID_MASK
+from holdmq.record.codec import (
+    SYS_COMPRESSED,
+    VERIFY_BODY,
+    Record,
+    decode_record,
+    encode_message,
+)
 
 
 def split(records: bytes) -> list[Record]:
@@ -95,7 +101,7 @@ FORKS = """
 import os
 from holdmq.client.records import Packing, encode, mark
 from holdmq.message import Message
-from holdmq.record import decode_record
+from holdmq.record.codec import decode_record
 
 before = mark()
 child = os.fork()

@@ -13,7 +13,7 @@ from holdmq.client import Message, Producer
 from holdmq.client import lanes as lanes_module
 from holdmq.client import sender as sender_module
 from holdmq.errors import Code, RemoteError, RequestTimeout
-from holdmq.record import decode_record
+from holdmq.record.codec import decode_record
 from holdmq.wire.headers import TopicRow
 
 

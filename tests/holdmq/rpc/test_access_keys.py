@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from holdmq.errors import Code, ConfigError, RemoteError
-from holdmq.rpc.access_keys import (
+from holdmq.credentials.access_keys import (
     REMEMBERED_MAX,
     AccessKey,
     Grants,
     load_keys,
 )
+from holdmq.credentials.permissions import Role
+from holdmq.errors import Code, ConfigError, RemoteError
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.permissions import Role
 
 SECRET = "s" * 43
 

@@ -10,7 +10,7 @@ import pytest
 from rpc_peer import HELLO, MakePeer, Peer, Raw, Until
 from structlog.testing import capture_logs
 
-from holdmq.config_security import SecuritySection
+from holdmq.config.security import SecuritySection
 from holdmq.errors import Code
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.client import Client

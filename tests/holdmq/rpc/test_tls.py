@@ -17,7 +17,7 @@ from rpc_peer import MakePeer, Peer, Until, why_not
 from security import SECRET, Authority, write_keys
 from structlog.testing import capture_logs
 
-from holdmq.certificates import CertificateFiles
+from holdmq.credentials.certificates import CertificateFiles
 from holdmq.errors import ConfigError, RemoteError
 from holdmq.rpc import handshake
 from holdmq.rpc.auth import ServerSecurity

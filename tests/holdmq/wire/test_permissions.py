@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 
 import holdmq.wire
+from holdmq.credentials.access_keys import (
+    AccessKey,
+    Grants,
+)
+from holdmq.credentials.permissions import (
+    NEEDS,
+    Role,
+    names_in,
+)
 from holdmq.errors import Code, RemoteError, WireError
-from holdmq.rpc.access_keys import AccessKey, Grants
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header
-from holdmq.wire.permissions import NEEDS, Role, names_in
 
 OTHER_HEADERS = {
     RequestCode.GROUP_LEAVE: "GroupRequest",
@@ -35,7 +42,9 @@ def _headers() -> dict[str, type[Any]]:
 
 
 def test_every_request_code_has_its_line() -> None:
-    assert set(RequestCode) == set(NEEDS), "say in holdmq/wire/permissions.py what the new requests need"
+    assert set(RequestCode) == set(NEEDS), (
+        "say in holdmq/credentials/permissions.py what the new requests need"
+    )
 
 
 def test_the_fields_that_the_table_names_are_fields_of_the_requests_header() -> None:

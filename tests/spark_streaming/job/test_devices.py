@@ -20,7 +20,7 @@ from holdmq.analytics.schemas import (
     TALKERS_1M_SCHEMA,
 )
 from holdmq.analytics.sketches import estimate, merge_sketches
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from spark_streaming.job.devices import DEVICES_TABLE, TALKERS_LEFT_OUT, note, rows_of
 from spark_streaming.job.latency import bucket
 from spark_streaming.job.session import start_session

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pyspark.sql.datasource import InputPartition
 
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from spark_streaming.job.devices import COLUMNS
 from spark_streaming.job.job_source import JobSource
 from spark_streaming.job.parts import every_part

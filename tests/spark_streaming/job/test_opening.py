@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from holdmq.errors import ConfigError, StartupError
 from spark_streaming.job.home import Home
 from spark_streaming.job.opening import open_query, open_sink, put_aside

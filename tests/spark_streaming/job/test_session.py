@@ -13,7 +13,7 @@ import pytest
 from processes import free_port
 from pydantic import ValidationError
 
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from holdmq.errors import StartupError
 from spark_streaming.job.session import Session, cluster_settings, start_session, submitted_cores
 

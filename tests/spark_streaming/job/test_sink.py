@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from postgresql import Postgresql, running_postgresql
 
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from holdmq.errors import StartupError
 from spark_streaming.job.opening import open_sink
 from spark_streaming.job.sink import MAINTENANCE_BATCHES, Sink, expiry_edge

@@ -9,7 +9,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
-from holdmq.config_analytics import StatsSection
+from holdmq.config.analytics import StatsSection
 from holdmq.errors import StartupError
 from spark_streaming.java import find_java_home
 from spark_streaming.job import write_class_archive

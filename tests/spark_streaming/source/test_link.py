@@ -16,7 +16,7 @@ PROGRAM = """
 import sys, structlog
 from spark_streaming.source.link import link_to
 link_to(["127.0.0.1:1"])
-print([name for name in ("holdmq.config", "pydantic") if name in sys.modules])
+print([name for name in ("holdmq.config.model", "pydantic") if name in sys.modules])
 log = structlog.get_logger("holdmq.spark")
 log.warning("first", records=1)
 log.info("second")

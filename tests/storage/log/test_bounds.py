@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from any_disk import ANY_DISK
 
-from holdmq.config import StorageSection
-from holdmq.disk import RealDisk
+from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
-from holdmq.record_batch import encode_batch
+from holdmq.files.disk import RealDisk
+from holdmq.record.batch import encode_batch
 from storage.log.consume_queue import OPEN_FILES_MAX
 from storage.log.open_files import READ_FILES_MAX
 from storage.log.store import LogStore, open_store

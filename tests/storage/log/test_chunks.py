@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from holdmq.errors import CorruptRecordError
-from holdmq.memory import memory_limit, memory_used
+from holdmq.service.memory import (
+    memory_limit,
+    memory_used,
+)
 from storage.log import reader
 from storage.log.core.chunks import ADD_BELOW
 from storage.log.core.scan import batch_of

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from any_disk import ANY_DISK
 
-from holdmq.disk import RealDisk
 from holdmq.errors import StoreFullError, StoreReadOnlyError
+from holdmq.files.disk import RealDisk
 from storage.log import store
 from storage.log.core.names import name_of
 

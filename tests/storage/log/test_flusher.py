@@ -11,8 +11,8 @@ from threading import Event
 from any_disk import ANY_DISK
 from watched_disk import WatchedDisk
 
-from holdmq.config import StorageSection
-from holdmq.record_batch import encode_batch
+from holdmq.config.model import StorageSection
+from holdmq.record.batch import encode_batch
 from storage.log.flusher import PART_RUNS_MAX, REST_MAX_S, WORK_S
 from storage.log.store import LogStore, open_store
 from storage.store import Batch, Run

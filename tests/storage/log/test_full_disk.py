@@ -13,8 +13,8 @@ import pytest
 from sim_disk import SimDisk
 from stepped_store import Stepped
 
-from holdmq.disk import RealDisk
 from holdmq.errors import BehindError, StorageError, StoreFullError
+from holdmq.files.disk import RealDisk
 from storage.log.segments import RESERVE
 from storage.log.spare import SPARE
 

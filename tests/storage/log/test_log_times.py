@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdmq.record import MAGIC, decode_record
+from holdmq.record.codec import (
+    MAGIC,
+    decode_record,
+)
 
 MakeDriver = Callable[..., Any]
 MIB = 1 << 20

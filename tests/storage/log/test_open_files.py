@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from holdmq.disk import File, RealDisk
+from holdmq.files.disk import (
+    File,
+    RealDisk,
+)
 from storage.log.open_files import OpenFiles
 
 FILES = 40

@@ -16,9 +16,12 @@ import pytest
 
 from holdmq.errors import CorruptRecordError
 from holdmq.message import MessageId
-from holdmq.record import decode_record, encode_properties
-from holdmq.record_batch import encode_batch
-from holdmq.record_properties import KEY
+from holdmq.record.batch import encode_batch
+from holdmq.record.codec import (
+    decode_record,
+    encode_properties,
+)
+from holdmq.record.properties import KEY
 from storage.log import key_index, query
 from storage.log.core.keys import hash_of
 from storage.log.core.names import offsets_of

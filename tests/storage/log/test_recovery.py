@@ -14,7 +14,10 @@ from any_disk import ANY_DISK
 from killed_program import said_until_killed
 
 from holdmq.errors import CorruptRecordError, StorageError
-from holdmq.record import VERIFY_ALL, decode_record
+from holdmq.record.codec import (
+    VERIFY_ALL,
+    decode_record,
+)
 from storage.store import ReadStatus
 
 # Each is seconds of computing: minutes on a machine that has others to serve.
@@ -128,7 +131,7 @@ def test_records_out_of_their_order_cut_the_log(
     """Each record is whole, but its queue offset or time is not what follows: a stale one from before."""
     import numpy as np
 
-    from holdmq.record_batch import stamp
+    from holdmq.record.batch import stamp
 
     directory, ends, whole = crashed
 
@@ -260,8 +263,8 @@ def test_missing_segments_are_refused(driver: MakeDriver, tmp_path: Path) -> Non
 
 APPENDER = """
 import json, queue, sys
-from holdmq.config import StorageSection
-from holdmq.record_batch import encode_batch
+from holdmq.config.model import StorageSection
+from holdmq.record.batch import encode_batch
 from storage.log.store import open_store
 from storage.store import Batch, Run
 posted = queue.SimpleQueue()

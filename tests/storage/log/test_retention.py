@@ -14,10 +14,13 @@ import pytest
 from sim_disk import PowerLoss, SimDisk
 from stepped_store import Stepped
 
-from holdmq.config import Config
-from holdmq.config_sources import load
-from holdmq.disk import RealDisk, Space
+from holdmq.config.model import Config
+from holdmq.config.sources import load
 from holdmq.errors import BehindError, ConfigError, StorageError, StoreFullError, UsageError
+from holdmq.files.disk import (
+    RealDisk,
+    Space,
+)
 from storage.log import retention
 from storage.log.core.names import offsets_of
 from storage.log.core.retention import LogNeed, QueueNeed

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdmq.record_batch import encode_batch
+from holdmq.record.batch import encode_batch
 from storage.log.core.sidecar import RUN_ENTRIES
 from storage.store import Batch, HashFilter, ReadStatus, Run
 
@@ -48,7 +48,7 @@ def wait_built(d: Any, count: int) -> None:
 
 
 def wanted_of(tag: bytes) -> HashFilter:
-    from holdmq.record import tag_hash
+    from holdmq.record.codec import tag_hash
 
     return HashFilter([tag_hash(tag)])
 

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
-from holdmq.config import StorageSection
+from holdmq.config.model import StorageSection
 from holdmq.errors import StoreFormatError
-from holdmq.record import VERIFY_ALL, decode_record, prefix_hash, tag_hash
+from holdmq.record.codec import (
+    VERIFY_ALL,
+    decode_record,
+    prefix_hash,
+    tag_hash,
+)
 from storage.log.core import queues
 from storage.log.store import open_store
 from storage.store import Batch, HashFilter, ReadStatus

@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from killed_program import said_until_killed
 
-from holdmq.config import StorageSection
+from holdmq.config.model import StorageSection
 from holdmq.errors import RecordError, StorageError
-from holdmq.record import encode_record
+from holdmq.record.codec import encode_record
 from storage.log import table_files, tables
 from storage.log.core.tables import encode_row, row_key
 from storage.log.store import LogStore, open_store
@@ -371,7 +371,7 @@ def test_a_store_without_tables_has_none(driver: Callable[..., Any], tmp_path: P
 
 CHILD: Final = """
 import json, queue, random, sys, time
-from holdmq.config import StorageSection
+from holdmq.config.model import StorageSection
 from storage.log import tables
 from storage.log.store import open_store
 

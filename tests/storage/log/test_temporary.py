@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 
 from holdmq.errors import StorageError
-from holdmq.record import VERIFY_ALL, decode_record, tag_hash
-from holdmq.record_batch import encode_batch
+from holdmq.record.batch import encode_batch
+from holdmq.record.codec import (
+    VERIFY_ALL,
+    decode_record,
+    tag_hash,
+)
 from storage.log.temporary import OFFSETS_PER_MS
 from storage.store import Batch, HashFilter, ReadStatus, Run
 

@@ -15,7 +15,11 @@ from typing import Any
 import pytest
 
 from holdmq.errors import RecordError, StorageError
-from holdmq.record import Record, decode_record, encode_record
+from holdmq.record.codec import (
+    Record,
+    decode_record,
+    encode_record,
+)
 from storage.log import releases, timer
 from storage.log.core.delayed import value_of
 from storage.store import Delayed

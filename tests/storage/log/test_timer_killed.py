@@ -13,7 +13,7 @@ import pytest
 from any_disk import ANY_DISK
 from killed_program import said_until_killed
 
-from holdmq.record import decode_record
+from holdmq.record.codec import decode_record
 from storage.log.core.delayed import value_of
 
 ROUNDS: Final = 6
@@ -21,8 +21,8 @@ STORED_MIN: Final = 50
 """Messages that a process has stored before it is killed, however slow the machine is."""
 CHILD: Final = """
 import json, queue, random, sys, time
-from holdmq.config import StorageSection
-from holdmq.record import encode_record
+from holdmq.config.model import StorageSection
+from holdmq.record.codec import encode_record
 from storage.log import timer
 from storage.log.store import now_ms, open_store
 from storage.store import Delayed

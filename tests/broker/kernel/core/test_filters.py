@@ -15,8 +15,11 @@ from broker.kernel.core.filters import (
 )
 from holdmq.errors import WireError
 from holdmq.mqtt.filters import matches
-from holdmq.record_tags import tag_hash
-from holdmq.topics import filter_terms, join_mqtt_topic
+from holdmq.names.topics import (
+    filter_terms,
+    join_mqtt_topic,
+)
+from holdmq.record.tags import tag_hash
 from holdmq.wire.headers import FilterTerm, TermKind
 
 
@@ -118,7 +121,7 @@ FILTER_LEVEL = st.sampled_from(["a", "b", "", "+", "é", "$s"])
 def test_every_mqtt_filter_lets_through_what_it_matches(
     topic_levels: list[str], filter_levels: list[str], ends_open: bool
 ) -> None:
-    from holdmq.topics import split_mqtt_topic
+    from holdmq.names.topics import split_mqtt_topic
 
     mqtt_topic = "/".join(topic_levels)
     mqtt_filter = "/".join([*filter_levels, "#"] if ends_open else filter_levels)

@@ -8,8 +8,11 @@ from broker.produce.core.delays import (
 )
 from broker.topics.core.table import Topic
 from holdmq.errors import Code, RemoteError
-from holdmq.record import decode_record, encode_record
-from holdmq.record_origin import value_in
+from holdmq.record.codec import (
+    decode_record,
+    encode_record,
+)
+from holdmq.record.origin import value_in
 
 NOW = 1_700_000_000_000
 

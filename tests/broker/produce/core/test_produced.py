@@ -21,9 +21,12 @@ from broker.produce.core.sequences import (
     Sequences,
 )
 from holdmq.errors import Code, RecordError
-from holdmq.record import encode_record
-from holdmq.record_batch import split_records, starts_of
-from holdmq.topics import PRODUCED_TOPIC
+from holdmq.names.topics import PRODUCED_TOPIC
+from holdmq.record.batch import (
+    split_records,
+    starts_of,
+)
+from holdmq.record.codec import encode_record
 from storage.store import Batch, Run
 
 NOW_MS = 1_700_000_000_000

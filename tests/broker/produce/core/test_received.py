@@ -7,8 +7,15 @@ import pytest
 
 from broker.produce.core.received import Received
 from holdmq.errors import RecordError
-from holdmq.record import SYS_QOS_SHIFT, encode_record
-from holdmq.record_once import WILL_UID, Once, once_of
+from holdmq.record.codec import (
+    SYS_QOS_SHIFT,
+    encode_record,
+)
+from holdmq.record.once import (
+    WILL_UID,
+    Once,
+    once_of,
+)
 from storage.log.core.delayed import TIMER_TOPIC
 from storage.store import Batch, Run
 

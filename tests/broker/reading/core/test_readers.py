@@ -13,10 +13,13 @@ from broker.reading.core.readers import (
     Reader,
     scan,
 )
-from holdmq.record import encode_record
-from holdmq.record_batch import starts_of, tag_hashes
-from holdmq.record_properties import encode_properties
-from holdmq.record_tags import tag_hash
+from holdmq.record.batch import (
+    starts_of,
+    tag_hashes,
+)
+from holdmq.record.codec import encode_record
+from holdmq.record.properties import encode_properties
+from holdmq.record.tags import tag_hash
 from holdmq.wire.headers import FilterTerm, TermKind
 from storage.store import Batch, Run
 

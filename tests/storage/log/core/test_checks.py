@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdmq.errors import RecordError
-from holdmq.record import (
+from holdmq.record.batch import (
+    stamp,
+    starts_of,
+)
+from holdmq.record.codec import (
     FIXED_SIZE,
     RECORD_BYTES_LIMIT,
     VERIFY_ALL,
@@ -17,7 +21,6 @@ from holdmq.record import (
     encode_host,
     encode_record,
 )
-from holdmq.record_batch import stamp, starts_of
 from storage.log.core.scan import CHECK_BYTES, whole_at, whole_records
 
 POSITION = (1 << 40) + 12

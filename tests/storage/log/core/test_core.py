@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdmq.errors import StoreFormatError
-from holdmq.record import BLANK_SIZE_MIN
+from holdmq.record.codec import BLANK_SIZE_MIN
 from storage.log.core.entries import (
     ENTRY,
     ENTRY_SIZE,

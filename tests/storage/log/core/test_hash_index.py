@@ -6,9 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdmq.record import encode_properties
-from holdmq.record_batch import encode_batch
-from holdmq.record_properties import KEY, UNIQUE
+from holdmq.record.batch import encode_batch
+from holdmq.record.codec import encode_properties
+from holdmq.record.properties import (
+    KEY,
+    UNIQUE,
+)
 from storage.log.core.hash_index import (
     KEYS,
     SLOT,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdmq.record_batch import Hashes
+from holdmq.record.batch import Hashes
 from storage.log.core.sidecar import BLOCK_ENTRIES, RUN_ENTRIES, SIZE, encode, search
 from storage.store import HashFilter
 

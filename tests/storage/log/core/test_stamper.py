@@ -6,9 +6,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdmq.record import VERIFY_ALL, decode_record, encode_host, encode_properties, encode_record
-from holdmq.record_batch import stamp, starts_of, tag_hashes
-from holdmq.record_tags import PROPERTIES_CACHE_MAX
+from holdmq.record.batch import (
+    stamp,
+    starts_of,
+    tag_hashes,
+)
+from holdmq.record.codec import (
+    VERIFY_ALL,
+    decode_record,
+    encode_host,
+    encode_properties,
+    encode_record,
+)
+from holdmq.record.tags import PROPERTIES_CACHE_MAX
 from storage.log.core.stamper import Stamper
 from storage.log.core.stamps import EACH_BYTES_MAX, TagHashes
 from storage.store import Batch, Run

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdmq.errors import RecordError
-from holdmq.record import encode_record
+from holdmq.record.codec import encode_record
 from storage.log.core.tables import (
     KEY_BYTES_MAX,
     PLAIN_KEY_MAX,

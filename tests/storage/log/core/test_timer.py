@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdmq.errors import RecordError
-from holdmq.record import SYS_ROLLED, decode_record, encode_properties, encode_record
-from holdmq.record_batch import encode_batch, stamp
+from holdmq.record.batch import (
+    encode_batch,
+    stamp,
+)
+from holdmq.record.codec import (
+    SYS_ROLLED,
+    decode_record,
+    encode_properties,
+    encode_record,
+)
 from storage.log.core.delayed import (
     DUE_LIMIT_MS,
     Entry,

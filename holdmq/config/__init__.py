@@ -1,0 +1,1 @@
+"""The configuration: its sections, keys and sources."""

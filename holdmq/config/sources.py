@@ -1,0 +1,246 @@
+"""Reads the sources of the configuration, and refuses by name what they get wrong.
+
+Sources and their precedence are described in ``holdmq.config.model``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple, get_args, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from holdmq.config.model import Config
+from holdmq.config.section import Section
+from holdmq.errors import ConfigError
+
+ENV_PREFIX: Final = "HOLDMQ_"
+ENV_CONFIG: Final = "HOLDMQ_CONFIG"
+
+_UNITS: Final = {"ms": "milliseconds", "s": "seconds", "bytes": "bytes"}
+
+
+class KeyInfo(NamedTuple):
+    """A row of the reference: one key and all there is to know of it."""
+
+    key: str
+    type: str
+    default: Any
+    unit: str
+    env: str
+    meaning: str
+
+
+class _Given(NamedTuple):
+    """One value as a source gave it; `text` says that it has no type of its own yet."""
+
+    key: str
+    value: Any
+    source: str
+    text: bool
+
+
+def load(
+    path: Path | None = None, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Config:
+    """Read all sources and return the checked configuration.
+
+    `path` is the TOML file (None = ``HOLDMQ_CONFIG`` if set, else no file), `sets` holds
+    ``section.key=value`` strings, `environ` defaults to the process's environment. Raises ConfigError,
+    which names the key, its source, and the nearest known key when it is unknown.
+    """
+    env = os.environ if environ is None else environ
+    if path is None and env.get(ENV_CONFIG):
+        path = Path(env[ENV_CONFIG])
+    given = [*(_from_file(path) if path else ()), *_from_environ(env), *_from_sets(sets)]
+    fields = _fields()
+    values: dict[str, dict[str, Any]] = {}
+    sources: dict[str, str] = {}
+    for item in given:
+        field = fields.get(item.key)
+        if field is None:
+            raise ConfigError(f'unknown key "{item.key}" in {item.source}{_nearest(item.key, fields)}')
+        section, _, name = item.key.partition(".")
+        values.setdefault(section, {})[name] = _checked(item, field)
+        sources[item.key] = item.source
+    try:
+        return Config.model_validate(values).with_sources(sources)
+    except ValidationError as error:
+        # Each value is right by itself; a section found that they do not go together.
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        source = sources.get(key, "its default")
+        message = problem["msg"].removeprefix("Value error, ")
+        raise ConfigError(
+            f'the value {problem["input"]} of "{key}" in {source} is wrong: {message}'
+        ) from error
+
+
+def reference() -> list[KeyInfo]:
+    """Return every key with type, default, unit, environment variable and meaning."""
+    rows = []
+    for key, field in _fields().items():
+        unit = _UNITS.get(key.rsplit("_", 1)[-1], "") if "_" in key else ""
+        rows.append(
+            KeyInfo(key, _type_name(field), field.default, unit, env_name(key), field.description or "")
+        )
+    return rows
+
+
+def table_reference() -> list[KeyInfo]:
+    """Return the keys of the tables in lists, as ``gateway.listeners[].port``; they have no variables."""
+    return [
+        KeyInfo(f"{key}[].{name}", _type_name(field), _default_of(field), "", "", field.description or "")
+        for key, of_list in _fields().items()
+        if (table := _table_of(of_list.annotation)) is not None
+        for name, field in table.model_fields.items()
+    ]
+
+
+def env_name(key: str) -> str:
+    """Return the environment variable of ``section.key``."""
+    section, _, name = key.partition(".")
+    return f"{ENV_PREFIX}{section.upper()}__{name.upper()}"
+
+
+def _fields() -> dict[str, FieldInfo]:
+    found: dict[str, FieldInfo] = {}
+    for section, info in Config.model_fields.items():
+        model = info.annotation
+        if not (isinstance(model, type) and issubclass(model, Section)):
+            raise TypeError(f"Config.{section} is no Section")
+        for name, field in model.model_fields.items():
+            found[f"{section}.{name}"] = field
+    return found
+
+
+def _default_of(field: FieldInfo) -> Any:
+    return "needed" if field.is_required() else field.default
+
+
+def _table_of(annotation: Any) -> type[Section] | None:
+    """The model of a key that is a list of tables."""
+    inner = get_args(annotation)[:1]
+    is_table = bool(inner) and isinstance(inner[0], type) and issubclass(inner[0], Section)
+    return inner[0] if is_table else None
+
+
+def _type_name(field: FieldInfo) -> str:
+    annotation = field.annotation
+    if _table_of(annotation) is not None:
+        return "list of tables"
+    if get_origin(annotation) is dict:
+        return "table"
+    shown = str(annotation).replace("pydantic.types.SecretStr", "secret")
+    if "Literal" in shown:
+        return " | ".join(get_args(annotation))
+    if isinstance(annotation, type) and not get_args(annotation):
+        return annotation.__name__
+    return shown
+
+
+def _from_file(path: Path) -> list[_Given]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration file {path} is not valid TOML: {error}") from error
+    found = []
+    for section, content in document.items():
+        if section not in Config.model_fields:
+            raise ConfigError(
+                f'unknown section "{section}" in {path}{_nearest(section, Config.model_fields)}'
+            )
+        if not isinstance(content, dict):
+            raise ConfigError(f'"{section}" in {path} is a section: write [{section}] with its keys below')
+        found += [_Given(f"{section}.{name}", value, str(path), False) for name, value in content.items()]
+    return found
+
+
+def _from_environ(environ: Mapping[str, str]) -> list[_Given]:
+    found = []
+    for variable, value in sorted(environ.items()):
+        # Names without "__" are not keys: Kubernetes sets HOLDMQ_PORT and HOLDMQ_SERVICE_HOST by itself.
+        if not variable.startswith(ENV_PREFIX) or "__" not in variable:
+            continue
+        section, _, name = variable.removeprefix(ENV_PREFIX).partition("__")
+        found.append(_Given(f"{section}.{name}".lower(), value, f"variable {variable}", True))
+    return found
+
+
+def _from_sets(sets: Sequence[str]) -> list[_Given]:
+    found = []
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals or "." not in key:
+            raise ConfigError(f'--set "{text}" is not of the form section.key=value')
+        found.append(_Given(key.strip(), value, "--set", True))
+    return found
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f'; did you mean "{near[0]}"?' if near else '; "holdmq config keys" lists all keys'
+
+
+def _checked(item: _Given, field: FieldInfo) -> Any:
+    annotation: Any = field.annotation
+    kind: TypeAdapter[Any] = TypeAdapter(Annotated[annotation, field])
+    value = _from_text(item, annotation) if item.text else item.value
+    try:
+        return kind.validate_python(value, strict=not item.text)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        table = _table_of(annotation)
+        if table is not None and problem["loc"]:
+            raise _table_error(item, table, problem) from error
+        message = problem["msg"]
+        given = "(not shown)" if "Secret" in str(annotation) else json.dumps(item.value, default=str)
+        raise ConfigError(
+            f'the value {given} of "{item.key}" in {item.source} is wrong: {message[0].lower()}{message[1:]}'
+        ) from error
+
+
+def _table_error(item: _Given, table: type[Section], problem: Any) -> ConfigError:
+    """The sentence for a wrong table in a list: which one, by position and name, and which of its keys."""
+    index, *path = problem["loc"]
+    given = problem["input"]
+    whole = given if not path or problem["type"] == "missing" else None
+    name = whole.get("name") if isinstance(whole, dict) else None
+    key = ".".join([f"{item.key}[{index}]", *map(str, path)])
+    called = f" (named {json.dumps(name)})" if isinstance(name, str) else ""
+    if problem["type"] == "extra_forbidden":
+        nearest = _nearest(str(path[-1]), table.model_fields)
+        return ConfigError(f'unknown key "{key}" in {item.source}{nearest}')
+    if problem["type"] == "missing":
+        return ConfigError(f'the key "{key}" is missing in {item.source}{called}')
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if whole is not None:
+        return ConfigError(f'"{key}"{called} in {item.source} is wrong: {message}')
+    return ConfigError(
+        f'the value {json.dumps(given, default=str)} of "{key}" in {item.source} is wrong: {message}'
+    )
+
+
+def _from_text(item: _Given, annotation: Any) -> Any:
+    text = str(item.value).strip()
+    if "list" in str(annotation):
+        if not text.startswith("["):
+            return [part.strip() for part in text.split(",") if part.strip()]
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ConfigError(
+                f'the value of "{item.key}" in {item.source} is no JSON array: {error}'
+            ) from error
+    if not text and "None" in str(annotation):
+        return None
+    return text

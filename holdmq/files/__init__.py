@@ -1,0 +1,1 @@
+"""Files and disks: atomic and private writes, signatures, room."""

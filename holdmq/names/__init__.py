@@ -1,0 +1,1 @@
+"""Names that users choose, and what they may be."""

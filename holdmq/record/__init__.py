@@ -1,0 +1,1 @@
+"""The record, the unit of the log: its layout, batches, columns and tags."""
