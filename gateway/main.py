@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.access.checking import check_access
-from gateway.supervisor import Supervisor
+from gateway.parent.supervisor import Supervisor
 from holdmq.config.model import Config
 from holdmq.service.process import guard
 

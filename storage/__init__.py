@@ -1,1 +1,1 @@
-"""The message store: one Protocol (`storage.store`), the log engine behind it (`storage.log`)."""
+"""The message store: one Protocol (`storage.api.store`), the log engine behind it (`storage.log`)."""

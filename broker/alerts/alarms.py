@@ -44,7 +44,7 @@ from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.statistics_headers import AlarmListResponse, AlarmRow
-from storage.store import StoreState
+from storage.api.store import StoreState
 
 BACKLOG_MESSAGES: Final = "backlog_messages"
 BACKLOG_AGE: Final = "backlog_age"

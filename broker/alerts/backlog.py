@@ -22,7 +22,7 @@ from broker.shared_groups.requests import SharedMode
 from broker.topics.core.table import Topic
 from holdmq.errors import BusyError, HoldMQError
 from holdmq.wire.group_headers import SHARED
-from storage.store import MessageStore
+from storage.api.store import MessageStore
 
 QUEUES_PER_TURN: Final = 512
 """Queues that are looked at in one turn of the loop: well below a millisecond."""

@@ -56,7 +56,10 @@ from holdmq.wire.headers import (
     TopicListResponse,
     TopicStats,
 )
-from storage.store import Batch, MessageStore
+from storage.api.store import (
+    Batch,
+    MessageStore,
+)
 
 
 def _admitted(connection: Connection) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from broker.groups.core.offsets import (
 )
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, StoreFormatError
 from holdmq.files.atomic_file import AtomicFile
+from storage.api.store import MessageStore
 from storage.log.core.retention import QueueNeed
-from storage.store import MessageStore
 
 WAITERS_MAX: Final = 10_000
 """Reports that wait for the file: one for each of 10,000 connections; past it BUSY."""

@@ -24,7 +24,12 @@ from holdmq.record.codec import (
     decode_record,
     encode_record,
 )
-from storage.store import Batch, MessageStore, ReadStatus, Run
+from storage.api.store import (
+    Batch,
+    MessageStore,
+    ReadStatus,
+    Run,
+)
 
 RECORDS_OUT: Final = 2
 """Appends on their way: one is written while the next is gathered behind it."""

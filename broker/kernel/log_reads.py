@@ -7,7 +7,10 @@ from typing import NamedTuple
 import structlog
 
 from holdmq.errors import BehindError, CorruptRecordError
-from storage.store import Batch, MessageStore
+from storage.api.store import (
+    Batch,
+    MessageStore,
+)
 
 log = structlog.get_logger("holdmq.broker")
 

@@ -8,7 +8,10 @@ from typing import Final
 
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.record.codec import decode_record
-from storage.store import MessageStore, QueueRead
+from storage.api.store import (
+    MessageStore,
+    QueueRead,
+)
 
 LOOKS_PER_TURN: Final = 128
 """Look-ups in memory in one turn of the loop: about a millisecond."""

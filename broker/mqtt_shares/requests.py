@@ -65,8 +65,8 @@ from holdmq.wire.share_headers import (
     ShareReadResponse,
     ShareSettleRequest,
 )
+from storage.api.store import Batch
 from storage.log.core.retention import LogNeed
-from storage.store import Batch
 
 CREDIT_MAX_BYTES: Final = 8 << 20
 HOLD_MAX_MS: Final = 120_000

@@ -47,7 +47,10 @@ from holdmq.record.codec import (
     decode_record,
 )
 from holdmq.rpc.connection import Connection
-from storage.store import Batch, MessageStore
+from storage.api.store import (
+    Batch,
+    MessageStore,
+)
 
 TAIL_SCAN_BYTES: Final = 4 << 20
 """Log looked at in memory in one turn for one group, as for readers."""

@@ -53,8 +53,12 @@ from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, RunResult
+from storage.api.store import (
+    Batch,
+    MessageStore,
+    Run,
+)
 from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
-from storage.store import Batch, MessageStore, Run
 
 _COUNT: Final = struct.Struct(">I")
 BACKLOG_AGE_MAX_MS: Final = 200

@@ -38,7 +38,11 @@ from holdmq.wire.column_headers import (
     PullColumnsResponse,
 )
 from holdmq.wire.header import rows
-from storage.store import HashFilter, MessageStore, QueueRead
+from storage.api.store import (
+    HashFilter,
+    MessageStore,
+    QueueRead,
+)
 
 COLUMNS_MAX_BYTES: Final = 8 << 20
 """Records that one answer looks at, but always one: a few ms of a pool thread, whoever waits behind it."""

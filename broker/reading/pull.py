@@ -40,7 +40,13 @@ from holdmq.wire.headers import (
     PullRequest,
     PullResponse,
 )
-from storage.store import Batch, HashFilter, MessageStore, QueueRead, ReadStatus
+from storage.api.store import (
+    Batch,
+    HashFilter,
+    MessageStore,
+    QueueRead,
+    ReadStatus,
+)
 
 PULL_MAX_BYTES: Final = 8 << 20
 """Largest PULL answer (but always one record): what a reader can take in one piece."""

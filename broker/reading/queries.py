@@ -35,8 +35,12 @@ from holdmq.wire.query_headers import (
     OffsetAtResponse,
     QueueOffset,
 )
-from storage.lookups import LATEST_MS, LOG_END, Place
-from storage.store import MessageStore
+from storage.api.lookups import (
+    LATEST_MS,
+    LOG_END,
+    Place,
+)
+from storage.api.store import MessageStore
 
 MESSAGES_MAX: Final = 1_000
 """Messages of one answer, and those that one MESSAGE_BACKWARDS looks at: what a person looks through."""

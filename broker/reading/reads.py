@@ -48,7 +48,10 @@ from holdmq.wire.headers import (
     ReadRequest,
     ReadResponse,
 )
-from storage.store import Batch, MessageStore
+from storage.api.store import (
+    Batch,
+    MessageStore,
+)
 
 READERS_MAX: Final = 256
 """Readers per connection: one live, up to 64 catching up, and room."""

@@ -11,8 +11,13 @@ import structlog
 
 from holdmq.errors import StorageError
 from holdmq.wire.retained_headers import RETAINED_TOPIC, expires_ms_of
-from storage.lookups import STOP, TAKE, Judged, TableStore
-from storage.store import MessageStore
+from storage.api.lookups import (
+    STOP,
+    TAKE,
+    Judged,
+    TableStore,
+)
+from storage.api.store import MessageStore
 
 CHECK_INTERVAL_S: Final = 60.0
 """How often it is looked whether something is due: until then nobody is shown it either."""

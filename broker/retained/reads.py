@@ -21,8 +21,12 @@ from holdmq.wire.retained_headers import (
     RetainedVersion,
     expires_ms_of,
 )
-from storage.lookups import STOP, Judged, TableStore
-from storage.store import MessageStore
+from storage.api.lookups import (
+    STOP,
+    Judged,
+    TableStore,
+)
+from storage.api.store import MessageStore
 
 LOOKED_AT_MAX: Final = 4_096
 """Topics that one answer looks at: some milliseconds of a reader thread, whatever matches."""

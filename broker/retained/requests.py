@@ -52,9 +52,16 @@ from holdmq.wire.retained_headers import (
     retained_queue,
     stamp_retained,
 )
+from storage.api.lookups import (
+    KeyChange,
+    Row,
+    TableStore,
+)
+from storage.api.store import (
+    Batch,
+    MessageStore,
+)
 from storage.log.core.tables import KEY_BYTES_MAX
-from storage.lookups import KeyChange, Row, TableStore
-from storage.store import Batch, MessageStore
 
 IN_HAND_MAX_BYTES: Final = 64 << 20
 """Retained messages that wait for the disk; past it BUSY."""

@@ -33,8 +33,13 @@ from holdmq.record.origin import (
     DLQ_PREFIX,
     RETRY_PREFIX,
 )
+from storage.api.store import (
+    Batch,
+    Delayed,
+    MessageStore,
+    Run,
+)
 from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
-from storage.store import Batch, Delayed, MessageStore, Run
 
 COPIES_MAX_BYTES: Final = 32 << 20
 """Copies on their way to confirmation; past it nothing more is read. What one connection may have in hand."""

@@ -63,8 +63,12 @@ from holdmq.wire.move_headers import (
     DlqResendResponse,
     ResendFailure,
 )
+from storage.api.store import (
+    MessageStore,
+    QueueRead,
+    ReadStatus,
+)
 from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
-from storage.store import MessageStore, QueueRead, ReadStatus
 
 RESEND_MAX: Final = 1_000
 """Dead letters that one RESEND looks at: a second's work of a disk; callers go on at `next_offset`."""

@@ -47,7 +47,11 @@ from holdmq.wire.move_headers import (
     SendBackResult,
     SentBack,
 )
-from storage.store import MessageStore, QueueRead, ReadStatus
+from storage.api.store import (
+    MessageStore,
+    QueueRead,
+    ReadStatus,
+)
 
 MOVES_MAX: Final = 20_000
 """Moves in hand (a few hundred bytes each); past it BUSY: twenty full SEND_BACKs."""

@@ -35,8 +35,8 @@ from holdmq.wire.session_headers import (
     SessionShowRequest,
     SessionShowResponse,
 )
-from storage.lookups import Page
-from storage.store import MessageStore
+from storage.api.lookups import Page
+from storage.api.store import MessageStore
 
 ROWS_MAX: Final = 1_000
 CONTENT_MAX_BYTES: Final = 6 << 20

@@ -68,7 +68,7 @@ from holdmq.wire.session_headers import (
     SessionWriteResponse,
 )
 from holdmq.wire.session_will import HAS_WILL, WILL_BYTES_MAX, decode_will
-from storage.store import MessageStore
+from storage.api.store import MessageStore
 
 READ_MAX: Final = 256
 """Sessions that one look-up reads: some milliseconds of a reader thread."""

@@ -23,8 +23,15 @@ from broker.sessions.core.rows import (
 )
 from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError
 from holdmq.wire.session_headers import SESSION_QUEUES, SESSION_TOPIC
-from storage.lookups import KeyChange, TableStore
-from storage.store import Appended, Batch, MessageStore
+from storage.api.lookups import (
+    KeyChange,
+    TableStore,
+)
+from storage.api.store import (
+    Appended,
+    Batch,
+    MessageStore,
+)
 
 APPEND_MAX_BYTES: Final = 4 << 20
 """One append: far below the smallest segment."""

@@ -34,8 +34,11 @@ from holdmq.rpc.connection import Connection
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.session_headers import SESSION_TOPIC, DueWill, SessionWillsRequest
 from holdmq.wire.session_will import decode_will
-from storage.lookups import Page, Row
-from storage.store import MessageStore
+from storage.api.lookups import (
+    Page,
+    Row,
+)
+from storage.api.store import MessageStore
 
 IN_HAND_MAX: Final = 1_000
 """Wills that gateways are publishing: a storm's worth of one worker in some seconds."""

@@ -29,7 +29,12 @@ from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.record.origin import retry_topic
 from holdmq.rpc.connection import Request
 from holdmq.wire.shared_headers import SharedDelivery, SharedPullRequest, SharedPullResponse
-from storage.store import HashFilter, MessageStore, QueueRead, ReadStatus
+from storage.api.store import (
+    HashFilter,
+    MessageStore,
+    QueueRead,
+    ReadStatus,
+)
 
 PULL_MAX_BYTES: Final = 8 << 20
 """Largest answer (but always one record), as for PULL."""

@@ -15,7 +15,10 @@ from holdmq.record.codec import (
     SYS_FLAG_AT,
     tag_of_record,
 )
-from storage.store import QueueRead, ReadStatus
+from storage.api.store import (
+    QueueRead,
+    ReadStatus,
+)
 
 _RECONSUME_AT: Final = 72
 

@@ -91,8 +91,8 @@ from holdmq.wire.shared_headers import (
     SharedSettleResponse,
     SharedStateRequest,
 )
+from storage.api.store import Batch
 from storage.log.core.retention import QueueNeed
-from storage.store import Batch
 
 INVISIBLE_MIN_MS: Final = 100
 INVISIBLE_MAX_MS: Final = 12 * 3_600_000

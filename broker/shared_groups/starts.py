@@ -17,7 +17,7 @@ from broker.topics.core.table import TopicTable
 from holdmq.names.topics import is_temporary
 from holdmq.record.origin import retry_topic
 from holdmq.wire.shared_headers import EARLIEST, LATEST, SharedStart
-from storage.store import MessageStore
+from storage.api.store import MessageStore
 
 log = structlog.get_logger("holdmq.broker")
 

@@ -49,8 +49,14 @@ from holdmq.wire.table_headers import (
     TableWatching,
     TableWatchRequest,
 )
-from storage.lookups import Row, TableStore
-from storage.store import Batch, MessageStore
+from storage.api.lookups import (
+    Row,
+    TableStore,
+)
+from storage.api.store import (
+    Batch,
+    MessageStore,
+)
 
 KEYS_MAX: Final = 1_000
 """Keys of one TABLE_GET, and rows of one page of a scan."""

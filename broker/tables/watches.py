@@ -13,7 +13,10 @@ from holdmq.errors import Code, RemoteError
 from holdmq.rpc.connection import Connection
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.table_headers import NO_VALUE, TableChangesPush, TableRow
-from storage.lookups import Change, TableStore
+from storage.api.lookups import (
+    Change,
+    TableStore,
+)
 
 WATCHES_MAX: Final = 10_000
 """Watches of all connections: each costs a kilobyte, and a look at every change of its table."""

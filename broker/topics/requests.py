@@ -63,8 +63,8 @@ from holdmq.wire.topic_headers import (
     TopicPauseRequest,
     TopicUpdateRequest,
 )
-from storage.lookups import TableStore
-from storage.store import Batch
+from storage.api.lookups import TableStore
+from storage.api.store import Batch
 
 HIDE_GRACE_S: Final = 45.0
 """How long queues that are hidden from producers still take records: clients refresh their routes every

@@ -9,8 +9,11 @@ from functools import partial
 from typing import Final
 
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError
-from storage.lookups import Page, TableStore
-from storage.store import Batch
+from storage.api.lookups import (
+    Page,
+    TableStore,
+)
+from storage.api.store import Batch
 
 PAGE_ROWS: Final = 500
 """Rows deleted at a time: their records are one write of the log, and the loop turns between pages."""

@@ -16,25 +16,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.access.askers import UNTRIED, Answer, Askers, Question, always
+from gateway.access.core.acl import (
+    OWNS,
+    READ,
+    REPLAY,
+    filter_of,
+)
+from gateway.access.core.answers import Answers
 from gateway.access.files import AccessFiles
 from gateway.access.password_checks import PasswordChecks
 from gateway.access.plugins import PUBLISH, SUBSCRIBE, Client, check_plugins
 from gateway.access.rehash import REHASH_INTERVAL_S, Rehash
 from gateway.access.scram_file import Exchanges
-from gateway.core.acl import OWNS, READ, REPLAY, filter_of
-from gateway.core.addresses import address_key
-from gateway.core.answers import Answers
-from gateway.core.entries import TopicEntry
-from gateway.core.permit import ALLOWED, REFUSED, UNASKED, Permit
-from gateway.core.scram import METHOD
+from gateway.ground.addresses import address_key
+from gateway.ground.entries import TopicEntry
 from gateway.session.events import Subscribing
+from gateway.session.permit import (
+    ALLOWED,
+    REFUSED,
+    UNASKED,
+    Permit,
+)
+from gateway.session.scram import METHOD
 from gateway.session.session import CLOSED, Session
 from holdmq.mqtt import MQTT_5, Connect, MqttError, ReasonCode, Subscription
 from holdmq.service import telemetry
 
 if TYPE_CHECKING:
-    from gateway.connection import Shell
-    from gateway.worker import Worker
+    from gateway.edge.connection import Shell
+    from gateway.worker.worker import Worker
     from holdmq.config.model import Config
 
 FILE_AGE_S: Final = 86_400.0

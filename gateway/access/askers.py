@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.access.plugins import CLOSE_S, Client, PluginFailure, PluginKind, Plugins
-from gateway.core.counters import Counters
+from gateway.ground.counters import Counters
 from holdmq.service import telemetry
 from holdmq.service.interpreter import SWITCH_INTERVAL_S
 

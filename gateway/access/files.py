@@ -7,12 +7,15 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+from gateway.access.core.acl import (
+    AclError,
+    AclRules,
+)
 from gateway.access.passwords import PasswordFile
 from gateway.access.scram_file import ScramFile
 from gateway.access.user_file import read_text
-from gateway.core.acl import AclError, AclRules
-from gateway.core.counters import Counters
-from gateway.core.scram import Verifier
+from gateway.ground.counters import Counters
+from gateway.session.scram import Verifier
 from holdmq.config.access import AccessSection
 from holdmq.errors import ConfigError, HoldMQError
 from holdmq.files.file_signature import (

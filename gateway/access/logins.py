@@ -9,8 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.core.addresses import address_key, is_local, shown_key
-from gateway.core.scram import ScramError, wrong_password
+from gateway.ground.addresses import (
+    address_key,
+    is_local,
+    shown_key,
+)
+from gateway.session.scram import (
+    ScramError,
+    wrong_password,
+)
 from holdmq.credentials.login_failures import (
     ADDRESS,
     Login,
@@ -23,7 +30,7 @@ from holdmq.service import telemetry
 
 if TYPE_CHECKING:
     from gateway.session.authenticating import Begin, Exchange
-    from gateway.worker import Worker
+    from gateway.worker.worker import Worker
     from holdmq.config.model import GatewaySection
 
 LINES_PER_S: Final = 10

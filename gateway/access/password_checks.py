@@ -1,8 +1,8 @@
 """Passwords of the password file are checked on threads of their own, by turns of addresses.
 
 A check takes 20 to 40 ms of a core, and nobody has to be known to ask for one: so a check waits neither for
-plug-ins nor behind those that another address asked for (gateway.core.fair_line), and one that nobody waits
-for any more is not made.
+plug-ins nor behind those that another address asked for (gateway.access.core.fair_line), and one that nobody
+waits for any more is not made.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from functools import partial
 from typing import Final
 
 from gateway.access.askers import UNTRIED, UNTRIED_PER_TURN, Answer, Question
+from gateway.access.core.fair_line import FairLine
 from gateway.access.passwords import verify
-from gateway.core.counters import Counters
-from gateway.core.fair_line import FairLine
+from gateway.ground.counters import Counters
 from holdmq.service import telemetry
 from holdmq.service.interpreter import SWITCH_INTERVAL_S
 

@@ -21,7 +21,7 @@ from argon2.exceptions import Argon2Error
 
 from gateway.access.passwords import WHAT, hash_password, is_weaker
 from gateway.access.user_file import replace_secrets
-from gateway.core.counters import Counters
+from gateway.ground.counters import Counters
 from holdmq.errors import ConfigError
 from holdmq.service import telemetry
 

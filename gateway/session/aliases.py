@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.limits import TOPIC_ALIASES_OUT_MAX
+from gateway.ground.limits import TOPIC_ALIASES_OUT_MAX
 
 TOPIC_BYTES_SAVING: Final = 4
 """The shortest topic for which an alias pays: the property takes three bytes."""

@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.core.scram import ScramError
 from gateway.session.events import CONNECTED, Event
+from gateway.session.scram import ScramError
 from holdmq.mqtt import Auth, Connect, Disconnect, MqttError, Packet, Properties, ReasonCode, encode
 
 if TYPE_CHECKING:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.limits import TOPIC_ALIAS_MAX, Limits
+from gateway.ground.limits import (
+    TOPIC_ALIAS_MAX,
+    Limits,
+)
 from holdmq.mqtt import MQTT_5, Connect, MqttError, Properties, ReasonCode
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gateway.core.counters import Counters
-from gateway.core.entries import TopicEntry
-from gateway.limits import Limits
+from gateway.ground.counters import Counters
+from gateway.ground.entries import TopicEntry
+from gateway.ground.limits import Limits
 from holdmq.mqtt import TopicTable
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.core.entries import TopicEntry
-from gateway.core.replay import Replay
+from gateway.ground.entries import TopicEntry
+from gateway.session.replay import Replay
 from holdmq.mqtt import PublishRun, Subscription, Will
 from holdmq.wire.session_state import Place
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from gateway.core.receipts import Receipt
+from gateway.ground.receipts import Receipt
 from holdmq.mqtt import PUBREC
 
 if TYPE_CHECKING:
-    from gateway.core.entries import TopicEntry
-    from gateway.core.plans import Plan
-    from gateway.core.producer import Target
+    from gateway.brokers.core.producer import Target
+    from gateway.ground.entries import TopicEntry
+    from gateway.publish.core.plans import Plan
 
 RECORDED = True
 PENDING = False

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 from holdmq.mqtt import Subscription
 
 if TYPE_CHECKING:
-    from gateway.core.lag import Lag, Starts
-    from gateway.core.memberships import Membership
-    from gateway.core.retained import RetainedDue
     from gateway.session.aliases import Aliases
+    from gateway.session.lag import (
+        Lag,
+        Starts,
+    )
+    from gateway.session.memberships import Membership
+    from gateway.session.owed_retained import RetainedDue
 
 
 class Granted:
@@ -38,7 +41,7 @@ class Granted:
         self.identifier = identifier
         self.starts: Starts | None = None
         self.left_out: tuple[str, ...] | None = None
-        """Filters of topics that the client must not get (gateway.core.acl)."""
+        """Filters of topics that the client must not get (gateway.access.core.acl)."""
 
 
 class Planned:

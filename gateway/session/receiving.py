@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.core.entries import TopicEntry
-from gateway.core.receipts import CLOSE, Receipt
+from gateway.ground.entries import TopicEntry
+from gateway.ground.receipts import (
+    CLOSE,
+    Receipt,
+)
 from gateway.session.events import Event
 from gateway.session.inbound import RECORDED, Inbound
 from holdmq.mqtt import (
@@ -88,7 +91,7 @@ def _count(session: Session, run: PublishRun[TopicEntry]) -> int:
 
 
 def answer_settled(session: Session, receipt: Receipt) -> None:
-    """Answer what is settled at the head of the chain (gateway.core.receipts)."""
+    """Answer what is settled at the head of the chain (gateway.ground.receipts)."""
     inbound = session.inbound
     if inbound is None or inbound.is_doomed or inbound.head is not receipt:
         return

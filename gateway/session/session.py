@@ -8,7 +8,7 @@
     CONNECTING ──CONNECT with a method──► AUTHENTICATING ──AUTH …──► OPENING
 
 OPENING: the owner of the client id is asked; what the client sends meanwhile waits. A session that outlives
-its connection has a `cursor`; its row is the shell's affair (gateway.sessions). The shell feeds
+its connection has a `cursor`; its row is the shell's affair (gateway.persistent.sessions). The shell feeds
 `receive_data`, handles the events in order, and writes `data_to_send()`; bytes also appear when receipts
 settle or messages are pushed, and the session then puts itself on `context.dirty`.
 """
@@ -17,19 +17,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.core.cursor import Cursor
-from gateway.core.permit import Permit
-from gateway.core.receipts import Owner, Receipt
-from gateway.core.wheel import NOWHERE
-from gateway.limits import TOPIC_ALIAS_MAX
+from gateway.ground.limits import TOPIC_ALIAS_MAX
+from gateway.ground.receipts import (
+    Owner,
+    Receipt,
+)
+from gateway.ground.wheel import NOWHERE
 from gateway.session.acknowledging import after_acks, take_acks, take_pubrec
 from gateway.session.aliases import Aliases
 from gateway.session.authenticating import begin, take_auth, take_while_authenticating, with_authentication
 from gateway.session.connecting import check_connect, connack_properties, expiry_of, keep_alive_of
 from gateway.session.context import Context
+from gateway.session.cursor import Cursor
 from gateway.session.events import CONNECTED, Closed, Event, Unsubscribing
 from gateway.session.inbound import Inbound
 from gateway.session.outbound import Outbound, Planned
+from gateway.session.permit import Permit
 from gateway.session.receiving import answer_settled, take_publishes
 from gateway.session.subscribing import check_answer_fits, granting
 from holdmq.mqtt import (
@@ -461,7 +464,7 @@ class Session(Owner):
         return self.inbound is not None and self.inbound.head is not None
 
     def receipt_settled(self, receipt: Receipt) -> None:
-        """Answer what is settled at the head of the chain (gateway.core.receipts)."""
+        """Answer what is settled at the head of the chain (gateway.ground.receipts)."""
         if self.state != CLOSED:
             answer_settled(self, receipt)
         elif self.inbound is not None:

@@ -98,7 +98,7 @@ def _secret(name: str, password: str, scram: bool) -> str:
         raise UsageError(f"the password of {name!r} has to have 1 to {PASSWORD_MAX_BYTES} bytes")
     if scram:
         from gateway.access.scram_file import make_verifier
-        from gateway.core.scram import saslprep
+        from gateway.session.scram import saslprep
 
         try:
             if saslprep(name) != name:

@@ -32,8 +32,11 @@ from holdmq.files.disk import (
 )
 from holdmq.record.batch import encode_batch
 from holdmq.service.interpreter import prepare_interpreter
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.store import LogStore, open_store
-from storage.store import Batch, Run
 
 TOPIC: Final = "bench"
 PROBE_S: Final = 0.001

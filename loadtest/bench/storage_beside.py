@@ -35,8 +35,11 @@ from holdmq.files.disk import (
 from holdmq.record.batch import Ints
 from holdmq.service.interpreter import prepare_interpreter
 from loadtest.bench.storage import TOPIC, Bench, prepare
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.store import LogStore, open_store
-from storage.store import Batch, Run
 
 HOT = "hot"
 HOT_RECORDS = 8

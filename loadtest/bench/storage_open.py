@@ -26,7 +26,10 @@ import numpy as np
 from holdmq.record.batch import encode_batch
 from holdmq.service.memory import memory_used
 from loadtest.bench.storage import TOPIC, Bench, prepare
-from storage.store import Batch, Run
+from storage.api.store import (
+    Batch,
+    Run,
+)
 
 MIB = 1 << 20
 QUICK_GIB = 1

@@ -23,9 +23,9 @@ from collections.abc import Callable
 from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
 from holdmq.service.interpreter import prepare_interpreter
+from storage.api.store import Batch
 from storage.log.store import LogStore, open_store
 from storage.log.tables import Tables
-from storage.store import Batch
 
 TOPIC = "%TABLE"
 

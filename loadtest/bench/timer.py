@@ -33,8 +33,11 @@ from holdmq.record.codec import (
     encode_record,
 )
 from holdmq.service.interpreter import prepare_interpreter
+from storage.api.store import (
+    Batch,
+    Delayed,
+)
 from storage.log.store import LogStore, now_ms, open_store
-from storage.store import Batch, Delayed
 
 TOPIC = b"bench"
 BATCH = 500

@@ -6,6 +6,10 @@ from collections.abc import Callable
 
 from holdmq.errors import StorageError
 from holdmq.files.disk import Disk
+from storage.api.store import (
+    Appended,
+    Batch,
+)
 from storage.log.core.epochs import Epochs
 from storage.log.core.scan import KeyLevels
 from storage.log.follower import Follower
@@ -16,7 +20,6 @@ from storage.log.table_files import TableFiles
 from storage.log.tables import Tables, wanted_by
 from storage.log.timer import Timer, is_wanted
 from storage.log.timer_files import BucketFiles, WaitingRecords
-from storage.store import Appended, Batch
 
 Append = Callable[[Batch, Appended], None]
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from holdmq.errors import StorageError
 from holdmq.files.atomic_file import AtomicFile
+from storage.api.store import Batch
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
 from storage.log.core.queues import Queue
 from storage.log.failures import sync_failure, thread_failure, write_failure
 from storage.log.writer import Writer
-from storage.store import Batch
 
 CHECKPOINT_INTERVAL_S: Final = 10.0
 """How old a checkpoint gets while records come: what a restart scans at most at low rates."""

@@ -14,8 +14,8 @@ from typing import Final
 import structlog
 
 from holdmq.errors import CorruptRecordError
+from storage.api.store import Batch
 from storage.log.reader import ColdReader
-from storage.store import Batch
 
 MEMORY_BYTES: Final = 8 << 20
 """Batches held for a follower that is late; past it the oldest are read from the log again."""

@@ -19,6 +19,8 @@ from holdmq.files.disk import (
     FULL_ERRORS,
     Disk,
 )
+from storage.api.lookups import LOG_END
+from storage.api.store import Batch
 from storage.log.core.hash_index import (
     ENTRY,
     ENTRY_SIZE,
@@ -34,8 +36,6 @@ from storage.log.core.hash_index import (
     link,
 )
 from storage.log.core.names import name_of, offsets_of
-from storage.lookups import LOG_END
-from storage.store import Batch
 
 SLOTS: Final = 1 << 20
 """Slots of a file: 4 MiB of memory for the one that is being filled."""

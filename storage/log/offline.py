@@ -24,13 +24,13 @@ from holdmq.record.codec import (
     BLANK_SIZE_MIN,
     RECORD_BYTES_LIMIT,
 )
+from storage.api.store import Batch
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.names import blank_size_at
 from storage.log.core.scan import KeyLevels, batch_of, next_whole, whole_records
 from storage.log.flusher import Checkpoint
 from storage.log.home import ENGINE
 from storage.log.segments import RESERVE, Segment, Segments
-from storage.store import Batch
 
 READ_BYTES: Final = 4 << 20
 """One read: the disk's full speed in little memory."""

@@ -18,6 +18,14 @@ from holdmq.record.properties import (
     UNIQUE,
     encode_properties,
 )
+from storage.api.lookups import (
+    LATEST_MS,
+    LOG_END,
+    Located,
+    Matches,
+    Place,
+)
+from storage.api.store import Batch
 from storage.log.backwards import BackwardReader
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.keys import hash_of, keys_in
@@ -26,8 +34,6 @@ from storage.log.key_index import KeyIndex
 from storage.log.log_times import LogTimes
 from storage.log.segments import Segments
 from storage.log.times import Times
-from storage.lookups import LATEST_MS, LOG_END, Located, Matches, Place
-from storage.store import Batch
 
 RESULTS_MAX: Final = 1_000
 """Messages of one answer: what a person looks through; a program goes on from the oldest."""

@@ -16,6 +16,12 @@ from holdmq.record.batch import (
 )
 from holdmq.record.codec import RECORD_BYTES_LIMIT
 from holdmq.record.tag_table import TagTable
+from storage.api.store import (
+    Batch,
+    HashFilter,
+    QueueRead,
+    ReadStatus,
+)
 from storage.log.chunks import CHUNK_BYTES, Chunks, Damage
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.chunks import Chunk, ChunkCache
@@ -26,7 +32,6 @@ from storage.log.core.sidecar import RUN_ENTRIES
 from storage.log.open_files import OpenFiles
 from storage.log.segments import Segment, Segments
 from storage.log.sidecars import Sidecars
-from storage.store import Batch, HashFilter, QueueRead, ReadStatus
 
 GAP_BYTES_MAX: Final = 64 << 10
 """Foreign bytes between two wanted records that are read along rather than seeked over."""

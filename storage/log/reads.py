@@ -13,6 +13,13 @@ from typing import Final
 import structlog
 
 from holdmq.errors import BehindError, StorageError
+from storage.api.store import (
+    TAIL_READ_BYTES,
+    Batch,
+    HashFilter,
+    QueueRead,
+    ReadStatus,
+)
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.epochs import Epochs
 from storage.log.core.queues import Queue, outside, read_memory
@@ -22,7 +29,6 @@ from storage.log.flusher import Checkpoint
 from storage.log.reader import ColdReader
 from storage.log.segments import Segments
 from storage.log.temporary import TemporaryTopics
-from storage.store import TAIL_READ_BYTES, Batch, HashFilter, QueueRead, ReadStatus
 
 BEHIND_LOG_INTERVAL_S: Final = 1.0
 """Readers that retention passed are logged this often: a thousand at once are one event."""

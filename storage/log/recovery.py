@@ -21,6 +21,7 @@ from holdmq.record.codec import (
     BLANK_SIZE_MIN,
     RECORD_BYTES_LIMIT,
 )
+from storage.api.store import Batch
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import entries_of
 from storage.log.core.names import blank_size_at, name_of
@@ -30,7 +31,6 @@ from storage.log.home import Home
 from storage.log.reader import ColdReader
 from storage.log.retention import complete, raise_firsts
 from storage.log.segments import Segment, Segments
-from storage.store import Batch
 
 SCAN_BYTES: Final = 4 << 20
 """One read of the scan: the disk's full speed in little memory."""

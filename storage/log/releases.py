@@ -15,11 +15,15 @@ from typing import Final
 import structlog
 
 from holdmq.errors import RecordError, StorageError
+from storage.api.store import (
+    Appended,
+    Batch,
+    Run,
+)
 from storage.log.core.delayed import Entry, Released, released_copy, sizes_of
 from storage.log.core.scan import KeyLevels
 from storage.log.core.timer import DueRows, rows_of
 from storage.log.timer_files import WaitingRecords
-from storage.store import Appended, Batch, Run
 
 PREPARE_AHEAD_MS: Final = 200
 """How early copies are built: a second's work of a busy timer is spread, and little is held."""

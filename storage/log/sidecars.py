@@ -16,12 +16,12 @@ import numpy as np
 import structlog
 
 from holdmq.record.batch import Ints
+from storage.api.store import HashFilter
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries
 from storage.log.core.names import name_of
 from storage.log.core.sidecar import RUN_ENTRIES, SUFFIX, encode, search
 from storage.log.open_files import OpenFiles
-from storage.store import HashFilter
 
 RANGES_MAX: Final = 64
 """A filter of more hashes than this reads all entries: each hash costs a block."""

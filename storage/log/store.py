@@ -23,6 +23,13 @@ from holdmq.files.disk import (
     RealDisk,
 )
 from holdmq.record.codec import BLANK_SIZE_MIN
+from storage.api.store import (
+    Appended,
+    Backlog,
+    Batch,
+    Confirmed,
+    StoreState,
+)
 from storage.log.chunks import Chunks
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.chunks import ChunkCache
@@ -48,13 +55,6 @@ from storage.log.segments import Segments
 from storage.log.sidecars import Sidecars
 from storage.log.temporary import TemporaryTopics
 from storage.log.writer import ANY_GENERATION, Pending, Writer
-from storage.store import (
-    Appended,
-    Backlog,
-    Batch,
-    Confirmed,
-    StoreState,
-)
 
 Post = Callable[[Callable[[], object]], object]
 
@@ -110,7 +110,7 @@ def open_store(
 
 
 class LogStore(StoreReads):
-    """`storage.store.MessageStore` on a local disk."""
+    """`storage.api.store.MessageStore` on a local disk."""
 
     def __init__(
         self,

@@ -26,6 +26,16 @@ import structlog
 from holdmq.errors import StorageError, StoreFormatError, StoreFullError, StoreReadOnlyError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk
+from storage.api.lookups import (
+    END_OF_WALK,
+    STOP,
+    TAKE,
+    Change,
+    Judge,
+    Row,
+    TableSize,
+    WalkedRow,
+)
 from storage.log.core.names import name_of
 from storage.log.core.tables import (
     PLAIN_KEY_MAX,
@@ -36,7 +46,6 @@ from storage.log.core.tables import (
     split_row,
 )
 from storage.log.failures import FULL_HINT, READ_ONLY_HINT
-from storage.lookups import END_OF_WALK, STOP, TAKE, Change, Judge, Row, TableSize, WalkedRow
 
 MAP_BYTES: Final = 64 << 20
 """The database's first size limit; it is doubled whenever it is reached, and disk is used as needed."""

@@ -18,13 +18,7 @@ import structlog
 
 from holdmq.errors import Code, RecordError, StorageError
 from holdmq.names.topics import is_temporary
-from storage.log.core.delayed import sizes_of
-from storage.log.core.epochs import Epochs
-from storage.log.core.tables import changes_in, table_record
-from storage.log.failures import thread_failure, write_failure
-from storage.log.follower import Followed, Follower
-from storage.log.table_files import Applied, TableFiles
-from storage.lookups import (
+from storage.api.lookups import (
     Change,
     Changed,
     Judge,
@@ -35,7 +29,17 @@ from storage.lookups import (
     TableSize,
     WalkedRow,
 )
-from storage.store import Appended, Batch, Run
+from storage.api.store import (
+    Appended,
+    Batch,
+    Run,
+)
+from storage.log.core.delayed import sizes_of
+from storage.log.core.epochs import Epochs
+from storage.log.core.tables import changes_in, table_record
+from storage.log.failures import thread_failure, write_failure
+from storage.log.follower import Followed, Follower
+from storage.log.table_files import Applied, TableFiles
 
 APPLY_BYTES: Final = 32 << 20
 """How far the log may grow past the applied position while no table changes."""

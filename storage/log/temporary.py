@@ -22,9 +22,16 @@ from holdmq.record.batch import (
     stamp,
     tag_hashes,
 )
+from storage.api.store import (
+    Appended,
+    Batch,
+    Confirmed,
+    HashFilter,
+    QueueRead,
+    ReadStatus,
+)
 from storage.log.core.queues import Queue, confirm_runs, outside, read_memory
 from storage.log.core.tail import BATCH_OVERHEAD_BYTES
-from storage.store import Appended, Batch, Confirmed, HashFilter, QueueRead, ReadStatus
 
 OFFSETS_PER_MS: Final = 20
 """A boot's first offset is its time shifted by so many bits: 2²⁰ records per ms are never reached."""

@@ -20,6 +20,12 @@ import structlog
 
 from holdmq.errors import Code, RecordError, StorageError
 from holdmq.names.topics import is_temporary
+from storage.api.store import (
+    Appended,
+    Batch,
+    Delayed,
+    Run,
+)
 from storage.log.core.delayed import (
     TIMER_QUEUE,
     TIMER_TOPIC,
@@ -46,7 +52,6 @@ from storage.log.follower import Follower
 from storage.log.releases import Release, Releases
 from storage.log.rolling import Roll, Rolling
 from storage.log.timer_files import BucketFiles, Saved, WaitingRecords
-from storage.store import Appended, Batch, Delayed, Run
 
 CHECKPOINT_INTERVAL_S: Final = 10.0
 """How long entries stay in memory only: what a restart follows again, at low rates."""

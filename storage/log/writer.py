@@ -15,11 +15,14 @@ from typing import Final
 
 from holdmq.errors import StorageError
 from holdmq.files.disk import FULL_ERRORS
+from storage.api.store import (
+    Appended,
+    Batch,
+)
 from storage.log.core.names import blank_parts
 from storage.log.core.queues import Queue
 from storage.log.failures import reserve_failure, sync_failure, thread_failure, write_failure
 from storage.log.segments import Segments
-from storage.store import Appended, Batch
 
 GROUP_BATCHES_MAX: Final = 1024
 """Linux takes at most 1,024 buffers in one pwritev."""

@@ -27,10 +27,25 @@ from broker.sessions.core.rows import (
     decode_meta,
 )
 from broker.shared_groups.core.records import Restored as RestoredShared
-from gateway.core.acl import REPLAY, AclError, AclRules
-from gateway.core.proxy_protocol import ProxyError, ProxyParser
-from gateway.core.scram import ScramError, ScramServer, Verifier
-from gateway.core.websocket import CLOSED, WebSocket, WebSocketRules
+from gateway.access.core.acl import (
+    REPLAY,
+    AclError,
+    AclRules,
+)
+from gateway.edge.core.proxy_protocol import (
+    ProxyError,
+    ProxyParser,
+)
+from gateway.edge.core.websocket import (
+    CLOSED,
+    WebSocket,
+    WebSocketRules,
+)
+from gateway.session.scram import (
+    ScramError,
+    ScramServer,
+    Verifier,
+)
 from holdmq.errors import RecordError, WireError
 from holdmq.service.admin import AdminServer
 from holdmq.service.host_rule import AllowedHosts

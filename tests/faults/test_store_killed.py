@@ -29,8 +29,11 @@ from holdmq.record.codec import (
     VERIFY_ALL,
     decode_record,
 )
+from storage.api.store import (
+    Batch,
+    ReadStatus,
+)
 from storage.log.store import LogStore
-from storage.store import Batch, ReadStatus
 
 ROUNDS = 50
 ROUNDS_PER_CHECK = 10

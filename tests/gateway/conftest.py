@@ -21,11 +21,11 @@ from session_table import SessionTable
 from broker.kernel.core.filters import FilterSet
 from broker.produce.core.received import Received
 from broker.produce.core.sequences import Sequences
-from gateway import serving
 from gateway.access.logins import failures_of
-from gateway.binding import bind
-from gateway.listeners import Listener
-from gateway.worker import Worker
+from gateway.edge.listeners import Listener
+from gateway.parent.binding import bind
+from gateway.worker import serving
+from gateway.worker.worker import Worker
 from holdmq.config.access import AccessSection
 from holdmq.config.listeners import ListenerSettings
 from holdmq.config.model import (
@@ -459,19 +459,19 @@ def table(memory_broker: MemoryBroker) -> SessionTable:
 
 
 WAITS = (
-    "catchup.CALL_TIMEOUT_S",
-    "link.REROUTE_S",
-    "owner.OPEN_TIMEOUT_S",
-    "reader.CALL_TIMEOUT_S",
-    "redelivery.CALL_TIMEOUT_S",
-    "replay.SUBACK_WAIT_S",
-    "retained_again.CALL_TIMEOUT_S",
-    "retained_answers.TIMEOUT_S",
-    "retained_puts.REROUTE_S",
-    "retained_puts.TIMEOUT_S",
-    "share_link.CALL_TIMEOUT_S",
-    "subscriptions.SUBACK_WAIT_S",
-    "topics.TOPIC_WAIT_S",
+    "deliver.catchup.CALL_TIMEOUT_S",
+    "brokers.link.REROUTE_S",
+    "persistent.owner.OPEN_TIMEOUT_S",
+    "brokers.reader.CALL_TIMEOUT_S",
+    "deliver.redelivery.CALL_TIMEOUT_S",
+    "deliver.replay.SUBACK_WAIT_S",
+    "deliver.retained_again.CALL_TIMEOUT_S",
+    "deliver.retained_answers.TIMEOUT_S",
+    "persistent.retained_puts.REROUTE_S",
+    "persistent.retained_puts.TIMEOUT_S",
+    "deliver.share_link.CALL_TIMEOUT_S",
+    "deliver.subscriptions.SUBACK_WAIT_S",
+    "publish.topics.TOPIC_WAIT_S",
 )
 """How long a worker waits for a broker: some seconds, which a process may stand still on a busy machine."""
 

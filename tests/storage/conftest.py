@@ -16,8 +16,13 @@ from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
 from holdmq.files.disk import Disk
 from holdmq.record.batch import encode_batch
+from storage.api.store import (
+    Batch,
+    HashFilter,
+    ReadStatus,
+    Run,
+)
 from storage.log.store import LogStore, open_store
-from storage.store import Batch, HashFilter, ReadStatus, Run
 
 MIB = 1 << 20
 

@@ -16,7 +16,7 @@ from websockets.http11 import Response
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from gateway.layered import LayeredShell
+from gateway.edge.layered import LayeredShell
 from holdmq.mqtt import Connect, encode
 
 CONNECT: Final = encode(Connect(client_id="c"), 4)

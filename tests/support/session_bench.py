@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from gateway.core.counters import Counters
-from gateway.core.entries import make_entry
-from gateway.core.receipts import Receipt
-from gateway.limits import Limits
+from gateway.ground.counters import Counters
+from gateway.ground.entries import make_entry
+from gateway.ground.limits import Limits
+from gateway.ground.receipts import Receipt
 from gateway.session.events import Closed, Connected
 from gateway.session.session import Context, Session
 from holdmq.config.model import GatewaySection

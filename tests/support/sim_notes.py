@@ -17,11 +17,11 @@ from holdmq.record.properties import (
     UNIQUE,
     decode_properties,
 )
+from storage.api.store import Batch
 from storage.log.core.hash_index import ENTRY, HEADER_SIZE, SLOT_SIZE, Header
 from storage.log.core.keys import hash_of
 from storage.log.store import LogStore
 from storage.log.writer import Pending
-from storage.store import Batch
 
 Named = tuple[bytes, str, str]
 """Key or unique id: its marker, its topic, its value."""

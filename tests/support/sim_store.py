@@ -21,12 +21,17 @@ from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
 from holdmq.record.batch import encode_batch
 from holdmq.record.codec import encode_record
+from storage.api.store import (
+    Batch,
+    Delayed,
+    ReadStatus,
+    Run,
+)
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
 from storage.log.core.names import offset_of
 from storage.log.store import LogStore, open_store
 from storage.log.writer import Pending
-from storage.store import Batch, Delayed, ReadStatus, Run
 
 HOME: Final = Path("/store")
 SEGMENT_BYTES: Final = 8192

@@ -10,8 +10,11 @@ from sim_disk import SimDisk
 
 from holdmq.config.model import StorageSection
 from holdmq.record.batch import encode_batch
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.store import LogStore, open_store
-from storage.store import Batch, Run
 
 
 class Stepped:

@@ -30,8 +30,12 @@ from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
 from holdmq.record.batch import encode_batch
 from holdmq.record.codec import encode_record
+from storage.api.store import (
+    Batch,
+    Delayed,
+    Run,
+)
 from storage.log.store import LogStore, now_ms, open_store
-from storage.store import Batch, Delayed, Run
 
 QUEUES: Final = 3
 WINDOW: Final = 16

@@ -52,8 +52,8 @@ from holdmq.record.codec import (
     encode_record,
 )
 from holdmq.wire.untrusted import unpack
+from storage.api.store import Batch
 from storage.log.core.delayed import TIMER_TOPIC
-from storage.store import Batch
 
 PRODUCED_QUEUE: Final = 0
 _TOPIC: Final = PRODUCED_TOPIC.encode()

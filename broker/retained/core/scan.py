@@ -16,7 +16,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from storage.lookups import END_OF_WALK, TAKE, Judged
+from storage.api.lookups import (
+    END_OF_WALK,
+    TAKE,
+    Judged,
+)
 
 NEXT: Final = b""
 """As a place to go on: the next topic."""

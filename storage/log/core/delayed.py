@@ -33,7 +33,7 @@ from holdmq.record.codec import (
     decode_record,
     encode_record,
 )
-from storage.store import Batch
+from storage.api.store import Batch
 
 TIMER_TOPIC: Final = "%TIMER"
 """Where delayed messages wait: one queue, as only their due times order them."""

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from librt.strings import BytesWriter
 
+from storage.api.store import Batch
 from storage.log.core.keys import add_hashes
-from storage.store import Batch
 
 MAGIC: Final = b"HMK2"
 HEADER_SIZE: Final = 40

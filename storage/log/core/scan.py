@@ -22,8 +22,11 @@ from holdmq.record.codec import (
     VERIFY_ALL,
     decode_record,
 )
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.core.checks import Checker
-from storage.store import Batch, Run
 
 KeyLevels = Callable[[str], int]
 HashesOf = Callable[[memoryview, Ints, Ints, int], Hashes | None]

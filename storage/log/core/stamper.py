@@ -8,8 +8,8 @@ from holdmq.record.batch import (
     stamp,
     tag_hashes,
 )
+from storage.api.store import Batch
 from storage.log.core.stamps import EACH_BYTES_MAX, TagHashes, stamp_each
-from storage.store import Batch
 
 
 class Stamper:

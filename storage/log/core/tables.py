@@ -27,8 +27,13 @@ from holdmq.record.codec import (
     encode_record,
 )
 from holdmq.record.properties import unescape_tag
-from storage.lookups import ORDERED_KEY_BYTES, Change, Row, WalkedRow
-from storage.store import Batch
+from storage.api.lookups import (
+    ORDERED_KEY_BYTES,
+    Change,
+    Row,
+    WalkedRow,
+)
+from storage.api.store import Batch
 
 KEY_BYTES_MAX: Final = 32 << 10
 """The longest key: as long as a tag may be."""

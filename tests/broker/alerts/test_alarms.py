@@ -23,7 +23,7 @@ from holdmq.wire.header import rows
 from holdmq.wire.headers import Empty
 from holdmq.wire.move_headers import TO_DEAD_LETTERS, SendBackRequest, SentBack
 from holdmq.wire.statistics_headers import AlarmListResponse, AlarmRow, ChannelRow
-from storage.store import StoreState
+from storage.api.store import StoreState
 
 
 @pytest.fixture

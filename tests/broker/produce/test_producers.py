@@ -31,8 +31,11 @@ from holdmq.record.codec import (
     encode_record,
 )
 from holdmq.wire.headers import ProduceRequest, ProduceRun
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.core.delayed import TIMER_TOPIC
-from storage.store import Batch, Run
 
 FILE = Path("/store/config/producers.json")
 NOW_MS = 1_700_000_000_000

@@ -24,7 +24,7 @@ from holdmq.wire.retained_headers import (
     RetainedPut,
     RetainedPutRequest,
 )
-from storage.lookups import TableSize
+from storage.api.lookups import TableSize
 
 Start = Callable[..., Awaitable[Stack]]
 

@@ -11,7 +11,10 @@ from broker.shared_groups.reads import (
     Looked,
     choose,
 )
-from storage.store import QueueRead, ReadStatus
+from storage.api.store import (
+    QueueRead,
+    ReadStatus,
+)
 
 
 def test_a_read_that_found_nothing_yet_hands_out_nothing_and_looks_no_further() -> None:

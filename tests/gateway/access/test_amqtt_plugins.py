@@ -262,7 +262,7 @@ async def test_the_topic_acl_plugin_decides_on_publishes_and_filters(
         allow_anonymous=True,
     )
     # The broker here knows no shares, and does not say so.
-    monkeypatch.setattr("gateway.subscriptions.SUBACK_WAIT_S", 0.1)
+    monkeypatch.setattr("gateway.deliver.subscriptions.SUBACK_WAIT_S", 0.1)
     ada = await running.client("c1", MQTT_5, username="ada", password=b"secret")
     assert (await ada.subscribe("b/+/c", "a/1", "$share/g/b/x")).reason_codes[:2] == [1, 0x87]
     ada.send(Publish("a/1", b"1", 1, packet_id=1), Publish("b/1", b"2", 1, packet_id=2))

@@ -11,8 +11,8 @@ import pytest
 from access_files import QUICK, password_file
 from odd_plugins import Blocking, Gated, TopicsOnly, Unmakeable
 
+from gateway.access.core.answers import Answers
 from gateway.access.user_file import write_users
-from gateway.core.answers import Answers
 from holdmq.mqtt import (
     MQTT_3_1_1,
     MQTT_5,

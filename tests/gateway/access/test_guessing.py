@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from gateway.access import logins
 from gateway.access.scram_file import make_verifier
 from gateway.access.user_file import write_users
-from gateway.core.scram import METHOD
+from gateway.session.scram import METHOD
 from holdmq.mqtt import MQTT_5, Auth, Connect, Properties, encode
 
 Start = Callable[..., Awaitable[Any]]

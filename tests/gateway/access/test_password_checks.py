@@ -15,7 +15,7 @@ from gateway.access.askers import Answer, Question
 from gateway.access.password_checks import BUSY, UNTRIED, PasswordChecks
 from gateway.access.plugins import Client
 from gateway.access.user_file import write_users
-from gateway.core.counters import Counters
+from gateway.ground.counters import Counters
 from holdmq.mqtt import MQTT_5, Connect, encode
 
 Start = Callable[..., Awaitable[Any]]

@@ -17,7 +17,7 @@ from gateway.access import rehash
 from gateway.access.passwords import PasswordFile, hash_password, is_weaker, verify
 from gateway.access.rehash import WAITING_MAX, Rehash, why_not_written
 from gateway.access.user_file import replace_secrets, write_users
-from gateway.core.counters import Counters
+from gateway.ground.counters import Counters
 
 Start = Callable[..., Awaitable[Any]]
 

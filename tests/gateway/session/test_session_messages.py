@@ -7,8 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from session_bench import VERSIONS, Bench, ids, reasons
 
-from gateway.core.cursor import Cursor
-from gateway.core.receipts import CLOSE, Receipt
+from gateway.ground.receipts import (
+    CLOSE,
+    Receipt,
+)
+from gateway.session.cursor import Cursor
 from gateway.session.events import Closed, Subscribing, Unsubscribing, WindowOpened
 from gateway.session.receiving import take_publishes
 from holdmq.mqtt import (
@@ -320,7 +323,7 @@ def test_the_window_is_the_smaller_of_the_clients_receive_maximum_and_ours() -> 
 
 
 def test_acknowledgements_of_a_lagging_session_say_that_the_window_opened() -> None:
-    from gateway.core.lag import Lag
+    from gateway.session.lag import Lag
 
     bench = Bench(inflight_max=4)
     bench.connect()

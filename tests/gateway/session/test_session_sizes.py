@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from session_bench import Bench, reasons
 
-from gateway.limits import TOPIC_ALIASES_OUT_MAX
+from gateway.ground.limits import TOPIC_ALIASES_OUT_MAX
 from gateway.session.aliases import Aliases
 from holdmq.mqtt import (
     MQTT_5,

@@ -14,8 +14,11 @@ from any_disk import ANY_DISK
 from holdmq.config.model import StorageSection
 from holdmq.record.batch import encode_batch
 from holdmq.record.codec import encode_properties
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.store import open_store
-from storage.store import Batch, Run
 
 Holdmq = Callable[..., Any]
 

@@ -15,7 +15,7 @@ import pytest
 from gateway.access.passwords import PasswordFile, verify
 from gateway.access.scram_file import ScramFile, make_verifier
 from gateway.access.user_file import write_users
-from gateway.core.scram import Verifier
+from gateway.session.scram import Verifier
 from holdmq.files.private_file import (
     locked,
     write_private,

@@ -19,10 +19,13 @@ from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
 from holdmq.files.disk import RealDisk
 from holdmq.record.batch import encode_batch
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.consume_queue import OPEN_FILES_MAX
 from storage.log.open_files import READ_FILES_MAX
 from storage.log.store import LogStore, open_store
-from storage.store import Batch, Run
 
 QUEUES = 10_000
 SEGMENTS = 1_000

@@ -16,10 +16,10 @@ from holdmq.service.memory import (
     memory_limit,
     memory_used,
 )
+from storage.api.store import ReadStatus
 from storage.log import reader
 from storage.log.core.chunks import ADD_BELOW
 from storage.log.core.scan import batch_of
-from storage.store import ReadStatus
 
 MakeDriver = Callable[..., Any]
 MIB = 1 << 20

@@ -13,9 +13,12 @@ from watched_disk import WatchedDisk
 
 from holdmq.config.model import StorageSection
 from holdmq.record.batch import encode_batch
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.flusher import PART_RUNS_MAX, REST_MAX_S, WORK_S
 from storage.log.store import LogStore, open_store
-from storage.store import Batch, Run
 
 INTERVAL_S = 60
 PARTS = 3

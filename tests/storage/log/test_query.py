@@ -22,13 +22,20 @@ from holdmq.record.codec import (
     encode_properties,
 )
 from holdmq.record.properties import KEY
+from storage.api.lookups import (
+    LATEST_MS,
+    LOG_END,
+    Place,
+)
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log import key_index, query
 from storage.log.core.keys import hash_of
 from storage.log.core.names import offsets_of
 from storage.log.offline import OfflineStore
 from storage.log.repair import truncate
-from storage.lookups import LATEST_MS, LOG_END, Place
-from storage.store import Batch, Run
 
 MakeDriver = Callable[..., Any]
 MIB = 1 << 20

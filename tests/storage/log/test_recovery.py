@@ -18,7 +18,7 @@ from holdmq.record.codec import (
     VERIFY_ALL,
     decode_record,
 )
-from storage.store import ReadStatus
+from storage.api.store import ReadStatus
 
 # Each is seconds of computing: minutes on a machine that has others to serve.
 pytestmark = pytest.mark.timeout(900)
@@ -266,7 +266,7 @@ import json, queue, sys
 from holdmq.config.model import StorageSection
 from holdmq.record.batch import encode_batch
 from storage.log.store import open_store
-from storage.store import Batch, Run
+from storage.api.store import Batch, Run
 posted = queue.SimpleQueue()
 directory, any_disk = sys.argv[1], json.loads(sys.argv[2])
 settings = StorageSection.model_validate(

@@ -21,11 +21,14 @@ from holdmq.files.disk import (
     RealDisk,
     Space,
 )
+from storage.api.store import (
+    Batch,
+    ReadStatus,
+)
 from storage.log import retention
 from storage.log.core.names import offsets_of
 from storage.log.core.retention import LogNeed, QueueNeed
 from storage.log.segments import Segment
-from storage.store import Batch, ReadStatus
 
 MakeDriver = Callable[..., Any]
 HOURS_72_MS = 72 * 3_600_000

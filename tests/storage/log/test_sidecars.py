@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from holdmq.record.batch import encode_batch
+from storage.api.store import (
+    Batch,
+    HashFilter,
+    ReadStatus,
+    Run,
+)
 from storage.log.core.sidecar import RUN_ENTRIES
-from storage.store import Batch, HashFilter, ReadStatus, Run
 
 MakeDriver = Callable[..., Any]
 RUNS = 2

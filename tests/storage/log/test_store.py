@@ -16,9 +16,13 @@ from holdmq.record.codec import (
     prefix_hash,
     tag_hash,
 )
+from storage.api.store import (
+    Batch,
+    HashFilter,
+    ReadStatus,
+)
 from storage.log.core import queues
 from storage.log.store import open_store
-from storage.store import Batch, HashFilter, ReadStatus
 
 MakeDriver = Callable[..., Any]
 

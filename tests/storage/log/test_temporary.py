@@ -14,8 +14,13 @@ from holdmq.record.codec import (
     decode_record,
     tag_hash,
 )
+from storage.api.store import (
+    Batch,
+    HashFilter,
+    ReadStatus,
+    Run,
+)
 from storage.log.temporary import OFFSETS_PER_MS
-from storage.store import Batch, HashFilter, ReadStatus, Run
 
 MakeDriver = Callable[..., Any]
 MIB = 1 << 20

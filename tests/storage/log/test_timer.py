@@ -20,9 +20,9 @@ from holdmq.record.codec import (
     decode_record,
     encode_record,
 )
+from storage.api.store import Delayed
 from storage.log import releases, timer
 from storage.log.core.delayed import value_of
-from storage.store import Delayed
 
 MakeDriver = Callable[..., Any]
 NOW = 1_700_000_000_000

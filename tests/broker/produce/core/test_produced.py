@@ -27,7 +27,10 @@ from holdmq.record.batch import (
     starts_of,
 )
 from holdmq.record.codec import encode_record
-from storage.store import Batch, Run
+from storage.api.store import (
+    Batch,
+    Run,
+)
 
 NOW_MS = 1_700_000_000_000
 MARKS = {1: 0, 2: 0, 3: 77}

@@ -16,8 +16,11 @@ from holdmq.record.once import (
     Once,
     once_of,
 )
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.core.delayed import TIMER_TOPIC
-from storage.store import Batch, Run
 
 UID = 7
 

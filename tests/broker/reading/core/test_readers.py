@@ -21,7 +21,10 @@ from holdmq.record.codec import encode_record
 from holdmq.record.properties import encode_properties
 from holdmq.record.tags import tag_hash
 from holdmq.wire.headers import FilterTerm, TermKind
-from storage.store import Batch, Run
+from storage.api.store import (
+    Batch,
+    Run,
+)
 
 
 def batch(position: int, *runs: tuple[str, list[str | None]]) -> Batch:

@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 
 from holdmq.errors import StoreFormatError
 from holdmq.record.codec import BLANK_SIZE_MIN
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.core.entries import (
     ENTRY,
     ENTRY_SIZE,
@@ -25,7 +29,6 @@ from storage.log.core.epochs import Epoch, Epochs
 from storage.log.core.names import Placement, blank_parts, blank_size_at, holding, name_of, offsets_of, place
 from storage.log.core.queues import Chunk, Queue, read_memory
 from storage.log.core.tail import BATCH_OVERHEAD_BYTES, Tail
-from storage.store import Batch, Run
 
 
 def a_batch(position: int, size: int = 100, count: int = 1) -> Batch:

@@ -12,6 +12,10 @@ from holdmq.record.properties import (
     KEY,
     UNIQUE,
 )
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.core.hash_index import (
     KEYS,
     SLOT,
@@ -21,7 +25,6 @@ from storage.log.core.hash_index import (
     link,
 )
 from storage.log.core.keys import hash_of, keys_in
-from storage.store import Batch, Run
 
 
 def test_a_header_survives_packing_and_no_flipped_byte() -> None:

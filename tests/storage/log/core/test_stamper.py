@@ -19,9 +19,12 @@ from holdmq.record.codec import (
     encode_record,
 )
 from holdmq.record.tags import PROPERTIES_CACHE_MAX
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.core.stamper import Stamper
 from storage.log.core.stamps import EACH_BYTES_MAX, TagHashes
-from storage.store import Batch, Run
 
 STORE_ID = b"\xf0store\x00\xff"
 HOSTS = [bytes(8), encode_host("10.0.0.1", 1883), encode_host("2001:db8::1", 1883)]

@@ -9,6 +9,14 @@ from hypothesis import strategies as st
 
 from holdmq.errors import RecordError
 from holdmq.record.codec import encode_record
+from storage.api.lookups import (
+    Change,
+    Row,
+)
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.core.tables import (
     KEY_BYTES_MAX,
     PLAIN_KEY_MAX,
@@ -19,8 +27,6 @@ from storage.log.core.tables import (
     scan_prefix,
     table_record,
 )
-from storage.lookups import Change, Row
-from storage.store import Batch, Run
 
 LONG = "k" * PLAIN_KEY_MAX
 

@@ -20,6 +20,10 @@ from holdmq.record.codec import (
     encode_properties,
     encode_record,
 )
+from storage.api.store import (
+    Batch,
+    Run,
+)
 from storage.log.core.delayed import (
     DUE_LIMIT_MS,
     Entry,
@@ -43,7 +47,6 @@ from storage.log.core.timer import (
     pending_of,
     rows_of,
 )
-from storage.store import Batch, Run
 
 STORE = b"storeid8"
 ENTRIES = st.lists(

@@ -1,0 +1,197 @@
+"""One broker as a worker sees it: its producer, its live reader, and the connection under both."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Final
+
+from gateway.brokers.core.producer import (
+    Batch,
+    Producer,
+    new_producer_id,
+)
+from gateway.brokers.reader import LiveReader
+from gateway.ground.limits import REROUTE_S
+from holdmq.errors import BusyError, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
+from holdmq.mqtt import ReasonCode
+from holdmq.rpc.connection import Connection, Reply
+from holdmq.service import telemetry
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
+from holdmq.wire.headers import HeartbeatRequest, HelloResponse, ProduceRequest, ProduceResponse, RunResult
+
+if TYPE_CHECKING:
+    from gateway.edge.connection import Shell
+    from gateway.worker.worker import Worker
+
+PRODUCE_TIMEOUT_S: Final = 30.0
+"""A broker that takes longer is taken for gone: the connection is closed, and the batch sent again."""
+STUCK_LOGGED_MAX: Final = 8
+"""Queues named in one line: a broker that hangs has thousands."""
+
+log = telemetry.get_logger()
+
+
+class BrokerLink:
+    """Sends what the producer has at the end of each turn, and holds back sockets that it cannot serve."""
+
+    __slots__ = (
+        "_flush_due",
+        "_loop",
+        "_retry",
+        "_worker",
+        "clock_ahead_ms",
+        "connection",
+        "held",
+        "is_routed",
+        "name",
+        "producer",
+        "reader",
+    )
+
+    def __init__(self, worker: Worker, name: str) -> None:
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._flush_due = False
+        self._retry: asyncio.TimerHandle | None = None
+        self.name = name
+        self.connection: Connection | None = None
+        self.is_routed = True
+        """Whether a registry calls this broker live."""
+        self.clock_ahead_ms = 0
+        """The broker's clock minus ours: message expiry counts on the broker's."""
+        self.producer = Producer(new_producer_id(), self)
+        self.reader = LiveReader(worker, self)
+        self.held: dict[Shell, None] = {}
+        """Shells whose sockets are not read until this broker takes more."""
+
+    # Connection
+
+    def up(self, connection: Connection, hello: HelloResponse) -> None:
+        """A connection is there: resend, read on."""
+        self.connection = connection
+        self.clock_ahead_ms = hello.now_ms - self._worker.wall_ms()
+        self.producer.record_max_bytes = hello.record_max_bytes
+        self.producer.connected()
+        self.reader.connected(connection)
+        self.flush()
+        self.release()
+
+    def down(self) -> None:
+        """The connection is gone."""
+        self.connection = None
+        self.producer.disconnected()
+        self.reader.disconnected()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody knows this broker any more: it is not waited for."""
+        return self.connection is None and not self.is_routed
+
+    def heartbeat(self, state: dict[str, object]) -> None:
+        """Tell the broker what this worker does (shown by CONNECTION_LIST)."""
+        if self.connection is not None:
+            self.connection.send_one_way(RequestCode.HEARTBEAT, HeartbeatRequest(state))
+
+    # Producing
+
+    def added(self, size_bytes: int) -> None:
+        """Ingress added records: they leave when this turn of the loop ends."""
+        self.producer.added(size_bytes)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what may be sent."""
+        self._flush_due = False
+        now = self._loop.time()
+        producer = self.producer
+        connection = self.connection
+        if connection is None:
+            return
+        while (batch := producer.next_batch(now)) is not None:
+            sizes, records, crc = batch.encode()
+            runs = batch.produce_runs(producer.producer_id, producer.epoch)
+            header = ProduceRequest(crc, runs, delayed=batch.delayed(), noted=batch.noted())
+            connection.request(
+                RequestCode.PRODUCE,
+                header,
+                functools.partial(self._produced, batch),
+                PRODUCE_TIMEOUT_S,
+                (sizes, records),
+                len(sizes) + len(records),
+            )
+        if producer.retry_at > now and self._retry is None:
+            self._retry = self._loop.call_at(producer.retry_at, self._retry_now)
+
+    def _retry_now(self) -> None:
+        self._retry = None
+        self.flush()
+
+    def _produced(self, batch: Batch, result: Reply | HoldMQError) -> None:
+        producer = self.producer
+        now = self._loop.time()
+        if isinstance(result, Reply):
+            try:
+                answer = result.header(ProduceResponse)
+                producer.answered(batch, rows(RunResult, answer.results), answer.retry_after_ms, now)
+            except WireError as error:
+                self._connect_again(f"broker {self.name} answers PRODUCE with what is no answer: {error}")
+                return
+            if producer.must_reroute:
+                producer.must_reroute = False
+                self._worker.route_is_stale()
+        elif isinstance(result, RequestTimeout):
+            self._connect_again(str(result))
+            return
+        elif not isinstance(result, RemoteError):
+            return  # the connection is gone: `down` follows and keeps the batch
+        else:
+            retry_after_ms = result.retry_after_ms if isinstance(result, BusyError) else 0
+            log.warning("a produce batch was refused", broker=self.name, reason=str(result))
+            producer.refused(batch, result.code, retry_after_ms, now)
+        # First the broker's next work, then the answers to all these clients: both go on at once.
+        self.flush()
+        self._worker.answer(producer.take_settled())
+        if self.held and not producer.is_full:
+            self.release()
+
+    def _connect_again(self, reason: str) -> None:
+        """Whether the broker has what is in flight is unknown: another connection finds out."""
+        if self.connection is not None:
+            log.warning("a broker does not answer; connecting again", broker=self.name, reason=reason)
+            self.connection.close(TransportError(reason))
+
+    # Holding sockets
+
+    def hold(self, shell: Shell) -> None:
+        """Do not read this socket until the broker takes more."""
+        self.held[shell] = None
+
+    def each_second(self, now: float, *, is_resting: bool) -> None:
+        """Give up the queues that take nothing; while the broker rests, the sockets that wait for it."""
+        stuck = self.producer.stuck(now - REROUTE_S)
+        if stuck:
+            log.warning(
+                "a broker takes nothing for these queues; their connections are closed",
+                broker=self.name,
+                queues=[f"{target.topic}/{target.queue_id}" for target in stuck[:STUCK_LOGGED_MAX]],
+                count=len(stuck),
+            )
+            self.producer.abandon(stuck, now)
+            self.flush()
+            self._worker.answer(self.producer.take_settled())
+            self.release()
+        if self.connection is None and is_resting:
+            for shell in list(self.held):
+                shell.close(ReasonCode.SERVER_BUSY, "broker_unavailable", f"broker {self.name} is away")
+            self.held.clear()
+
+    def release(self) -> None:
+        """Read the held sockets again, if the broker has room."""
+        if self.producer.is_connected and self.producer.pending_bytes <= self._worker.resume_below_bytes:
+            held, self.held = self.held, {}
+            for shell in held:
+                shell.broker_is_back()

@@ -1,1 +1,0 @@
-"""Pure parts of the gateway: no asyncio, socket, file or clock; time is an argument."""

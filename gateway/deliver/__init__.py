@@ -1,0 +1,1 @@
+"""What clients receive: subscriptions, live delivery, catching up, shares, replays, retained messages."""

@@ -1,0 +1,1 @@
+"""What every room of the gateway stands on: limits, counters, timers, names."""

@@ -1,0 +1,1 @@
+"""What an operator sees of clients: traces and the log of connections."""

@@ -1,0 +1,140 @@
+"""Who connects and who leaves, as structured log lines: so many a second, and how many were left out."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.ground.counters import Counters
+from gateway.ground.peer import shown
+from gateway.session.events import Closed
+from holdmq.record.codec import (
+    NO_HOST,
+    decode_host,
+)
+from holdmq.service import telemetry
+
+if TYPE_CHECKING:
+    from gateway.edge.connection import Shell
+
+LINES_PER_S: Final = 20
+"""Lines of each kind: a storm, or a scan, must not fill a disk."""
+
+_BYTES: Final = struct.Struct("=QQ")
+"""`tcpi_bytes_acked` and `tcpi_bytes_received` of Linux's `struct tcp_info`."""
+_BYTES_AT: Final = 120
+_VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5"}
+
+log = telemetry.get_logger()
+
+
+class ConnectionLog:
+    """Counts and writes the lines of one worker. Without `is_on` only refusals are logged."""
+
+    def __init__(self, is_on: bool, worker: int, counters: Counters) -> None:
+        self._is_on = is_on
+        self._worker = worker
+        self._counters = counters
+        self._connects = self._leaves = self._refusals = 0
+        self._traffic: tuple[int, int] | None = None
+
+    def connected(self, shell: Shell) -> None:
+        """A client was admitted."""
+        if not self._is_on:
+            return
+        self._connects += 1
+        if self._connects > LINES_PER_S:
+            return
+        session = shell.session
+        log.info(
+            "client connected",
+            client=session.client_id,
+            mqtt=_VERSIONS.get(session.version, ""),
+            keep_alive_s=int(session.keep_alive_s),
+            expiry_s=session.expiry_s,
+            worker=self._worker,
+            **({"user": session.principal} if session.principal else {}),
+            **shell.peer.log_fields(),
+        )
+
+    def losing(self, shell: Shell) -> None:
+        """The socket of a client is about to go: what it carried cannot be asked for later."""
+        self._traffic = _traffic(shell) if self._leaves < LINES_PER_S and self._is_on else None
+
+    def ended(self, shell: Shell, event: Closed, now: float) -> None:
+        """A session is over."""
+        session = shell.session
+        was_connected = session.began_at > 0
+        if event.reason and event.reason != "draining":
+            self._refusals += 1
+            if self._refusals <= LINES_PER_S:
+                fields = self._of(shell, now) if was_connected else {}
+                log.info(
+                    "connection closed by the gateway",
+                    reason=event.reason,
+                    why=event.sentence,
+                    client=session.client_id,
+                    **fields,
+                    **_peer(shell),
+                )
+        elif was_connected and self._is_on:
+            self._leaves += 1
+            if self._leaves <= LINES_PER_S:
+                log.info(
+                    "client disconnected",
+                    client=session.client_id,
+                    why=event.sentence,
+                    **self._of(shell, now),
+                    **_peer(shell),
+                )
+        self._traffic = None
+
+    def each_second(self) -> None:
+        """Begin a new second; say what was left out of the last one."""
+        left_out = {
+            "connected": self._connects - LINES_PER_S,
+            "disconnected": self._leaves - LINES_PER_S,
+            "closed_by_the_gateway": self._refusals - LINES_PER_S,
+        }
+        left_out = {name: count for name, count in left_out.items() if count > 0}
+        self._connects = self._leaves = self._refusals = 0
+        if left_out:
+            self._counters.connections_not_logged_total += sum(left_out.values())
+            log.info("connections that were not logged", worker=self._worker, **left_out)
+
+    def _of(self, shell: Shell, now: float) -> dict[str, Any]:
+        """What a connection was: how long, and the bytes of its socket, TLS and all."""
+        fields: dict[str, Any] = {
+            "duration_s": round(now - shell.session.began_at, 1),
+            "worker": self._worker,
+        }
+        traffic = self._traffic or _traffic(shell)
+        if traffic is not None:
+            fields["bytes_out"], fields["bytes_in"] = traffic
+        return fields
+
+
+def _peer(shell: Shell) -> dict[str, str]:
+    """Who it was: without its socket only the address is known."""
+    if shell.transport is not None:
+        return shell.peer.log_fields()
+    fields = {"listener": shell.listener.name}
+    if shell.session.born_host != NO_HOST:
+        fields["peer"] = shown(*decode_host(shell.session.born_host))
+    return fields
+
+
+def _traffic(shell: Shell) -> tuple[int, int] | None:
+    """Bytes that the client has acknowledged, and that came from it; the kernel counts them for us."""
+    handle = None if shell.transport is None else shell.transport.get_extra_info("socket")
+    if handle is None or handle.fileno() < 0 or handle.family == socket.AF_UNIX:
+        return None
+    try:
+        told = handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_AT + _BYTES.size)
+    except OSError:
+        return None
+    if len(told) < _BYTES_AT + _BYTES.size:
+        return None  # a kernel before 4.1
+    acknowledged, received = _BYTES.unpack_from(told, _BYTES_AT)
+    return int(acknowledged), int(received)

@@ -1,0 +1,1 @@
+"""What protects a worker: admission, bans, overload, rates of clients."""

@@ -1,0 +1,1 @@
+"""What clients publish: plans of topics, and the way into the log."""

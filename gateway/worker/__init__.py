@@ -1,0 +1,1 @@
+"""One worker process: its parts, how it serves, drains and reports."""

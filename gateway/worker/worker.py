@@ -1,0 +1,522 @@
+"""What the connections of one worker process share: a link to each broker, and their clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from gateway.access.access import Access
+from gateway.access.logins import Logins
+from gateway.brokers.core.producer import (
+    PENDING_MAX_BYTES,
+    Run,
+)
+from gateway.brokers.link import BrokerLink
+from gateway.deliver.catchup import CatchUp
+from gateway.deliver.delivery import Delivery
+from gateway.deliver.replay import Replays
+from gateway.deliver.retained_answers import RetainedAnswers
+from gateway.deliver.retained_delivery import RetainedDelivery
+from gateway.deliver.shares import Shares
+from gateway.deliver.subscriptions import Subscriptions
+from gateway.deliver.system_topics import SystemTopics
+from gateway.edge.connection import (
+    OPENING_PAUSE,
+    Shell,
+)
+from gateway.edge.layered import LayeredShell
+from gateway.edge.listeners import (
+    CertificateWatch,
+    Listener,
+)
+from gateway.edge.sockets import (
+    Acceptor,
+    Sockets,
+)
+from gateway.edge.stragglers import Stragglers
+from gateway.ground.counters import Counters
+from gateway.ground.entries import (
+    TopicEntry,
+    make_entry,
+)
+from gateway.ground.limits import Limits
+from gateway.ground.routes import (
+    Route,
+    Routes,
+)
+from gateway.ground.wheel import (
+    TICK_S,
+    Wheel,
+)
+from gateway.observe.connection_log import ConnectionLog
+from gateway.observe.tracing import Tracing
+from gateway.persistent.retained_puts import RetainedPuts
+from gateway.persistent.sessions import Sessions
+from gateway.persistent.wills import Wills
+from gateway.protect.gate import Gate
+from gateway.protect.metering import Meter
+from gateway.protect.overload import OverloadWatch
+from gateway.publish.ingress import Ingress
+from gateway.publish.topics import Topics
+from gateway.session.context import Context
+from gateway.session.events import Closed, Event
+from gateway.session.session import CLOSED, Session
+from gateway.worker.reporting import Reporting
+from holdmq.client.route import Link, RouteTable
+from holdmq.config.model import Config
+from holdmq.credentials.login_failures import LoginFailures
+from holdmq.errors import HoldMQError
+from holdmq.mqtt import ReasonCode, TopicTable
+from holdmq.rpc.connection import Connection
+from holdmq.rpc.security import Security
+from holdmq.service import telemetry
+from holdmq.wire.headers import HelloResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPORT_S: Final = 1.0
+"""How often the parent gets this worker's numbers."""
+
+log = telemetry.get_logger()
+
+
+class Worker:
+    """Everything that the connections of one process share."""
+
+    def __init__(
+        self,
+        config: Config,
+        index: int,
+        report: socket.socket | None,
+        login_failures: LoginFailures | None,
+    ) -> None:
+        section = config.gateway
+        self._loop = asyncio.get_running_loop()
+        self.now: Callable[[], float] = self._loop.time
+        self.index = index
+        self.section = section
+        self.counters = Counters()
+        self.counters.connections_max = section.connections_max
+        limits = Limits(section, config.access.anonymous_allowed(section), config.access.authenticates)
+
+        routes = Routes([Route(rule.filter, rule.topic) for rule in section.routes])
+
+        def entry(raw: bytes) -> TopicEntry:
+            return make_entry(raw, limits.topic_max_bytes, limits.topic_levels_max, routes)
+
+        self.context = Context(
+            TopicTable(entry), limits, self.counters, lambda: f"auto-{secrets.token_hex(12)}"
+        )
+        self.routes = RouteTable(
+            config.registries(),
+            f"gateway-{socket.gethostname()}-{index}",
+            role="gateway",
+            follow_all=True,
+            security=Security.of(config),
+        )
+        self.links: dict[str, BrokerLink] = {}
+        self.topics = Topics(
+            self.routes,
+            self.links,
+            self.counters,
+            section.mqtt_topics_max,
+            section.topic_creates_per_minute_max,
+            routes.topics,
+        )
+        self.persistent = Sessions(self)
+        self.wills = Wills(self)
+        self.subscriptions = Subscriptions(
+            self.links, self.counters, self.topics.key_levels, self.now, self.persistent, self.doom
+        )
+        self.delivery = Delivery(self.subscriptions.trie, self.counters, self.wall_ms)
+        self.retained_delivery = RetainedDelivery(self.counters, self.wall_ms)
+        self.retained_puts = RetainedPuts(self)
+        self.retained = RetainedAnswers(self, self.retained_delivery, lambda: self.retained_puts.brokers)
+        self.subscriptions.retained = self.retained
+        self.catchup = CatchUp(self, self.delivery)
+        self.shares = self.subscriptions.shares = Shares(self)
+        self.subscriptions.use_trees(lambda: self.topics.trees)
+        self.replays = self.subscriptions.replays = Replays(self)
+        self.system = self.subscriptions.system = SystemTopics(self, section.sys_interval_s)
+        self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
+        self.resume_below_bytes = PENDING_MAX_BYTES // 2
+        self._tls_reload_interval_s = section.tls_reload_interval_s
+        self.listeners: list[Listener] = []
+        self._certificates: CertificateWatch | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._next_tick: asyncio.TimerHandle | None = None
+        self._wheel: Wheel[Session] = Wheel(self.now())
+        self.sockets = Sockets(self._loop)
+        self.shells: set[Shell] = set()
+        self._sessions: dict[str, Session] = {}
+        self.reporting = Reporting(self, report)
+        self.stragglers = Stragglers(self.counters)
+        self.is_draining = False
+        self._is_settling = False
+        self._next_second = 0.0
+        self.gate = Gate(self, section)
+        self.overload = OverloadWatch(self, section, section.worker_count(os.cpu_count() or 1))
+        self.connection_log = ConnectionLog(section.log_connections, index, self.counters)
+        rates = section.publish_rate_max, section.publish_bytes_rate_max
+        self.meter = Meter(self, *rates) if any(rates) else None
+        self.tracing: Tracing | None = None
+        self.logins = Logins(self, section, login_failures)
+        self.access = Access(self, config)
+
+    # Life
+
+    def begin(self, listeners: list[Listener]) -> None:
+        """Look for brokers, and keep the clocks; no client is accepted yet."""
+        self.listeners = listeners
+        self._certificates = CertificateWatch(listeners, self._tls_reload_interval_s, self.index)
+        self._watching = self._loop.create_task(self._certificates.run(), name="certificates")
+        self._watching.add_done_callback(_say_if_failed)
+        self.access.start()
+        self.routes.on_brokers.append(self._brokers_changed)
+        self.routes.on_routes.append(self._routes_changed)
+        self.routes.on_up.append(self._link_up)
+        self.routes.on_down.append(self._link_down)
+        self.routes.on_push += [self.persistent.pushed, self.wills.pushed]
+        self.routes.start()
+        self.reporting.listen()
+        self._next_tick = self._loop.call_later(TICK_S, self._tick, self.now() + TICK_S)
+
+    def end(self) -> None:
+        """Stop the clocks, and tell the parent nothing more."""
+        if self._next_tick is not None:
+            self._next_tick.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+        self.reporting.close()
+
+    def listen(self, listener: Listener, listening: socket.socket) -> Acceptor:
+        """Accept the clients of a listener."""
+        make = Shell if listener.is_plain else LayeredShell
+        return self.sockets.listen(listening, lambda: make(self, listener))
+
+    def reload(self) -> None:
+        """Look at certificates and files of access now (SIGHUP)."""
+        if self._certificates is not None:
+            self._certificates.reload_soon()
+        self.access.files.reload_soon()
+
+    # Brokers
+
+    def _brokers_changed(self) -> None:
+        """Brokers came or went. A link is kept for good: sessions, positions and receipts refer to it, and
+        brokers are few; what the route table has forgotten and learnt again is connected again."""
+        routed = self.routes.brokers()
+        for name in routed:
+            link = self.links.get(name)
+            if link is None:
+                link = self.links[name] = BrokerLink(self, name)
+            client = self.routes.link(name).client
+            if link.connection is None and client.connection is not None and client.hello is not None:
+                link.up(client.connection, client.hello)
+                self._linked(link)
+        for name, link in self.links.items():
+            link.is_routed = name in routed
+        self.counters.brokers_known = len(routed)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every broker of the route feeds this worker."""
+        routed = [link for link in self.links.values() if link.is_routed]
+        return bool(routed) and all(link.reader.is_open for link in routed)
+
+    def _routes_changed(self, topics: frozenset[str]) -> None:
+        self.topics.routes_changed(topics)
+        self.subscriptions.routes_changed(topics)
+        self.persistent.routes_changed(topics)
+        if self.retained_puts.routes_changed(topics):
+            self.retained.brokers_known()
+
+    def _link_up(self, link: Link, connection: Connection, hello: HelloResponse) -> None:
+        own = self.links.get(link.name)
+        if own is not None:
+            own.up(connection, hello)
+            self._linked(own)
+            log.info("broker connected", broker=link.name, worker=self.index)
+
+    def _linked(self, link: BrokerLink) -> None:
+        self.persistent.link_up(link)
+        self.retained_puts.link_up(link)
+        self.retained.brokers_known()
+        self.shares.link_up(link)
+
+    def _link_down(self, link: Link, reason: HoldMQError) -> None:
+        own = self.links.get(link.name)
+        if own is not None:
+            own.down()
+            self.persistent.link_down(own)
+            self.shares.link_down(own)
+            if not self.is_draining:
+                log.warning("broker lost", broker=link.name, worker=self.index, reason=str(reason))
+
+    def route_is_stale(self) -> None:
+        """A broker said that it does not have a queue."""
+        self.routes.refresh_soon()
+
+    def reader_opened(self) -> None:
+        """A live reader is open (again): sessions that lag may go on."""
+        for session in self._sessions.values():
+            if session.outbound is not None and session.outbound.lag is not None:
+                self.catchup.ready(session)
+
+    def live(
+        self, link: BrokerLink, body: memoryview, position: int, records: int, is_late: bool = False
+    ) -> None:
+        """A live reader got records up to `position`; `is_late`: from below it, kept by paused topics."""
+        self.counters.reads_total += 1
+        self.counters.records_read_total += records
+        self.delivery.live(link, body, is_late)
+        link.reader.position = position
+        self.catchup.fed(link)
+        self.settle()
+
+    @staticmethod
+    def wall_ms() -> int:
+        """The wall clock."""
+        return time.time_ns() // 1_000_000
+
+    # Connections
+
+    def opened(self, shell: Shell) -> None:
+        """A connection was accepted."""
+        self.shells.add(shell)
+        shell.listener.connections += 1
+        shell.listener.accepted_total += 1
+        self.counters.connections = len(self.shells)
+        self.gate.opened(shell)
+        self._wheel.put(shell.session)
+
+    def sessions(self) -> Iterable[Session]:
+        """Sessions whose CONNECT was accepted."""
+        return self._sessions.values()
+
+    def client_ids(self) -> list[str]:
+        """Theirs, now: for who looks at all of them in steps, and must not keep those that end meanwhile."""
+        return list(self._sessions)
+
+    def session(self, client_id: str) -> Session | None:
+        """The session of a client id, once its CONNECT was accepted."""
+        return self._sessions.get(client_id)
+
+    def connected(self, shell: Shell) -> None:
+        """CONNECT may be accepted: its socket waits until who it is is known, and its owner has said so."""
+        shell.pause(OPENING_PAUSE)
+        self.access.admit(shell)
+
+    def identified(self, session: Session) -> None:
+        """It is known whose connection it is: ask the owner of the client id."""
+        if self.gate.admits(session, session.principal or session.client_id):
+            self.persistent.connecting(session)
+
+    def admitted(self, session: Session, events: list[Event]) -> None:
+        """The owner has decided; an older connection of this client id ends [MQTT-3.1.4-3]."""
+        shell = session.shell
+        if not isinstance(shell, Shell):
+            return
+        if session.state == CLOSED:
+            shell.handle(events)
+            self.settle()
+            return
+        older = self._sessions.get(session.client_id)
+        if older is not None and older is not session:
+            self.counters.takeovers_total += 1
+            self.close_session(
+                older, ReasonCode.SESSION_TAKEN_OVER, "taken_over", "this client id connected again"
+            )
+        self.gate.is_known(shell)
+        self._sessions[session.client_id] = session
+        self.counters.sessions = len(self._sessions)
+        is_outdated = self.access.is_outdated(session)
+        self._wheel.put(session)
+        self.connection_log.connected(shell)
+        if self.meter is None or self.meter.received(shell, 0, events):
+            shell.handle(events)
+        shell.resume(OPENING_PAUSE)
+        if is_outdated:
+            self.access.look(session)
+        self.settle()
+
+    def doom(self, session: Session) -> None:
+        """Close a session whose owner did not take what it wants, when this turn settles."""
+        self.context.doomed.append(session)
+
+    def close_session(self, session: Session, reason_code: int, reason: str, sentence: str) -> None:
+        """Close a session from this side, if its connection is still there."""
+        if isinstance(session.shell, Shell):
+            session.shell.close(reason_code, reason, sentence)
+
+    def session_closed(self, shell: Shell, event: Closed) -> None:
+        """A session ended: its filters go, its will is published, its socket closes."""
+        session = shell.session
+        self._wheel.remove(session)
+        self.gate.is_known(shell)
+        self.stragglers.unstall(shell)
+        is_told = self.persistent.closed(session, event)
+        self.retained.closed(session)
+        self.subscriptions.forget(session)
+        if session.outbound is not None and session.outbound.lag is not None:
+            session.outbound.lag = None
+            self.counters.lagging_sessions -= 1
+        if self._sessions.get(session.client_id) is session:
+            del self._sessions[session.client_id]
+        self.counters.sessions = len(self._sessions)
+        if event.will is not None and not is_told:
+            self.wills.ended(session, event.will)
+        if event.reason:
+            shell.listener.refused[event.reason] += 1
+        self.connection_log.ended(shell, event, self.now())
+        if self.tracing is not None:
+            self.tracing.closed(session, event)
+        self.counters.disconnects_total += session.began_at > 0
+        transport = shell.transport
+        if transport is None:
+            # Without the cycle a closed connection is freed at once, not at the next full collection.
+            session.shell = None
+        else:
+            shell.write()
+            # Nothing more is read: what the peer still sends must not keep the socket busy.
+            shell.end(event.reason)
+            if transport.get_write_buffer_size() or not transport.is_closing():
+                self.stragglers.linger(shell, self.now())
+
+    def lost(self, shell: Shell) -> None:
+        """The socket is gone."""
+        self.shells.discard(shell)
+        shell.listener.connections -= 1
+        self.stragglers.forget(shell)
+        self.gate.closed(shell)
+        self.overload.forget(shell)
+        if self.meter is not None:
+            self.meter.forget(shell)
+        for link in self.links.values():
+            link.held.pop(shell, None)
+        self._wheel.remove(shell.session)
+        if shell.waiting is None:
+            shell.session.shell = None
+        self.counters.connections = len(self.shells)
+
+    def window_opened(self, session: Session) -> None:
+        """A session's window or socket takes more: what it is owed of retained messages comes first."""
+        if not self.retained.ready(session):
+            self.catchup.ready(session)
+        self.shares.ready(session)
+
+    def answer(self, runs: list[Run]) -> None:
+        """Tell the receipts of settled runs, and write.
+
+        A session that is owed nothing more is written at once, while what that takes is in the cache; one
+        that is gets its answers together.
+        """
+        context = self.context
+        for run in runs:
+            outcome = run.outcome
+            assert outcome is not None
+            for receipt in run.receipts:
+                receipt.settle(outcome)
+                dirty = context.dirty
+                if dirty and not dirty[-1].is_owed:
+                    _write(dirty.pop())
+        self.settle()
+
+    def settle(self) -> None:
+        """Write what sessions have to send, and close those whose broker did not take their messages."""
+        if self._is_settling:
+            return
+        self._is_settling = True
+        context = self.context
+        try:
+            while context.dirty or context.doomed or context.planning:
+                if context.planning:
+                    planning, context.planning = context.planning, []
+                    self.persistent.plan(planning)
+                dirty = context.dirty
+                context.dirty = []
+                for session in dirty:
+                    _write(session)
+                doomed = context.doomed
+                context.doomed = []
+                for session in doomed:
+                    if session.state != CLOSED and isinstance(session.shell, Shell):
+                        session.shell.close(
+                            ReasonCode.SERVER_BUSY,
+                            "broker_unavailable",
+                            "a broker did not take a message",
+                        )
+        finally:
+            self._is_settling = False
+
+    def set_tracing(self, tracing: Tracing) -> None:
+        """Have packets shown as long as there are traces."""
+        self.counters.traces = len(tracing)
+        self.tracing = tracing if len(tracing) else None
+        self.context.traced = None if self.tracing is None else tracing.received
+
+    def listen_for_noise(self, is_wanted: bool) -> None:
+        """Measure what each client sends, or not any more."""
+        if is_wanted and self.meter is None:
+            self.meter = Meter(self, 0, 0)
+        if self.meter is not None:
+            self.meter.noise = {} if is_wanted else None
+            if not is_wanted and not self.meter.has_rates:
+                self.meter = None
+
+    # Clocks
+
+    def _tick(self, due: float) -> None:
+        now = self.now()
+        self.reporting.tick(now, now - due)
+        self.overload.tick(now - due)
+        if self.meter is not None:
+            self.meter.tick(now)
+        if self.tracing is not None:
+            self.tracing.tick(now)
+            self.set_tracing(self.tracing)
+        for session in self._wheel.advance(now):
+            if isinstance(session.shell, Shell):
+                session.shell.handle(session.handle_deadline(now))
+            if session.state != CLOSED:
+                self._wheel.put(session)
+        self.subscriptions.expire(now)
+        self.access.tick(now)
+        self.persistent.tick(now)
+        self.system.tick(now)
+        if now >= self._next_second:
+            self._next_second = now + REPORT_S
+            self._each_second(now)
+        self.settle()
+        self._next_tick = self._loop.call_later(TICK_S, self._tick, now + TICK_S)
+
+    def _each_second(self, now: float) -> None:
+        self.connection_log.each_second()
+        self.gate.each_second(now)
+        self.logins.each_second(now)
+        self.overload.each_second(now)
+        self.delivery.malformed_logged = 0
+        self.stragglers.each_second(now)
+        self.catchup.each_second(now)
+        self.persistent.each_second(now)
+        self.retained_puts.each_second(now)
+        for link in self.links.values():
+            link.each_second(now, is_resting=self.routes.is_resting(link.name, now))
+        self.reporting.send_report()
+
+
+def _write(session: Session) -> None:
+    shell = session.shell
+    if isinstance(shell, Shell):
+        shell.write()
+
+
+def _say_if_failed(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.critical("nobody looks at certificates any more", exc_info=task.exception())

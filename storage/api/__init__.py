@@ -1,0 +1,1 @@
+"""What the broker needs of a log engine, as Protocols and values."""
