@@ -31,7 +31,7 @@ from broker.alerts.core.alarms import (
     Reading,
     State,
 )
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.retry.copies import DeadLetter
 from broker.shared_groups.core.queue import QueueKey
 from holdmq.config.alarms import (
@@ -55,7 +55,7 @@ SHARED_WINDOW: Final = "shared_window"
 log = structlog.get_logger("holdmq.broker")
 
 
-class AlarmWatch(Part):
+class AlarmWatch(RequestFamily):
     """Looks for alarms from `start` on; `close` ends what it told others with."""
 
     def __init__(

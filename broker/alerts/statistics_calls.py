@@ -12,7 +12,7 @@ from broker.alerts.backlog import (
     GroupBacklog,
 )
 from broker.kernel.core.windows import Recent
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
 from broker.topics.core.table import (
     Topic,
@@ -52,11 +52,17 @@ class Segment(Protocol):
     def hits(self) -> float: ...
 
 
-class StatisticsCalls(Part):
+class StatisticsCalls(RequestFamily):
     """Answers what was counted, since `start` in windows; `segments` says which parts of the log are busy."""
 
-    def __init__(self, statistics: Statistics, backlogs: Backlogs, topics: TopicTable) -> None:
-        self.segments: Callable[[], Sequence[Segment]] = lambda: ()
+    def __init__(
+        self,
+        statistics: Statistics,
+        backlogs: Backlogs,
+        topics: TopicTable,
+        segments: Callable[[], Sequence[Segment]],
+    ) -> None:
+        self._segments = segments
         self.ticks = 0
         self._statistics = statistics
         self._backlogs = backlogs
@@ -121,7 +127,7 @@ class StatisticsCalls(Part):
                 [_row(*queue, counted.queues.recent(queue)) for queue in queues],
                 [
                     SegmentRow(s.start, int(s.read_bytes), int(s.written_bytes), int(s.hits))
-                    for s in self.segments()
+                    for s in self._segments()
                 ],
             )
         )

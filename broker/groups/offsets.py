@@ -30,11 +30,12 @@ from broker.groups.offset_file import (
     OffsetFile,
 )
 from broker.groups.settings import GroupSettings
+from broker.kernel.events import Event
 from broker.kernel.offset_times import (
     Times,
     look_up_times,
 )
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.topics.core.table import (
     Topic,
     TopicTable,
@@ -102,15 +103,12 @@ class Consumers(Protocol):
         """End the leases on these queues, and tell who had them."""
 
 
-class Offsets(Part):
+class Offsets(RequestFamily):
     """Handles OFFSET_REPORT, OFFSET_GET, OFFSET_RESET and OFFSET_CLONE for one broker.
 
-    `consumers` and `shared` are set before the first request. `is_sync`: reports that are answered
-    are answered from disk.
+    `is_sync`: reports that are answered are answered from disk. `reset_done(group, topics)` happens when a
+    group's offsets in these topics were set anew.
     """
-
-    consumers: Consumers
-    shared: SharedProgress | None = None
 
     def __init__(
         self,
@@ -122,6 +120,9 @@ class Offsets(Part):
         leases: Leases[Connection],
         offset_at: OffsetAt,
         is_sync: bool,
+        *,
+        consumers: Consumers,
+        shared: SharedProgress,
     ) -> None:
         self.table = table
         self.file = file
@@ -133,8 +134,9 @@ class Offsets(Part):
         self._offset_at = offset_at
         self._is_sync = is_sync
         self._loop = asyncio.get_running_loop()
-        self.on_reset: Callable[[str, set[str]], None] = lambda _group, _topics: None
-        """Told of a group and the topics in which its offsets were set anew."""
+        self._consumers = consumers
+        self._shared = shared
+        self.reset_done: Event[[str, set[str]]] = Event()
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {
@@ -164,7 +166,7 @@ class Offsets(Part):
         """OFFSET_REPORT."""
         header = request.header(OffsetReportRequest)
         reports = _bounded(rows(OffsetReport, header.offsets))
-        group = self.consumers.require(header.group)
+        group = self._consumers.require(header.group)
         if header.wait_for_disk:
             _check_kept(group, (r.topic for r in reports))
         if header.only_first:
@@ -274,10 +276,10 @@ class Offsets(Part):
             raise WireError(
                 f"read_type {header.read_type!r}: memory, store and memory_then_store are", Code.MISSING_FIELD
             )
-        self.consumers.require(header.group)
+        self._consumers.require(header.group)
         names = header.topics
         if names is None:
-            names = sorted({*self._topics_of(header.group), *self.consumers.subscribed_topics(header.group)})
+            names = sorted({*self._topics_of(header.group), *self._consumers.subscribed_topics(header.group)})
         found: list[OffsetRow] = []
         for name in names:
             topic = self._topics.get(str(name))
@@ -298,10 +300,10 @@ class Offsets(Part):
 
     def _topics_of(self, group: str) -> set[str]:
         found = set(self.table.topics(group))
-        return found if self.shared is None else found | self.shared.topics(group)
+        return found | self._shared.topics(group)
 
     def _shared_queues(self, group: str, topic: str) -> dict[int, tuple[int, int]]:
-        return {} if self.shared is None else self.shared.queues(group, topic)
+        return self._shared.queues(group, topic)
 
     def _places(self, group: str, topic: str) -> dict[int, int]:
         """Where a group of any mode is in the queues of a topic."""
@@ -331,7 +333,7 @@ class Offsets(Part):
     def reset(self, request: Request) -> None:
         """OFFSET_RESET: answered when it is on disk."""
         header = request.header(OffsetResetRequest)
-        group = self.consumers.require(header.group)
+        group = self._consumers.require(header.group)
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RemoteError(Code.TOPIC_UNKNOWN, f"topic {header.topic!r} does not exist here")
@@ -391,7 +393,7 @@ class Offsets(Part):
             request.reply(OffsetChangeResponse(changes))
             return
         self._apply(group.name, changes)
-        self.consumers.end_leases(group.name, header.topic, wanted)
+        self._consumers.end_leases(group.name, header.topic, wanted)
         log.warning(
             "a group's offsets were reset",
             group=group.name,
@@ -407,8 +409,8 @@ class Offsets(Part):
         """OFFSET_CLONE: the target is created if need be; answered when it is on disk."""
         header = request.header(OffsetCloneRequest)
         check_name(header.target)
-        self.consumers.require(header.source)
-        self.consumers.check_unused(header.target)
+        self._consumers.require(header.source)
+        self._consumers.check_unused(header.target)
         if header.source == header.target:
             raise RemoteError(Code.GROUP_INVALID, "a group cannot be cloned to itself")
         if header.dry_run:
@@ -419,7 +421,7 @@ class Offsets(Part):
             try:
                 if error is not None:
                     raise error
-                self.consumers.check_unused(header.target)
+                self._consumers.check_unused(header.target)
                 changes = self._cloned(header)
                 self._apply(header.target, changes)
                 log.warning(
@@ -464,7 +466,7 @@ class Offsets(Part):
         self.resets += 1
         for change in changes:
             self.table.reset(group, change.topic, change.queue_id, change.after)
-        self.on_reset(group, {change.topic for change in changes})
+        self.reset_done.happened(group, {change.topic for change in changes})
 
     # Other parts
 

@@ -27,7 +27,6 @@ from broker.groups.core.members import (
 from broker.groups.core.offsets import OffsetTable
 from broker.groups.core.settings import (
     Group,
-    GroupTable,
     check_mode,
     check_name,
 )
@@ -49,7 +48,8 @@ from broker.groups.shared_handover import (
     forgetting,
     hand_over,
 )
-from broker.kernel.request_family import Part
+from broker.kernel.events import Event
+from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.retry.core.moves import RetryPolicy
 from broker.topics.core.table import TopicTable
 from holdmq.config.model import BrokerSection
@@ -77,7 +77,7 @@ from holdmq.wire.group_headers import (
     WantedQueue,
 )
 from holdmq.wire.header import rows
-from holdmq.wire.headers import Empty, HelloRequest
+from holdmq.wire.headers import Empty
 from holdmq.wire.offset_headers import OffsetReport
 
 QUEUES_MAX: Final = 16_384
@@ -88,39 +88,42 @@ STALL_S: Final = 1.0
 """A timer that is later than this was held up by this process, not by its members."""
 
 FencedQueues = list[tuple[str, int]]
+DropRetries = Callable[[str, Callable[[HoldMQError | None], None]], None]
 T = TypeVar("T")
 
 log = structlog.get_logger("holdmq.broker")
 
 
-class Groups(Part):
+class Groups(RequestFamily):
     """Handles GROUP_*, QUEUE_LEASE and QUEUE_RELEASE for one broker; `offsets` is the part beside it.
 
-    `hello_of` says who is at the other end; `on_fenced(connection, group, queues)` is called when leases
-    end, `on_pause(group, is_paused)` and `on_delete(group)` after that is durable. `modes` are asked for
-    the mode in which a group has members that did not join here ("" = it has none); `shared` tells who they
-    are.
-    """
+    `hello_of` says who is at the other end; `shared` tells of members that did not join here; `drop_retries`
+    gives up what waits for a group's next try, before the group is deleted.
 
-    shared: SharedMembers | None = None
+    `leases_ended(connection, group, queues)` happens when leases end, `paused(group, is_paused)` and
+    `deleted(group)` after that is durable, `handed_over(group)` when a group was shared, and its offsets say
+    how far it is from now on.
+    """
 
     def __init__(
         self,
         settings: BrokerSection,
-        directory: Path,
+        group_settings: GroupSettings,
+        offsets_path: Path,
         store: DurableStore,
         topics: TopicTable,
         offset_at: OffsetAt,
+        *,
+        shared: SharedMembers,
+        hello_of: HelloOf,
+        drop_retries: DropRetries,
     ) -> None:
-        self.settings = GroupSettings(
-            directory / "subscriptionGroup.json",
-            GroupTable(settings.groups_max, settings.auto_create_groups),
-        )
+        self.settings = group_settings
         self.members: Members[Connection] = Members(MEMBER_EXPIRY_S, settings.group_members_max)
         self.leases: Leases[Connection] = Leases(settings.queue_lease_s)
         table = OffsetTable()
         self.offset_file = OffsetFile(
-            directory / "consumerOffset.json",
+            offsets_path,
             table,
             store,
             settings.offset_save_interval_s,
@@ -135,19 +138,16 @@ class Groups(Part):
             self.leases,
             offset_at,
             settings.offset_commit == "sync",
+            consumers=self,
+            shared=shared,
         )
-        self.offsets.consumers = self
-        self.hello_of: Callable[[Connection], HelloRequest | None] = lambda _: None
-        self.on_fenced: Callable[[Connection, str, FencedQueues], None] = lambda *_: None
-        self.on_pause: list[Callable[[str, bool], None]] = []
-        self.on_delete: list[Callable[[str], None]] = []
-        self.drop_retries: Callable[[str, Callable[[HoldMQError | None], None]], None] = lambda _, done: done(
-            None
-        )
-        """Gives up what waits for a group's next try, before the group is deleted."""
-        self.modes: list[Callable[[str], str]] = []
-        self.on_handed_over: Callable[[str], None] = lambda _: None
-        """Told of a group that was shared, and whose offsets say how far it is from now on."""
+        self.leases_ended: Event[[Connection, str, FencedQueues]] = Event()
+        self.paused: Event[[str, bool]] = Event()
+        self.deleted: Event[[str]] = Event()
+        self.handed_over: Event[[str]] = Event()
+        self._shared = shared
+        self._hello_of = hello_of
+        self._drop_retries = drop_retries
         self.news = GroupNews(self.members, self.get)
         self._store = store
         self._topics = topics
@@ -233,7 +233,7 @@ class Groups(Part):
         """
         check_name(name)
         check_mode(mode)
-        for conflicting in (self.members.mode(name), *(mode_of(name) for mode_of in self.modes)):
+        for conflicting in (self.members.mode(name), self._shared.mode(name)):
             if conflicting and conflicting != mode:
                 raise RemoteError(
                     Code.MODE_CONFLICT,
@@ -246,10 +246,10 @@ class Groups(Part):
             done(None)
             return
         join = partial(self.settings.change, lambda groups: self.settings.table.plan_join(groups, name, mode))
-        if mode == CLUSTERING and self.shared is not None and self.shared.topics(name):
-            done = forgetting(self.on_handed_over, name, done)
+        if mode == CLUSTERING and self._shared.topics(name):
+            done = forgetting(self.handed_over.happened, name, done)
             if group is not None and group.mode == SHARED:
-                hand_over(name, self.shared, self.offsets, unless_failed(partial(join, done), done))
+                hand_over(name, self._shared, self.offsets, unless_failed(partial(join, done), done))
                 return
         if group is not None and group.mode == mode:
             done(None)
@@ -257,14 +257,14 @@ class Groups(Part):
             join(done)
 
     def _count(self, name: str) -> int:
-        return self.members.count(name) + (0 if self.shared is None else self.shared.count(name))
+        return self.members.count(name) + self._shared.count(name)
 
     def subscribed_topics(self, name: str) -> set[str]:
         return {s.topic for member in self.members.of(name) for s in member.subscriptions}
 
     def check_unused(self, name: str) -> None:
         members = self.members.count(name)
-        if members or any(mode_of(name) for mode_of in self.modes):
+        if members or self._shared.mode(name):
             raise RemoteError(Code.GROUP_IN_USE, f"group {name!r} has members: stop them first")
 
     def end_leases(self, group: str, topic: str, queue_ids: Iterable[int]) -> None:
@@ -329,7 +329,7 @@ class Groups(Part):
 
     def _join(self, request: Request, header: GroupJoinRequest, subscriptions: list[Subscription]) -> None:
         connection, group = request.connection, header.group
-        hello = self.hello_of(connection)
+        hello = self._hello_of(connection)
         client_id = hello.client_id if hello is not None else connection.address
         joined = self.members.join(
             connection,
@@ -392,9 +392,9 @@ class Groups(Part):
     def list_members(self, request: Request) -> None:
         """GROUP_MEMBERS."""
         group = self.require(request.header(GroupRequest).group)
-        found = [] if self.shared is None else self.shared.members(group.name)
+        found = self._shared.members(group.name)
         for member in self.members.of(group.name):
-            hello = self.hello_of(member.owner)
+            hello = self._hello_of(member.owner)
             found.append(
                 MemberRow(
                     member.client_id,
@@ -481,7 +481,7 @@ class Groups(Part):
                 freed_for.setdefault(key.group, set()).update(told)
         for (owner, group), queues in fenced.items():
             log.debug("leases ended", group=group, peer=owner.address, queues=len(queues), why=why)
-            self.on_fenced(owner, group, queues)
+            self.leases_ended.happened(owner, group, queues)
         for group, owners in freed_for.items():
             self.members.raise_version(group)
             self.news.tell(group, freed_for=owners)
@@ -539,7 +539,7 @@ class Groups(Part):
     def list_groups(self, request: Request) -> None:
         """GROUP_LIST."""
         groups = dict(self.settings.table.groups)
-        for name in (*self.members.groups(), *(self.shared.groups() if self.shared is not None else ())):
+        for name in (*self.members.groups(), *self._shared.groups()):
             if name not in groups:
                 groups[name] = self.require(name)
         request.reply(GroupListResponse([groups[name].row(self._count(name)) for name in sorted(groups)]))
@@ -571,8 +571,7 @@ class Groups(Part):
         )
 
     def _tell_paused(self, group: str) -> None:
-        for callback in self.on_pause:
-            callback(group, self.is_paused(group))
+        self.paused.happened(group, self.is_paused(group))
 
     def _change(
         self,
@@ -605,14 +604,13 @@ class Groups(Part):
                     raise error
                 self.offsets.group_deleted(name)
                 log.warning("a group was deleted", group=name, peer=request.connection.address)
-                for callback in self.on_delete:
-                    callback(name)
+                self.deleted.happened(name)
                 self.offsets.reply_durable(request, Empty())
             except HoldMQError as refusal:
                 request.refuse(refusal)
 
         forget = partial(self.settings.change, lambda groups: self.settings.table.plan_delete(groups, name))
-        self.drop_retries(name, unless_failed(partial(forget, deleted), request.refuse))
+        self._drop_retries(name, unless_failed(partial(forget, deleted), request.refuse))
 
 
 def _bounded(queues: list[T]) -> list[T]:

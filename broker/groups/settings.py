@@ -18,6 +18,7 @@ from broker.groups.core.settings import (
     Group,
     GroupTable,
 )
+from broker.retry.core.moves import RETRY_MAX_TIMES
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, StoreFormatError
 from holdmq.files.atomic_file import AtomicFile
 
@@ -53,6 +54,11 @@ class GroupSettings:
     def waiting(self) -> int:
         """Changes that wait for the file."""
         return len(self._waiting)
+
+    def retry_max_times(self, name: str) -> int:
+        """How often a group gets a message again, before it is a dead letter."""
+        group = self.table.groups.get(name)
+        return RETRY_MAX_TIMES if group is None else group.retry_max_times
 
     def load(self, has_records: bool, accept_backup: bool) -> None:
         """Read the file (blocking), or begin it. StoreFormatError if it is damaged, or missing though

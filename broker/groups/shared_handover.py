@@ -28,6 +28,9 @@ class SharedMembers(SharedProgress, Protocol):
     def count(self, group: str) -> int:
         """How many members a group has."""
 
+    def mode(self, group: str) -> str:
+        """SHARED if the group has members, else ""."""
+
     def members(self, group: str) -> list[MemberRow]:
         """A group's members."""
 

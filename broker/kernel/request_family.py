@@ -1,24 +1,32 @@
-"""What a part of the broker is to its server: requests that it answers, and what it is told.
+"""What a room of the broker is to its server: requests that it answers, and what it is told.
 
-A part is one request family (produce, pull, readers, topics, groups …). The server hands it its
-requests, tells it of connections that closed, and asks it to let go of what it holds at the end.
-Parts reach each other by what `broker.main` and `broker.app.server` pass to them, never by import.
+A family is the requests of one room (produce, pull, readers, topics, groups …). The server hands it its
+requests, tells it of connections that closed, and asks it to let go of what it holds at the end. What rooms
+need of each other is passed to them by `broker.app.compose`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from holdmq.rpc.connection import Connection
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.headers import HelloRequest
 
 
-class Part:
-    """The base of every part: by default it holds nothing and is told nothing."""
+class HelloOf(Protocol):
+    """What a connection said of itself; None = nothing yet, or it is gone."""
+
+    def __call__(self, connection: Connection, /) -> HelloRequest | None: ...
+
+
+class RequestFamily:
+    """The base of every family: by default it holds nothing and is told nothing."""
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
-        """Which requests it answers, each code in one part only."""
+        """Which requests it answers, each code in one family only."""
         return {}
 
     def closed(self, connection: Connection) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from broker.kernel.journal import SyncedStore
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.mqtt_shares.core.groups import (
     Group,
     ShareGroups,
@@ -81,7 +81,7 @@ ROWS_MAX: Final = 1_000
 log = structlog.get_logger("holdmq.broker")
 
 
-class ShareMode(Part):
+class ShareMode(RequestFamily):
     """All share groups of one broker. `load` it over an open store, before the first request."""
 
     def __init__(

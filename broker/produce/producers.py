@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from broker.kernel.journal import SyncedStore
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.produce.core.produced import (
     PRODUCED_QUEUE,
     Captured,
@@ -64,7 +64,7 @@ class _Snapshot(NamedTuple):
     uids: list[int]
 
 
-class Producers(Part):
+class Producers(RequestFamily):
     """Loads the windows of `sequences` at a start, and takes snapshots of them while it runs.
 
     `received`, what is known of QoS 2 publishes, goes with them.

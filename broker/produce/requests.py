@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
 from broker.produce.core.delays import waiting_records
 from broker.produce.core.produced import (
@@ -168,20 +168,29 @@ class _Accepted:
         return self.stored_at if self.stored_at >= 0 and self.stored_at + self.stored == offset else -1
 
 
-class Produce(Part):
+RoleOf = Callable[[Connection], str]
+"""What a connection's HELLO said that it is; "" = nothing yet."""
+
+
+class Produce(RequestFamily):
     """Handles PRODUCE for one broker. Counters are plain numbers for the metrics."""
 
     def __init__(
-        self, store: MessageStore, topics: TopicTable, statistics: Statistics, record_max_bytes: int
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        statistics: Statistics,
+        record_max_bytes: int,
+        role_of: RoleOf,
+        clock_ms: Callable[[], int],
     ) -> None:
         self.sequences = Sequences()
         self.received = Received()
         self.batches = 0
         self.refused_runs = 0
-        self.role_of: Callable[[Connection], str] = lambda _connection: ""
-        """What a connection's HELLO said that it is."""
         self.delayed = 0
-        self.clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+        self._role_of = role_of
+        self._clock_ms = clock_ms
         self._store = store
         self._topics = topics
         self._statistics = statistics
@@ -262,7 +271,7 @@ class Produce(Part):
     def _wait_for(self, header: ProduceRequest, runs: list[ProduceRun], body: _Body) -> dict[int, _Waiting]:
         """For each delayed run the records that wait in its place, or why there are none."""
         later: dict[int, _Waiting] = {}
-        now_ms = self.clock_ms()
+        now_ms = self._clock_ms()
         firsts = np.cumsum([0, *(run.records for run in runs)]).tolist()
         starts = starts_of(body.sizes)
         ends = (starts + body.sizes).tolist()
@@ -342,7 +351,7 @@ class Produce(Part):
         None = nothing of it is to be stored now. It is a gateway that asks not to have them twice; of others
         the notes are but properties.
         """
-        if self.role_of(pending.request.connection) != "gateway":
+        if self._role_of(pending.request.connection) != "gateway":
             return taken
         begin = first + taken.stored
         sifted = self.received.sift(body.properties[begin : begin + taken.count])
@@ -389,7 +398,7 @@ class Produce(Part):
 
     def _unseen(self, connection: Connection, run: ProduceRun, topic: Topic | None) -> RemoteError | None:
         """The refusal of a gateway's run for a topic that MQTT cannot see."""
-        if topic is None or not topic.is_temporary or self.role_of(connection) != "gateway":
+        if topic is None or not topic.is_temporary or self._role_of(connection) != "gateway":
             return None
         return RemoteError(Code.KIND_UNFIT, f"topic {run.topic!r} is temporary: MQTT cannot see it")
 
@@ -440,7 +449,7 @@ class Produce(Part):
         noted: list[Row] = []
         if must_note and not accepted[0].is_temporary:
             noted = self._note(accepted, later, body)
-            body = _behind(record_of(noted, self._store.epoch, len(body.records), self.clock_ms()), body)
+            body = _behind(record_of(noted, self._store.epoch, len(body.records), self._clock_ms()), body)
             stored.insert(0, Run(PRODUCED_TOPIC, PRODUCED_QUEUE, 1, is_hashed=True))
 
         def done(batch: Batch, error: StorageError | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from broker.kernel.lookups import Lookups
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
 from broker.reading.pull import (
     pulled_queue,
@@ -77,7 +77,7 @@ class _Answer(NamedTuple):
     encoded: Encoded
 
 
-class ColumnPulls(Part):
+class ColumnPulls(RequestFamily):
     """Handles PULL_COLUMNS for one broker."""
 
     def __init__(self, store: MessageStore, topics: TopicTable, statistics: Statistics) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from broker.kernel.core.filters import FilterSet
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
 from broker.reading.core.hold import (
     Hold,
@@ -96,10 +96,21 @@ class PullGate(Protocol):
         """Whether this connection may not read this queue under this generation (0 = none)."""
 
 
-class Pull(Part):
+TemporarySubscribed = Callable[[str, Connection], None]
+"""Told that a connection reads a temporary topic."""
+
+
+class Pull(RequestFamily):
     """Handles PULL and FILTER_SET for one broker."""
 
-    def __init__(self, store: MessageStore, topics: TopicTable, statistics: Statistics) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        statistics: Statistics,
+        gate: PullGate,
+        subscribed: TemporarySubscribed,
+    ) -> None:
         self.hold: Hold[Asked] = Hold()
         self.cold_reads = 0
         self._store = store
@@ -110,9 +121,8 @@ class Pull(Part):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self.on_temporary: Callable[[str, Connection], None] = lambda _topic, _connection: None
-        """Told that a connection reads a temporary topic."""
-        self.gate: PullGate | None = None
+        self._gate = gate
+        self._subscribed = subscribed
 
     def handle(self, request: Request) -> None:
         """Answer one PULL, now, from the reader pool, or after a hold."""
@@ -122,14 +132,14 @@ class Pull(Part):
             raise RemoteError(Code.LIMIT_EXCEEDED, f"a PULL names 1 to {PULL_QUEUES_MAX} queues")
         asked = Asked(request, header, queues)
         self._filter_of(asked)
-        if asked.group and self.gate is not None:
+        if asked.group:
             if len(asked.generations) not in (0, len(queues)):
                 raise WireError("PullRequest: generations are one per queue, or none", Code.MISSING_FIELD)
-            self.gate.admit_pull(asked.group)
+            self._gate.admit_pull(asked.group)
         for name in {queue.topic for queue in queues}:
             topic = self._topics.get(name)
             if topic is not None and topic.is_temporary:
-                self.on_temporary(name, request.connection)
+                self._subscribed(name, request.connection)
         if asked.hold_ms > 0 and self._has_nothing(asked):
             self._park(asked)
         else:
@@ -327,17 +337,17 @@ class Pull(Part):
 
     def _fence(self, asked: Asked, at: int) -> RemoteError | None:
         """The refusal of a queue that is read for a group without a valid lease."""
-        if not asked.group or self.gate is None:
+        if not asked.group:
             return None
         queue = asked.queues[at]
         generation = asked.generations[at] if asked.generations else 0
         connection = asked.request.connection
-        if not self.gate.is_fenced(connection, asked.group, queue.topic, queue.queue_id, generation):
+        if not self._gate.is_fenced(connection, asked.group, queue.topic, queue.queue_id, generation):
             return None
         return RemoteError(Code.GROUP_FENCED, f"{queue.topic}/{queue.queue_id} generation {generation}")
 
     def _is_paused(self, asked: Asked) -> bool:
-        return bool(asked.group) and self.gate is not None and self.gate.is_paused(asked.group)
+        return bool(asked.group) and self._gate.is_paused(asked.group)
 
     # Filters
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from broker.kernel.lookups import Lookups
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.topics.core.table import (
     Topic,
     TopicTable,
@@ -48,7 +48,7 @@ ANSWER_MAX_BYTES: Final = 4 << 20
 """Messages in one answer, but always one."""
 
 
-class Queries(Part):
+class Queries(RequestFamily):
     """Look-ups of messages at one broker."""
 
     def __init__(self, store: MessageStore, topics: TopicTable) -> None:

@@ -19,7 +19,7 @@ from broker.kernel.log_reads import (
     LogRead,
     read_on,
 )
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.reading.core.readers import (
     EVERYWHERE,
     NOWHERE,
@@ -80,7 +80,7 @@ class _Open:
         self.timer: asyncio.TimerHandle | None = None
 
 
-class Reads(Part):
+class Reads(RequestFamily):
     """All readers of a broker."""
 
     def __init__(self, store: MessageStore, topics: TopicTable) -> None:

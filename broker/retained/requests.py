@@ -18,7 +18,7 @@ from broker.kernel.lookups import (
     Lookups,
     answering,
 )
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.retained.expiry import RetainedExpiry
 from broker.retained.reads import (
     Slice,
@@ -100,7 +100,7 @@ class _InHand:
         self.is_refused = False
 
 
-class Retained(Part):
+class Retained(RequestFamily):
     """The retained messages of one broker. Call `start` before the first request."""
 
     def __init__(

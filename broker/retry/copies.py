@@ -16,6 +16,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import structlog
 
+from broker.kernel.events import Event
+from broker.retry.core.dead_letters import Marks
 from broker.retry.core.moves import (
     Copy,
     Key,
@@ -89,23 +91,22 @@ class FoundMove(NamedTuple):
 
 
 Done = Callable[[Moved | HoldMQError], None]
-OnDeadLetters = Callable[[Sequence[DeadLetter]], None]
 
 
 class Copies:
     """All copies of one broker, on its loop.
 
-    `on_room` is called after every append, when there may be room again; `on_recovered` once, when the
-    copies that the log had at the start are known; `on_dead_letters` with every group of dead letters that
-    are in the log: what alarms are made of.
+    `marks` say which moves do not count any more. `room_made` happens after every append, when there may be
+    room again; `recovered` once, when the copies that the log had at the start are known; `letters_written`
+    with every group of dead letters that are in the log: what alarms are made of.
     """
 
-    def __init__(self, store: MessageStore, topics: Topics) -> None:
-        self.on_room: Callable[[], None] = lambda: None
-        self.on_dead_letters: list[OnDeadLetters] = []
-        self.on_recovered: list[Callable[[], None]] = []
+    def __init__(self, store: MessageStore, topics: Topics, marks: Marks) -> None:
+        self.room_made: Event[[]] = Event()
+        self.letters_written: Event[[Sequence[DeadLetter]]] = Event()
+        self.recovered: Event[[]] = Event()
         self.known = KnownMoves()
-        self.is_forgotten: Callable[[FoundMove], bool] = lambda _: False
+        self._marks = marks
         self.retries = self.dead_letters = self.repeats = self.size_bytes = 0
         self._store = store
         self._timer = store.timer
@@ -145,7 +146,7 @@ class Copies:
     # What the log has
 
     def recover(self) -> None:
-        """Look for the copies that the log has, on the reader pool; then `on_recovered` are called."""
+        """Look for the copies that the log has, on the reader pool; then `recovered` happens."""
         topics = [TIMER_TOPIC]
         topics += [row.topic for row in self._topics.table.rows() if row.topic.startswith(DLQ_PREFIX)]
         queues = [(topic, *self._store.bounds(topic, TIMER_QUEUE)) for topic in topics]
@@ -160,13 +161,16 @@ class Copies:
         error = finished.exception()
         if error is None:
             for move in finished.result():
-                if not self.is_forgotten(move):
+                if not self._is_forgotten(move):
                     self.known.note(move.key, move.attempt)
         else:
             # At least once stands; a repeat of a move from before this start may make a second copy.
             log.error("the moves before this start are not known", reason=str(error))
-        for called in self.on_recovered:
-            called()
+        self.recovered.happened()
+
+    def _is_forgotten(self, move: FoundMove) -> bool:
+        group, topic, _, _ = move.key
+        return self._marks.of(group).is_forgotten(topic, int(move.topic != TIMER_TOPIC), move.offset)
 
     # Appending
 
@@ -201,7 +205,7 @@ class Copies:
         copies = self._lacking.pop(topic, [])
         if error is not None:
             self._answer(copies, error)
-            self.on_room()
+            self.room_made.happened()
             return
         for copy in copies:
             self._add_ready(copy)
@@ -242,7 +246,7 @@ class Copies:
 
     def _appended(self, copies: list[Copy], _batch: Batch, error: StorageError | None) -> None:
         self._answer(copies, error)
-        self.on_room()
+        self.room_made.happened()
 
     def _answer(self, copies: list[Copy], error: HoldMQError | None) -> None:
         """These copies are in the log, or none of them is."""
@@ -282,8 +286,7 @@ class Copies:
         if self._log_timer is None:
             wait_s = max(0.0, self._logged_at + ALERT_INTERVAL_S - self._loop.time())
             self._log_timer = self._loop.call_later(wait_s, self._log_letters)
-        for called in self.on_dead_letters:
-            called(letters)
+        self.letters_written.happened(letters)
 
     def _log_letters(self) -> None:
         """Say which groups gave messages up."""

@@ -17,11 +17,10 @@ from typing import Any, Final
 
 import structlog
 
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.produce.core.delays import UNFIT_KINDS
 from broker.retry.copies import (
     Copies,
-    FoundMove,
     Moved,
 )
 from broker.retry.core.dead_letters import (
@@ -106,13 +105,13 @@ class _Resend:
         self.failures.append(ResendFailure(offset, error.code, remark))
 
 
-class DeadLetters(Part):
+class DeadLetters(RequestFamily):
     """Handles DLQ_LIST, DLQ_RESEND and DLQ_PURGE. Without `load` the marks are in memory only."""
 
     def __init__(
-        self, store: MessageStore, copies: Copies, topics: Topics, clock_ms: Callable[[], int]
+        self, store: MessageStore, copies: Copies, topics: Topics, marks: Marks, clock_ms: Callable[[], int]
     ) -> None:
-        self.marks = Marks()
+        self.marks = marks
         self.resent = self.purged = self.failed_saves = 0
         self._store = store
         self._copies = copies
@@ -130,8 +129,7 @@ class DeadLetters(Part):
         self._early: list[tuple[OnRequest, Request]] = []
         self._is_dirty = False
         self._is_closed = False
-        copies.on_recovered.append(self._recovered)
-        copies.is_forgotten = self._is_forgotten
+        copies.recovered.subscribe(self._recovered)
 
     # The part
 
@@ -192,10 +190,6 @@ class DeadLetters(Part):
         """The first offsets of the timer's queue and of a group's dead letters."""
         timer = self._store.bounds(TIMER_TOPIC, TIMER_QUEUE)[0]
         return timer, self._store.bounds(dlq_topic(group), QUEUE)[0]
-
-    def _is_forgotten(self, move: FoundMove) -> bool:
-        group, topic, _, _ = move.key
-        return self.marks.of(group).is_forgotten(topic, int(move.topic != TIMER_TOPIC), move.offset)
 
     def close(self) -> None:
         """Finish the write under way (blocking)."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.retry.copies import (
     Copies,
     Done,
@@ -92,16 +92,21 @@ class _Move:
         self.done = done
 
 
-class Moves(Part):
+class Moves(RequestFamily):
     """All moves of one broker, on its loop.
 
-    `policy` gives a group's retry settings, None = no such group.
+    `policy_of` gives a group's retry settings, None = no such group.
     """
 
     def __init__(
-        self, store: MessageStore, copies: Copies, topics: Topics, clock_ms: Callable[[], int]
+        self,
+        store: MessageStore,
+        copies: Copies,
+        topics: Topics,
+        policy_of: PolicyOf,
+        clock_ms: Callable[[], int],
     ) -> None:
-        self.policy: PolicyOf = lambda _: RetryPolicy()
+        self._policy_of = policy_of
         self.moves_max = MOVES_MAX
         self.refused = self.failed = self.cold_reads = self.in_hand = 0
         self.copies = copies
@@ -114,8 +119,8 @@ class Moves(Part):
         self._reading: asyncio.Future[Any] | None = None
         self._is_woken = False
         self._is_closed = False
-        copies.on_room = self._wake
-        copies.on_recovered.append(self._wake)
+        copies.room_made.subscribe(self._wake)
+        copies.recovered.subscribe(self._wake)
 
     # The part
 
@@ -189,7 +194,7 @@ class Moves(Part):
         KIND_UNFIT, GROUP_INVALID, GROUP_UNKNOWN, TOPIC_INVALID, TOPIC_UNKNOWN, QUEUE_UNKNOWN; BUSY, and
         those of the store, which may pass.
         """
-        policy = self.policy(group)
+        policy = self._policy_of(group)
         error = self._refusal(group, topic, queue_id, policy)
         if error is not None:
             self.refused += 1

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from broker.kernel.log_reads import record_at
 from broker.kernel.lookups import Lookups
+from broker.kernel.request_family import HelloOf
 from broker.sessions.core.rows import (
     Meta,
     decode_meta,
@@ -23,7 +24,6 @@ from holdmq.errors import Code, HoldMQError, RemoteError, WireError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.headers import HelloRequest
 from holdmq.wire.session_headers import (
     SESSION_TOPIC,
     Content,
@@ -44,8 +44,6 @@ CONTENT_MAX_BYTES: Final = 6 << 20
 RECORDS_MAX: Final = 1_000
 RECORDS_MAX_BYTES: Final = 4 << 20
 
-HelloOf = Callable[[Connection], HelloRequest | None]
-
 
 class SessionQueries:
     """`check_ready` raises BUSY while the table of sessions is not open. `hello_of` says who a gateway is."""
@@ -57,8 +55,9 @@ class SessionQueries:
         rows: SessionRows,
         clock_ms: Callable[[], int],
         check_ready: Callable[[], None],
+        hello_of: HelloOf,
     ) -> None:
-        self.hello_of: HelloOf = lambda _: None
+        self._hello_of = hello_of
         self.core = core
         self.rows = rows
         self.lookups = Lookups(store.reader_pool)
@@ -122,7 +121,7 @@ class SessionQueries:
                 client_id, meta.principal, meta.epoch, meta.expiry_s, meta.created_ms, ended_ms, "", True
             )
         meta, connection, is_stored = known
-        hello = None if connection is None else self.hello_of(connection)
+        hello = None if connection is None else self._hello_of(connection)
         owner = "" if hello is None else hello.client_id
         return SessionRow(
             client_id, meta.principal, meta.epoch, meta.expiry_s, meta.created_ms, 0, owner, is_stored

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.sessions.core.counts import CountedRow
 from broker.sessions.core.openings import Opening
 from broker.sessions.core.rows import (
@@ -109,7 +109,7 @@ class _SweepPage(NamedTuple):
     next_after: str | None
 
 
-class SessionTable(Part):
+class SessionTable(RequestFamily):
     """The sessions that this broker owns. Call `start` before the first request."""
 
     def __init__(
@@ -117,6 +117,7 @@ class SessionTable(Part):
         store: MessageStore,
         topics: TopicsLike,
         clock_ms: Callable[[], int],
+        hello_of: HelloOf,
         sweep_interval_s: float = SWEEP_INTERVAL_S,
         user_max: int = 0,
     ) -> None:
@@ -125,7 +126,7 @@ class SessionTable(Part):
             now_ms << 20, now_ms, lambda: secrets.randbits(63), user_max=user_max
         )
         self.rows = SessionRows(store)
-        self.queries = SessionQueries(store, self.core, self.rows, clock_ms, self._check_ready)
+        self.queries = SessionQueries(store, self.core, self.rows, clock_ms, self._check_ready, hello_of)
         self.wills = DueWills(store, self.core, self.rows, clock_ms)
         self.sweep_interval_s = sweep_interval_s
         self.swept = 0

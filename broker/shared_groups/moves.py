@@ -49,15 +49,14 @@ class Move(Protocol):
 
 
 class SharedMoves:
-    """Moves of all shared groups. `copy` is set before the first; `settle` does what a step led to."""
+    """Moves of all shared groups. `move` makes the copies; `settle` does what a step led to."""
 
-    copy: Move
-
-    def __init__(self, core: Shared, journal: SharedJournal, settle: Callable[[], None]) -> None:
+    def __init__(self, core: Shared, journal: SharedJournal, move: Move, settle: Callable[[], None]) -> None:
         self.is_draining = False
         self.lost = 0
         self._core = core
         self._journal = journal
+        self._move = move
         self._settle = settle
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Moving] = deque()
@@ -80,7 +79,7 @@ class SharedMoves:
                 continue
             key = moving.queue.key
             self._out += 1
-            self.copy(
+            self._move(
                 *key, moving.offset, moving.attempts, moving.delay_ms or None, partial(self._moved, moving),
                 level=0 if moving.delay_ms else TO_DEAD_LETTERS,
             )  # fmt: skip

@@ -57,7 +57,7 @@ class HeldPull(NamedTuple):
 
 
 class SharedPulls:
-    """Serves pulls. `statistics` is set to the broker's; `is_paused` says a group's.
+    """Serves pulls. `is_paused` says whether a group is to get nothing.
 
     `settle` does what a step led to (broker.shared_groups.requests).
     """
@@ -68,16 +68,17 @@ class SharedPulls:
         store: MessageStore,
         topics: TopicTable,
         starts: SharedStarts,
+        statistics: Statistics,
         is_paused: Callable[[str], bool],
         settle: Callable[[], None],
     ) -> None:
-        self.statistics = Statistics()
         self.is_draining = False
         self.cold_reads = self.damaged = self.parked = 0
         self._core = core
         self._store = store
         self._topics = topics
         self._starts = starts
+        self._statistics = statistics
         self._is_paused = is_paused
         self._settle = settle
         self._loop = asyncio.get_running_loop()
@@ -237,8 +238,8 @@ class SharedPulls:
         for row, chosen in found:
             parts += chosen.parts
             size += chosen.size_bytes
-            of_group = self.statistics.of_group(pull.member.group.name)
-            for counts in (self.statistics.of(row.topic, row.queue_id), of_group):
+            of_group = self._statistics.of_group(pull.member.group.name)
+            for counts in (self._statistics.of(row.topic, row.queue_id), of_group):
                 counts.messages_out += chosen.records
                 counts.bytes_out += chosen.size_bytes
         invisible_ms = pull.header.invisible_ms or pull.member.invisible_ms

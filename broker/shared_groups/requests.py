@@ -18,14 +18,10 @@ from typing import Any, Final, Protocol
 import structlog
 
 from broker.kernel.journal import SyncedStore
-from broker.kernel.request_family import Part
-from broker.retry.core.moves import (
-    RETRY_MAX_TIMES,
-    RetryPolicy,
-)
+from broker.kernel.request_family import HelloOf, RequestFamily
+from broker.kernel.statistics import Statistics
 from broker.shared_groups.core.members import Member
 from broker.shared_groups.core.queue import (
-    SHARED_WINDOW,
     SharedQueue,
 )
 from broker.shared_groups.core.records import (
@@ -42,12 +38,13 @@ from broker.shared_groups.core.subscriptions import (
     SubscriptionFilter,
 )
 from broker.shared_groups.journal import SharedJournal
-from broker.shared_groups.moves import SharedMoves
+from broker.shared_groups.moves import Move, SharedMoves
 from broker.shared_groups.pulls import (
     HeldPull,
     SharedPulls,
 )
 from broker.shared_groups.starts import (
+    KeptOffset,
     SharedStarts,
     is_volatile,
 )
@@ -75,7 +72,7 @@ from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import SHARED, Subscription
 from holdmq.wire.header import rows
-from holdmq.wire.headers import Empty, HelloRequest
+from holdmq.wire.headers import Empty
 from holdmq.wire.shared_headers import (
     EARLIEST,
     LATEST,
@@ -121,37 +118,37 @@ class Gate(Protocol):
     def admit_pull(self, group: str) -> None:
         """Raise GROUP_UNKNOWN or GROUP_DISABLED when a group must not pull."""
 
-    def retry_policy(self, group: str) -> RetryPolicy | None:
-        """How a group's failed messages are retried; None = there is no such group."""
-
     def is_paused(self, group: str) -> bool:
         """Whether a group is to get nothing."""
 
 
-class SharedMode(Part):
+class SharedMode(RequestFamily):
     """All shared groups of one broker.
 
-    `load` it over an open store; `gate` is set before the first request. `hello_of` says who is at the other
-    end of a connection.
+    `load` it over an open store, before the first request. `hello_of` says who is at the other end of a
+    connection.
     """
-
-    gate: Gate
 
     def __init__(
         self,
+        core: Shared,
+        gate: Gate,
         store: SyncedStore,
         topics: TopicTable,
         path: Path,
-        window: int = SHARED_WINDOW,
+        statistics: Statistics,
+        *,
+        kept_offset: KeptOffset,
+        move: Move,
+        hello_of: HelloOf,
     ) -> None:
-        self.hello_of: Callable[[Connection], HelloRequest | None] = lambda _: None
-        # A receipt of an earlier start is never one of this start's.
-        first = (time.time_ns() // 1_000_000) << 20
-        self.core = Shared(store.bounds, self._retry_max_times, first, window)
-        self.journal = SharedJournal(store, path, self._capture, lambda: self.core.counts.passed)
-        self.starts = SharedStarts(self.core, store, topics)
-        self.pulls = SharedPulls(self.core, store, topics, self.starts, self._is_paused, self._settle)
-        self.moves = SharedMoves(self.core, self.journal, self._settle)
+        self.core = core
+        self._gate = gate
+        self._hello_of = hello_of
+        self.journal = SharedJournal(store, path, self._capture, lambda: core.counts.passed)
+        self.starts = SharedStarts(core, store, topics, kept_offset)
+        self.pulls = SharedPulls(core, store, topics, self.starts, statistics, gate.is_paused, self._settle)
+        self.moves = SharedMoves(core, self.journal, move, self._settle)
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._members: dict[Connection, dict[int, Member]] = {}
@@ -253,11 +250,6 @@ class SharedMode(Part):
         if self.core.outcome.woken:
             self._settle()
 
-    def mode_of(self, group: str) -> str:
-        """SHARED if the group has members here, else ""."""
-        known = self.core.groups.get(group)
-        return SHARED if known is not None and known.members else ""
-
     def group_paused(self, group: str, is_paused: bool) -> None:
         """A group was paused or resumed."""
         if not is_paused:
@@ -322,7 +314,7 @@ class SharedMode(Part):
             except HoldMQError as refusal:
                 request.refuse(refusal)
 
-        self.gate.ensure(header.group, SHARED, ensured)
+        self._gate.ensure(header.group, SHARED, ensured)
 
     def _join(self, request: Request, header: SharedOpenRequest) -> None:
         wanted = self._check_open(header)
@@ -441,7 +433,7 @@ class SharedMode(Part):
         if member.is_pulling:
             raise RemoteError(Code.LIMIT_EXCEEDED, "a member has one SHARED_PULL at a time")
         if not is_temporary(member.group.name):
-            self.gate.admit_pull(member.group.name)
+            self._gate.admit_pull(member.group.name)
         member.is_pulling = True
         self.pulls.begin(request, header, member)
         self._settle()
@@ -526,7 +518,7 @@ class SharedMode(Part):
         """SHARED_STATE: what groups have done, and what they have in hand."""
         name = request.header(SharedStateRequest).group
         groups = [group for group in self.core.groups.values() if name in ("", group.name)]
-        request.reply(state_of(groups, self.core.full, self._store.bounds, self.hello_of))
+        request.reply(state_of(groups, self.core.full, self._store.bounds, self._hello_of))
 
     # What steps lead to
 
@@ -553,13 +545,6 @@ class SharedMode(Part):
         finally:
             self._is_settling = False
         self._set_timer()
-
-    def _retry_max_times(self, group: str) -> int:
-        policy = self.gate.retry_policy(group)
-        return RETRY_MAX_TIMES if policy is None else policy.retry_max_times
-
-    def _is_paused(self, group: str) -> bool:
-        return self.gate.is_paused(group)
 
     def _capture(self) -> list[Entry]:
         tried = self.core.tried()

@@ -19,6 +19,8 @@ from holdmq.record.origin import retry_topic
 from holdmq.wire.shared_headers import EARLIEST, LATEST, SharedStart
 from storage.api.store import MessageStore
 
+KeptOffset = Callable[[str, str, int], int]
+
 log = structlog.get_logger("holdmq.broker")
 
 
@@ -34,9 +36,11 @@ class SharedStarts:
     made as a clone; -1 = nothing.
     """
 
-    def __init__(self, core: Shared, store: MessageStore, topics: TopicTable) -> None:
+    def __init__(
+        self, core: Shared, store: MessageStore, topics: TopicTable, kept_offset: KeptOffset
+    ) -> None:
         self.unsaved: set[QueueKey] = set()
-        self.kept_offset: Callable[[str, str, int], int] = lambda _group, _topic, _queue_id: -1
+        self.kept_offset = kept_offset
         self._core = core
         self._store = store
         self._topics = topics

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import structlog
 
+from broker.kernel.request_family import HelloOf
 from broker.shared_groups.core.members import (
     Member,
     SharedGroup,
@@ -21,10 +22,7 @@ from broker.shared_groups.core.shared import (
 from holdmq.record.origin import retry_topic
 from holdmq.rpc.connection import Connection
 from holdmq.wire.group_headers import SHARED, MemberRow, Subscription
-from holdmq.wire.headers import HelloRequest
 from holdmq.wire.shared_headers import SharedMemberRow, SharedQueueRow, SharedStateResponse
-
-HelloOf = Callable[[Connection], HelloRequest | None]
 
 log = structlog.get_logger("holdmq.broker")
 
@@ -44,6 +42,10 @@ class SharedRows:
         """How many members a group has."""
         known = self._core.groups.get(group)
         return 0 if known is None else len(known.members)
+
+    def mode(self, group: str) -> str:
+        """SHARED if the group has members here, else ""."""
+        return SHARED if self.count(group) else ""
 
     def members(self, group: str) -> list[MemberRow]:
         """A group's members; they lease no queues."""

@@ -16,7 +16,7 @@ from broker.kernel.lookups import (
     Lookups,
     answering,
 )
-from broker.kernel.request_family import Part
+from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
 from broker.tables.core.changes import (
     Change,
@@ -70,7 +70,7 @@ WAITING_MAX: Final = 10_000
 REQUEST_ID_MAX: Final = 64
 
 
-class Tables(Part):
+class Tables(RequestFamily):
     """The tables of one broker. Made after the store is open: what it finds is to be shown first."""
 
     def __init__(

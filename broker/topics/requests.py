@@ -16,7 +16,8 @@ from typing import Final, Protocol
 
 import structlog
 
-from broker.kernel.request_family import Part
+from broker.kernel.events import Event
+from broker.kernel.request_family import RequestFamily
 from broker.topics.core import changes as topic_changes
 from broker.topics.core.changes import Undrained
 from broker.topics.core.table import (
@@ -75,7 +76,6 @@ RETRY_AFTER_MS: Final = 500
 OWN_TABLES: Final = (SESSION_TOPIC, RETAINED_TOPIC)
 """What every broker has at its first start: nobody's topics, and not counted in `broker.topics_max`."""
 
-Changed = Callable[[Topic | None, Topic | None], None]
 Required = Callable[[HoldMQError | None], None]
 
 log = structlog.get_logger("holdmq.broker")
@@ -119,11 +119,11 @@ class TopicStore(DeletingStore, Protocol):
         """First offset and next confirmed offset of a queue."""
 
 
-class Topics(Part):
+class Topics(RequestFamily):
     """The topic table and its file. `load` it, then `start` it over an open store.
 
-    `on_change` is called after changes that registries must hear of, `on_changed(before, after)` (a list to
-    append to) for each topic that changed: None = it was, or is, not there.
+    `table_changed` happens after changes that registries must hear of, once for all of a turn;
+    `topic_changed(before, after)` for each topic that changed: None = it was, or is, not there.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class Topics(Part):
         disk: Disk | None = None,
     ) -> None:
         self.table = table
-        self.on_change: Callable[[], None] = lambda: None
-        self.on_changed: list[Changed] = []
+        self.table_changed: Event[[]] = Event()
+        self.topic_changed: Event[[Topic | None, Topic | None]] = Event()
         self.is_new = True
         """Whether there was no file to load: a log with records and no topics has lost it."""
         self.temporary = TemporaryTopics(self.drop_temporary)
@@ -185,12 +185,12 @@ class Topics(Part):
         if loaded is not None:
             self.table.load(loaded.content, loaded.data_version, str(self._file.file.path))
 
-    def start(self, store: TopicStore, groups: GroupOffsets | None = None) -> None:
+    def start(self, store: TopicStore, groups: GroupOffsets) -> None:
         """Go on where the last run ended: retention, pauses, old routes, deletions. The store is open."""
         self._store = store
-        self._groups = groups or self._groups
+        self._groups = groups
         self.temporary.store = store.temporary
-        self._deletion = QueueDeletion(self._file, store, self._groups)
+        self._deletion = QueueDeletion(self._file, store, groups)
         now = self._loop.time()
         for topic in self.table.all():
             self.table.set(topic_changes.clamp_pause(topic, store.confirmed_position))
@@ -579,8 +579,7 @@ class Topics(Part):
             self._deletion.begin(after)
 
     def _tell(self, before: Topic | None, after: Topic | None) -> None:
-        for changed in self.on_changed:
-            changed(before, after)
+        self.topic_changed.happened(before, after)
 
     def _tell_registries(self) -> None:
         """Once for all changes of this turn."""
@@ -590,4 +589,4 @@ class Topics(Part):
 
     def _tell_now(self) -> None:
         self._told_due = False
-        self.on_change()
+        self.table_changed.happened()

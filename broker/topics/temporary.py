@@ -42,7 +42,7 @@ class TemporaryTopics:
         self._loop = asyncio.get_running_loop()
 
     def numbers(self) -> Mapping[str, int]:
-        """Gauges and counters, as `Part.numbers`."""
+        """Gauges and counters, as `RequestFamily.numbers`."""
         return {
             "topics_temporary": len(self._subscribers),
             "topics_temporary_left_total": self.left,

@@ -39,7 +39,8 @@ class Server:
     `strangers` are those that have not said HELLO: they have places of their own, `connections_max` bounds
     the others.
     `security` decides who may connect and what they may ask for, and has the TLS of `listen`; None = all
-    may ask for everything. It may be set until `listen` is called.
+    may ask for everything. It may be set until `listen` is called. `connections` is where those that are open
+    are kept, with what they said in HELLO (None = nothing yet): who makes it first can hand it to handlers.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class Server:
         connections_max: int = CONNECTIONS_MAX,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
         security: ServerSecurity | None = None,
+        connections: dict[Connection, HelloRequest | None] | None = None,
     ) -> None:
-        self.connections: dict[Connection, HelloRequest | None] = {}
+        self.connections: dict[Connection, HelloRequest | None] = {} if connections is None else connections
         self.strangers: Strangers[Connection] = Strangers()
         self.refused = 0
         self.closed = 0

@@ -88,7 +88,7 @@ class Deletion(NamedTuple):
 class Retention:
     """One store's retention. `run` belongs to the flushing thread; the rest says where it may be called.
 
-    `needs` (None = unknown) is called on the flushing thread when `keeps_needed`; `before_delete` and
+    Until `keep_for` is called nothing goes that somebody may need, when `keeps_needed`; `before_delete` and
     `indexes` are filled before the store opens.
     """
 
@@ -107,13 +107,13 @@ class Retention:
     ) -> None:
         self.before_delete: list[BeforeDelete] = []
         self.indexes: list[Drop] = []
-        self.needs: Callable[[], Iterable[Need]] | None = None
         self.deletions: deque[Deletion] = deque()
         self.wanted_checkpoint = 0
         self.used_percent = 0.0
         self.segments_deleted = self.bytes_deleted = self.files_deleted = 0
         self.forced = self.waits = self.failures = self.topic_raises = 0
         self.spare = Spare(disk, segments.directory.parent, segments.segment_size)
+        self._needs: Callable[[], Iterable[Need]] | None = None
         self._disk = disk
         self._segments = segments
         self._files = files
@@ -138,6 +138,10 @@ class Retention:
         self._ran_at = float("-inf")
 
     # On the loop
+
+    def keep_for(self, needs: Callable[[], Iterable[Need]]) -> None:
+        """Ask these, on the flushing thread, what readers still need before a segment goes by its age."""
+        self._needs = needs
 
     def set_topic_age(self, topic: str, age_ms: int | None) -> None:
         """Keep a topic's messages for so long only (None = as long as the log): its first offsets rise.
@@ -331,9 +335,9 @@ class Retention:
         return firsts
 
     def _who_needs(self, end: int, firsts: dict[Key, int]) -> str | None:
-        if self.needs is None:
+        if self._needs is None:
             return "readers that nobody has told of yet"
-        return who_needs(self.needs(), end, firsts, self._clock_ms(), self._limits.group_expiry_ms)
+        return who_needs(self._needs(), end, firsts, self._clock_ms(), self._limits.group_expiry_ms)
 
     def _hold(self, segment: Segment, reason: Reason, holder: str) -> None:
         self.waits += 1

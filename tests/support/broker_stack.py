@@ -13,17 +13,11 @@ from typing import cast
 import pytest
 from any_disk import ANY_DISK
 
-from broker.app.progress import Progress
-from broker.app.server import (
-    BrokerServer,
-    now_ms,
-)
-from broker.groups.requests import Groups
-from broker.mqtt_shares.requests import ShareMode
-from broker.produce.producers import Producers
-from broker.shared_groups.requests import SharedMode
+from broker.app.calls import Identity
+from broker.app.compose import Broker, now_ms
 from broker.topics.core.table import TopicTable
 from broker.topics.requests import Topics
+from holdmq.config.alarms import AlarmsSection
 from holdmq.config.model import (
     BrokerSection,
     StorageSection,
@@ -66,10 +60,9 @@ def produce_body(records: Sequence[bytes]) -> bytes:
 class Stack:
     """A running broker and a client of it."""
 
-    def __init__(self, server: BrokerServer, store: LogStore, client: Client, producers: Producers) -> None:
+    def __init__(self, server: Broker, client: Client) -> None:
         self.server = server
-        self.producers = producers
-        self.store = store
+        self.store = server.store
         self.client = client
         self.sequences: dict[tuple[int, str, int], itertools.count[int]] = {}
 
@@ -162,60 +155,28 @@ async def _serve(
     settings: Mapping[str, object],
 ) -> Stack:
     """Start all that stands on an open store."""
-    table = topics.table
     overrides = {k: v for k, v in settings.items() if k in BrokerSection.model_fields}
-    groups = Groups(
-        BrokerSection(**overrides),  # type: ignore[arg-type]
-        directory / "store" / "config",
-        store,
-        table,
-        store.index.offset_at,
-    )
-    await asyncio.to_thread(groups.load, store.confirmed_position > 0, False)
-    groups.start()
-    shared = SharedMode(store, table, directory / "store" / "config" / "shared.json")
-    await asyncio.to_thread(shared.load)
-    share = ShareMode(store, table, directory / "store" / "config" / "shareGroups.json", clock_ms=clock_ms)
-    await asyncio.to_thread(share.load)
-    server = BrokerServer(
-        "broker-0",
-        "test",
+    broker = Broker(
+        Identity("broker-0", "test", section.record_max_bytes),
         store,
         topics,
-        section.record_max_bytes,
-        groups,
-        shared,
+        directory / "store" / "config",
+        BrokerSection(**overrides),  # type: ignore[arg-type]
+        AlarmsSection(),
+        None,
         clock_ms,
-        share=share,
-        settings=BrokerSection(**overrides),  # type: ignore[arg-type]
     )
-    letters = directory / "store" / "config" / "deadLetters.json"
-    await asyncio.to_thread(server.dead_letters.load, letters)
-    producers = Producers(store, server.produce.sequences, server.produce.received)
-    await asyncio.to_thread(producers.load, directory / "store" / "config" / "producers.json")
-    producers.start()
-    server.moves.start()
-    shared.start()
-    share.start()
-    topics.start(store, Progress(store, groups, shared))
-    server.sessions.start()
-    server.retained.start()
-    await server.rpc.listen("127.0.0.1", 0)
-    client = Client(f"127.0.0.1:{server.rpc.port}", "client", "test")
-    return Stack(server, store, client, producers)
+    await asyncio.to_thread(broker.load)
+    broker.start()
+    await broker.rpc.listen("127.0.0.1", 0)
+    return Stack(broker, Client(f"127.0.0.1:{broker.rpc.port}", "client", "test"))
 
 
 async def stop_broker(stack: Stack) -> None:
     """End a broker and its client."""
     await stack.client.close()
     await stack.server.drain()
-    await stack.server.groups.close()
-    stack.server.shared.close()
-    assert stack.server.share is not None
-    stack.server.share.close()
-    stack.producers.close()
-    stack.server.topics.close()
-    stack.server.dead_letters.close()
+    await asyncio.to_thread(stack.server.close)
     await asyncio.to_thread(stack.store.close)
 
 

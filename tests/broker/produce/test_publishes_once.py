@@ -107,8 +107,8 @@ async def test_publishes_are_known_after_a_restart(start: Start, connect: Connec
     gateway = await connect(stack)
     await gateway.publish(1, 0, 2)
     if by_snapshot:
-        stack.producers.take_snapshot()
-        await until(lambda: stack.producers.snapshots)
+        stack.server.producers.take_snapshot()
+        await until(lambda: stack.server.producers.snapshots)
     await gateway.publish(3)
     stack = await start()
     gateway = await connect(stack)

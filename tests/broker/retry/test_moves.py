@@ -129,7 +129,7 @@ async def test_a_failing_consumer_sees_all_sixteen_levels_and_then_the_dead_lett
 ) -> None:
     stack = await begin(start, clock, "g", "other")
     letters: list[DeadLetter] = []
-    stack.server.moves.copies.on_dead_letters.append(letters.extend)
+    stack.server.moves.copies.letters_written.subscribe(letters.extend)
     await stack.produce("t", 2, (b"before", None), (b"bad", "a/b"))
     place = SentBack("t", 2, 1, 0, 0)
     for attempt in range(1, 17):
@@ -369,7 +369,7 @@ async def test_a_dead_letter_is_said_once_however_many_come_together(
     stack = await begin(start, clock, "g")
     await stack.produce("t", 0, *((b"%d" % i, None) for i in range(50)))
     told: list[int] = []
-    stack.server.moves.copies.on_dead_letters.append(lambda letters: told.append(len(letters)))
+    stack.server.moves.copies.letters_written.subscribe(lambda letters: told.append(len(letters)))
     with caplog.at_level("WARNING"):
         await send_back(stack, "g", *(SentBack("t", 0, i, 0, TO_DEAD_LETTERS) for i in range(50)))
         stack.server.moves.copies.close()

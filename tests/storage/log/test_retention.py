@@ -183,7 +183,7 @@ def test_what_readers_need_goes_only_by_force(keeping: MakeDriver) -> None:
     fill(d, 3)
     wait_for(lambda: d.store.numbers()["retention_waits_total"] > 0)
     assert d.store.first_position == 0, "nobody has said yet what readers need"
-    d.store.retention.needs = lambda: needs
+    d.store.retention.keep_for(lambda: needs)
     wait_for(lambda: d.store.first_position == MIB)
     needs[0] = needs[0]._replace(offset=600)
     fill(d, 2)

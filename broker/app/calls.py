@@ -1,0 +1,174 @@
+"""What is asked of a broker as a whole: HELLO, HEARTBEAT, topics with their traffic, status, connections."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from broker.app.subscribers import SHOWN_MAX, Subscriptions
+from broker.kernel.core.windows import TRAFFIC
+from broker.kernel.request_family import RequestFamily
+from broker.kernel.statistics import Statistics
+from broker.topics.core.table import TopicTable
+from holdmq.rpc.connection import Connection, Request
+from holdmq.rpc.server import OnRequest
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.frame import FRAME_OVERHEAD_BYTES
+from holdmq.wire.headers import (
+    PROTOCOL_VERSION,
+    BrokerStatusResponse,
+    ConnectionListResponse,
+    ConnectionRow,
+    Empty,
+    HeartbeatRequest,
+    HelloRequest,
+    HelloResponse,
+    QueueBounds,
+    QueueBoundsRequest,
+    QueueBoundsResponse,
+    TopicListRequest,
+    TopicListResponse,
+    TopicStats,
+)
+from storage.api.store import MessageStore
+
+
+class Identity(NamedTuple):
+    """Who a broker is, and the largest record that it takes."""
+
+    name: str
+    cluster: str
+    record_max_bytes: int
+
+
+class BrokerCalls(RequestFamily):
+    """Handles these for one broker.
+
+    `connections` are all, with what they said in HELLO (None = nothing yet); `numbers` are the broker's
+    metrics; `gateway_heard` is told of each HEARTBEAT of a gateway; `subscriptions` are those of each
+    connection in consumer groups.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        store: MessageStore,
+        topics: TopicTable,
+        statistics: Statistics,
+        connections: Mapping[Connection, HelloRequest | None],
+        *,
+        numbers: Callable[[], Mapping[str, int | float]],
+        gateway_heard: Callable[[Connection], None],
+        subscriptions: Callable[[], Subscriptions],
+    ) -> None:
+        self._identity = identity
+        self._store = store
+        self._topics = topics
+        self._statistics = statistics
+        self._connections = connections
+        self._numbers = numbers
+        self._gateway_heard = gateway_heard
+        self._subscriptions = subscriptions
+        self._states: dict[Connection, dict[str, Any]] = {}
+
+    def routes(self) -> Mapping[RequestCode, OnRequest]:
+        return {
+            RequestCode.HEARTBEAT: self._heartbeat,
+            RequestCode.TOPIC_LIST: self._list_topics,
+            RequestCode.QUEUE_BOUNDS: self._queue_bounds,
+            RequestCode.BROKER_STATUS: self._status,
+            RequestCode.CONNECTION_LIST: self._list_connections,
+        }
+
+    def closed(self, connection: Connection) -> None:
+        self._states.pop(connection, None)
+
+    def hello(self, _connection: Connection, _hello: HelloRequest) -> HelloResponse:
+        """What HELLO is answered with."""
+        name, cluster, record_max_bytes = self._identity
+        return HelloResponse(
+            PROTOCOL_VERSION,
+            name,
+            cluster,
+            time.time_ns() // 1_000_000,
+            self._store.store_id,
+            self._store.epoch,
+            record_max_bytes,
+            record_max_bytes + FRAME_OVERHEAD_BYTES,
+        )
+
+    def _heartbeat(self, request: Request) -> None:
+        state = request.header(HeartbeatRequest).state
+        hello = self._connections.get(request.connection)
+        if hello is not None and hello.role == "gateway":
+            self._gateway_heard(request.connection)
+        self._states[request.connection] = {
+            k: v for k, v in state.items() if isinstance(v, (int, float, str))
+        }
+        request.reply(Empty())
+
+    def _list_topics(self, request: Request) -> None:
+        include_system = request.header(TopicListRequest).include_system
+        topics = self._topics.rows(include_system)
+        totals = self._statistics.topic_totals(row.topic for row in topics)
+        stats = []
+        for row in topics:
+            stored = 0
+            for queue_id in range(row.read_queues):
+                first, end = self._store.bounds(row.topic, queue_id)
+                stored += end - first
+            traffic = totals[row.topic][:TRAFFIC]
+            stats.append(TopicStats._make([row.topic, *traffic, stored]))
+        request.reply(TopicListResponse(topics, stats))
+
+    def _queue_bounds(self, request: Request) -> None:
+        bounds = []
+        for name in request.header(QueueBoundsRequest).topics:
+            topic = self._topics.get(name)
+            queue_ids = range(topic.read_queues if topic is not None else 0)
+            bounds += [QueueBounds(name, q, *self._store.bounds(name, q)) for q in queue_ids]
+        request.reply(QueueBoundsResponse(bounds, self._store.epoch))
+
+    def _status(self, request: Request) -> None:
+        writable, reason = self._store.state()
+        request.reply(
+            BrokerStatusResponse(
+                self._identity.name,
+                self._identity.cluster,
+                self._store.store_id,
+                self._store.epoch,
+                self._store.first_position,
+                self._store.confirmed_position,
+                writable,
+                reason,
+                {**self._numbers(), **self._store.numbers()},
+            )
+        )
+
+    def _list_connections(self, request: Request) -> None:
+        rows = []
+        subscribed = self._subscriptions()
+        for connection, hello in self._connections.items():
+            if hello is not None:
+                wanted = subscribed.get(connection, [])
+                state = self._states.get(connection, {}) | _admitted(connection)
+                if wanted:
+                    state = state | {"subscriptions": len(wanted)}
+                rows.append(
+                    ConnectionRow(
+                        hello.role,
+                        hello.client_id,
+                        connection.address,
+                        connection.context or "",
+                        hello.software,
+                        connection.connected_ms,
+                        state,
+                        wanted[:SHOWN_MAX],
+                    )
+                )
+        request.reply(ConnectionListResponse(rows))
+
+
+def _admitted(connection: Connection) -> dict[str, Any]:
+    return {"principal": connection.grants.key.name} if connection.grants is not None else {}

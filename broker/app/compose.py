@@ -1,0 +1,283 @@
+"""All wiring of a broker: which room gets which others, and who is told of what.
+
+Rooms are made from the bottom up, so that a constructor names what it needs; a forgotten wire is a TypeError
+at start. What flows upwards is an event, subscribed to in `_subscribe`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from broker.alerts.alarms import AlarmWatch
+from broker.alerts.backlog import Backlogs
+from broker.alerts.statistics_calls import Segment, StatisticsCalls
+from broker.app.calls import BrokerCalls, Identity
+from broker.app.progress import Progress
+from broker.app.subscribers import subscriptions
+from broker.groups.core.settings import GroupTable
+from broker.groups.requests import Groups
+from broker.groups.settings import GroupSettings
+from broker.kernel.request_family import HelloOf, RequestFamily
+from broker.kernel.statistics import Statistics
+from broker.mqtt_shares.requests import ShareMode
+from broker.produce.producers import Producers
+from broker.produce.requests import Produce
+from broker.reading.column_pulls import ColumnPulls
+from broker.reading.pull import Pull
+from broker.reading.queries import Queries
+from broker.reading.reads import Reads
+from broker.retained.requests import Retained
+from broker.retry.copies import Copies
+from broker.retry.core.dead_letters import Marks
+from broker.retry.dead_letters import DeadLetters
+from broker.retry.moves import Moves
+from broker.sessions.requests import SessionTable
+from broker.shared_groups.core.shared import Shared
+from broker.shared_groups.requests import SharedMode
+from broker.shared_groups.state import SharedRows
+from broker.tables.requests import Tables
+from broker.topics.requests import Topics
+from holdmq.config.alarms import AlarmsSection
+from holdmq.config.model import BrokerSection
+from holdmq.errors import HoldMQError
+from holdmq.record.origin import retry_topic
+from holdmq.rpc.auth import ServerSecurity
+from holdmq.rpc.connection import Connection
+from holdmq.rpc.server import OnRequest, Server
+from holdmq.wire.codes import RequestCode
+from holdmq.wire.frame import FRAME_OVERHEAD_BYTES
+from holdmq.wire.headers import HelloRequest
+from storage.api.store import Batch
+from storage.log.core.retention import Need
+from storage.log.store import LogStore
+
+ClockMs = Callable[[], int]
+
+
+def now_ms() -> int:
+    """The wall clock, in ms since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class Broker:
+    """One broker over an open store, with loaded topics: every room, made and wired.
+
+    Then in this order: `load` (blocking), `start`, `rpc.listen`, `drain`, `close` (blocking).
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        store: LogStore,
+        topics: Topics,
+        directory: Path,
+        settings: BrokerSection,
+        alarms: AlarmsSection,
+        security: ServerSecurity | None,
+        clock_ms: ClockMs = now_ms,
+    ) -> None:
+        table = topics.table
+        record_max_bytes = identity.record_max_bytes
+        self.store = store
+        self.topics = topics
+        self._directory = directory
+        connections: dict[Connection, HelloRequest | None] = {}
+        hello_of = connections.get
+        self.statistics = Statistics(asyncio.get_running_loop().time())
+
+        self.produce = Produce(
+            store, table, self.statistics, record_max_bytes, partial(_role_of, hello_of), clock_ms
+        )
+        self.producers = Producers(store, self.produce.sequences, self.produce.received)
+
+        marks = Marks()
+        self.copies = Copies(store, topics, marks)
+        self.dead_letters = DeadLetters(store, self.copies, topics, marks, clock_ms)
+
+        group_settings = GroupSettings(
+            directory / "subscriptionGroup.json",
+            GroupTable(settings.groups_max, settings.auto_create_groups),
+        )
+        # A receipt of an earlier start is never one of this start's.
+        first_receipt = now_ms() << 20
+        shared_core = Shared(
+            store.bounds, group_settings.retry_max_times, first_receipt, settings.shared_window
+        )
+        self.groups = Groups(
+            settings,
+            group_settings,
+            directory / "consumerOffset.json",
+            store,
+            table,
+            store.index.offset_at,
+            shared=SharedRows(shared_core, hello_of),
+            hello_of=hello_of,
+            drop_retries=partial(_drop_retries, topics),
+        )
+        self.moves = Moves(store, self.copies, topics, self.groups.retry_policy, clock_ms)
+        self.shared = SharedMode(
+            shared_core,
+            self.groups,
+            store,
+            table,
+            directory / "shared.json",
+            self.statistics,
+            kept_offset=self.groups.offsets.table.get,
+            move=self.moves.move,
+            hello_of=hello_of,
+        )
+
+        self.pull = Pull(store, table, self.statistics, self.groups, topics.temporary.subscribed)
+        self.reads = Reads(store, table)
+        self.share = ShareMode(store, table, directory / "shareGroups.json", clock_ms=clock_ms)
+        self.sessions = SessionTable(
+            store, topics, clock_ms, hello_of, user_max=settings.sessions_per_user_max
+        )
+        self.retained = Retained(store, topics, settings, record_max_bytes, clock_ms)
+        self.tables = Tables(store, table, self.statistics, record_max_bytes)
+
+        self.backlogs = Backlogs(store, self.groups, self.shared)
+        self.statistics_calls = StatisticsCalls(
+            self.statistics, self.backlogs, table, partial(_busy_segments, store)
+        )
+        self.alarms = AlarmWatch(
+            alarms, identity.name, self.backlogs, store.state, lambda: list(shared_core.full)
+        )
+        calls = BrokerCalls(
+            identity,
+            store,
+            table,
+            self.statistics,
+            connections,
+            numbers=self.numbers,
+            gateway_heard=self.sessions.heard,
+            subscriptions=partial(subscriptions, self.groups, self.shared),
+        )
+        self._progress = Progress(store, self.groups, self.shared)
+
+        self._families: list[RequestFamily] = [
+            calls, self.produce, self.producers, self.pull, self.reads, topics, self.moves, self.dead_letters,
+            ColumnPulls(store, table, self.statistics), self.tables, Queries(store, table), self.sessions,
+            self.retained, self.share, self.groups, self.groups.offsets, self.shared, self.statistics_calls,
+            self.alarms,
+        ]  # fmt: skip
+        routes: dict[RequestCode, OnRequest] = {}
+        for family in self._families:
+            routes.update(family.routes())
+        self.rpc = Server(
+            routes,
+            calls.hello,
+            record_max_bytes + FRAME_OVERHEAD_BYTES,
+            on_closed=self._closed,
+            on_writable=self._writable,
+            security=security,
+            connections=connections,
+        )
+        self._subscribe()
+
+    def _subscribe(self) -> None:
+        """Let rooms hear of what happens below them."""
+        topics, groups = self.topics, self.groups
+        for room in (
+            self.share, self.backlogs, self.statistics_calls, self.pull, self.reads, self.shared
+        ):  # fmt: skip
+            topics.topic_changed.subscribe(room.topic_changed)
+        groups.leases_ended.subscribe(self.pull.fenced)
+        groups.paused.subscribe(self.pull.group_paused)
+        groups.paused.subscribe(self.shared.group_paused)
+        groups.deleted.subscribe(self.dead_letters.forget)
+        groups.deleted.subscribe(self.shared.group_deleted)
+        groups.deleted.subscribe(self.statistics_calls.group_deleted)
+        groups.handed_over.subscribe(self.shared.group_deleted)
+        groups.offsets.reset_done.subscribe(self.dead_letters.forget)
+        groups.offsets.reset_done.subscribe(self.shared.offsets_reset)
+        self.copies.letters_written.subscribe(self.alarms.dead_letters)
+        self.store.subscribe(self._confirmed)
+        self.store.retention.keep_for(self._needs)
+
+    # Life
+
+    def load(self, accept_backup: bool = False) -> None:
+        """Read all files but that of topics (blocking); StorageError when the broker must not start."""
+        self.groups.load(self.store.confirmed_position > 0, accept_backup)
+        self.shared.load(accept_backup)
+        self.share.load(accept_backup)
+        self.dead_letters.load(self._directory / "deadLetters.json", accept_backup)
+        self.producers.load(self._directory / "producers.json")
+
+    def start(self) -> None:
+        """Begin what happens by itself: deletions go on, files are saved, deadlines run."""
+        self.topics.start(self.store, self._progress)
+        self.producers.start()
+        self.moves.start()
+        self.statistics_calls.start()
+        self.alarms.start()
+        self.sessions.start()
+        self.retained.start()
+        self.groups.start()
+        self.shared.start()
+        self.share.start()
+
+    async def drain(self) -> None:
+        """Answer what is held, close every connection, and save what consumers have done."""
+        for family in self._families:
+            family.release_all()
+        await self.rpc.close()
+        await self.groups.close()
+
+    def close(self) -> None:
+        """Finish the writes under way (blocking); the store is closed after it."""
+        self.shared.close()
+        self.share.close()
+        self.producers.close()
+        self.topics.close()
+        self.dead_letters.close()
+        self.alarms.close()
+
+    def numbers(self) -> dict[str, int | float]:
+        """The broker's gauges and counters by metric name (without `holdmq_broker_`)."""
+        found: dict[str, int | float] = {
+            "connections": len(self.rpc.connections),
+            "connections_refused_total": self.rpc.refused,
+        }
+        for family in self._families:
+            found.update(family.numbers())
+        return found
+
+    # What the store and the server tell
+
+    def _confirmed(self, batches: list[Batch]) -> None:
+        self.topics.confirmed(batches)
+        self.pull.confirmed(batches)
+        self.reads.confirmed()
+        self.shared.confirmed(batches)
+        self.share.confirmed(batches)
+
+    def _needs(self) -> Iterator[Need]:
+        return chain(self.groups.offset_file.needs(), self.shared.needs(), self.share.needs())
+
+    def _closed(self, connection: Connection) -> None:
+        for family in self._families:
+            family.closed(connection)
+
+    def _writable(self, connection: Connection) -> None:
+        for family in self._families:
+            family.writable(connection)
+
+
+def _role_of(hello_of: HelloOf, connection: Connection) -> str:
+    hello = hello_of(connection)
+    return "" if hello is None else hello.role
+
+
+def _drop_retries(topics: Topics, group: str, done: Callable[[HoldMQError | None], None]) -> None:
+    topics.give_up(retry_topic(group), done)
+
+
+def _busy_segments(store: LogStore) -> Sequence[Segment]:
+    return store.chunks.activity.rates
