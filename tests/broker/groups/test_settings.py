@@ -37,8 +37,8 @@ async def test_settings_are_kept_over_a_restart(start: Start, member: Join) -> N
     kept = (await groups(broker))["g"]
     assert kept == changed._replace(members=0)
     assert kept.retry_queue_nums == 1
-    assert broker.server.moves.policy("g") == (1, 3, (1000, 5000))
-    assert broker.server.moves.policy("nobody") is None
+    assert broker.server.groups.retry_policy("g") == (1, 3, (1000, 5000))
+    assert broker.server.groups.retry_policy("nobody") is None
 
 
 @pytest.mark.parametrize(

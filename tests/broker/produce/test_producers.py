@@ -87,8 +87,9 @@ class Broker:
         self.stepped = Stepped(disk, 1 << 16)
         table = TopicTable(100, 4)
         table.add(Topic("devices", 4, 4))
-        self.produce = Produce(self.stepped.store, table, Statistics(0.0), 1 << 20)
-        self.produce.clock_ms = lambda: NOW_MS
+        self.produce = Produce(
+            self.stepped.store, table, Statistics(0.0), 1 << 20, lambda _connection: "client", lambda: NOW_MS
+        )
         self.producers = Producers(self.stepped.store, self.produce.sequences, self.produce.received, disk)
         self.producers.load(FILE)
 

@@ -10,6 +10,8 @@ from broker_stack import Stack, Start
 from group_peer import GroupPeer
 from shared_peer import Join, bodies, parked
 
+from broker.kernel.events import Event
+from broker.shared_groups.core.shared import Shared
 from broker.shared_groups.requests import SharedMode
 from holdmq.errors import Code, RemoteError, StoreFormatError, StoreFullError
 from holdmq.files.atomic_file import AtomicFile
@@ -35,6 +37,22 @@ from holdmq.wire.offset_headers import (
 )
 from holdmq.wire.shared_headers import SharedAckRequest, SharedPullRequest, SharedRange
 from holdmq.wire.topic_headers import TopicGrowRequest
+
+
+def over(broker: Stack, path: Path) -> SharedMode:
+    """Another one over the broker's store, with a snapshot of its own."""
+    server = broker.server
+    return SharedMode(
+        Shared(broker.store.bounds, server.groups.settings.retry_max_times, 0),
+        server.groups,
+        broker.store,
+        server.topics.table,
+        path,
+        server.statistics,
+        kept_offset=server.groups.offsets.table.get,
+        move=server.moves.move,
+        hello_of=server.rpc.connections.get,
+    )
 
 
 async def test_the_window_bounds_what_is_handed_out_past_the_floor(broker: Stack, join: Join) -> None:
@@ -258,13 +276,11 @@ async def test_a_start_without_its_snapshot_refuses_when_the_log_does_not_have_i
     gone: asyncio.Queue[object] = asyncio.Queue()
     broker.store.delete_queue("%SHARED%", 0, gone.put_nowait)
     assert await gone.get() is None
-    shared = SharedMode(broker.store, broker.server.topics.table, tmp_path / "shared.json")
+    shared = over(broker, tmp_path / "shared.json")
     with pytest.raises(StoreFormatError, match="--accept-backup"):
         await asyncio.to_thread(shared.load)
     shared.close()
-    shared = SharedMode(
-        broker.store, broker.server.topics.table, tmp_path / "store" / "config" / "shared.json"
-    )
+    shared = over(broker, tmp_path / "store" / "config" / "shared.json")
     await asyncio.to_thread(shared.load)
     assert shared.floor("g", "t", 0) == 1
     shared.close()
@@ -277,7 +293,7 @@ async def test_a_group_ahead_of_its_queue_goes_on_at_the_end(
     await broker.create("t", 1)
     await broker.produce("t", 0, (b"a", None))
     AtomicFile(tmp_path / "ahead.json").save({"offset": 0, "entries": [["g", "t", 0, 50, [60, 1], []]]}, 1)
-    shared = SharedMode(broker.store, broker.server.topics.table, tmp_path / "ahead.json")
+    shared = over(broker, tmp_path / "ahead.json")
     await asyncio.to_thread(shared.load)
     assert shared.floor("g", "t", 0) == 1
     shared.close()
@@ -426,7 +442,7 @@ async def test_a_hand_over_that_a_crash_cut_off_leaves_nothing_of_the_shared_gro
     await shared.leave()
     groups = broker.server.groups
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(groups, "on_handed_over", lambda _: None)
+        patch.setattr(groups, "handed_over", Event())
         peer = GroupPeer(broker, "one")
         await peer.join("t")
         await peer.lease(0)

@@ -347,7 +347,7 @@ async def test_what_cannot_be_is_refused_by_its_code(
 
 
 async def test_a_row_that_is_no_record_s_size_is_refused(t: T) -> None:
-    limit = t.broker.server._record_max_bytes
+    limit = t.broker.server.tables._record_max_bytes
     with pytest.raises(RemoteError, match="record_max_bytes") as refused:
         await t.put("k", bytes(limit))
     assert refused.value.code == Code.RECORD_TOO_LARGE

@@ -17,6 +17,7 @@ from broker.topics.core.table import (
     NOT_DELETING,
     TopicTable,
 )
+from broker.topics.queue_deletion import NoGroups
 from broker.topics.requests import Topics
 from holdmq.errors import RemoteError
 from holdmq.rpc.client import Client
@@ -50,7 +51,7 @@ class Broker:
         self.table = TopicTable(100, QUEUES)
         self.topics = Topics(TOPIC_JSON, self.table, True, 0.0, disk)
         self.topics.load()
-        self.topics.start(self.stepped.store)
+        self.topics.start(self.stepped.store, NoGroups())
 
     async def turn(self) -> None:
         """What the store's threads do, and one turn of the loop."""
