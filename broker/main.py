@@ -18,7 +18,7 @@ from broker.app.runtime import (
     collect,
 )
 from broker.topics.core.table import TopicTable
-from broker.topics.requests import Topics
+from broker.topics.requests import TopicRequests
 from holdmq.config.model import Config
 from holdmq.errors import StoreFormatError
 from holdmq.files.private_directory import close_to_others
@@ -58,7 +58,7 @@ async def main(config: Config, service: Service) -> None:
         is_table=table.is_table,
     )
     path = Path(config.storage.data_dir) / "config" / "topic.json"
-    topics = Topics(path, table, settings.auto_create_topics, settings.hide_grace_s)
+    topics = TopicRequests(path, table, settings.auto_create_topics, settings.hide_grace_s)
     close_to_others(Path(config.storage.data_dir), "format.json")
     topics.load(accept_backup)
     await loop.run_in_executor(None, store.open)
@@ -82,7 +82,7 @@ async def main(config: Config, service: Service) -> None:
         await loop.run_in_executor(None, store.close)
 
 
-def _check_topics(topics: Topics, store: LogStore, path: Path) -> None:
+def _check_topics(topics: TopicRequests, store: LogStore, path: Path) -> None:
     """Refuse to start without the names of what the log has."""
     if topics.is_new and store.confirmed_position > 0:
         raise StoreFormatError(

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from console.saved import SavedQueries
 from console.sql.box import QueryBox
-from console.sql.questions import Question, Reply
+from console.sql.questions import SqlQuestion, SqlReply
 from holdmq.config.analytics import (
     ConsoleSection,
     StatsSection,
@@ -50,23 +50,23 @@ class Analysis:
         """Return the second that it is."""
         return int(time.time())
 
-    async def select(self, statement: str, form: str) -> Reply:
+    async def select(self, statement: str, form: str) -> SqlReply:
         """Run an analyst's statement; `form` is json or csv. Raises BoxFullError."""
         return await self._statements.ask(self._question("sql", {"sql": statement}, form))
 
-    async def history(self, first: int, until: int, top: int, form: str) -> Reply:
+    async def history(self, first: int, until: int, top: int, form: str) -> SqlReply:
         """Return the counts between two seconds since 1970, `top` topics by name. Raises BoxFullError."""
         kept_from = {name: self.now() - age for name, age in self._retention_s.items()}
         arguments = {"first": first, "until": until, "top": top, "kept_from": kept_from}
         return await self._page.ask(self._question("history", arguments, form))
 
-    async def report(self, kind: str, first: int, until: int, form: str) -> Reply:
+    async def report(self, kind: str, first: int, until: int, form: str) -> SqlReply:
         """Return latency, backlog or talkers between two seconds since the epoch. Raises BoxFullError."""
         return await self._page.ask(self._question(kind, {"first": first, "until": until}, form))
 
-    def _question(self, kind: str, arguments: dict[str, Any], form: str) -> Question:
+    def _question(self, kind: str, arguments: dict[str, Any], form: str) -> SqlQuestion:
         section = self._section
-        return Question(
+        return SqlQuestion(
             kind, arguments, form, section.sql_seconds_max, section.sql_rows_max, section.sql_result_max_bytes
         )
 

@@ -20,7 +20,7 @@ from console.api import PREFIX
 from console.http import error_response, while_there
 from console.saved import QueriesFullError
 from console.sql.box import BoxFullError
-from console.sql.questions import TEXT_MAX, Reply
+from console.sql.questions import TEXT_MAX, SqlReply
 from holdmq.errors import HoldMQError, StorageError, UsageError
 
 BODY_MAX: Final = 8 * TEXT_MAX
@@ -102,7 +102,7 @@ def _told(handler: Handler) -> Handler:
     return answer
 
 
-def _shown(reply: Reply | None, form: str, name: str) -> Response:
+def _shown(reply: SqlReply | None, form: str, name: str) -> Response:
     if reply is None:
         # Who asked has left: nobody reads this.
         return Response(status_code=499)

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from console import origin
-from console.feed import Feed, StreamsFullError
+from console.feed import LiveFeed, StreamsFullError
 from holdmq.service import telemetry
 from holdmq.service.host_rule import (
     AllowedHosts,
@@ -128,7 +128,7 @@ class Guard:
 class EventStream:
     """The response that holds a stream of `feed` until the page leaves or the feed closes."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: LiveFeed) -> None:
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,7 +14,7 @@ import uvicorn
 from console.analysis import Analysis
 from console.app import build
 from console.cluster import Cluster
-from console.feed import Feed
+from console.feed import LiveFeed
 from console.saved import FILE
 from holdmq.config.model import Config
 from holdmq.errors import StartupError
@@ -54,7 +54,7 @@ async def main(config: Config, service: Service) -> None:
     cluster = Cluster(config.registries(), Security.of(config))
     tables = Path(config.stats.data_dir) / TABLES
     await asyncio.to_thread(close_to_others, Path(section.data_dir), FILE)
-    feed = Feed(tables / "tps_1s", cluster, section.streams_max)
+    feed = LiveFeed(tables / "tps_1s", cluster, section.streams_max)
     analysis = Analysis(tables, section, config.stats)
     hosts = AllowedHosts(config.host_names())
     app = build(feed, cluster, analysis, service.readiness, service.liveness, section, hosts)

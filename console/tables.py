@@ -50,7 +50,7 @@ CUT_SECONDS: Final = Gauge(
 )
 
 
-class File(NamedTuple):
+class DataFile(NamedTuple):
     """A data file of the table: its path below the table, and its newest second (None: not said)."""
 
     path: str
@@ -156,7 +156,7 @@ class TpsTable:
         return None
 
 
-def _files(table: DeltaTable) -> Iterator[File]:
+def _files(table: DeltaTable) -> Iterator[DataFile]:
     actions = pa.table(table.get_add_actions(flatten=True))
     paths: list[str] = actions.column("path").to_pylist()
     newest: list[datetime | None] = (
@@ -165,7 +165,7 @@ def _files(table: DeltaTable) -> Iterator[File]:
         else [None] * len(paths)
     )
     for path, second in zip(paths, newest, strict=True):
-        yield File(path, None if second is None else int(second.timestamp()))
+        yield DataFile(path, None if second is None else int(second.timestamp()))
 
 
 def _rows(path: Path, floor: int) -> list[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.access.checking import check_access
-from gateway.parent.supervisor import Supervisor
+from gateway.parent.supervisor import WorkerSupervisor
 from holdmq.config.model import Config
 from holdmq.service.process import guard
 
@@ -15,6 +15,6 @@ def run(config: Config) -> int:
         # Refuses a listener that everybody reaches and nobody chose.
         config.access.anonymous_allowed(config.gateway)
         check_access(config)
-        Supervisor(config).run()
+        WorkerSupervisor(config).run()
 
     return guard("gateway", config, serve)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from holdmq.errors import StartupError
-from loadtest.child import Child
+from loadtest.child import ChildProcess
 from loadtest.swarm import Swarm, payload_of, publish_run, swarm
 
 _PAYLOAD: Final = struct.Struct(">dII")
@@ -125,7 +125,7 @@ def _slow_subscriber(pipe: Any, target: str, client_id: str, topic_filter: str) 
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadPlan:
     """`rate` messages a second, of one publisher for all readers, or of one for each (`is_pairs`)."""
 
     readers: int
@@ -144,10 +144,10 @@ class Load:
         return 1 if self.is_pairs else self.readers
 
 
-class Traffic:
+class SlowTraffic:
     """One load against ``HOST:PORT``, whose messages the slow subscriber gets, all of them."""
 
-    def __init__(self, load: Load, target: str) -> None:
+    def __init__(self, load: LoadPlan, target: str) -> None:
         self.sent = self.answered = 0
         self._load = load
         self._pad = b"x" * (load.payload_bytes - SIZE_MIN)
@@ -155,7 +155,7 @@ class Traffic:
         own = f"{time.time_ns() % 1_000_000_000:09d}"
         self._topic = f"stall{own}"
         with ExitStack() as stack:
-            self._slow = Child(_slow_subscriber, target, f"slow{own}", f"{self._topic}/#")
+            self._slow = ChildProcess(_slow_subscriber, target, f"slow{own}", f"{self._topic}/#")
             stack.callback(self._slow.end)
             self._slow.told()
             self._receiving = stack.enter_context(swarm(target, f"r{own}"))

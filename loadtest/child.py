@@ -13,7 +13,7 @@ TOLD_S: Final = 300.0
 END_S: Final = 10.0
 
 
-class Child:
+class ChildProcess:
     """Runs `target(pipe, *arguments)`, a function of a module, in a process of its own.
 
     On its pipe it receives what it is told, and sends what it has to tell.

@@ -17,6 +17,7 @@ from typing import Final, Protocol, cast
 from holdmq.mqtt import (
     MQTT_5,
     AckRun,
+    CheckedTopics,
     ConnAck,
     Connect,
     Decoder,
@@ -29,7 +30,6 @@ from holdmq.mqtt import (
     SubAck,
     Subscribe,
     Subscription,
-    TopicTable,
     Will,
     encode,
     encode_publish,
@@ -49,10 +49,10 @@ OWED_MAX: Final = 1000
 """Messages that may wait for a place in one device's window; later ones are skipped and counted."""
 
 _IDS: Final = [number.to_bytes(2, "big") for number in range(65_536)]
-_topics: TopicTable[bytes] = TopicTable(bytes)
+_topics: CheckedTopics[bytes] = CheckedTopics(bytes)
 
 
-class Owner(Protocol):
+class DeviceOwner(Protocol):
     """What a device tells its fleet."""
 
     def device_connected(self, device: Device, took_s: float) -> None:
@@ -81,7 +81,7 @@ class Device(asyncio.Protocol):
         "server_keep_alive_s",
     )
 
-    def __init__(self, owner: Owner, plan: FleetPlan, number: int, began: float) -> None:
+    def __init__(self, owner: DeviceOwner, plan: FleetPlan, number: int, began: float) -> None:
         self.number = number
         self.is_connected = False
         self.is_over = False
@@ -199,7 +199,7 @@ class Device(asyncio.Protocol):
         self.is_connected = False
 
 
-class Source(Owner, Protocol):
+class Source(DeviceOwner, Protocol):
     """What a publishing device asks and tells its fleet."""
 
     is_running: bool

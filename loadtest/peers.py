@@ -199,7 +199,7 @@ def holdmq_broker(directory: Path, *sets: str) -> Iterator[BrokerProcess]:
 class StatsProcess:
     """A job that counts: its process id, the address of its admin port, and where its tables are."""
 
-    def __init__(self, child: _Child, admin: str, data_dir: Path) -> None:
+    def __init__(self, child: _PeerProcess, admin: str, data_dir: Path) -> None:
         self.pid = child.process.pid
         self.admin = admin
         self.data_dir = data_dir
@@ -261,7 +261,7 @@ def _services(
     sets += [f"registry.data_dir={directory / 'registry'}", f"storage.data_dir={directory / 'store'}", *more]
     flags = [part for setting in sets for part in ("--set", setting)]
     with ExitStack() as stack:
-        children: dict[str, _Child] = {}
+        children: dict[str, _PeerProcess] = {}
         for name, port in ports.items():
             command = [sys.executable, "-m", "holdmq.cli", name, *flags]
             children[name] = stack.enter_context(_process(command, directory / f"{name}.log"))
@@ -269,7 +269,7 @@ def _services(
         yield ports, {name: child.process.pid for name, child in children.items()}
 
 
-class _Child:
+class _PeerProcess:
     __slots__ = ("log", "name", "process")
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -279,14 +279,14 @@ class _Child:
 
 
 @contextmanager
-def _process(command: list[str], log: Path) -> Iterator[_Child]:
+def _process(command: list[str], log: Path) -> Iterator[_PeerProcess]:
     environment = {**os.environ, ENV_PARENT_PID: str(os.getpid())}
     with log.open("wb") as out:
         process = subprocess.Popen(  # noqa: S603 # a list of ours, with nothing from outside
             command, stdout=out, stderr=subprocess.STDOUT, env=environment
         )
         try:
-            yield _Child(log.stem, process, log)
+            yield _PeerProcess(log.stem, process, log)
         finally:
             process.terminate()
             try:
@@ -296,7 +296,7 @@ def _process(command: list[str], log: Path) -> Iterator[_Child]:
                 process.wait()
 
 
-def _wait_for(port: int, children: list[_Child]) -> None:
+def _wait_for(port: int, children: list[_PeerProcess]) -> None:
     deadline = time.monotonic() + START_S
     while True:
         _check(children)
@@ -312,7 +312,7 @@ def _wait_for(port: int, children: list[_Child]) -> None:
             time.sleep(0.05)
 
 
-def _check(children: list[_Child]) -> None:
+def _check(children: list[_PeerProcess]) -> None:
     for child in children:
         if child.process.poll() is not None:
             raise StartupError(

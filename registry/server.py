@@ -39,7 +39,7 @@ from holdmq.wire.headers import (
     TopicRow,
 )
 from registry.core.holds import Held, Holds
-from registry.core.tables import BROKERS_MAX, ROUTES_MAX, BrokerKey, Tables
+from registry.core.tables import BROKERS_MAX, ROUTES_MAX, BrokerKey, RegistryTables
 from registry.order_file import OrderFile
 
 FRAME_MAX_BYTES: Final = HEADER_MAX_BYTES + 4096
@@ -110,7 +110,7 @@ class RegistryServer:
         data_dir: Path | None = None,
     ) -> None:
         # A client that comes from another registry, or from before a restart, knows no version of ours.
-        self.tables = Tables(brokers_max, routes_max, secrets.randbits(VERSION_BITS - 20) << 20)
+        self.tables = RegistryTables(brokers_max, routes_max, secrets.randbits(VERSION_BITS - 20) << 20)
         self.holds: Holds[Request] = Holds()
         self._order_file = OrderFile(data_dir / "orderTopic.json", self.tables.order) if data_dir else None
         self._is_waking = False

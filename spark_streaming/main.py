@@ -26,12 +26,12 @@ from holdmq.service.telemetry import (
     Logger,
 )
 from spark_streaming.job.backlog import sample_backlogs
-from spark_streaming.job.home import Home
+from spark_streaming.job.home import JobDirectory
 from spark_streaming.job.jvm import is_submitted
 from spark_streaming.job.opening import open_query, open_samples, put_aside
-from spark_streaming.job.parts import Part, every_part, parts_of
+from spark_streaming.job.parts import QueryPart, every_part, parts_of
 from spark_streaming.job.query import Query
-from spark_streaming.job.session import Session, start_session
+from spark_streaming.job.session import SparkJobSession, start_session
 from spark_streaming.job.sink import Sink
 from spark_streaming.job.warming import warm_up
 from spark_streaming.source.options import ENV_SECRET, SECURITY
@@ -59,8 +59,8 @@ async def main(config: Config, service: Service, *, is_once: bool = False, is_re
     so that the whole log is counted anew.
     """
     stats = config.stats
-    home = await asyncio.to_thread(Home, Path(stats.data_dir))
-    session: Session | None = None
+    home = await asyncio.to_thread(JobDirectory, Path(stats.data_dir))
+    session: SparkJobSession | None = None
     queries: list[Query] = []
     samples: Sink | None = None
     try:
@@ -120,7 +120,7 @@ def _security_options(config: Config) -> dict[str, str]:
     return {name: str(getattr(security, name)) for name in SECURITY}
 
 
-async def _warmed_up(session: Session, parts: Sequence[Part], service: Service) -> bool:
+async def _warmed_up(session: SparkJobSession, parts: Sequence[QueryPart], service: Service) -> bool:
     """Run every part's plan over nothing; False when stopped before a cluster had cores for it."""
     warming = asyncio.create_task(asyncio.to_thread(warm_up, session.spark, parts))
     # A stop ends it with Spark, which nobody has to be told.
@@ -145,7 +145,7 @@ async def _warmed_up(session: Session, parts: Sequence[Part], service: Service) 
 async def _run(
     queries: Sequence[Query],
     beside: Sequence[Coroutine[Any, Any, None]],
-    session: Session,
+    session: SparkJobSession,
     service: Service,
     is_once: bool,
 ) -> None:
@@ -175,7 +175,7 @@ async def _run(
             task.cancel()
 
 
-async def _tell_of_jvm(session: Session) -> None:
+async def _tell_of_jvm(session: SparkJobSession) -> None:
     """Raise HoldMQError if the JVM has ended, which is then why nothing else works."""
     end = await asyncio.to_thread(session.jvm_end, JVM_EXIT_WAIT_S)
     if end is not None:
@@ -210,7 +210,7 @@ def _say_aside(service: Service, places: Sequence[str]) -> None:
         )
 
 
-def _is_running(session: Session | None) -> tuple[bool, str]:
+def _is_running(session: SparkJobSession | None) -> tuple[bool, str]:
     if session is None or session.jvm_end() is not None:
         return False, "the JVM of Spark has ended"
     return True, "counting"

@@ -17,7 +17,7 @@ import structlog
 
 from broker.alerts.backlog import (
     Backlogs,
-    GroupBacklog,
+    TopicBacklog,
 )
 from broker.alerts.channels import (
     Channel,
@@ -164,7 +164,7 @@ class AlarmWatch(RequestFamily):
         return {name: rule for name, rule in self._rule_of.items() if rule is not None}
 
     def _measure(self, watched: dict[str, BacklogRule]) -> None:
-        def measured(found: list[GroupBacklog] | HoldMQError) -> None:
+        def measured(found: list[TopicBacklog] | HoldMQError) -> None:
             self._is_measuring = False
             if isinstance(found, HoldMQError):
                 self._not_measured(found)
@@ -214,13 +214,13 @@ class AlarmWatch(RequestFamily):
 
 
 def _backlog_readings(
-    found: Sequence[GroupBacklog],
+    found: Sequence[TopicBacklog],
     watched: Mapping[str, BacklogRule],
     raised: Container[tuple[str, str]],
     now_ms: int,
 ) -> Iterator[Reading]:
     """Backlogs of groups over all of their topics, of those over their threshold or raised already."""
-    by_group: dict[str, tuple[int, int, GroupBacklog]] = {}
+    by_group: dict[str, tuple[int, int, TopicBacklog]] = {}
     for row in found:
         known = by_group.get(row.group)
         oldest_ms = row.oldest_ms or now_ms

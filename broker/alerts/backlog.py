@@ -45,7 +45,7 @@ class QueueBacklog(NamedTuple):
     messages: int
 
 
-class GroupBacklog(NamedTuple):
+class TopicBacklog(NamedTuple):
     """A group in one topic, as BacklogRow (holdmq.wire.statistics_headers)."""
 
     group: str
@@ -57,7 +57,7 @@ class GroupBacklog(NamedTuple):
 
 
 Found = list[tuple[str, str, list[QueueBacklog]]]
-Rows = list[GroupBacklog]
+Rows = list[TopicBacklog]
 Done = Callable[[Rows | HoldMQError], None]
 
 
@@ -164,13 +164,13 @@ class Backlogs:
 
 def _rows(
     group: str, mode: str, backlog: list[QueueBacklog], ages: Mapping[Place, int]
-) -> Iterator[GroupBacklog]:
+) -> Iterator[TopicBacklog]:
     by_topic: dict[str, list[QueueBacklog]] = {}
     for queue in backlog:
         by_topic.setdefault(queue.topic, []).append(queue)
     for topic, queues in by_topic.items():
         oldest = (ages.get((q.topic, q.queue_id, q.offset), 0) for q in queues if q.messages)
         known = [at_ms for at_ms in oldest if at_ms]
-        yield GroupBacklog(
+        yield TopicBacklog(
             group, mode, topic, sum(q.messages for q in queues), min(known, default=0), len(queues)
         )

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from broker.alerts.backlog import (
     Backlogs,
-    GroupBacklog,
+    TopicBacklog,
 )
 from broker.kernel.core.windows import Recent
 from broker.kernel.request_family import RequestFamily
@@ -39,7 +39,7 @@ ROWS_MAX: Final = 10_000
 """Rows of one answer, each some 300 bytes: it fits any frame."""
 
 
-class Segment(Protocol):
+class BusySegment(Protocol):
     """What is known of a busy segment, per second."""
 
     @property
@@ -52,7 +52,7 @@ class Segment(Protocol):
     def hits(self) -> float: ...
 
 
-class StatisticsCalls(RequestFamily):
+class StatisticsRequests(RequestFamily):
     """Answers what was counted, since `start` in windows; `segments` says which parts of the log are busy."""
 
     def __init__(
@@ -60,7 +60,7 @@ class StatisticsCalls(RequestFamily):
         statistics: Statistics,
         backlogs: Backlogs,
         topics: TopicTable,
-        segments: Callable[[], Sequence[Segment]],
+        segments: Callable[[], Sequence[BusySegment]],
     ) -> None:
         self._segments = segments
         self.ticks = 0
@@ -138,7 +138,7 @@ class StatisticsCalls(RequestFamily):
         rows_max = _rows_max(header.rows_max, header.groups)
         names = self._backlogs.groups() if header.groups is None else [str(name) for name in header.groups]
 
-        def measured(found: list[GroupBacklog] | HoldMQError) -> None:
+        def measured(found: list[TopicBacklog] | HoldMQError) -> None:
             if isinstance(found, HoldMQError):
                 request.refuse(found)
                 return

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from broker.alerts.alarms import AlarmWatch
 from broker.alerts.backlog import Backlogs
-from broker.alerts.statistics_calls import Segment, StatisticsCalls
+from broker.alerts.statistics_calls import BusySegment, StatisticsRequests
 from broker.app.calls import BrokerCalls, Identity
 from broker.app.progress import Progress
 from broker.app.subscribers import subscriptions
@@ -34,14 +34,14 @@ from broker.reading.reads import Reads
 from broker.retained.requests import Retained
 from broker.retry.copies import Copies
 from broker.retry.core.dead_letters import Marks
-from broker.retry.dead_letters import DeadLetters
+from broker.retry.dead_letters import DeadLetterRequests
 from broker.retry.moves import Moves
 from broker.sessions.requests import SessionTable
 from broker.shared_groups.core.shared import Shared
 from broker.shared_groups.requests import SharedMode
 from broker.shared_groups.state import SharedRows
-from broker.tables.requests import Tables
-from broker.topics.requests import Topics
+from broker.tables.requests import TableRequests
+from broker.topics.requests import TopicRequests
 from holdmq.config.alarms import AlarmsSection
 from holdmq.config.model import BrokerSection
 from holdmq.errors import HoldMQError
@@ -74,7 +74,7 @@ class Broker:
         self,
         identity: Identity,
         store: LogStore,
-        topics: Topics,
+        topics: TopicRequests,
         directory: Path,
         settings: BrokerSection,
         alarms: AlarmsSection,
@@ -97,7 +97,7 @@ class Broker:
 
         marks = Marks()
         self.copies = Copies(store, topics, marks)
-        self.dead_letters = DeadLetters(store, self.copies, topics, marks, clock_ms)
+        self.dead_letters = DeadLetterRequests(store, self.copies, topics, marks, clock_ms)
 
         group_settings = GroupSettings(
             directory / "subscriptionGroup.json",
@@ -139,10 +139,10 @@ class Broker:
             store, topics, clock_ms, hello_of, user_max=settings.sessions_per_user_max
         )
         self.retained = Retained(store, topics, settings, record_max_bytes, clock_ms)
-        self.tables = Tables(store, table, self.statistics, record_max_bytes)
+        self.tables = TableRequests(store, table, self.statistics, record_max_bytes)
 
         self.backlogs = Backlogs(store, self.groups, self.shared)
-        self.statistics_calls = StatisticsCalls(
+        self.statistics_calls = StatisticsRequests(
             self.statistics, self.backlogs, table, partial(_busy_segments, store)
         )
         self.alarms = AlarmWatch(
@@ -275,9 +275,9 @@ def _role_of(hello_of: HelloOf, connection: Connection) -> str:
     return "" if hello is None else hello.role
 
 
-def _drop_retries(topics: Topics, group: str, done: Callable[[HoldMQError | None], None]) -> None:
+def _drop_retries(topics: TopicRequests, group: str, done: Callable[[HoldMQError | None], None]) -> None:
     topics.give_up(retry_topic(group), done)
 
 
-def _busy_segments(store: LogStore) -> Sequence[Segment]:
+def _busy_segments(store: LogStore) -> Sequence[BusySegment]:
     return store.chunks.activity.rates

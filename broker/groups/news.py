@@ -10,10 +10,10 @@ from typing import Final
 import structlog
 
 from broker.groups.core.members import (
-    Member,
+    GroupMember,
     Members,
 )
-from broker.groups.core.settings import Group
+from broker.groups.core.settings import GroupSetting
 from holdmq.rpc.connection import Connection
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import CLUSTERING, GroupState
@@ -39,7 +39,7 @@ class _News:
 class GroupNews:
     """Tells members at the end of the loop's turn; one handle for all groups."""
 
-    def __init__(self, members: Members[Connection], get: Callable[[str], Group | None]) -> None:
+    def __init__(self, members: Members[Connection], get: Callable[[str], GroupSetting | None]) -> None:
         self.told = 0
         self._members = members
         self._get = get
@@ -59,7 +59,7 @@ class GroupNews:
         if self._telling is None:
             self._telling = self._loop.call_soon(self._tell_all)
 
-    def check_alike(self, member: Member[Connection]) -> None:
+    def check_alike(self, member: GroupMember[Connection]) -> None:
         """Warn when a member divides the queues among others than the rest of its group does."""
         other = self._members.unlike(member) if member.mode == CLUSTERING else None
         if other is not None:
@@ -72,7 +72,7 @@ class GroupNews:
                 other_wants=_wishes(other),
             )
 
-    def state(self, group: Group, asked_by: Connection | None = None) -> GroupState:
+    def state(self, group: GroupSetting, asked_by: Connection | None = None) -> GroupState:
         """A group's state; for one who is about to be told that a queue is free, that too."""
         news = self._news.get(group.name)
         is_freed = asked_by is not None and news is not None and asked_by in news.freed_for
@@ -108,7 +108,7 @@ class GroupNews:
         if later and self._telling is None:
             self._telling = self._loop.call_at(min(later), self._tell_all)
 
-    def _send(self, group: Group, news: _News) -> None:
+    def _send(self, group: GroupSetting, news: _News) -> None:
         state = self.state(group)
         freed = replace(state, freed=True)
         for member in self._members.of(group.name):
@@ -121,7 +121,7 @@ class GroupNews:
                 member.owner.send_one_way(RequestCode.GROUP_CHANGED, freed if is_freed else state)
 
 
-def _wishes(member: Member[Connection]) -> str:
+def _wishes(member: GroupMember[Connection]) -> str:
     """Strategy and subscriptions, as a line of the log."""
     wanted = ", ".join(f"{s.topic}: {s.filter}" for s in sorted(member.subscriptions))
     return f"{member.strategy} ({wanted})"[:WISHES_SHOWN]

@@ -22,7 +22,7 @@ from broker.groups.core.offsets import (
     clamp,
 )
 from broker.groups.core.settings import (
-    Group,
+    GroupSetting,
     check_name,
 )
 from broker.groups.offset_file import (
@@ -90,7 +90,7 @@ class SharedProgress(Protocol):
 class Consumers(Protocol):
     """What offsets need to know of groups."""
 
-    def require(self, name: str) -> Group:
+    def require(self, name: str) -> GroupSetting:
         """The group; raises GROUP_UNKNOWN."""
 
     def subscribed_topics(self, name: str) -> set[str]:
@@ -103,7 +103,7 @@ class Consumers(Protocol):
         """End the leases on these queues, and tell who had them."""
 
 
-class Offsets(RequestFamily):
+class OffsetRequests(RequestFamily):
     """Handles OFFSET_REPORT, OFFSET_GET, OFFSET_RESET and OFFSET_CLONE for one broker.
 
     `is_sync`: reports that are answered are answered from disk. `reset_done(group, topics)` happens when a
@@ -262,7 +262,7 @@ class Offsets(RequestFamily):
         )
         return first
 
-    def start_of(self, group: Group, topic: str, queue_id: int) -> int:
+    def start_of(self, group: GroupSetting, topic: str, queue_id: int) -> int:
         """Where a member that leased a queue starts; -1 = it chooses itself."""
         offset = self.current(group.name, topic, queue_id)
         if offset < 0 and not group.consume_from_min_enable:
@@ -358,7 +358,7 @@ class Offsets(RequestFamily):
         self._finish_reset(request, header, group, wanted)
 
     def _reset_to_time(
-        self, request: Request, header: OffsetResetRequest, group: Group, queue_ids: list[int]
+        self, request: Request, header: OffsetResetRequest, group: GroupSetting, queue_ids: list[int]
     ) -> None:
         def find() -> dict[int, int]:
             return {q: self._offset_at(header.topic, q, header.value) for q in queue_ids}
@@ -375,7 +375,7 @@ class Offsets(RequestFamily):
         future.add_done_callback(found)
 
     def _finish_reset(
-        self, request: Request, header: OffsetResetRequest, group: Group, wanted: dict[int, int]
+        self, request: Request, header: OffsetResetRequest, group: GroupSetting, wanted: dict[int, int]
     ) -> None:
         changes: list[OffsetChange] = []
         before = self._places(group.name, header.topic)
@@ -480,7 +480,7 @@ class Offsets(RequestFamily):
         self.table.drop_queue(topic, queue_id)
 
 
-def _check_kept(group: Group, topics: Iterable[str]) -> None:
+def _check_kept(group: GroupSetting, topics: Iterable[str]) -> None:
     if group.is_temporary:
         raise RemoteError(Code.KIND_UNFIT, f"group {group.name!r} is temporary: its offsets are not saved")
     for topic in topics:

@@ -21,12 +21,12 @@ from broker.groups.core.leases import (
     Leases,
 )
 from broker.groups.core.members import (
-    Member,
+    GroupMember,
     Members,
 )
 from broker.groups.core.offsets import OffsetTable
 from broker.groups.core.settings import (
-    Group,
+    GroupSetting,
     check_mode,
     check_name,
 )
@@ -37,7 +37,7 @@ from broker.groups.offset_file import (
 )
 from broker.groups.offsets import (
     OffsetAt,
-    Offsets,
+    OffsetRequests,
 )
 from broker.groups.settings import (
     GroupSettings,
@@ -66,6 +66,7 @@ from holdmq.wire.group_headers import (
     GroupMembersResponse,
     GroupPauseRequest,
     GroupRequest,
+    GroupSubscription,
     GroupUpdateRequest,
     LeasedQueue,
     MemberRow,
@@ -73,7 +74,6 @@ from holdmq.wire.group_headers import (
     QueueLeaseResponse,
     QueueReleaseRequest,
     ReleasedQueue,
-    Subscription,
     WantedQueue,
 )
 from holdmq.wire.header import rows
@@ -129,7 +129,7 @@ class Groups(RequestFamily):
             settings.offset_save_interval_s,
             self.members.groups,
         )
-        self.offsets = Offsets(
+        self.offsets = OffsetRequests(
             store,
             topics,
             table,
@@ -213,14 +213,14 @@ class Groups(RequestFamily):
 
     # What other parts ask
 
-    def get(self, name: str) -> Group | None:
+    def get(self, name: str) -> GroupSetting | None:
         """A group's settings; a temporary group is known while it has members."""
         group = self.settings.table.groups.get(name)
         if group is None and name.endswith(TEMPORARY_SUFFIX) and self._count(name):
-            return Group(name, self.members.mode(name) or SHARED)
+            return GroupSetting(name, self.members.mode(name) or SHARED)
         return group
 
-    def require(self, name: str) -> Group:
+    def require(self, name: str) -> GroupSetting:
         group = self.get(name)
         if group is None:
             raise RemoteError(Code.GROUP_UNKNOWN, f"group {name!r} does not exist here")
@@ -306,7 +306,7 @@ class Groups(RequestFamily):
     def join(self, request: Request) -> None:
         """GROUP_JOIN: answered when the group is durable."""
         header = request.header(GroupJoinRequest)
-        subscriptions = rows(Subscription, header.subscriptions)
+        subscriptions = rows(GroupSubscription, header.subscriptions)
         self.members.check_wishes(subscriptions, header.strategy)
         self._expire()
 
@@ -327,7 +327,9 @@ class Groups(RequestFamily):
         else:
             self.ensure(header.group, header.mode, ensured)
 
-    def _join(self, request: Request, header: GroupJoinRequest, subscriptions: list[Subscription]) -> None:
+    def _join(
+        self, request: Request, header: GroupJoinRequest, subscriptions: list[GroupSubscription]
+    ) -> None:
         connection, group = request.connection, header.group
         hello = self._hello_of(connection)
         client_id = hello.client_id if hello is not None else connection.address
@@ -378,7 +380,7 @@ class Groups(RequestFamily):
             self._left(member, "it left")
         request.reply(Empty())
 
-    def _left(self, member: Member[Connection], why: str) -> None:
+    def _left(self, member: GroupMember[Connection], why: str) -> None:
         group = member.group
         count = self.members.count(group)
         log.info("a member is gone", group=group, client_id=member.client_id, why=why, members=count)
@@ -432,7 +434,9 @@ class Groups(RequestFamily):
         request.reply(QueueLeaseResponse(answered, int(self.leases.lease_s * 1000)))
         self._set_timer()
 
-    def _lease(self, member: Member[Connection], group: Group, queue: WantedQueue, now: float) -> LeasedQueue:
+    def _lease(
+        self, member: GroupMember[Connection], group: GroupSetting, queue: WantedQueue, now: float
+    ) -> LeasedQueue:
         refused = LeasedQueue(queue.topic, queue.queue_id, Code.OK, 0, -1, self._store.epoch, "")
         topic = self._topics.get(queue.topic)
         if topic is None:
@@ -577,7 +581,7 @@ class Groups(RequestFamily):
         self,
         request: Request,
         name: str,
-        plan: Callable[[dict[str, Group]], None],
+        plan: Callable[[dict[str, GroupSetting]], None],
         and_then: Callable[[], None] = lambda: None,
     ) -> None:
         def changed(error: HoldMQError | None) -> None:

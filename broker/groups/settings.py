@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from broker.groups.core.settings import (
-    Group,
+    GroupSetting,
     GroupTable,
 )
 from broker.retry.core.moves import RETRY_MAX_TIMES
@@ -25,7 +25,7 @@ from holdmq.files.atomic_file import AtomicFile
 CHANGES_MAX: Final = 1_000
 """Changes that wait for the file; past it BUSY."""
 
-Plan = Callable[[dict[str, Group]], None]
+Plan = Callable[[dict[str, GroupSetting]], None]
 """Changes a copy of the groups; raises RemoteError when it must not."""
 Done = Callable[[HoldMQError | None], None]
 """Called once: None = the change is durable and in the table."""
@@ -33,7 +33,7 @@ Done = Callable[[HoldMQError | None], None]
 log = structlog.get_logger("holdmq.broker")
 
 
-class _Change(NamedTuple):
+class _SettingChange(NamedTuple):
     plan: Plan
     done: Done
 
@@ -47,7 +47,7 @@ class GroupSettings:
         self._file = AtomicFile(path)
         self._changes_max = changes_max
         self._thread = ThreadPoolExecutor(1, "groups")
-        self._waiting: list[_Change] = []
+        self._waiting: list[_SettingChange] = []
         self._writing: asyncio.Future[None] | None = None
 
     @property
@@ -93,7 +93,7 @@ class GroupSettings:
         """
         if len(self._waiting) >= self._changes_max:
             raise RemoteError(Code.BUSY, f"{self._changes_max} changes of groups wait to be written")
-        self._waiting.append(_Change(plan, done))
+        self._waiting.append(_SettingChange(plan, done))
         if self._writing is None:
             self._write_next()
 
@@ -104,8 +104,8 @@ class GroupSettings:
     def _write_next(self) -> None:
         waiting, self._waiting = self._waiting, []
         groups = dict(self.table.groups)
-        planned: list[_Change] = []
-        refused: list[tuple[_Change, HoldMQError]] = []
+        planned: list[_SettingChange] = []
+        refused: list[tuple[_SettingChange, HoldMQError]] = []
         for change in waiting:
             before = dict(groups)
             try:
@@ -123,7 +123,7 @@ class GroupSettings:
         for change, why in refused:
             change.done(why)
 
-    def _write(self, groups: dict[str, Group], planned: list[_Change]) -> None:
+    def _write(self, groups: dict[str, GroupSetting], planned: list[_SettingChange]) -> None:
         loop = asyncio.get_running_loop()
         content = self.table.content(groups)
         future = loop.run_in_executor(self._thread, self._file.save, content, self.table.data_version + 1)

@@ -8,7 +8,7 @@ from typing import Protocol
 import structlog
 
 from broker.groups.offsets import (
-    Offsets,
+    OffsetRequests,
     SharedProgress,
 )
 from holdmq.errors import Code, HoldMQError, RemoteError
@@ -35,7 +35,7 @@ class SharedMembers(SharedProgress, Protocol):
         """A group's members."""
 
 
-def hand_over(group: str, shared: SharedProgress, offsets: Offsets, done: Done) -> None:
+def hand_over(group: str, shared: SharedProgress, offsets: OffsetRequests, done: Done) -> None:
     """Call `done` when consumerOffset.json has the group's offsets: below them, all is done.
 
     What was acknowledged above them comes again. Raises LIMIT_EXCEEDED without room for them, BUSY.

@@ -26,9 +26,9 @@ from holdmq.record.codec import (
 )
 from storage.api.store import (
     Batch,
+    BatchRun,
     MessageStore,
     ReadStatus,
-    Run,
 )
 
 RECORDS_OUT: Final = 2
@@ -52,7 +52,7 @@ class SyncedStore(MessageStore, Protocol):
         """Everything below is fsynced: saved positions never exceed it."""
 
 
-class News(Protocol):
+class JournalNews(Protocol):
     """What is to be written down; false when there is nothing."""
 
     def __bool__(self) -> bool: ...
@@ -61,7 +61,7 @@ class News(Protocol):
         """The bodies of the records that say all of it."""
 
 
-class Restored(Protocol):
+class JournalRestored(Protocol):
     """What a start finds: the entries of the snapshot, then the records behind it, in order."""
 
     def apply(self, entries: Any) -> None:
@@ -71,7 +71,7 @@ class Restored(Protocol):
         """Take a record's body; RecordError if it is none."""
 
 
-N = TypeVar("N", bound=News)
+N = TypeVar("N", bound=JournalNews)
 
 
 class _Snapshot(NamedTuple):
@@ -120,7 +120,7 @@ class Journal(Generic[N]):
 
     # Start
 
-    def read(self, restored: Restored, accept_backup: bool = False) -> None:
+    def read(self, restored: JournalRestored, accept_backup: bool = False) -> None:
         """Read snapshot and log (blocking). StorageError if the snapshot is damaged."""
         loaded = self._file.load(accept_backup)
         offset = 0
@@ -143,7 +143,7 @@ class Journal(Generic[N]):
                 raise StorageError(str(error), operation="open", path=str(self._file.path)) from error
         self._offset = self._replay(restored, offset)
 
-    def _replay(self, restored: Restored, offset: int) -> int:
+    def _replay(self, restored: JournalRestored, offset: int) -> int:
         first, end = self._store.bounds(self.TOPIC, 0)
         if offset < first:
             log.warning(
@@ -169,7 +169,7 @@ class Journal(Generic[N]):
             offset = read.next_offset
         return end
 
-    def _apply(self, restored: Restored, part: memoryview, at: int) -> None:
+    def _apply(self, restored: JournalRestored, part: memoryview, at: int) -> None:
         try:
             restored.apply_body(decode_record(part, at).body)
         except RecordError as error:
@@ -215,7 +215,7 @@ class Journal(Generic[N]):
                 self.write()
 
         sizes = np.array([len(record) for record in records], np.int64)
-        batch = Batch(memoryview(bytearray().join(records)), sizes, [Run(self.TOPIC, 0, len(records))])
+        batch = Batch(memoryview(bytearray().join(records)), sizes, [BatchRun(self.TOPIC, 0, len(records))])
         self._out += 1
         self._store.append(batch, done)
 

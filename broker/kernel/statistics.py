@@ -32,7 +32,7 @@ NO_QUEUE: Final = -1
 Queue = tuple[str, int]
 
 
-class Counts:
+class TickCounts:
     """What happened since the last tick; `put_us` and `get_us` are what `puts` and `gets` took together."""
 
     __slots__ = (
@@ -72,19 +72,19 @@ class Statistics:
         self.groups: Windows[str] = Windows(GROUPS_MAX, now)
         self.broker: Windows[str] = Windows(1, now)
         """Everything together, under the key ""."""
-        self._by_queue: dict[Queue, Counts] = {}
-        self._by_group: dict[str, Counts] = {}
-        self._late_queues: dict[Queue, Counts] = {}
-        self._late_groups: dict[str, Counts] = {}
+        self._by_queue: dict[Queue, TickCounts] = {}
+        self._by_group: dict[str, TickCounts] = {}
+        self._late_queues: dict[Queue, TickCounts] = {}
+        self._late_groups: dict[str, TickCounts] = {}
 
-    def of(self, topic: str, queue_id: int = NO_QUEUE) -> Counts:
+    def of(self, topic: str, queue_id: int = NO_QUEUE) -> TickCounts:
         """What to add to for a queue, or for a topic alone; not to be kept beyond this turn of the loop."""
         counts = self._by_queue.get((topic, queue_id))
         if counts is None:
-            counts = self._by_queue[topic, queue_id] = Counts()
+            counts = self._by_queue[topic, queue_id] = TickCounts()
         return counts
 
-    def of_group(self, group: str) -> Counts:
+    def of_group(self, group: str) -> TickCounts:
         """What to add to for a consumer group; not to be kept beyond this turn of the loop.
 
         Temporary groups count together: every client may make new ones.
@@ -93,7 +93,7 @@ class Statistics:
             group = TEMPORARY_SUFFIX
         counts = self._by_group.get(group)
         if counts is None:
-            counts = self._by_group[group] = Counts()
+            counts = self._by_group[group] = TickCounts()
         return counts
 
     def tick(self, now: float) -> None:
@@ -151,7 +151,7 @@ class Statistics:
         }
 
 
-def _matrix(counts: Collection[Counts]) -> Ints:
+def _matrix(counts: Collection[TickCounts]) -> Ints:
     if not counts:
         return np.zeros((0, COLUMNS), np.int64)
     return np.array([_values(one) for one in counts], np.int64)

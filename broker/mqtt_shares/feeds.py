@@ -10,8 +10,8 @@ from collections import deque
 from typing import Final
 
 from broker.mqtt_shares.core.groups import (
-    Group,
-    Member,
+    ShareGroup,
+    ShareMember,
 )
 from holdmq.rpc.connection import Connection, Request
 from holdmq.wire.share_headers import ShareGiven, ShareReadResponse
@@ -25,14 +25,14 @@ class _Share:
 
     __slots__ = ("member", "parts", "positions", "size_bytes")
 
-    def __init__(self, member: Member[Connection]) -> None:
+    def __init__(self, member: ShareMember[Connection]) -> None:
         self.member = member
         self.parts: list[memoryview] = []
         self.positions: list[int] = []
         self.size_bytes = 0
 
 
-class Answer:
+class ShareAnswer:
     """What goes to one gateway together. `has_taken`: the log must have it first."""
 
     __slots__ = ("has_taken", "request", "shares", "size_bytes")
@@ -43,7 +43,9 @@ class Answer:
         self.size_bytes = 0
         self.has_taken = False
 
-    def add(self, member: Member[Connection], position: int, record: memoryview, *, is_taken: bool) -> None:
+    def add(
+        self, member: ShareMember[Connection], position: int, record: memoryview, *, is_taken: bool
+    ) -> None:
         """One message of a member's."""
         share = self.shares.get(member.member_id)
         if share is None:
@@ -64,7 +66,7 @@ class Answer:
         self.request.reply(ShareReadResponse(given), parts, self.size_bytes)
 
 
-class Feed:
+class ShareFeed:
     """One gateway's connection: the SHARE_READs that it has sent, as (request, credit, deadline).
 
     `stalled` are groups that have something for it, or may have, while it can take nothing.
@@ -75,9 +77,9 @@ class Feed:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.reads: deque[tuple[Request, int, float]] = deque()
-        self.answer: Answer | None = None
+        self.answer: ShareAnswer | None = None
         self.credit_bytes = 0
-        self.stalled: dict[str, Group[Connection]] = {}
+        self.stalled: dict[str, ShareGroup[Connection]] = {}
         self.is_waiting = False
         """Whether an answer waits for the log."""
 
@@ -90,14 +92,14 @@ class Feed:
             return self.answer.size_bytes < self.credit_bytes
         return bool(self.reads)
 
-    def open_answer(self) -> Answer:
+    def open_answer(self) -> ShareAnswer:
         """The answer of this turn. `can_take` was asked."""
         if self.answer is None:
             request, self.credit_bytes, _ = self.reads.popleft()
-            self.answer = Answer(request)
+            self.answer = ShareAnswer(request)
         return self.answer
 
-    def take_answer(self) -> Answer | None:
+    def take_answer(self) -> ShareAnswer | None:
         """What was put together in this turn."""
         answer, self.answer = self.answer, None
         return answer

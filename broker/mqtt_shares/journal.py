@@ -12,7 +12,7 @@ from broker.kernel.journal import (
 from broker.mqtt_shares.core.records import (
     SHARE_TOPIC,
     Entry,
-    Restored,
+    RestoredShares,
     ShareNews,
 )
 
@@ -32,8 +32,8 @@ class ShareJournal(Journal[ShareNews]):
     ) -> None:
         super().__init__(store, path, ShareNews, capture, unwritten)
 
-    def load(self, accept_backup: bool = False) -> Restored:
+    def load(self, accept_backup: bool = False) -> RestoredShares:
         """Read snapshot and log (blocking). StorageError if the snapshot is damaged."""
-        restored = Restored()
+        restored = RestoredShares()
         self.read(restored, accept_backup)
         return restored

@@ -20,13 +20,13 @@ import structlog
 from broker.kernel.journal import SyncedStore
 from broker.kernel.request_family import RequestFamily
 from broker.mqtt_shares.core.groups import (
-    Group,
+    ShareGroup,
     ShareGroups,
 )
 from broker.mqtt_shares.feeds import (
     READS_MAX,
-    Answer,
-    Feed,
+    ShareAnswer,
+    ShareFeed,
 )
 from broker.mqtt_shares.journal import ShareJournal
 from broker.mqtt_shares.serving import ShareServing
@@ -94,12 +94,12 @@ class ShareMode(RequestFamily):
     ) -> None:
         self.core: ShareGroups[Connection] = core or ShareGroups()
         self.journal = ShareJournal(store, path, self._capture, self._unwritten)
-        self._feeds: dict[Connection, Feed] = {}
+        self._feeds: dict[Connection, ShareFeed] = {}
         self.serving = ShareServing(self.core, store, topics, self._feeds, self._given, self._settle)
         self._store = store
         self._clock_ms = clock_ms
         self._loop = asyncio.get_running_loop()
-        self._answering: dict[Feed, None] = {}
+        self._answering: dict[ShareFeed, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._is_draining = False
         self._is_settling = False
@@ -285,10 +285,10 @@ class ShareMode(RequestFamily):
         feed.reads.append((request, credit, deadline))
         self._unstall(feed)
 
-    def _feed(self, connection: Connection) -> Feed:
+    def _feed(self, connection: Connection) -> ShareFeed:
         feed = self._feeds.get(connection)
         if feed is None:
-            feed = self._feeds[connection] = Feed(connection)
+            feed = self._feeds[connection] = ShareFeed(connection)
         return feed
 
     def list_(self, request: Request) -> None:
@@ -300,7 +300,7 @@ class ShareMode(RequestFamily):
         shown = [self._row(self.core.groups[name]) for name in found[:count]]
         request.reply(ShareListResponse(shown, shown[-1].name if len(found) > count else None))
 
-    def _row(self, group: Group[Connection]) -> ShareGroupRow:
+    def _row(self, group: ShareGroup[Connection]) -> ShareGroupRow:
         behind = 0 if group.is_live else self._store.confirmed_position - group.position
         sessions, online = len(group.members), group.online
         return ShareGroupRow(group.name, sessions, online, len(group.out), len(group.waits), max(0, behind))
@@ -348,7 +348,7 @@ class ShareMode(RequestFamily):
         """Give the core's news to the journal."""
         self.journal.news.extend(self.core.news)
 
-    def _given(self, feed: Feed) -> None:
+    def _given(self, feed: ShareFeed) -> None:
         self._answering[feed] = None
         if not self._is_flushing:
             self._is_flushing = True
@@ -371,7 +371,7 @@ class ShareMode(RequestFamily):
         for feed in answering:
             self._unstall(feed)
 
-    def _written(self, feed: Feed, answer: Answer, error: StorageError | None) -> None:
+    def _written(self, feed: ShareFeed, answer: ShareAnswer, error: StorageError | None) -> None:
         """The log has who QoS 2 messages belong to, or refused that."""
         if error is None:
             feed.is_waiting = False
@@ -386,11 +386,11 @@ class ShareMode(RequestFamily):
         self._settle()
         self._loop.call_later(RETRY_S, self._try_again, feed)
 
-    def _try_again(self, feed: Feed) -> None:
+    def _try_again(self, feed: ShareFeed) -> None:
         feed.is_waiting = False
         self._unstall(feed)
 
-    def _unstall(self, feed: Feed) -> None:
+    def _unstall(self, feed: ShareFeed) -> None:
         """A feed may take something (again)."""
         if feed.stalled and feed.can_take:
             stalled, feed.stalled = feed.stalled, {}

@@ -21,16 +21,16 @@ from broker.kernel.log_reads import (
     record_at,
 )
 from broker.mqtt_shares.core.groups import (
-    Group,
+    ShareGroup,
     ShareGroups,
 )
-from broker.mqtt_shares.feeds import Feed
+from broker.mqtt_shares.feeds import ShareFeed
 from broker.reading.core.readers import (
     EVERYWHERE,
     NOWHERE,
     TAG_TESTS_MAX,
     Picked,
-    Window,
+    ReadableRange,
     scan,
 )
 from broker.topics.core.table import TopicTable
@@ -81,8 +81,8 @@ class ShareServing:
         core: ShareGroups[Connection],
         store: MessageStore,
         topics: TopicTable,
-        feeds: dict[Connection, Feed],
-        given: Callable[[Feed], None],
+        feeds: dict[Connection, ShareFeed],
+        given: Callable[[ShareFeed], None],
         settle: Callable[[], None],
     ) -> None:
         self.scans = 0
@@ -98,11 +98,11 @@ class ShareServing:
         self._given = given
         self._settle = settle
         self._loop = asyncio.get_running_loop()
-        self._by_topic: dict[str, dict[str, Group[Connection]]] = {}
+        self._by_topic: dict[str, dict[str, ShareGroup[Connection]]] = {}
 
     # Filters
 
-    def add(self, group: Group[Connection]) -> None:
+    def add(self, group: ShareGroup[Connection]) -> None:
         """A group came, or what its filter means changed: look for its messages."""
         self.remove(group)
         filters = group.filters = FilterSet()
@@ -121,7 +121,7 @@ class ShareServing:
             self.trees = [(topic.name, topic.key_levels) for topic in named]
         return self.trees
 
-    def remove(self, group: Group[Connection]) -> None:
+    def remove(self, group: ShareGroup[Connection]) -> None:
         """A group is gone."""
         for name in group.topics:
             groups = self._by_topic.get(name, {})
@@ -130,7 +130,7 @@ class ShareServing:
                 if not groups:
                     del self._by_topic[name]
 
-    def of_topic(self, topic: str) -> list[Group[Connection]]:
+    def of_topic(self, topic: str) -> list[ShareGroup[Connection]]:
         """The groups that may want messages of a topic."""
         own, every = self._by_topic.get(topic), self._by_topic.get("")
         if every is None or topic.startswith("%"):
@@ -151,7 +151,7 @@ class ShareServing:
                         group.position = max(group.position, batch.position)
                         self.serve(group)
 
-    def serve(self, group: Group[Connection]) -> None:
+    def serve(self, group: ShareGroup[Connection]) -> None:
         """Hand out what there is while members have room."""
         core, store = self._core, self._store
         if group.is_reading or self.is_draining or core.groups.get(group.name) is not group:
@@ -183,11 +183,11 @@ class ShareServing:
                 self._loop.call_soon(self._serve_on, group)
                 return
 
-    def _serve_on(self, group: Group[Connection]) -> None:
+    def _serve_on(self, group: ShareGroup[Connection]) -> None:
         self.serve(group)
         self._settle()
 
-    def _room(self, group: Group[Connection]) -> int:
+    def _room(self, group: ShareGroup[Connection]) -> int:
         """How many messages its members have room for, about; if none, feeds that can take none know."""
         room = 0
         for member in group.ready:
@@ -202,7 +202,7 @@ class ShareServing:
                 feed.stalled[group.name] = group
         return room
 
-    def _room_ahead(self, group: Group[Connection]) -> int:
+    def _room_ahead(self, group: ShareGroup[Connection]) -> int:
         """The same for messages that are not in hand yet: none at the bound of these."""
         if self._core.is_full:
             self._core.crowded[group.name] = group
@@ -213,7 +213,7 @@ class ShareServing:
         feed = self._feeds.get(connection)
         return feed is not None and feed.can_take
 
-    def _give(self, group: Group[Connection], batches: Any, room: int) -> Picked | None:
+    def _give(self, group: ShareGroup[Connection], batches: Any, room: int) -> Picked | None:
         """Look at batches from the group's position on; None = a message has to wait where it is."""
         self.scans += 1
         credit = min(PICK_MAX_BYTES, max(PICK_MIN_BYTES, room * PICK_BYTES_PER_MESSAGE))
@@ -228,7 +228,7 @@ class ShareServing:
         group.position = picked.position
         return picked
 
-    def _offer(self, group: Group[Connection], raw: memoryview) -> bool:
+    def _offer(self, group: ShareGroup[Connection], raw: memoryview) -> bool:
         """Hand out a record that was found, if the filter wants it; False = it has to wait where it is."""
         record = self._wanted(group, raw)
         if record is None:
@@ -247,7 +247,7 @@ class ShareServing:
         group.position = position
         return False
 
-    def _hand_out(self, group: Group[Connection], record: Record, raw: memoryview) -> bool:
+    def _hand_out(self, group: ShareGroup[Connection], record: Record, raw: memoryview) -> bool:
         position = record.physical_offset
         member = self._core.give(group, position, record.qos, self._can_take)
         if member is None:
@@ -259,7 +259,7 @@ class ShareServing:
         self._given(feed)
         return True
 
-    def _wanted(self, group: Group[Connection], raw: memoryview) -> Record | None:
+    def _wanted(self, group: ShareGroup[Connection], raw: memoryview) -> Record | None:
         """The record, if it is a message that the group's filter matches."""
         try:
             record = decode_record(raw)
@@ -276,7 +276,7 @@ class ShareServing:
             return None
         return record if mqtt_topic is not None and matches(group.topic_filter, mqtt_topic) else None
 
-    def _window_of(self, name: str) -> Window:
+    def _window_of(self, name: str) -> ReadableRange:
         topic = self._topics.get(name)
         return EVERYWHERE if topic is not None and topic.is_readable else NOWHERE
 
@@ -286,7 +286,7 @@ class ShareServing:
 
     # From disk
 
-    def _load(self, group: Group[Connection]) -> None:
+    def _load(self, group: ShareGroup[Connection]) -> None:
         """Read on from the group's position on the reader pool."""
         self.cold_reads += 1
         chunk = group.chunk_bytes = min(CHUNK_MAX_BYTES, max(CHUNK_MIN_BYTES, 2 * group.chunk_bytes))
@@ -313,7 +313,9 @@ class ShareServing:
 
         self._run(group, lambda: read_on(self._store, position, chunk, "a share group"), loaded)
 
-    def _run(self, group: Group[Connection], read: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def _run(
+        self, group: ShareGroup[Connection], read: Callable[[], Any], done: Callable[[Any], None]
+    ) -> None:
         group.is_reading = True
         future = self._loop.run_in_executor(self._store.reader_pool, read)
 
@@ -334,7 +336,7 @@ class ShareServing:
 
     # What comes again
 
-    def _serve_waiting(self, group: Group[Connection], room: int) -> bool:
+    def _serve_waiting(self, group: ShareGroup[Connection], room: int) -> bool:
         """Hand out what waits; False = it goes on by itself, after a read from disk or others' turn."""
         positions = self._core.next_waiting(group, min(room, WAITING_READ_MAX))
         cold: list[int] = []
@@ -363,7 +365,7 @@ class ShareServing:
         self._run(group, lambda: [(p, record_at(self._store, p)) for p in cold], loaded)
         return False
 
-    def _give_again(self, group: Group[Connection], position: int, raw: memoryview | None) -> bool:
+    def _give_again(self, group: ShareGroup[Connection], position: int, raw: memoryview | None) -> bool:
         """Hand out a message that waits; False = nobody has room, or its topic is paused."""
         record = None if raw is None else self._wanted(group, raw)
         if record is None or raw is None or self._window_of(record.topic.decode()) is NOWHERE:

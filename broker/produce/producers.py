@@ -21,11 +21,11 @@ from broker.kernel.request_family import RequestFamily
 from broker.produce.core.produced import (
     PRODUCED_QUEUE,
     Captured,
-    Replay,
+    ProducedReplay,
     capture,
     snapshot_of,
 )
-from broker.produce.core.received import Received
+from broker.produce.core.received import ReceivedIds
 from broker.produce.core.sequences import (
     Key,
     Sequences,
@@ -55,7 +55,7 @@ REPLAY_MAX_BYTES: Final = 2 << 30
 log = structlog.get_logger("holdmq.broker")
 
 
-class _Snapshot(NamedTuple):
+class _ProducersSnapshot(NamedTuple):
     position: int
     log_epoch: int
     windows: list[Captured]
@@ -71,7 +71,7 @@ class Producers(RequestFamily):
     """
 
     def __init__(
-        self, store: SyncedStore, sequences: Sequences, received: Received, disk: Disk | None = None
+        self, store: SyncedStore, sequences: Sequences, received: ReceivedIds, disk: Disk | None = None
     ) -> None:
         self.snapshots = self.snapshot_failures = self.recovered = 0
         self._store = store
@@ -83,7 +83,7 @@ class Producers(RequestFamily):
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "producers")
         self._timer: asyncio.TimerHandle | None = None
-        self._taken: _Snapshot | None = None
+        self._taken: _ProducersSnapshot | None = None
         self._saved_position = 0
         self._known_position = 0
         self._is_capturing = False
@@ -106,7 +106,7 @@ class Producers(RequestFamily):
         again may be stored twice. Raises StorageError when the disk fails, or no snapshot is whole.
         """
         self._file = AtomicFile(path, self._disk)
-        replay = Replay(self._store.epoch_limit)
+        replay = ProducedReplay(self._store.epoch_limit)
         position = self._load_snapshot(replay, self._file.load(accept_backup=True))
         end = self._store.confirmed_position
         if end - position > REPLAY_MAX_BYTES:
@@ -115,7 +115,7 @@ class Producers(RequestFamily):
                 path=str(path),
                 bytes_behind=end - position,
             )
-            replay, position = Replay(self._store.epoch_limit), end
+            replay, position = ProducedReplay(self._store.epoch_limit), end
         self._replay(replay, position, end)
         replay.restore(self._sequences, self._loop.time())
         self.recovered = len(self._sequences)
@@ -123,7 +123,7 @@ class Producers(RequestFamily):
         if self.recovered:
             log.info("producers' windows are known", windows=self.recovered, log_bytes_read=end - position)
 
-    def _load_snapshot(self, replay: Replay, loaded: Loaded | None) -> int:
+    def _load_snapshot(self, replay: ProducedReplay, loaded: Loaded | None) -> int:
         """Where the log is to be read from."""
         if loaded is None:
             return self._first_position()
@@ -157,7 +157,7 @@ class Producers(RequestFamily):
                 return decode_record(read.parts[0]).physical_offset
         return self._store.confirmed_position
 
-    def _replay(self, replay: Replay, position: int, end: int) -> None:
+    def _replay(self, replay: ProducedReplay, position: int, end: int) -> None:
         while position < end:
             try:
                 batches = self._store.read_log(position, READ_BYTES)
@@ -200,9 +200,9 @@ class Producers(RequestFamily):
         keys.reverse()
         uids.reverse()
         self._is_capturing = True
-        self._capture(_Snapshot(store.confirmed_position, store.epoch, [], keys, [], uids))
+        self._capture(_ProducersSnapshot(store.confirmed_position, store.epoch, [], keys, [], uids))
 
-    def _capture(self, snapshot: _Snapshot) -> None:
+    def _capture(self, snapshot: _ProducersSnapshot) -> None:
         keys, uids = snapshot.keys, snapshot.uids
         some = [keys.pop() for _ in range(min(SLICE_WINDOWS, len(keys)))]
         snapshot.windows.extend(capture(self._sequences, some))
@@ -247,7 +247,7 @@ class Producers(RequestFamily):
 
         future.add_done_callback(done)
 
-    def _write(self, snapshot: _Snapshot) -> float:
+    def _write(self, snapshot: _ProducersSnapshot) -> float:
         """On the thread: save; the CPU time that it took."""
         began = time.thread_time()
         if self._file is None:

@@ -16,14 +16,14 @@ from broker.kernel.statistics import Statistics
 from broker.produce.core.delays import waiting_records
 from broker.produce.core.produced import (
     PRODUCED_QUEUE,
-    Row,
+    ProducedRow,
     binding,
     crcs_of,
     delayed_run,
     mark_of,
     record_of,
 )
-from broker.produce.core.received import Received
+from broker.produce.core.received import ReceivedIds
 from broker.produce.core.sequences import (
     Key,
     SequencedBatch,
@@ -55,8 +55,8 @@ from holdmq.wire.header import rows
 from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, RunResult
 from storage.api.store import (
     Batch,
+    BatchRun,
     MessageStore,
-    Run,
 )
 from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
 
@@ -185,7 +185,7 @@ class Produce(RequestFamily):
         clock_ms: Callable[[], int],
     ) -> None:
         self.sequences = Sequences()
-        self.received = Received()
+        self.received = ReceivedIds()
         self.batches = 0
         self.refused_runs = 0
         self.delayed = 0
@@ -439,18 +439,18 @@ class Produce(RequestFamily):
             topic, queue_id, count = a.run.topic, a.run.queue_id, a.count
             must_note = must_note or a.sequenced.needs_binding or a.index in later
             if a.index in later:
-                stored.append(Run(TIMER_TOPIC, TIMER_QUEUE, count))
+                stored.append(BatchRun(TIMER_TOPIC, TIMER_QUEUE, count))
                 first += count
                 continue
             hashes = hashes_of(properties[first : first + count], a.key_levels, body.has_keys)
-            stored.append(Run(topic, queue_id, count, a.key_levels, hashes=hashes, is_hashed=True))
+            stored.append(BatchRun(topic, queue_id, count, a.key_levels, hashes=hashes, is_hashed=True))
             first += count
         pending.waiting += len(accepted)
-        noted: list[Row] = []
+        noted: list[ProducedRow] = []
         if must_note and not accepted[0].is_temporary:
             noted = self._note(accepted, later, body)
             body = _behind(record_of(noted, self._store.epoch, len(body.records), self._clock_ms()), body)
-            stored.insert(0, Run(PRODUCED_TOPIC, PRODUCED_QUEUE, 1, is_hashed=True))
+            stored.insert(0, BatchRun(PRODUCED_TOPIC, PRODUCED_QUEUE, 1, is_hashed=True))
 
         def done(batch: Batch, error: StorageError | None) -> None:
             if error is None:
@@ -472,9 +472,9 @@ class Produce(RequestFamily):
             # Refused at once; `done` comes later, and what follows must not be accepted meanwhile.
             self._take_back(accepted)
 
-    def _note(self, accepted: list[_Accepted], later: dict[int, _Waiting], body: _Body) -> list[Row]:
+    def _note(self, accepted: list[_Accepted], later: dict[int, _Waiting], body: _Body) -> list[ProducedRow]:
         """What the log must say of these runs, so that a start knows whose their records are."""
-        noted: list[Row] = []
+        noted: list[ProducedRow] = []
         begins = starts_of(body.sizes).tolist()
         first = 0
         for a in accepted:

@@ -22,7 +22,7 @@ from broker.topics.core.table import TopicTable
 from holdmq.errors import Code, RemoteError, WireError
 from holdmq.record.columns import (
     Encoded,
-    Taken,
+    QueueRecordsTaken,
     encode_columns,
 )
 from holdmq.record.tags import tag_hash
@@ -72,7 +72,7 @@ class _Room:
         return read if fits else None
 
 
-class _Answer(NamedTuple):
+class _ColumnAnswer(NamedTuple):
     reads: list[tuple[ColumnQueue, QueueRead | RemoteError]]
     encoded: Encoded
 
@@ -120,10 +120,10 @@ class ColumnPulls(RequestFamily):
             known.append((queue, wanted, read))
         tags = None if header.tags is None else frozenset(tag.encode() for tag in header.tags)
 
-        def read_all() -> _Answer:
+        def read_all() -> _ColumnAnswer:
             reads = self._read_cold(known, room)
-            taken = [Taken(r.parts, q.end_offset) for q, r in reads if isinstance(r, QueueRead)]
-            return _Answer(reads, encode_columns(taken, header.columns, tags))
+            taken = [QueueRecordsTaken(r.parts, q.end_offset) for q, r in reads if isinstance(r, QueueRead)]
+            return _ColumnAnswer(reads, encode_columns(taken, header.columns, tags))
 
         self.lookups.run(request, read_all, lambda answer: self._reply(request, answer, began_at))
 
@@ -141,7 +141,7 @@ class ColumnPulls(RequestFamily):
                 reads.append((queue, read))
         return reads
 
-    def _reply(self, request: Request, answer: _Answer, began_at: float) -> None:
+    def _reply(self, request: Request, answer: _ColumnAnswer, began_at: float) -> None:
         took_us = int((self._loop.time() - began_at) * 1e6)
         counts = iter(answer.encoded.counts)
         pulled = [

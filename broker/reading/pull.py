@@ -16,7 +16,7 @@ from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
 from broker.reading.core.hold import (
     Hold,
-    Parked,
+    ParkedPull,
 )
 from broker.retry.core.moves import may_pull
 from broker.topics.core.table import (
@@ -66,7 +66,7 @@ _STATUS: Final = {
 }
 
 
-class Asked:
+class PullInHand:
     """A PULL in hand: its request, and what its header says; `queues` as they were asked for."""
 
     __slots__ = ("filter_id", "generations", "group", "hold_ms", "max_bytes", "queues", "request")
@@ -111,13 +111,13 @@ class Pull(RequestFamily):
         gate: PullGate,
         subscribed: TemporarySubscribed,
     ) -> None:
-        self.hold: Hold[Asked] = Hold()
+        self.hold: Hold[PullInHand] = Hold()
         self.cold_reads = 0
         self._store = store
         self._topics = topics
         self._statistics = statistics
         self._filters: dict[Connection, dict[int, FilterSet]] = {}
-        self._parked: dict[Connection, dict[int, Parked[Asked]]] = {}
+        self._parked: dict[Connection, dict[int, ParkedPull[PullInHand]]] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -130,7 +130,7 @@ class Pull(RequestFamily):
         queues = rows(PullQueue, header.queues)
         if not 1 <= len(queues) <= PULL_QUEUES_MAX:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"a PULL names 1 to {PULL_QUEUES_MAX} queues")
-        asked = Asked(request, header, queues)
+        asked = PullInHand(request, header, queues)
         self._filter_of(asked)
         if asked.group:
             if len(asked.generations) not in (0, len(queues)):
@@ -159,7 +159,7 @@ class Pull(RequestFamily):
         """Messages became visible: answer the parked pulls that want them."""
         if not self.hold.size:
             return
-        woken: list[Parked[Asked]] = []
+        woken: list[ParkedPull[PullInHand]] = []
         for batch in batches:
             for run in batch.runs:
                 topic = self._topics.get(run.topic)
@@ -216,7 +216,7 @@ class Pull(RequestFamily):
 
     # Serving
 
-    def _has_nothing(self, asked: Asked) -> bool:
+    def _has_nothing(self, asked: PullInHand) -> bool:
         """Whether every queue may be read and is at its end: most pulls are, and a read costs more."""
         epoch = self._store.epoch
         for at, queue in enumerate(asked.queues):
@@ -230,7 +230,7 @@ class Pull(RequestFamily):
                     return False
         return True
 
-    def _serve(self, asked: Asked, may_hold: bool) -> None:
+    def _serve(self, asked: PullInHand, may_hold: bool) -> None:
         began_at = self._loop.time()
         reads = self._read(asked)
         if reads is None:
@@ -240,7 +240,7 @@ class Pull(RequestFamily):
         else:
             self._reply(asked, reads, began_at)
 
-    def _read(self, asked: Asked) -> list[QueueRead | RemoteError] | None:
+    def _read(self, asked: PullInHand) -> list[QueueRead | RemoteError] | None:
         """One result per queue from memory; None when one of them needs the disk."""
         reads: list[QueueRead | RemoteError] = []
         left = asked.max_bytes
@@ -261,7 +261,7 @@ class Pull(RequestFamily):
                 break
         return reads
 
-    def _serve_cold(self, asked: Asked, began_at: float) -> None:
+    def _serve_cold(self, asked: PullInHand, began_at: float) -> None:
         request = asked.request
         self.cold_reads += 1
         plans = [
@@ -302,7 +302,7 @@ class Pull(RequestFamily):
 
         future.add_done_callback(done)
 
-    def _reply(self, asked: Asked, reads: list[QueueRead | RemoteError], began_at: float) -> None:
+    def _reply(self, asked: PullInHand, reads: list[QueueRead | RemoteError], began_at: float) -> None:
         took_us = int((self._loop.time() - began_at) * 1e6)
         pulled: list[PulledQueue] = []
         parts: list[memoryview] = []
@@ -321,7 +321,7 @@ class Pull(RequestFamily):
             counts.bytes_out += size
         asked.request.reply(PullResponse(pulled, self._store.epoch), parts, size)
 
-    def _admit(self, asked: Asked, at: int) -> QueueRead | RemoteError | None:
+    def _admit(self, asked: PullInHand, at: int) -> QueueRead | RemoteError | None:
         """The answer for a queue that is not to be read: refused, or of a paused group; None = read it."""
         queue = asked.queues[at]
         topic = topic_to_pull(self._topics, queue, asked.group, asked.request.connection.grants)
@@ -335,7 +335,7 @@ class Pull(RequestFamily):
         first, end = self._store.bounds(queue.topic, queue.queue_id)
         return QueueRead(ReadStatus.AT_END, queue.offset, first, end)
 
-    def _fence(self, asked: Asked, at: int) -> RemoteError | None:
+    def _fence(self, asked: PullInHand, at: int) -> RemoteError | None:
         """The refusal of a queue that is read for a group without a valid lease."""
         if not asked.group:
             return None
@@ -346,12 +346,12 @@ class Pull(RequestFamily):
             return None
         return RemoteError(Code.GROUP_FENCED, f"{queue.topic}/{queue.queue_id} generation {generation}")
 
-    def _is_paused(self, asked: Asked) -> bool:
+    def _is_paused(self, asked: PullInHand) -> bool:
         return bool(asked.group) and self._gate.is_paused(asked.group)
 
     # Filters
 
-    def _filter_of(self, asked: Asked) -> FilterSet | None:
+    def _filter_of(self, asked: PullInHand) -> FilterSet | None:
         if asked.filter_id is None:
             return None
         wanted = self._filters.get(asked.request.connection, {}).get(asked.filter_id)
@@ -359,7 +359,7 @@ class Pull(RequestFamily):
             raise RemoteError(Code.FILTER_UNKNOWN, f"filter {asked.filter_id} is not registered here")
         return wanted
 
-    def _hash_filter(self, asked: Asked, topic: str) -> HashFilter | None:
+    def _hash_filter(self, asked: PullInHand, topic: str) -> HashFilter | None:
         wanted = self._filter_of(asked)
         if wanted is None:
             return None
@@ -372,7 +372,7 @@ class Pull(RequestFamily):
 
     # Hold
 
-    def _park(self, asked: Asked) -> None:
+    def _park(self, asked: PullInHand) -> None:
         # Many wait for long, and a topic's name is there already.
         asked.request.let_go()
         for at, queue in enumerate(asked.queues):
@@ -382,7 +382,7 @@ class Pull(RequestFamily):
         deadline = self._loop.time() + asked.hold_ms / 1e3
         # Arrivals are nothing to a group that is paused.
         keys = () if self._is_paused(asked) else tuple({(q.topic, q.queue_id) for q in asked.queues})
-        parked = Parked(asked, keys, self._filter_of(asked), deadline)
+        parked = ParkedPull(asked, keys, self._filter_of(asked), deadline)
         if not self.hold.park(parked):
             self._serve(asked, False)
             return
@@ -390,7 +390,7 @@ class Pull(RequestFamily):
         if self._timer is None or deadline < self._timer_at:
             self._set_timer(deadline)
 
-    def _answer_parked(self, parked: Parked[Asked], may_hold: bool) -> None:
+    def _answer_parked(self, parked: ParkedPull[PullInHand], may_hold: bool) -> None:
         connection = parked.owner.request.connection
         waiting = self._parked.get(connection)
         if waiting is not None:

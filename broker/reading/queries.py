@@ -38,7 +38,7 @@ from holdmq.wire.query_headers import (
 from storage.api.lookups import (
     LATEST_MS,
     LOG_END,
-    Place,
+    MessagePlace,
 )
 from storage.api.store import MessageStore
 
@@ -79,12 +79,12 @@ class Queries(RequestFamily):
         def look_up() -> memoryview:
             place, record, reason = self._store.index.message(message_id)
             if record is None:
-                code = Code.CORRUPT if place is Place.CORRUPT else Code.MESSAGE_UNKNOWN
+                code = Code.CORRUPT if place is MessagePlace.CORRUPT else Code.MESSAGE_UNKNOWN
                 raise RemoteError(code, reason)
             self._check_visible(record, message_id)
             raw = self._raw(record)
             if raw is None:
-                raise RemoteError(Code.MESSAGE_UNKNOWN, f"message {message_id}: {Place.GONE.value}")
+                raise RemoteError(Code.MESSAGE_UNKNOWN, f"message {message_id}: {MessagePlace.GONE.value}")
             return raw
 
         self.lookups.run(request, look_up, lambda raw: request.reply(Empty(), [raw], len(raw)))

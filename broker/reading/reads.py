@@ -24,9 +24,9 @@ from broker.reading.core.readers import (
     EVERYWHERE,
     NOWHERE,
     TAG_TESTS_MAX,
+    BulkReader,
     Picked,
-    Reader,
-    Window,
+    ReadableRange,
     scan,
 )
 from broker.topics.core.table import (
@@ -68,12 +68,12 @@ TICK_S: Final = 0.05
 log = structlog.get_logger("holdmq.broker")
 
 
-class _Open:
+class _OpenReader:
     """An open reader, its connection, and its READs in hand with their deadlines."""
 
     __slots__ = ("connection", "reader", "reads", "timer")
 
-    def __init__(self, connection: Connection, reader: Reader) -> None:
+    def __init__(self, connection: Connection, reader: BulkReader) -> None:
         self.connection = connection
         self.reader = reader
         self.reads: deque[tuple[Request, int, float]] = deque()
@@ -91,7 +91,7 @@ class Reads(RequestFamily):
         self.bytes_out = 0
         self._store = store
         self._topics = topics
-        self._open: dict[Connection, dict[int, _Open]] = {}
+        self._open: dict[Connection, dict[int, _OpenReader]] = {}
         self._loop = asyncio.get_running_loop()
         self._tick: asyncio.TimerHandle | None = None
 
@@ -111,7 +111,7 @@ class Reads(RequestFamily):
                 f"position {position} of log epoch {header.log_epoch} was taken back; continue at {resume}",
                 {"position": resume, "log_epoch": self._store.epoch},
             )
-        reader = Reader(header.reader_id, max(position, first), end if header.position is None else 0)
+        reader = BulkReader(header.reader_id, max(position, first), end if header.position is None else 0)
         # Readers serve MQTT, which sees no tables.
         reader.filters.is_hidden = self._topics.is_table
         reader.filters.change(rows(FilterTerm, header.add), ())
@@ -121,7 +121,7 @@ class Reads(RequestFamily):
             self._end(replaced)
         else:
             self.readers += 1
-        readers[header.reader_id] = _Open(request.connection, reader)
+        readers[header.reader_id] = _OpenReader(request.connection, reader)
         request.reply(ReadPosition(reader.position, self._store.epoch))
         if self._tick is None:
             self._tick = self._loop.call_later(TICK_S, self._end_holds)
@@ -222,7 +222,7 @@ class Reads(RequestFamily):
                     opened.reader.owe(name, before.paused_at)
                     self._schedule(opened)
 
-    def _remember_pauses(self, reader: Reader) -> None:
+    def _remember_pauses(self, reader: BulkReader) -> None:
         """Who comes back to a position within a past pause has not got what was kept below it."""
         if reader.since:
             return
@@ -233,22 +233,22 @@ class Reads(RequestFamily):
             elif kept:
                 reader.owe(topic.name, min(kept))
 
-    def _window_of(self, name: str) -> Window:
+    def _window_of(self, name: str) -> ReadableRange:
         """Where in the log a topic's records may be given to readers as they come."""
         topic = self._topics.get(name)
         if topic is None or not topic.is_readable:
             return NOWHERE
-        return Window(0, topic.paused_at) if topic.is_paused else EVERYWHERE
+        return ReadableRange(0, topic.paused_at) if topic.is_paused else EVERYWHERE
 
     # Serving
 
-    def _get(self, connection: Connection, reader_id: int) -> _Open:
+    def _get(self, connection: Connection, reader_id: int) -> _OpenReader:
         opened = self._open.get(connection, {}).get(reader_id)
         if opened is None:
             raise RemoteError(Code.READER_UNKNOWN, f"reader {reader_id} is not open on this connection")
         return opened
 
-    def _schedule(self, opened: _Open) -> None:
+    def _schedule(self, opened: _OpenReader) -> None:
         if opened.timer is not None or not opened.reads or opened.reader.is_loading:
             return
         if opened.reader.late:
@@ -264,11 +264,11 @@ class Reads(RequestFamily):
         else:
             opened.timer = self._loop.call_at(due, self._due, opened)
 
-    def _due(self, opened: _Open) -> None:
+    def _due(self, opened: _OpenReader) -> None:
         opened.timer = None
         self._serve(opened)
 
-    def _serve(self, opened: _Open) -> None:
+    def _serve(self, opened: _OpenReader) -> None:
         reader = opened.reader
         while opened.reads and opened.connection.is_writable and not opened.connection.is_closed:
             if reader.late:
@@ -290,12 +290,12 @@ class Reads(RequestFamily):
                 return
             self._answer(opened, picked)
 
-    def _scan(self, opened: _Open, batches: Sequence[Batch]) -> Picked:
+    def _scan(self, opened: _OpenReader, batches: Sequence[Batch]) -> Picked:
         """Look for what the next READ is answered with, from the reader's position on."""
         reader, credit = opened.reader, opened.reads[0][1]
         return scan(reader.filters, batches, reader.position, credit, self._window_of, TAG_TESTS_MAX)
 
-    def _answer(self, opened: _Open, picked: Picked, is_late: bool = False) -> None:
+    def _answer(self, opened: _OpenReader, picked: Picked, is_late: bool = False) -> None:
         request = opened.reads.popleft()[0]
         position = opened.reader.position if is_late else picked.position
         header = ReadResponse(position, self._store.epoch, picked.count, is_late)
@@ -304,7 +304,7 @@ class Reads(RequestFamily):
         self.bytes_out += picked.size_bytes
         request.reply(header, picked.parts, picked.size_bytes)
 
-    def _load(self, opened: _Open) -> None:
+    def _load(self, opened: _OpenReader) -> None:
         """Serve from disk: the reader fell out of the tail, starts far back, or is owed what was kept."""
         reader = opened.reader
         reader.is_loading = True
@@ -331,7 +331,7 @@ class Reads(RequestFamily):
 
         future.add_done_callback(done)
 
-    def _give(self, opened: _Open, batches: list[Batch], next_position: int) -> None:
+    def _give(self, opened: _OpenReader, batches: list[Batch], next_position: int) -> None:
         """Answer with what was read from the reader's position on."""
         reader = opened.reader
         while opened.reads:
@@ -343,7 +343,9 @@ class Reads(RequestFamily):
                 break
             self._answer(opened, picked)
 
-    def _give_late(self, opened: _Open, batches: list[Batch], position: int, next_position: int) -> None:
+    def _give_late(
+        self, opened: _OpenReader, batches: list[Batch], position: int, next_position: int
+    ) -> None:
         """Answer with what paused topics kept, of what was read from `position` on."""
         reader = opened.reader
         while opened.reads and reader.late and reader.late_at == position:
@@ -356,7 +358,7 @@ class Reads(RequestFamily):
                 return
             self._answer(opened, picked, True)
 
-    def _cold_read_failed(self, opened: _Open, error: BaseException) -> None:
+    def _cold_read_failed(self, opened: _OpenReader, error: BaseException) -> None:
         log.error("reading the log failed", position=opened.reader.position, reason=str(error))
         refusal = error if isinstance(error, HoldMQError) else RemoteError(Code.SYSTEM_ERROR, str(error))
         if opened.reads:
@@ -372,7 +374,7 @@ class Reads(RequestFamily):
                     self._answer(opened, Picked(opened.reader.position))
         self._tick = self._loop.call_later(TICK_S, self._end_holds) if self._open else None
 
-    def _end(self, opened: _Open) -> None:
+    def _end(self, opened: _OpenReader) -> None:
         if opened.timer is not None:
             opened.timer.cancel()
             opened.timer = None

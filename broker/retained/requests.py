@@ -54,8 +54,8 @@ from holdmq.wire.retained_headers import (
 )
 from storage.api.lookups import (
     KeyChange,
-    Row,
     TableStore,
+    VersionedRow,
 )
 from storage.api.store import (
     Batch,
@@ -80,7 +80,7 @@ log = structlog.get_logger("holdmq.broker")
 Told = Callable[[StorageError | None, list[int]], None]
 
 
-class Put(NamedTuple):
+class RetainedChange(NamedTuple):
     """A topic's message from now on, as a row has it; None = it has none."""
 
     topic: str
@@ -227,7 +227,7 @@ class Retained(RequestFamily):
         else:
             self._put_by_topic(request, puts, codes, told)
 
-    def put_own(self, puts: Sequence[Put], told: Told) -> None:
+    def put_own(self, puts: Sequence[RetainedChange], told: Told) -> None:
         """Put at this broker, which owns these topics, whatever the limits say.
 
         Values are those of `stamp_retained`. `told` gets the error of the log, or None and the codes.
@@ -235,23 +235,23 @@ class Retained(RequestFamily):
         taken = [put for put in puts if put.value is not None]
         self._append(puts, [0] * len(puts), len(taken), sum(map(_size_of, taken)), told)
 
-    def _read_puts(self, wanted: Sequence[RetainedPut], body: memoryview) -> list[Put]:
+    def _read_puts(self, wanted: Sequence[RetainedPut], body: memoryview) -> list[RetainedChange]:
         now_ms = self._clock_ms()
-        puts: list[Put] = []
+        puts: list[RetainedChange] = []
         at = 0
         for topic, expiry_s, length in wanted:
             if not 0 < len(topic.encode()) <= KEY_BYTES_MAX:
                 raise WireError("a retained message has no topic, or too long a one", Code.LIMIT_EXCEEDED)
             if length < 0:
-                puts.append(Put(topic, None))
+                puts.append(RetainedChange(topic, None))
                 continue
             if at + length > len(body) or length < HEAD_BYTES or expiry_s > 0xFFFFFFFF:
                 raise WireError("the body of a RETAINED_PUT does not have what its rows say")
-            puts.append(Put(topic, stamp_retained(body[at : at + length], now_ms, expiry_s)))
+            puts.append(RetainedChange(topic, stamp_retained(body[at : at + length], now_ms, expiry_s)))
             at += length
         return puts
 
-    def _size_fault(self, put: Put) -> int:
+    def _size_fault(self, put: RetainedChange) -> int:
         if put.value is None:
             return 0
         too_long = _size_of(put) + ROW_OVERHEAD_BYTES > self._record_max_bytes
@@ -279,11 +279,13 @@ class Retained(RequestFamily):
         while in_hand and (in_hand[0].is_refused or 0 <= in_hand[0].end <= applied):
             in_hand.popleft()
 
-    def _put_by_topic(self, request: Request, puts: list[Put], codes: list[int], told: Told) -> None:
+    def _put_by_topic(
+        self, request: Request, puts: list[RetainedChange], codes: list[int], told: Told
+    ) -> None:
         """Near the limits: topics that have a message already may get another one."""
         keys = [put.topic for put in puts]
 
-        def decide(found: list[Row | None]) -> None:
+        def decide(found: list[VersionedRow | None]) -> None:
             if request.connection.is_closed:
                 return  # its gateway sends it again, and perhaps something newer behind it
             used_rows, used_bytes = self._used()
@@ -310,7 +312,7 @@ class Retained(RequestFamily):
         )
 
     def _append(
-        self, puts: Sequence[Put], codes: list[int], new_rows: int, new_bytes: int, told: Told
+        self, puts: Sequence[RetainedChange], codes: list[int], new_rows: int, new_bytes: int, told: Told
     ) -> None:
         taken = [put for put, code in zip(puts, codes, strict=True) if not code]
         if not taken:
@@ -342,7 +344,7 @@ class Retained(RequestFamily):
 
     def remove(self, topics: Sequence[str], done: Callable[[StorageError | None], None]) -> None:
         """Have these topics no message any more."""
-        self.put_own([Put(topic, None) for topic in topics], lambda error, _codes: done(error))
+        self.put_own([RetainedChange(topic, None) for topic in topics], lambda error, _codes: done(error))
 
     def unshown(self) -> Iterable[tuple[str, int]]:
         """Topics that were put and that the table may not show so yet, and when they expire (0 = never)."""
@@ -417,5 +419,5 @@ class Retained(RequestFamily):
         tables.wait_applied(position, reached)
 
 
-def _size_of(put: Put) -> int:
+def _size_of(put: RetainedChange) -> int:
     return len(put.topic.encode()) + len(put.value or b"")

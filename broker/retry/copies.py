@@ -24,7 +24,7 @@ from broker.retry.core.moves import (
     KnownMoves,
     copied_by,
 )
-from broker.topics.requests import Topics
+from broker.topics.requests import TopicRequests
 from holdmq.errors import HoldMQError, RecordError, StorageError
 from holdmq.record.batch import split_records
 from holdmq.record.codec import (
@@ -37,9 +37,9 @@ from holdmq.record.origin import (
 )
 from storage.api.store import (
     Batch,
-    Delayed,
+    BatchRun,
+    DelayedRecord,
     MessageStore,
-    Run,
 )
 from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
 
@@ -59,7 +59,7 @@ ALERT_INTERVAL_S: Final = 1.0
 log = structlog.get_logger("holdmq.broker")
 
 
-class Moved(NamedTuple):
+class MovedMessage(NamedTuple):
     """What became of a message: the number of its copy, and when that is due.
 
     `due_ms` -1: it is a dead letter (`is_dead`), or had been moved before (`is_repeat`).
@@ -90,7 +90,7 @@ class FoundMove(NamedTuple):
     offset: int
 
 
-Done = Callable[[Moved | HoldMQError], None]
+Done = Callable[[MovedMessage | HoldMQError], None]
 
 
 class Copies:
@@ -101,7 +101,7 @@ class Copies:
     with every group of dead letters that are in the log: what alarms are made of.
     """
 
-    def __init__(self, store: MessageStore, topics: Topics, marks: Marks) -> None:
+    def __init__(self, store: MessageStore, topics: TopicRequests, marks: Marks) -> None:
         self.room_made: Event[[]] = Event()
         self.letters_written: Event[[Sequence[DeadLetter]]] = Event()
         self.recovered: Event[[]] = Event()
@@ -183,7 +183,7 @@ class Copies:
         known = self.known.attempt_past(copy.key, attempts)
         if known:
             self.repeats += 1
-            done(Moved(known, -1, copy.is_dead, True))
+            done(MovedMessage(known, -1, copy.is_dead, True))
             return
         waiting = self._in_hand.get(copy.key)
         if waiting is not None:
@@ -233,7 +233,7 @@ class Copies:
                 self._schedule(copies)
 
     def _schedule(self, copies: list[Copy]) -> None:
-        delayed = [Delayed(copy.record, copy.due_ms or 0) for copy in copies]
+        delayed = [DelayedRecord(copy.record, copy.due_ms or 0) for copy in copies]
         try:
             self._timer.schedule(delayed, partial(self._appended, copies))
         except RecordError as error:
@@ -267,7 +267,7 @@ class Copies:
             self.repeats += len(waiting) - 1
             due_ms = -1 if copy.due_ms is None else copy.due_ms
             for index, done in enumerate(waiting):
-                done(Moved(copy.attempt, due_ms, copy.is_dead, index > 0))
+                done(MovedMessage(copy.attempt, due_ms, copy.is_dead, index > 0))
         if letters:
             self._alert(letters)
 
@@ -309,12 +309,12 @@ class Copies:
 
 def _batch_of(copies: list[Copy]) -> Batch:
     """Copies as a batch for the log, in their order."""
-    runs: list[Run] = []
+    runs: list[BatchRun] = []
     for copy in copies:
         if runs and (runs[-1].topic, runs[-1].queue_id) == (copy.topic, copy.queue_id):
             runs[-1].count += 1
         else:
-            runs.append(Run(copy.topic, copy.queue_id, 1))
+            runs.append(BatchRun(copy.topic, copy.queue_id, 1))
     records = [copy.record for copy in copies]
     sizes = np.fromiter(map(len, records), np.int64, len(records))
     return Batch(memoryview(bytearray().join(records)), sizes, runs)

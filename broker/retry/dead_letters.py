@@ -21,14 +21,14 @@ from broker.kernel.request_family import RequestFamily
 from broker.produce.core.delays import UNFIT_KINDS
 from broker.retry.copies import (
     Copies,
-    Moved,
+    MovedMessage,
 )
 from broker.retry.core.dead_letters import (
     RANGES_MAX,
     Marks,
 )
 from broker.retry.core.moves import resent_copy
-from broker.topics.requests import Topics
+from broker.topics.requests import TopicRequests
 from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.names.topics import (
@@ -105,11 +105,16 @@ class _Resend:
         self.failures.append(ResendFailure(offset, error.code, remark))
 
 
-class DeadLetters(RequestFamily):
+class DeadLetterRequests(RequestFamily):
     """Handles DLQ_LIST, DLQ_RESEND and DLQ_PURGE. Without `load` the marks are in memory only."""
 
     def __init__(
-        self, store: MessageStore, copies: Copies, topics: Topics, marks: Marks, clock_ms: Callable[[], int]
+        self,
+        store: MessageStore,
+        copies: Copies,
+        topics: TopicRequests,
+        marks: Marks,
+        clock_ms: Callable[[], int],
     ) -> None:
         self.marks = marks
         self.resent = self.purged = self.failed_saves = 0
@@ -394,7 +399,7 @@ class DeadLetters(RequestFamily):
                 return
             self._copies.put(copy, 0, done)
 
-    def _sent(self, resend: _Resend, offset: int, moved: Moved | HoldMQError) -> None:
+    def _sent(self, resend: _Resend, offset: int, moved: MovedMessage | HoldMQError) -> None:
         if isinstance(moved, HoldMQError):
             resend.fail(offset, moved)
         else:

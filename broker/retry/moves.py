@@ -17,13 +17,13 @@ from broker.kernel.request_family import RequestFamily
 from broker.retry.copies import (
     Copies,
     Done,
-    Moved,
+    MovedMessage,
 )
 from broker.retry.core.moves import (
     RetryPolicy,
     failed_copy,
 )
-from broker.topics.requests import Topics
+from broker.topics.requests import TopicRequests
 from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError
 from holdmq.names.topics import (
     group_fault,
@@ -102,7 +102,7 @@ class Moves(RequestFamily):
         self,
         store: MessageStore,
         copies: Copies,
-        topics: Topics,
+        topics: TopicRequests,
         policy_of: PolicyOf,
         clock_ms: Callable[[], int],
     ) -> None:
@@ -155,7 +155,7 @@ class Moves(RequestFamily):
         results: list[SendBackResult | None] = [None] * len(messages)
         left = len(messages)
 
-        def settled(index: int, moved: Moved | HoldMQError) -> None:
+        def settled(index: int, moved: MovedMessage | HoldMQError) -> None:
             nonlocal left
             results[index] = _result(moved)
             left -= 1
@@ -325,7 +325,7 @@ class Moves(RequestFamily):
             copy, record.reconsume_times, partial(self._settle, move.done), policy.retry_queue_nums
         )
 
-    def _settle(self, done: Done, moved: Moved | HoldMQError) -> None:
+    def _settle(self, done: Done, moved: MovedMessage | HoldMQError) -> None:
         self.in_hand -= 1
         if isinstance(moved, HoldMQError):
             self.failed += 1
@@ -350,7 +350,7 @@ def _record_of(move: _Move, read: QueueRead | StorageError | None) -> Record | H
     return record
 
 
-def _result(moved: Moved | HoldMQError) -> SendBackResult:
+def _result(moved: MovedMessage | HoldMQError) -> SendBackResult:
     if isinstance(moved, HoldMQError):
         remark = moved.remark if isinstance(moved, RemoteError) else str(moved)
         return SendBackResult(moved.code, 0, -1, remark)

@@ -14,7 +14,7 @@ from broker.sessions.core.rows import (
     decode_meta,
     meta_key,
 )
-from broker.sessions.core.sessions import Sessions
+from broker.sessions.core.sessions import OwnedSessions
 from broker.sessions.rows import (
     Session,
     SessionRows,
@@ -51,7 +51,7 @@ class SessionQueries:
     def __init__(
         self,
         store: MessageStore,
-        core: Sessions[Connection],
+        core: OwnedSessions[Connection],
         rows: SessionRows,
         clock_ms: Callable[[], int],
         check_ready: Callable[[], None],

@@ -25,7 +25,7 @@ from broker.sessions.core.rows import (
 )
 from broker.sessions.core.sessions import (
     TAKEOVER_S,
-    Sessions,
+    OwnedSessions,
 )
 from broker.sessions.core.wills import WillKey
 from broker.sessions.queries import SessionQueries
@@ -122,7 +122,7 @@ class SessionTable(RequestFamily):
         user_max: int = 0,
     ) -> None:
         now_ms = clock_ms()
-        self.core: Sessions[Connection] = Sessions(
+        self.core: OwnedSessions[Connection] = OwnedSessions(
             now_ms << 20, now_ms, lambda: secrets.randbits(63), user_max=user_max
         )
         self.rows = SessionRows(store)

@@ -13,7 +13,7 @@ import xxhash
 
 from broker.sessions.core.rows import (
     META,
-    Found,
+    FoundSession,
     Meta,
     RowChange,
     decode_meta,
@@ -43,7 +43,7 @@ RETRY_AFTER_MS: Final = 50
 CLIENT_ID_BYTES_MAX: Final = 16 << 10
 
 Done = Callable[[StorageError | None], None]
-Session = Found | HoldMQError | None
+Session = FoundSession | HoldMQError | None
 """A session as its rows say, why they cannot be understood, or None = there is none."""
 Loaded = Callable[[list[Session] | HoldMQError], None]
 
@@ -182,7 +182,7 @@ class SessionRows:
 
     def _overlaid(self, client_id: str, found: Session) -> Session:
         owed = self.owed.get(client_id)
-        return found._replace(meta=owed) if isinstance(found, Found) and owed is not None else found
+        return found._replace(meta=owed) if isinstance(found, FoundSession) and owed is not None else found
 
 
 def queue_of(client_id: str) -> int:
@@ -207,7 +207,7 @@ def read_sessions(tables: TableStore, client_ids: Sequence[str]) -> list[Session
             found.append(error)
             continue
         filters = _read_filters(tables, client_id)
-        found.append(Found(known, b"" if state is None else state.value, filters))
+        found.append(FoundSession(known, b"" if state is None else state.value, filters))
     return found
 
 

@@ -23,7 +23,7 @@ from broker.sessions.core.rows import (
     split_will_key,
     will_key,
 )
-from broker.sessions.core.sessions import Sessions
+from broker.sessions.core.sessions import OwnedSessions
 from broker.sessions.core.wills import (
     LEASE_S,
     WillKey,
@@ -36,7 +36,7 @@ from holdmq.wire.session_headers import SESSION_TOPIC, DueWill, SessionWillsRequ
 from holdmq.wire.session_will import decode_will
 from storage.api.lookups import (
     Page,
-    Row,
+    VersionedRow,
 )
 from storage.api.store import MessageStore
 
@@ -68,7 +68,7 @@ class DueWills:
     def __init__(
         self,
         store: MessageStore,
-        core: Sessions[Connection],
+        core: OwnedSessions[Connection],
         rows: SessionRows,
         clock_ms: Callable[[], int],
     ) -> None:
@@ -177,7 +177,7 @@ class DueWills:
             keys = [key for key, _ in due]
             self._handed.update(dict.fromkeys(keys, (None, math.inf)))
 
-            def read(found: list[Row | None] | HoldMQError) -> None:
+            def read(found: list[VersionedRow | None] | HoldMQError) -> None:
                 if isinstance(found, HoldMQError):
                     log.error("wills that are due cannot be read; trying again", reason=str(found))
                     self._put_back(keys, RETRY_S)
@@ -188,7 +188,7 @@ class DueWills:
         self.look()
 
     def _load(
-        self, keys: Sequence[WillKey], loaded: Callable[[list[Row | None] | HoldMQError], None]
+        self, keys: Sequence[WillKey], loaded: Callable[[list[VersionedRow | None] | HoldMQError], None]
     ) -> None:
         names = [will_key(*key) for key in keys]
 
@@ -201,7 +201,7 @@ class DueWills:
         self._rows.tables.wait_applied(self._store.confirmed_position, applied)
 
     def _hand_over(
-        self, due: Sequence[tuple[WillKey, Connection | None]], found: Sequence[Row | None]
+        self, due: Sequence[tuple[WillKey, Connection | None]], found: Sequence[VersionedRow | None]
     ) -> None:
         """Push wills to gateways: each to the one that told of its end, or all others to the next in turn."""
         now = self._loop.time()
@@ -298,7 +298,7 @@ class DueWills:
         future.add_done_callback(finished)
 
 
-def _found(key: WillKey, row: Row, meta_row: Row | None, now_ms: int) -> _Found:
+def _found(key: WillKey, row: VersionedRow, meta_row: VersionedRow | None, now_ms: int) -> _Found:
     """When a will of before is due: whoever may still be connected gets the time of a lease to say so."""
     will = decode_will(row.value)
     if meta_row is None:

@@ -13,12 +13,12 @@ from broker.shared_groups.core.queue import SharedQueue
 from broker.shared_groups.core.records import (
     SHARED_TOPIC,
     Entry,
-    News,
-    Restored,
+    ProgressNews,
+    RestoredShared,
 )
 
 
-class SharedJournal(Journal[News]):
+class SharedJournal(Journal[ProgressNews]):
     """Writes down what shared groups of the SDK have done (broker.kernel.journal)."""
 
     TOPIC = SHARED_TOPIC
@@ -31,10 +31,10 @@ class SharedJournal(Journal[News]):
         capture: Callable[[], list[Entry]],
         unwritten: Callable[[], int],
     ) -> None:
-        super().__init__(store, path, News, capture, unwritten)
+        super().__init__(store, path, ProgressNews, capture, unwritten)
 
     def load(self, window: int, accept_backup: bool = False) -> list[SharedQueue]:
         """Read snapshot and log (blocking). StorageError if the snapshot is damaged."""
-        restored = Restored()
+        restored = RestoredShared()
         self.read(restored, accept_backup)
         return restored.queues(window)

@@ -14,8 +14,8 @@ import structlog
 
 from broker.kernel.statistics import Statistics
 from broker.shared_groups.core.members import (
-    Member,
     SharedGroup,
+    SharedGroupMember,
 )
 from broker.shared_groups.core.queue import Claim
 from broker.shared_groups.core.shared import Shared
@@ -52,7 +52,7 @@ class HeldPull(NamedTuple):
 
     request: Request
     header: SharedPullRequest
-    member: Member
+    member: SharedGroupMember
     until: float
 
 
@@ -100,7 +100,7 @@ class SharedPulls:
             elif len(parked.member.topics) >= len(group.filters):
                 return  # there is nothing for anybody
 
-    def begin(self, request: Request, header: SharedPullRequest, member: Member) -> None:
+    def begin(self, request: Request, header: SharedPullRequest, member: SharedGroupMember) -> None:
         """Serve a new pull."""
         hold_s = min(max(header.hold_ms / 1e3, SCAN_MIN_S), HOLD_MAX_MS / 1e3)
         self.serve(HeldPull(request, header, member, self._loop.time() + hold_s))
@@ -127,7 +127,7 @@ class SharedPulls:
             self.serve(pull)
         self._settle()
 
-    def _claim(self, member: Member, count: int) -> list[Claim]:
+    def _claim(self, member: SharedGroupMember, count: int) -> list[Claim]:
         if self.is_draining or member.is_gone or self._is_paused(member.group.name):
             return []
         self._starts.refresh(member.group)

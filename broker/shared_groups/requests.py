@@ -20,7 +20,7 @@ import structlog
 from broker.kernel.journal import SyncedStore
 from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.kernel.statistics import Statistics
-from broker.shared_groups.core.members import Member
+from broker.shared_groups.core.members import SharedGroupMember
 from broker.shared_groups.core.queue import (
     SharedQueue,
 )
@@ -30,7 +30,7 @@ from broker.shared_groups.core.records import (
 )
 from broker.shared_groups.core.shared import (
     READY_MAX,
-    Settling,
+    SettlingMember,
     Shared,
 )
 from broker.shared_groups.core.subscriptions import (
@@ -70,7 +70,7 @@ from holdmq.record.origin import (
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.group_headers import SHARED, Subscription
+from holdmq.wire.group_headers import SHARED, GroupSubscription
 from holdmq.wire.header import rows
 from holdmq.wire.headers import Empty
 from holdmq.wire.shared_headers import (
@@ -109,7 +109,7 @@ LATE_GRACE_S: Final = 0.2
 log = structlog.get_logger("holdmq.broker")
 
 
-class Gate(Protocol):
+class SharedGate(Protocol):
     """What is known of groups elsewhere (broker.groups.requests)."""
 
     def ensure(self, name: str, mode: str, done: Callable[[HoldMQError | None], None]) -> None:
@@ -132,7 +132,7 @@ class SharedMode(RequestFamily):
     def __init__(
         self,
         core: Shared,
-        gate: Gate,
+        gate: SharedGate,
         store: SyncedStore,
         topics: TopicTable,
         path: Path,
@@ -151,7 +151,7 @@ class SharedMode(RequestFamily):
         self.moves = SharedMoves(core, self.journal, move, self._settle)
         self._store = store
         self._loop = asyncio.get_running_loop()
-        self._members: dict[Connection, dict[int, Member]] = {}
+        self._members: dict[Connection, dict[int, SharedGroupMember]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._is_draining = False
@@ -357,10 +357,10 @@ class SharedMode(RequestFamily):
             raise RemoteError(Code.LIMIT_EXCEEDED, f"{MEMBERS_MAX} members of shared groups at this broker")
         if sum(len(group.order) for group in self.core.groups.values()) >= QUEUES_MAX:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"shared groups read {QUEUES_MAX} queues at this broker")
-        return self._check_subscriptions(header.group, rows(Subscription, header.subscriptions))
+        return self._check_subscriptions(header.group, rows(GroupSubscription, header.subscriptions))
 
     def _check_subscriptions(
-        self, name: str, subscriptions: list[Subscription]
+        self, name: str, subscriptions: list[GroupSubscription]
     ) -> dict[str, SubscriptionFilter]:
         if not 1 <= len(subscriptions) <= SUBSCRIPTIONS_MAX:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"1 to {SUBSCRIPTIONS_MAX} topics can be subscribed to")
@@ -386,7 +386,7 @@ class SharedMode(RequestFamily):
         request.reply(Empty())
         self._settle()
 
-    def _drop(self, member: Member) -> None:
+    def _drop(self, member: SharedGroupMember) -> None:
         """End a member whose connection lives."""
         connection = member.owner
         assert isinstance(connection, Connection)
@@ -398,13 +398,13 @@ class SharedMode(RequestFamily):
             self._members.pop(connection, None)
         self._member_left(member)
 
-    def _release_pull(self, member: Member) -> None:
+    def _release_pull(self, member: SharedGroupMember) -> None:
         parked = self.core.unpark(member)
         if parked is not None:
             assert isinstance(parked.owner, HeldPull)
             self.pulls.reply(parked.owner, [])
 
-    def _member_left(self, member: Member) -> None:
+    def _member_left(self, member: SharedGroupMember) -> None:
         """A temporary group goes with its last member."""
         group = member.group
         if group.members:
@@ -414,7 +414,7 @@ class SharedMode(RequestFamily):
             self.starts.forget(group)
             self.core.forget(group.name)
 
-    def _member(self, connection: Connection, member_id: int) -> Member:
+    def _member(self, connection: Connection, member_id: int) -> SharedGroupMember:
         member = self._members.get(connection, {}).get(member_id)
         if member is None:
             raise RemoteError(Code.RECEIPT_UNKNOWN, f"member {member_id} is not open on this connection")
@@ -443,7 +443,7 @@ class SharedMode(RequestFamily):
         header = request.header(SharedAckRequest)
         member = self._member(request.connection, header.member_id)
         refused: list[SharedRange] = []
-        masks: dict[int, Settling] = {}
+        masks: dict[int, SettlingMember] = {}
         for row in _bounded(rows(SharedRange, header.ranges)):
             settling = self.core.settle(member, row.receipt, row.offset, row.messages)
             if settling is None or settling.mask.bit_count() != row.messages:
@@ -451,9 +451,9 @@ class SharedMode(RequestFamily):
             if settling is not None:
                 known = masks.get(row.receipt)
                 if known is not None:
-                    settling = Settling(settling.delivery, settling.mask | known.mask)
+                    settling = SettlingMember(settling.delivery, settling.mask | known.mask)
                 masks[row.receipt] = settling
-        kept: list[Settling] = []
+        kept: list[SettlingMember] = []
         for settling in masks.values():
             queue = settling.delivery.queue
             if is_volatile(queue):
@@ -468,7 +468,11 @@ class SharedMode(RequestFamily):
         self._settle()
 
     def _acknowledged(
-        self, request: Request, kept: list[Settling], refused: list[SharedRange], error: StorageError | None
+        self,
+        request: Request,
+        kept: list[SettlingMember],
+        refused: list[SharedRange],
+        error: StorageError | None,
     ) -> None:
         for settling in kept:
             if error is None:

@@ -8,8 +8,8 @@ import structlog
 
 from broker.kernel.request_family import HelloOf
 from broker.shared_groups.core.members import (
-    Member,
     SharedGroup,
+    SharedGroupMember,
 )
 from broker.shared_groups.core.queue import (
     QueueKey,
@@ -21,7 +21,7 @@ from broker.shared_groups.core.shared import (
 )
 from holdmq.record.origin import retry_topic
 from holdmq.rpc.connection import Connection
-from holdmq.wire.group_headers import SHARED, MemberRow, Subscription
+from holdmq.wire.group_headers import SHARED, GroupSubscription, MemberRow
 from holdmq.wire.shared_headers import SharedMemberRow, SharedQueueRow, SharedStateResponse
 
 log = structlog.get_logger("holdmq.broker")
@@ -65,7 +65,7 @@ class SharedRows:
         own = [queue for queue in known.order if queue.key.topic == topic]
         return {queue.key.queue_id: (queue.floor, queue.acknowledged.count) for queue in own}
 
-    def _row(self, member: Member) -> MemberRow:
+    def _row(self, member: SharedGroupMember) -> MemberRow:
         connection = member.owner
         assert isinstance(connection, Connection)
         hello = self._hello_of(connection)
@@ -80,7 +80,7 @@ class SharedRows:
             "",
             member.joined_ms,
             0,
-            [Subscription(topic, filters[topic].text) for topic in wanted],
+            [GroupSubscription(topic, filters[topic].text) for topic in wanted],
         )
 
 
@@ -106,7 +106,7 @@ def _queue_row(queue: SharedQueue, is_full: bool, bounds: Bounds) -> SharedQueue
     )
 
 
-def _member_row(member: Member, hello_of: HelloOf) -> SharedMemberRow:
+def _member_row(member: SharedGroupMember, hello_of: HelloOf) -> SharedMemberRow:
     connection = member.owner
     assert isinstance(connection, Connection)
     hello = hello_of(connection)

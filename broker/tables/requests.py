@@ -19,8 +19,8 @@ from broker.kernel.lookups import (
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
 from broker.tables.core.changes import (
-    Change,
     RowName,
+    ShownChange,
     TableChanges,
 )
 from broker.tables.watches import TableWatches
@@ -50,8 +50,8 @@ from holdmq.wire.table_headers import (
     TableWatchRequest,
 )
 from storage.api.lookups import (
-    Row,
     TableStore,
+    VersionedRow,
 )
 from storage.api.store import (
     Batch,
@@ -70,7 +70,7 @@ WAITING_MAX: Final = 10_000
 REQUEST_ID_MAX: Final = 64
 
 
-class Tables(RequestFamily):
+class TableRequests(RequestFamily):
     """The tables of one broker. Made after the store is open: what it finds is to be shown first."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Tables(RequestFamily):
         if not 1 <= len(keys) <= KEYS_MAX or not all(isinstance(key, str) for key in keys):
             raise RemoteError(Code.LIMIT_EXCEEDED, f"a TABLE_GET names 1 to {KEYS_MAX} keys")
 
-        def answer(found: list[Row | None]) -> None:
+        def answer(found: list[VersionedRow | None]) -> None:
             rows = [_row(key, row) for key, row in zip(keys, found, strict=False)]
             values = [row.value for row in found if row is not None]
             request.reply(TableGetResponse(rows), values, sum(map(len, values)))
@@ -230,7 +230,7 @@ class Tables(RequestFamily):
         self, request: Request, header: TableChangeRequest, value: bytes | None, tables: TableStore
     ) -> None:
         born_ms = time.time_ns() // 1_000_000
-        change: Change[Request] | None = None
+        change: ShownChange[Request] | None = None
         size = len(header.key) + len(value or b"")
 
         def done(batch: Batch, error: StorageError | None) -> None:
@@ -384,5 +384,5 @@ class Tables(RequestFamily):
             )
 
 
-def _row(key: str, row: Row | None) -> TableRow:
+def _row(key: str, row: VersionedRow | None) -> TableRow:
     return TableRow(key, NO_VALUE, NO_VALUE) if row is None else TableRow(key, row.version, len(row.value))

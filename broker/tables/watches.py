@@ -14,7 +14,7 @@ from holdmq.rpc.connection import Connection
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.table_headers import NO_VALUE, TableChangesPush, TableRow
 from storage.api.lookups import (
-    Change,
+    RowChanged,
     TableStore,
 )
 
@@ -25,7 +25,7 @@ PUSH_MAX_BYTES: Final = 1 << 20
 """Values in one push, but always one: between two the peer's buffer is looked at."""
 
 
-class _Watch:
+class _ConnectionWatch:
     """`is_behind`: changes were not told; the next word is to scan again."""
 
     __slots__ = ("connection", "is_behind", "prefix", "topic", "watch_id")
@@ -45,13 +45,13 @@ class _Watched:
 
     def __init__(self, end: Callable[[], None]) -> None:
         self.end = end
-        self.by_prefix: dict[bytes, list[_Watch]] = {}
+        self.by_prefix: dict[bytes, list[_ConnectionWatch]] = {}
 
-    def concerned(self, changes: Iterable[Change]) -> dict[_Watch, list[Change]]:
+    def concerned(self, changes: Iterable[RowChanged]) -> dict[_ConnectionWatch, list[RowChanged]]:
         """Which watches are to be told of which changes: of each key the newest."""
         newest = {change.key: change for change in changes}
         lengths = sorted({len(prefix) for prefix in self.by_prefix})
-        found: dict[_Watch, list[Change]] = {}
+        found: dict[_ConnectionWatch, list[RowChanged]] = {}
         for key, change in newest.items():
             for length in lengths:
                 if length > len(key):
@@ -70,7 +70,7 @@ class TableWatches:
         self.rescans = 0
         self._store = store
         self._tables: dict[str, _Watched] = {}
-        self._by_connection: dict[Connection, dict[int, _Watch]] = {}
+        self._by_connection: dict[Connection, dict[int, _ConnectionWatch]] = {}
 
     def begin(self, connection: Connection, watch_id: int, topic: str, prefix: str) -> None:
         """Watch a table; an id that is in use is moved to what this asks for. Raises LIMIT_EXCEEDED."""
@@ -84,7 +84,7 @@ class TableWatches:
             if self.count >= WATCHES_MAX:
                 raise RemoteError(Code.LIMIT_EXCEEDED, f"{WATCHES_MAX} watches at this broker")
         self.end(connection, watch_id)
-        watch = _Watch(connection, watch_id, topic, prefix.encode())
+        watch = _ConnectionWatch(connection, watch_id, topic, prefix.encode())
         watched = self._tables.get(topic)
         if watched is None:
             end = self._store.watch(topic, "", lambda changes: self._changed(topic, changes))
@@ -124,14 +124,14 @@ class TableWatches:
                 self.rescans += 1
                 self._send(watch, [], True)
 
-    def _changed(self, topic: str, changes: list[Change]) -> None:
+    def _changed(self, topic: str, changes: list[RowChanged]) -> None:
         watched = self._tables.get(topic)
         if watched is not None:
             for watch, own in watched.concerned(changes).items():
                 self._tell(watch, own)
 
-    def _tell(self, watch: _Watch, changes: list[Change]) -> None:
-        part: list[Change] = []
+    def _tell(self, watch: _ConnectionWatch, changes: list[RowChanged]) -> None:
+        part: list[RowChanged] = []
         size = 0
         for change in changes:
             length = len(change.value or b"") + len(change.key)
@@ -142,13 +142,13 @@ class TableWatches:
             size += length
         self._push(watch, part)
 
-    def _push(self, watch: _Watch, changes: list[Change]) -> None:
+    def _push(self, watch: _ConnectionWatch, changes: list[RowChanged]) -> None:
         if watch.is_behind or not watch.connection.is_writable:
             watch.is_behind = True
         else:
             self._send(watch, changes, False)
 
-    def _send(self, watch: _Watch, changes: list[Change], rescan: bool) -> None:
+    def _send(self, watch: _ConnectionWatch, changes: list[RowChanged], rescan: bool) -> None:
         rows = [
             TableRow(c.key.decode(), c.version, NO_VALUE if c.value is None else len(c.value))
             for c in changes

@@ -119,7 +119,7 @@ class TopicStore(DeletingStore, Protocol):
         """First offset and next confirmed offset of a queue."""
 
 
-class Topics(RequestFamily):
+class TopicRequests(RequestFamily):
     """The topic table and its file. `load` it, then `start` it over an open store.
 
     `table_changed` happens after changes that registries must hear of, once for all of a turn;

@@ -17,7 +17,7 @@ STEPS_S: Final = (
 )
 
 
-class Table(NamedTuple):
+class CountTable(NamedTuple):
     """A table of counts by time: `unit_s` seconds a row, told by `column`."""
 
     name: str
@@ -28,22 +28,22 @@ class Table(NamedTuple):
 
 
 TABLES: Final = (
-    Table("tps_1s", "second", 1, 2 * 3600),
-    Table("tps_1m", "minute", 60, 5 * 86_400),
-    Table("tps_1h", "hour", 3600, RANGE_MAX_S + STEPS_S[-1]),
+    CountTable("tps_1s", "second", 1, 2 * 3600),
+    CountTable("tps_1m", "minute", 60, 5 * 86_400),
+    CountTable("tps_1h", "hour", 3600, RANGE_MAX_S + STEPS_S[-1]),
 )
 
 
-class Plan(NamedTuple):
+class ReadPlan(NamedTuple):
     """Read `table` from `first` to before `until` (seconds since the epoch) in steps of `step_s`."""
 
-    table: Table
+    table: CountTable
     first: int
     until: int
     step_s: int
 
 
-def plan(first: int, until: int, present: Collection[str], kept_from: Mapping[str, int]) -> Plan | None:
+def plan(first: int, until: int, present: Collection[str], kept_from: Mapping[str, int]) -> ReadPlan | None:
     """Decide how to show `first` to `until`; None when no table is `present`.
 
     The finest table that is meant for such a width and goes back so far (`kept_from`: its oldest second by
@@ -57,7 +57,7 @@ def plan(first: int, until: int, present: Collection[str], kept_from: Mapping[st
     fit = [t for t in there if width <= t.width_max_s and kept_from.get(t.name, 0) <= first]
     table = fit[0] if fit else there[-1]
     step = step_of(width, table.unit_s)
-    return Plan(table, first - first % step, until + -until % step, step)
+    return ReadPlan(table, first - first % step, until + -until % step, step)
 
 
 def step_of(width_s: int, least_s: int, points: int = POINTS_MAX) -> int:
@@ -65,7 +65,7 @@ def step_of(width_s: int, least_s: int, points: int = POINTS_MAX) -> int:
     return next((s for s in STEPS_S if s >= least_s and width_s <= s * points), STEPS_S[-1])
 
 
-def statement(chosen: Plan, top: int) -> tuple[str, list[int]]:
+def statement(chosen: ReadPlan, top: int) -> tuple[str, list[int]]:
     """Return the SQL, with its parameters, of (step's second, topic or None, messages, bytes, latency).
 
     None is all topics but the `top` busiest of the range, together.
@@ -86,7 +86,7 @@ def statement(chosen: Plan, top: int) -> tuple[str, list[int]]:
     return text, [*ends, top, chosen.step_s, chosen.step_s, *ends]
 
 
-def answer(chosen: Plan, rows: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
+def answer(chosen: ReadPlan, rows: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
     """Return the range as columns: a number per step for each topic, busiest first, and for the others."""
     count = (chosen.until - chosen.first) // chosen.step_s
     lines: dict[str | None, dict[str, Any]] = {}

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
-from console.sql.questions import LENGTH, READY, REPLY_MAX, Question, Reply, frame, reply_of
+from console.sql.questions import LENGTH, READY, REPLY_MAX, SqlQuestion, SqlReply, frame, reply_of
 from holdmq.service import telemetry
 
 log = structlog.get_logger("holdmq.console")
@@ -83,7 +83,7 @@ class QueryBox:
         self._process: asyncio.subprocess.Process | None = None
         self._closed = False
 
-    async def ask(self, question: Question) -> Reply:
+    async def ask(self, question: SqlQuestion) -> SqlReply:
         """Ask, when it is this question's turn. Whoever is cancelled ends the query with it.
 
         Raises BoxFullError when `waiting_max` questions are in hand.
@@ -118,17 +118,17 @@ class QueryBox:
         async with self._turn:
             await self._end()
 
-    async def _ask(self, question: Question) -> Reply:
+    async def _ask(self, question: SqlQuestion) -> SqlReply:
         for _ in range(2):
             process = await self._started()
-            if isinstance(process, Reply):
+            if isinstance(process, SqlReply):
                 return process
             try:
                 async with asyncio.timeout(question.seconds + GRACE_S):
                     return await _exchange(process, question)
             except TimeoutError:
                 await self._end()
-                return Reply(
+                return SqlReply(
                     "time", b"", f"the query did not end after {question.seconds:g} s, and was killed"
                 )
             except (asyncio.IncompleteReadError, ConnectionError):
@@ -142,11 +142,13 @@ class QueryBox:
             except BaseException:
                 await self._end()
                 raise
-        return Reply("ended", b"", "the process that runs queries ended twice, without a failure: try again")
+        return SqlReply(
+            "ended", b"", "the process that runs queries ended twice, without a failure: try again"
+        )
 
-    async def _started(self) -> asyncio.subprocess.Process | Reply:
+    async def _started(self) -> asyncio.subprocess.Process | SqlReply:
         if self._closed:
-            return Reply("ended", b"", "the console is stopping")
+            return SqlReply("ended", b"", "the console is stopping")
         if self._process is not None and self._process.returncode is None:
             return self._process
         self._process = await asyncio.create_subprocess_exec(
@@ -179,7 +181,7 @@ class QueryBox:
             return process
         await self._end()
         await self._log_end(process)
-        return Reply(
+        return SqlReply(
             "ended", b"", "the process that runs queries does not start; the console's log has the cause"
         )
 
@@ -209,7 +211,7 @@ class QueryBox:
         QUERIES.labels(self._name, outcome).inc()
 
 
-async def _exchange(process: asyncio.subprocess.Process, question: Question) -> Reply:
+async def _exchange(process: asyncio.subprocess.Process, question: SqlQuestion) -> SqlReply:
     assert process.stdin is not None
     process.stdin.write(frame(question))
     with contextlib.suppress(ConnectionError):
@@ -226,13 +228,15 @@ async def _read(process: asyncio.subprocess.Process) -> bytes:
     return await process.stdout.readexactly(length)
 
 
-def _ended(code: int, question: Question) -> Reply:
+def _ended(code: int, question: SqlQuestion) -> SqlReply:
     if code == AT_DEADLINE:
         said = f"the query was stopped after {question.seconds:g} s (console.sql_seconds_max)"
-        return Reply("time", b"", f"{said}; it could only be ended with its process")
+        return SqlReply("time", b"", f"{said}; it could only be ended with its process")
     if code > 0:
-        return Reply("ended", b"", "the process that ran the query failed; the console's log has the cause")
-    return Reply(
+        return SqlReply(
+            "ended", b"", "the process that ran the query failed; the console's log has the cause"
+        )
+    return SqlReply(
         "ended",
         b"",
         "the query ended the process that ran it: most likely it took more memory than it may have "

@@ -62,7 +62,7 @@ class QueryError(Exception):
         self.outcome = outcome
 
 
-class Bounds(NamedTuple):
+class StatementBounds(NamedTuple):
     """What one statement may take: time in seconds, rows and bytes of its result."""
 
     seconds: float
@@ -99,7 +99,7 @@ class Engine:
         """Return where this table lies, or will."""
         return self._tables_dir / table
 
-    def select(self, text: str, bounds: Bounds, line: Callable[[list[Any]], str]) -> Result:
+    def select(self, text: str, bounds: StatementBounds, line: Callable[[list[Any]], str]) -> Result:
         """Run an analyst's statement, which must be one SELECT over tables; `line` writes a row.
 
         A result beyond `bounds` is cut, and the notice says so. Raises QueryError.
@@ -223,7 +223,10 @@ def check(database: duckdb.DuckDBPyConnection, text: str, tables: set[str]) -> N
 
 
 def _taken(
-    relation: duckdb.DuckDBPyRelation, bounds: Bounds, line: Callable[[list[Any]], str], started: float
+    relation: duckdb.DuckDBPyRelation,
+    bounds: StatementBounds,
+    line: Callable[[list[Any]], str],
+    started: float,
 ) -> Result:
     columns = [(str(name), str(kind)) for name, kind in zip(relation.columns, relation.types, strict=True)]
     lines: list[str] = []

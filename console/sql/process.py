@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from console.sql.engine import BODIES, LINES, Bounds, Engine, QueryError
-from console.sql.questions import LENGTH, READY, Question, Reply, frame, question_of
+from console.sql.engine import BODIES, LINES, Engine, QueryError, StatementBounds
+from console.sql.questions import LENGTH, READY, SqlQuestion, SqlReply, frame, question_of
 from console.sql.reports import REPORTS
 
 IDLE_S: Final = 300.0
@@ -49,22 +49,24 @@ def main() -> int:
             return 0
 
 
-def answer(engine: Engine, question: Question) -> Reply:
+def answer(engine: Engine, question: SqlQuestion) -> SqlReply:
     """Return what comes of a question; ends the process when that takes longer than it may."""
     signal.setitimer(signal.ITIMER_REAL, question.seconds + GRACE_S)
     try:
-        bounds = Bounds(question.seconds, question.rows_max, question.bytes_max)
+        bounds = StatementBounds(question.seconds, question.rows_max, question.bytes_max)
         if question.kind == "sql":
             result = engine.select(str(question.arguments["sql"]), bounds, LINES[question.form])
-            return Reply("ok", BODIES[question.form](result), result.notice)
+            return SqlReply("ok", BODIES[question.form](result), result.notice)
         body, notice = REPORTS[question.kind](engine, bounds, question.form, **question.arguments)
     except QueryError as error:
-        return Reply(error.outcome, b"", str(error))
+        return SqlReply(error.outcome, b"", str(error))
     except MemoryError:
-        return Reply("memory", b"", "the query needs more memory than it may have (console.sql_memory_bytes)")
+        return SqlReply(
+            "memory", b"", "the query needs more memory than it may have (console.sql_memory_bytes)"
+        )
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return Reply("ok", body, notice)
+    return SqlReply("ok", body, notice)
 
 
 def _limit(memory_bytes: int) -> None:

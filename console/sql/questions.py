@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from holdmq.wire.untrusted import Limits, unpack
+from holdmq.wire.untrusted import UnpackLimits, unpack
 
 LENGTH: Final = struct.Struct(">I")
 
@@ -20,14 +20,14 @@ TEXT_MAX: Final = 64 * 1024
 REPLY_MAX: Final = 256 << 20
 """A frame of more is none of ours."""
 
-_LIMITS: Final = Limits(items_max=10_000, decoded_max_bytes=REPLY_MAX + (16 << 20))
+_LIMITS: Final = UnpackLimits(items_max=10_000, decoded_max_bytes=REPLY_MAX + (16 << 20))
 """Of a frame: few items, one of which is a statement with its arguments or the bytes of a result."""
 
 READY: Final = b"\xc0"
 """What the process says first, when it can be asked: MessagePack's nil."""
 
 
-class Question(NamedTuple):
+class SqlQuestion(NamedTuple):
     """What is asked: ``sql`` with a statement, or one of `console.sql.reports` with its arguments."""
 
     kind: str
@@ -39,7 +39,7 @@ class Question(NamedTuple):
     bytes_max: int
 
 
-class Reply(NamedTuple):
+class SqlReply(NamedTuple):
     """What came of it. `outcome` is ``ok``, or why there is no `body`: then `message` is a sentence.
 
     ``refused``: not a read of these tables; ``error``: DuckDB says no; ``time`` and ``memory``: more than
@@ -58,11 +58,11 @@ def frame(value: tuple[Any, ...]) -> bytes:
     return LENGTH.pack(len(raw)) + raw
 
 
-def question_of(raw: bytes) -> Question:
+def question_of(raw: bytes) -> SqlQuestion:
     """Return the question of a frame without its length; WireError if it is no msgpack."""
-    return Question(*unpack(raw, "a question", _LIMITS))
+    return SqlQuestion(*unpack(raw, "a question", _LIMITS))
 
 
-def reply_of(raw: bytes) -> Reply:
+def reply_of(raw: bytes) -> SqlReply:
     """Return the reply of a frame without its length; WireError if it is no msgpack."""
-    return Reply(*unpack(raw, "a reply", _LIMITS))
+    return SqlReply(*unpack(raw, "a reply", _LIMITS))

@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from console.core import history
 from console.core.cells import cell, csv_line
-from console.sql.engine import Bounds, Engine, QueryError
+from console.sql.engine import Engine, QueryError, StatementBounds
 from holdmq.analytics.reading import read_backlog, read_latency, read_talkers
 from holdmq.analytics.schemas import BACKLOG, LATENCY, TALKERS_1M
 from holdmq.errors import HoldMQError, UsageError
@@ -37,7 +37,7 @@ Report = Callable[..., tuple[bytes, str]]
 
 def past(
     engine: Engine,
-    bounds: Bounds,
+    bounds: StatementBounds,
     form: str,
     first: int,
     until: int,
@@ -64,7 +64,7 @@ def past(
     return _json(history.answer(chosen, found)), ""
 
 
-def latency(engine: Engine, _bounds: Bounds, form: str, first: int, until: int) -> tuple[bytes, str]:
+def latency(engine: Engine, _bounds: StatementBounds, form: str, first: int, until: int) -> tuple[bytes, str]:
     """Percentiles of store time − born time over all topics, by step; None = above the largest bucket."""
 
     def points(table: Path, since: datetime, end: datetime, step_s: int) -> Iterable[tuple[Any, ...]]:
@@ -76,7 +76,7 @@ def latency(engine: Engine, _bounds: Bounds, form: str, first: int, until: int) 
     )
 
 
-def backlog(engine: Engine, _bounds: Bounds, form: str, first: int, until: int) -> tuple[bytes, str]:
+def backlog(engine: Engine, _bounds: StatementBounds, form: str, first: int, until: int) -> tuple[bytes, str]:
     """The largest backlog of each group by step, in messages and ms of age; with many groups of the range."""
 
     def points(table: Path, since: datetime, end: datetime, _step_s: int) -> Iterable[tuple[Any, ...]]:
@@ -90,7 +90,7 @@ def backlog(engine: Engine, _bounds: Bounds, form: str, first: int, until: int) 
     return _report(engine, form, first, until, BACKLOG, ("time", "group", "messages", "age_ms"), points)
 
 
-def talkers(engine: Engine, _bounds: Bounds, form: str, first: int, until: int) -> tuple[bytes, str]:
+def talkers(engine: Engine, _bounds: StatementBounds, form: str, first: int, until: int) -> tuple[bytes, str]:
     """The devices that sent most messages."""
 
     def points(table: Path, since: datetime, end: datetime, _step_s: int) -> Iterable[tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gateway.access.askers import UNTRIED, Answer, Askers, Question, always
+from gateway.access.askers import UNTRIED, AccessAnswer, AccessQuestion, Askers, always
 from gateway.access.core.acl import (
     OWNS,
     READ,
@@ -25,7 +25,7 @@ from gateway.access.core.acl import (
 from gateway.access.core.answers import Answers
 from gateway.access.files import AccessFiles
 from gateway.access.password_checks import PasswordChecks
-from gateway.access.plugins import PUBLISH, SUBSCRIBE, Client, check_plugins
+from gateway.access.plugins import PUBLISH, SUBSCRIBE, PluginClient, check_plugins
 from gateway.access.rehash import REHASH_INTERVAL_S, Rehash
 from gateway.access.scram_file import Exchanges
 from gateway.ground.addresses import address_key
@@ -72,10 +72,10 @@ WRONG: Final = _Refusal(ReasonCode.BAD_USER_NAME_OR_PASSWORD, "unknown user name
 """Whatever it is that does not fit, and also when it was not looked at."""
 
 
-class _Waiter(NamedTuple):
+class _AnswerWaiter(NamedTuple):
     """Who waits for an answer; `is_wanted`: whether he still makes use of it, `address` is where he is."""
 
-    on_answer: Callable[[Answer], None]
+    on_answer: Callable[[AccessAnswer], None]
     is_wanted: Callable[[], bool]
     address: bytes
 
@@ -96,8 +96,8 @@ class Access:
         self._plugins_authenticate = any(kind.authenticates for kind in kinds)
         self._plugins_decide = any(kind.decides_on_topics for kind in kinds)
         self.files = AccessFiles(section, worker.counters, worker.index)
-        self._answers: Answers[Answer] = Answers(section.cache_entries_max)
-        self._pending: dict[bytes, list[_Waiter]] = {}
+        self._answers: Answers[AccessAnswer] = Answers(section.cache_entries_max)
+        self._pending: dict[bytes, list[_AnswerWaiter]] = {}
         self._key = secrets.token_bytes(32)
         self._askers: Askers | None = None
         if kinds:
@@ -198,14 +198,14 @@ class Access:
         session.credentials = None
         client = _client_of(shell, connect)
         found = self._known(session, client)
-        if isinstance(found, Question):
+        if isinstance(found, AccessQuestion):
             self._ask_connect(session, client, found)
         elif isinstance(found, _Refusal):
             self._refuse(session, found)
         else:
             self._identified(session, client, found)
 
-    def _known(self, session: Session, client: Client) -> str | _Refusal | Question:
+    def _known(self, session: Session, client: PluginClient) -> str | _Refusal | AccessQuestion:
         """Who the client is, if it can be said without asking; "" = anonymous."""
         section = self._section
         name, passwords = client.username, self.files.passwords
@@ -222,9 +222,9 @@ class Access:
             hash_text = passwords.hash_of(name)
             if hash_text is not None or not self._plugins_authenticate:
                 beside = passwords.beside(hash_text)
-                return Question(client, hash_text=hash_text, decoys=beside, is_of_file=True)
+                return AccessQuestion(client, hash_text=hash_text, decoys=beside, is_of_file=True)
         if self._plugins_authenticate:
-            return Question(client)
+            return AccessQuestion(client)
         if has_said_nothing and self._allows_anonymous:
             return ""  # a certificate that nobody was told to look at
         code = (
@@ -234,7 +234,7 @@ class Access:
         )
         return _Refusal(code, "no credentials that are known here")
 
-    def _ask_connect(self, session: Session, client: Client, question: Question) -> None:
+    def _ask_connect(self, session: Session, client: PluginClient, question: AccessQuestion) -> None:
         attempt = self._worker.logins.attempt(
             session.born_host, client.username or "", client.password or b""
         )
@@ -246,7 +246,7 @@ class Access:
         key = self._connect_key(client, question)
         age_s = FILE_AGE_S if question.is_of_file else self._section.cache_age_s
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: AccessAnswer) -> None:
             is_tried = answer is not UNTRIED and not answer.failure
             # Others may have failed meanwhile, so that this one is not to be told what was found.
             is_held = attempt.is_held()
@@ -273,14 +273,14 @@ class Access:
         def is_wanted() -> bool:
             return session.state != CLOSED and not attempt.is_held()
 
-        self._ask(key, question, age_s, _Waiter(answered, is_wanted, address_key(session.born_host)))
+        self._ask(key, question, age_s, _AnswerWaiter(answered, is_wanted, address_key(session.born_host)))
 
-    def _identified(self, session: Session, client: Client, principal: str) -> None:
+    def _identified(self, session: Session, client: PluginClient, principal: str) -> None:
         # Many connections of one user keep one name.
         session.principal = sys.intern(principal)
         self._allow(session, client)
 
-    def _allow(self, session: Session, client: Client | None) -> None:
+    def _allow(self, session: Session, client: PluginClient | None) -> None:
         """It is known who the client is: look at what it wants to be called, and to leave behind."""
         if not self._may_have_id(session):
             why = "no permission for this client identifier"
@@ -304,9 +304,9 @@ class Access:
             return False
         return acl.id_right(session.principal, session.client_id) == OWNS
 
-    def _permit(self, session: Session, client: Client) -> None:
+    def _permit(self, session: Session, client: PluginClient) -> None:
         identity = b""
-        kept: Client | None = None
+        kept: PluginClient | None = None
         if self._plugins_decide:
             kept = client._replace(username=client.username or session.principal or None)
             identity = self._digest(b"client", *_facts(kept))
@@ -321,7 +321,7 @@ class Access:
             self._worker.identified(session)
             return
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: AccessAnswer) -> None:
             if session.state == CLOSED:
                 return
             if answer.is_yes:
@@ -334,7 +334,7 @@ class Access:
         if verdict == UNASKED:
             self._ask_topic(permit, will.topic, PUBLISH, answered)
         else:
-            answered(Answer(verdict == ALLOWED))
+            answered(AccessAnswer(verdict == ALLOWED))
 
     def _refuse(self, session: Session, refusal: _Refusal) -> None:
         self._worker.admitted(session, session.refuse(MqttError(refusal.code, refusal.sentence)))
@@ -354,7 +354,7 @@ class Access:
         self._counters.access_cached_total += 1
         return self._verdict(permit, answer)
 
-    def _verdict(self, permit: Permit, answer: Answer) -> int:
+    def _verdict(self, permit: Permit, answer: AccessAnswer) -> int:
         """A plug-in's answer as it is kept beside the client, a refusal for no longer than in memory."""
         if answer.is_yes:
             return ALLOWED
@@ -366,7 +366,7 @@ class Access:
         permit = session.permit
         assert permit is not None
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: AccessAnswer) -> None:
             if permit.publishes is None:
                 permit.publishes = {}
             permit.publishes[entry] = self._verdict(permit, answer)
@@ -459,7 +459,7 @@ class Access:
         # and still there if what was remembered at first has aged meanwhile and is asked for as well.
         known = permit.filters = dict(permit.filters or {})
 
-        def answered(topic_filter: str, answer: Answer) -> None:
+        def answered(topic_filter: str, answer: AccessAnswer) -> None:
             nonlocal left
             left -= 1
             known[topic_filter] = answer.is_yes
@@ -515,7 +515,7 @@ class Access:
                 outbound.subscriptions[name].left_out = verdict or None
         return max(1, len(names))
 
-    def _looked(self, session: Session, name: str, answer: Answer) -> None:
+    def _looked(self, session: Session, name: str, answer: AccessAnswer) -> None:
         # While nobody can say, what was allowed stays: a lost server must not cost every subscription.
         if not answer.failure and not answer.is_yes and session.state != CLOSED:
             self._revoke(session, name)
@@ -528,15 +528,15 @@ class Access:
     # Asking
 
     def _ask_topic(
-        self, permit: Permit, topic: str, action: str, on_answer: Callable[[Answer], None]
+        self, permit: Permit, topic: str, action: str, on_answer: Callable[[AccessAnswer], None]
     ) -> None:
         client = permit.client
-        assert isinstance(client, Client)
-        question = Question(client, topic=topic, action=action)
-        waiter = _Waiter(on_answer, always, b"")
+        assert isinstance(client, PluginClient)
+        question = AccessQuestion(client, topic=topic, action=action)
+        waiter = _AnswerWaiter(on_answer, always, b"")
         self._ask(self._topic_key(permit, topic, action), question, self._section.cache_age_s, waiter)
 
-    def _ask(self, key: bytes, question: Question, age_s: float, waiter: _Waiter) -> None:
+    def _ask(self, key: bytes, question: AccessQuestion, age_s: float, waiter: _AnswerWaiter) -> None:
         """Answer from memory, at once; else ask, or wait for who asked the same."""
         known = self._answers.get(key, self._worker.now())
         if known is not None:
@@ -549,7 +549,7 @@ class Access:
             return
         asked = self._pending[key] = [waiter]
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: AccessAnswer) -> None:
             if not answer.failure and answer is not UNTRIED:
                 lasts_s = age_s if answer.is_yes else min(age_s, self._section.cache_refused_age_s)
                 self._answers.put(key, answer, self._worker.now() + lasts_s)
@@ -568,7 +568,7 @@ class Access:
             assert self._askers is not None
             self._askers.ask(question, answered)
 
-    def _connect_key(self, client: Client, question: Question) -> bytes:
+    def _connect_key(self, client: PluginClient, question: AccessQuestion) -> bytes:
         if question.is_of_file:
             # The hash in the key: a user's new password makes the old answer nobody's.
             facts = (client.username, client.password, question.hash_text)
@@ -593,10 +593,10 @@ def _say_if_failed(task: asyncio.Task[None]) -> None:
         log.critical("a task of access has ended", task=task.get_name(), exc_info=task.exception())
 
 
-def _client_of(shell: Shell, connect: Connect | None) -> Client:
+def _client_of(shell: Shell, connect: Connect | None) -> PluginClient:
     session = shell.session
     peer = shell.peer
-    return Client(
+    return PluginClient(
         session.client_id,
         session.principal or None if connect is None else connect.username,
         None if connect is None else connect.password,
@@ -609,7 +609,7 @@ def _client_of(shell: Shell, connect: Connect | None) -> Client:
     )
 
 
-def _facts(client: Client) -> tuple[str | bytes | None, ...]:
+def _facts(client: PluginClient) -> tuple[str | bytes | None, ...]:
     """What a plug-in's answer may depend on; the port is a chance."""
     tls = client.ssl_object
     certificate = None if tls is None else tls.getpeercert(binary_form=True)

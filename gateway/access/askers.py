@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gateway.access.plugins import CLOSE_S, Client, PluginFailure, PluginKind, Plugins
+from gateway.access.plugins import CLOSE_S, PluginClient, PluginFailure, PluginKind, Plugins
 from gateway.ground.counters import Counters
 from holdmq.service import telemetry
 from holdmq.service.interpreter import SWITCH_INTERVAL_S
@@ -42,7 +42,7 @@ UNTRIED_PER_TURN: Final = 100
 log = telemetry.get_logger()
 
 
-class Question:
+class AccessQuestion:
     """What is asked: whether a password is right, whether a client may come in, or may use a topic.
 
     `topic` None = may it come in? `is_of_file`: only the password file is asked (PasswordChecks), where the
@@ -57,7 +57,7 @@ class Question:
 
     def __init__(
         self,
-        client: Client,
+        client: PluginClient,
         *,
         hash_text: str | None = None,
         decoys: Sequence[str] = (),
@@ -66,7 +66,7 @@ class Question:
         action: str = "",
     ) -> None:
         self.client = client
-        self.on_answer: Callable[[Answer], None] | None = None
+        self.on_answer: Callable[[AccessAnswer], None] | None = None
         self.hash_text = hash_text
         self.decoys = decoys
         self.is_of_file = is_of_file
@@ -78,7 +78,7 @@ class Question:
         self.is_being_answered = False
 
 
-class Answer:
+class AccessAnswer:
     """`is_yes`; `is_named`: as the user whose name was given. `failure`: nobody could say, and why.
 
     `is_busy`: that is because too many ask.
@@ -93,7 +93,7 @@ class Answer:
         self.is_busy = is_busy
 
 
-UNTRIED: Final = Answer(False)
+UNTRIED: Final = AccessAnswer(False)
 """The answer to what was not asked, as everybody who waited for it is held back or gone."""
 
 
@@ -120,8 +120,8 @@ class Askers:
         self._threads = threads or min(4, os.cpu_count() or 1)
         self._timeout_s = timeout_s
         self._asks_max = asks_max
-        self._line: deque[Question] = deque()
-        self._asked: dict[Question, None] = {}
+        self._line: deque[AccessQuestion] = deque()
+        self._asked: dict[AccessQuestion, None] = {}
         self._askers: list[Asker] = []
         self._lost: list[Asker] = []
         self._logged = 0
@@ -145,12 +145,12 @@ class Askers:
         self._askers.append(asker)
         asker.start()
 
-    def ask(self, question: Question, on_answer: Callable[[Answer], None]) -> None:
+    def ask(self, question: AccessQuestion, on_answer: Callable[[AccessAnswer], None]) -> None:
         """Have a question answered: `on_answer` is called in a later turn of the loop."""
         question.on_answer = on_answer
         self._counters.access_asks_total += 1
         if self.waiting >= self._asks_max or not self._askers:
-            failure = Answer(False, failure="too many questions wait for an answer")
+            failure = AccessAnswer(False, failure="too many questions wait for an answer")
             self._loop.call_soon(self._answer, question, failure)
             return
         # What waits for a thread may take as long as what is asked.
@@ -159,7 +159,7 @@ class Askers:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        untried: list[Question] = []
+        untried: list[AccessQuestion] = []
         while self._line and len(untried) < UNTRIED_PER_TURN and not self._is_closed:
             asker = min(self._askers, key=lambda a: a.in_hand, default=None)
             if asker is None or asker.in_hand >= ASKED_AT_A_TIME:
@@ -177,12 +177,12 @@ class Askers:
             self._loop.call_soon(self._give_up_untried, untried)
         self._counters.access_asks_waiting = self.waiting
 
-    def _give_up_untried(self, untried: list[Question]) -> None:
+    def _give_up_untried(self, untried: list[AccessQuestion]) -> None:
         for question in untried:
             self._answer(question, UNTRIED)
         self._hand_out()
 
-    def answered(self, asker: Asker, news: list[tuple[Question, Answer]]) -> None:
+    def answered(self, asker: Asker, news: list[tuple[AccessQuestion, AccessAnswer]]) -> None:
         """A thread has answers."""
         for question, answer in news:
             asker.in_hand -= 1
@@ -190,7 +190,7 @@ class Askers:
                 self._answer(question, answer)
         self._hand_out()
 
-    def _answer(self, question: Question, answer: Answer) -> None:
+    def _answer(self, question: AccessQuestion, answer: AccessAnswer) -> None:
         on_answer, question.on_answer = question.on_answer, None
         if on_answer is None:
             return
@@ -212,12 +212,12 @@ class Askers:
         self._lost = [asker for asker in self._lost if asker.is_alive]
         self._counters.access_threads_lost = len(self._lost)
         while self._line and self._line[0].deadline <= now:
-            self._answer(self._line.popleft(), Answer(False, failure="no thread was free to ask"))
+            self._answer(self._line.popleft(), AccessAnswer(False, failure="no thread was free to ask"))
         # Two calls may follow one another: what is in hand has its plug-ins' own limit as well.
         for question in [q for q in self._asked if q.deadline + self._timeout_s * len(self._kinds) <= now]:
             del self._asked[question]
             name = question.asker.plugins.entered if question.asker is not None else ""
-            self._answer(question, Answer(False, failure=f"{name}: no answer in time"))
+            self._answer(question, AccessAnswer(False, failure=f"{name}: no answer in time"))
 
     def _give_up(self, asker: Asker) -> None:
         self._askers.remove(asker)
@@ -227,7 +227,7 @@ class Askers:
         log.error("a plug-in blocks its thread, which is given up", plugin=name, lost=len(self._lost))
         for question in [q for q in self._asked if q.asker is asker]:
             del self._asked[question]
-            self._answer(question, Answer(False, failure=f"{name}: it blocks its thread"))
+            self._answer(question, AccessAnswer(False, failure=f"{name}: it blocks its thread"))
         if len(self._lost) < LOST_MAX and not self._is_closed:
             self._add()
         self._hand_out()
@@ -254,7 +254,7 @@ class Asker:
         self._timeout_s = timeout_s
         self._has_plugins = bool(kinds)
         self._loop = asyncio.new_event_loop()
-        self._news: list[tuple[Question, Answer]] = []
+        self._news: list[tuple[AccessQuestion, AccessAnswer]] = []
         self._news_lock = threading.Lock()
         self._beat_at = time.monotonic()
         self._failed = self._failure = ""
@@ -285,7 +285,7 @@ class Asker:
         """Whether it has shown no life for longer than a plug-in may take."""
         return self.in_hand > 0 and time.monotonic() - self._beat_at > timeout_s + 2 * BEAT_S
 
-    def take(self, question: Question) -> None:
+    def take(self, question: AccessQuestion) -> None:
         """Give it a question."""
         self.in_hand += 1
         self._loop.call_soon_threadsafe(self._begin, question)
@@ -320,30 +320,32 @@ class Asker:
         self._beat_at = time.monotonic()
         self._loop.call_later(BEAT_S, self._beat)
 
-    def _begin(self, question: Question) -> None:
+    def _begin(self, question: AccessQuestion) -> None:
         task = self._loop.create_task(self._serve(question))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, question: Question) -> None:
-        answer = Answer(False, failure="the question could not be asked")
+    async def _serve(self, question: AccessQuestion) -> None:
+        answer = AccessAnswer(False, failure="the question could not be asked")
         try:
             if question.on_answer is not None:  # else it was given up meanwhile
                 answer = await self._find(question)
         except PluginFailure as failure:
-            answer = Answer(False, failure=f"{failure.name}: {failure}")
+            answer = AccessAnswer(False, failure=f"{failure.name}: {failure}")
         finally:
             # Whatever happened: a question that is not told of would be in hand for ever.
             self._tell(question, answer)
 
-    async def _find(self, question: Question) -> Answer:
+    async def _find(self, question: AccessQuestion) -> AccessAnswer:
         client = question.client
         if not await self._ready():
             raise PluginFailure(self._failed, self._failure)
         if question.topic is not None:
-            return Answer(await self.plugins.allows(client, question.topic, question.action, self._timeout_s))
+            return AccessAnswer(
+                await self.plugins.allows(client, question.topic, question.action, self._timeout_s)
+            )
         said, is_named = await self.plugins.authenticate(client, self._timeout_s)
-        return Answer(bool(said), is_named)
+        return AccessAnswer(bool(said), is_named)
 
     async def _ready(self) -> bool:
         """Whether the plug-ins are made; tried again at intervals."""
@@ -363,7 +365,7 @@ class Asker:
             self._is_started = True
             return True
 
-    def _tell(self, question: Question, answer: Answer) -> None:
+    def _tell(self, question: AccessQuestion, answer: AccessAnswer) -> None:
         with self._news_lock:
             self._news.append((question, answer))
             is_first = len(self._news) == 1

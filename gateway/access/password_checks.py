@@ -16,14 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from gateway.access.askers import UNTRIED, UNTRIED_PER_TURN, Answer, Question
+from gateway.access.askers import UNTRIED, UNTRIED_PER_TURN, AccessAnswer, AccessQuestion
 from gateway.access.core.fair_line import FairLine
 from gateway.access.passwords import verify
 from gateway.ground.counters import Counters
 from holdmq.service import telemetry
 from holdmq.service.interpreter import SWITCH_INTERVAL_S
 
-BUSY: Final = Answer(False, failure="too many passwords wait to be checked", is_busy=True)
+BUSY: Final = AccessAnswer(False, failure="too many passwords wait to be checked", is_busy=True)
 
 log = telemetry.get_logger()
 
@@ -36,9 +36,9 @@ class PasswordChecks:
         self._counters = counters
         self._threads = threads or min(4, os.cpu_count() or 1)
         self._wait_s = wait_s
-        self._line: FairLine[Question] = FairLine(waiting_max)
+        self._line: FairLine[AccessQuestion] = FairLine(waiting_max)
         # In the order of their deadlines, those that were answered included.
-        self._due: deque[Question] = deque()
+        self._due: deque[AccessQuestion] = deque()
         self._running = 0
         self._refused = 0
         self._next_second = 0.0
@@ -50,7 +50,9 @@ class PasswordChecks:
         # Else the event loop waits 5 ms for a hash that is computed without C.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
 
-    def ask(self, address: bytes, question: Question, on_answer: Callable[[Answer], None]) -> None:
+    def ask(
+        self, address: bytes, question: AccessQuestion, on_answer: Callable[[AccessAnswer], None]
+    ) -> None:
         """Have a password checked: `on_answer` is called in a later turn of the loop.
 
         With BUSY when there is no place or no time for it, with UNTRIED when nobody wants it at its turn.
@@ -65,7 +67,7 @@ class PasswordChecks:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        untried: list[Question] = []
+        untried: list[AccessQuestion] = []
         while self._running < self._threads and len(untried) < UNTRIED_PER_TURN and not self._is_closed:
             question = self._line.take()
             if question is None:
@@ -88,12 +90,12 @@ class PasswordChecks:
             self._loop.call_soon(self._give_up, untried)
         self._counters.password_checks_waiting = len(self._line)
 
-    def _give_up(self, untried: list[Question]) -> None:
+    def _give_up(self, untried: list[AccessQuestion]) -> None:
         for question in untried:
             self._answer(question, UNTRIED)
         self._hand_out()
 
-    def _done(self, question: Question, future: asyncio.Future[bool]) -> None:
+    def _done(self, question: AccessQuestion, future: asyncio.Future[bool]) -> None:
         self._running -= 1
         if future.cancelled():
             return
@@ -101,16 +103,16 @@ class PasswordChecks:
         error = future.exception()
         if error is not None:
             log.error("a password could not be checked", client=question.client.client_id, exc_info=error)
-            self._answer(question, Answer(False, failure="the password could not be checked"))
+            self._answer(question, AccessAnswer(False, failure="the password could not be checked"))
         else:
-            self._answer(question, Answer(future.result()))
+            self._answer(question, AccessAnswer(future.result()))
 
-    def _refuse(self, question: Question) -> None:
+    def _refuse(self, question: AccessQuestion) -> None:
         self._counters.password_checks_refused_total += 1
         self._refused += 1
         self._answer(question, BUSY)
 
-    def _answer(self, question: Question, answer: Answer) -> None:
+    def _answer(self, question: AccessQuestion, answer: AccessAnswer) -> None:
         on_answer, question.on_answer = question.on_answer, None
         if on_answer is not None:
             if answer.failure:
@@ -136,5 +138,5 @@ class PasswordChecks:
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
 
 
-def _checked(question: Question) -> bool:
+def _checked(question: AccessQuestion) -> bool:
     return verify(question.hash_text, question.client.password or b"", question.decoys)

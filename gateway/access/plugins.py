@@ -35,7 +35,7 @@ _FAILS: Final = (Exception, asyncio.CancelledError, SystemExit)
 log = telemetry.get_logger()
 
 
-class Client(NamedTuple):
+class PluginClient(NamedTuple):
     """Who asks to be let in, or to use a topic.
 
     `ssl_object` None = no TLS, or a proxy ended it; `common_name` is that of a verified certificate, or "".
@@ -150,7 +150,7 @@ class Plugins:
                 except _FAILS as error:  # the others end too
                     log.warning("a plug-in did not close", plugin=name, reason=_told(error))
 
-    async def authenticate(self, client: Client, timeout_s: float) -> tuple[bool | None, bool]:
+    async def authenticate(self, client: PluginClient, timeout_s: float) -> tuple[bool | None, bool]:
         """Ask who authenticates: (answer, whether as somebody with a name). None = nobody knows the client.
 
         As in amqtt, all that have an opinion must agree. Raises PluginFailure.
@@ -173,7 +173,7 @@ class Plugins:
             is_named = is_named or not session.is_anonymous
         return answer, is_named
 
-    async def allows(self, client: Client, topic: str, action: str, timeout_s: float) -> bool:
+    async def allows(self, client: PluginClient, topic: str, action: str, timeout_s: float) -> bool:
         """Ask who decides on topics; all that have an opinion must agree, and one must have one.
 
         Raises PluginFailure.
@@ -218,7 +218,7 @@ def _context(kind: PluginKind) -> Any:
     """What a plug-in sees of its broker."""
     from amqtt.broker import BrokerContext
 
-    class Context(BrokerContext):  # type: ignore[misc]
+    class PluginContext(BrokerContext):  # type: ignore[misc]
         """A BrokerContext of a gateway, where plug-ins decide and do nothing else."""
 
         def __init__(self) -> None:
@@ -241,10 +241,10 @@ def _context(kind: PluginKind) -> Any:
 
         retain_message = add_subscription = broadcast_message
 
-    return Context()
+    return PluginContext()
 
 
-def _session_of(client: Client) -> Any:
+def _session_of(client: PluginClient) -> Any:
     """The session that a plug-in is asked about; None = the password is no text, which amqtt's have to be."""
     try:
         password = None if client.password is None else client.password.decode()

@@ -7,8 +7,8 @@ import functools
 from typing import TYPE_CHECKING, Final
 
 from gateway.brokers.core.producer import (
-    Batch,
-    Producer,
+    BrokerProducer,
+    ProduceBatch,
     new_producer_id,
 )
 from gateway.brokers.reader import LiveReader
@@ -61,7 +61,7 @@ class BrokerLink:
         """Whether a registry calls this broker live."""
         self.clock_ahead_ms = 0
         """The broker's clock minus ours: message expiry counts on the broker's."""
-        self.producer = Producer(new_producer_id(), self)
+        self.producer = BrokerProducer(new_producer_id(), self)
         self.reader = LiveReader(worker, self)
         self.held: dict[Shell, None] = {}
         """Shells whose sockets are not read until this broker takes more."""
@@ -130,7 +130,7 @@ class BrokerLink:
         self._retry = None
         self.flush()
 
-    def _produced(self, batch: Batch, result: Reply | HoldMQError) -> None:
+    def _produced(self, batch: ProduceBatch, result: Reply | HoldMQError) -> None:
         producer = self.producer
         now = self._loop.time()
         if isinstance(result, Reply):

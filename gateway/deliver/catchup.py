@@ -17,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from gateway.deliver.delivery import (
-    Delivery,
+    LiveDelivery,
     Outgoing,
     Records,
 )
@@ -121,7 +121,7 @@ class _Turn:
 class CatchUp:
     """Gives lagging sessions their turns. `shared` counts sessions that were served beside another."""
 
-    def __init__(self, worker: Worker, delivery: Delivery) -> None:
+    def __init__(self, worker: Worker, delivery: LiveDelivery) -> None:
         self.turns = 0
         self.shared = 0
         self._worker = worker

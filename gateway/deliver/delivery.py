@@ -138,7 +138,7 @@ class Records:
 
     __slots__ = ("_at", "_back", "_data", "_delivery", "_last", "_link", "_now_ms")
 
-    def __init__(self, delivery: Delivery, link: BrokerLink, data: bytes, now_ms: int) -> None:
+    def __init__(self, delivery: LiveDelivery, link: BrokerLink, data: bytes, now_ms: int) -> None:
         self._delivery = delivery
         self._link = link
         self._data = data
@@ -186,7 +186,7 @@ class Records:
         self._back = self._last
 
 
-class Delivery:
+class LiveDelivery:
     """Delivers records of brokers to the sessions of this worker. `wall_ms` is the wall clock."""
 
     def __init__(

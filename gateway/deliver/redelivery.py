@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from gateway.brokers.link import BrokerLink
-from gateway.deliver.delivery import Delivery
+from gateway.deliver.delivery import LiveDelivery
 from gateway.deliver.retained_again import (
     RetainedAgain,
     retained_among,
@@ -40,7 +40,7 @@ class Redelivery:
 
     def __init__(
         self,
-        delivery: Delivery,
+        delivery: LiveDelivery,
         retained: RetainedAgain,
         settle: Callable[[], None],
         done: Callable[[Session], None],

@@ -25,7 +25,7 @@ from holdmq.mqtt import ReasonCode
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import ReadAtRequest, ReadPosition
-from holdmq.wire.session_state import Place
+from holdmq.wire.session_state import LogPlace
 
 if TYPE_CHECKING:
     from gateway.brokers.link import BrokerLink
@@ -44,7 +44,7 @@ class _Locating:
         self.event = event
         self.left = left
         self.on_located = on_located
-        self.starts: dict[str, Place] = {}
+        self.starts: dict[str, LogPlace] = {}
 
 
 class Replays:
@@ -96,7 +96,7 @@ class Replays:
             self._refuse(event, ReasonCode.UNSPECIFIED_ERROR, sentence)
         else:
             found = result.header(ReadPosition)
-            waiting.starts[link.name] = Place(found.log_epoch, found.position)
+            waiting.starts[link.name] = LogPlace(found.log_epoch, found.position)
         waiting.left -= 1
         if waiting.left:
             return
@@ -111,7 +111,7 @@ class Replays:
             self._worker.counters.refused[f"subscribe_{code.name.lower()}"] += 1
             event.refuse(code, sentence)
 
-    def begin(self, session: Session, fresh: Collection[str], starts: Mapping[str, Place]) -> None:
+    def begin(self, session: Session, fresh: Collection[str], starts: Mapping[str, LogPlace]) -> None:
         """Lead a session back to `starts`, by broker, for the filters `fresh`, which it has just got."""
         outbound = session.outbound
         assert outbound is not None

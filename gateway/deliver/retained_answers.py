@@ -19,7 +19,7 @@ from gateway.deliver.redelivery import is_due
 from gateway.deliver.retained_delivery import RetainedDelivery
 from gateway.session.outbound import Outbound
 from gateway.session.owed_retained import (
-    Answer,
+    OwedRetained,
     RetainedDue,
     restored,
 )
@@ -58,12 +58,12 @@ RETRY_S: Final = 0.2
 log = telemetry.get_logger()
 
 
-class _Asked(NamedTuple):
+class _AskedSubscription(NamedTuple):
     """A subscription that a request asks for."""
 
     session: Session
     due: RetainedDue
-    answer: Answer
+    answer: OwedRetained
 
 
 class _Line:
@@ -226,7 +226,7 @@ class RetainedAnswers:
                 self._ask(line)
 
     def _ask(self, line: _Line) -> None:
-        asked: list[_Asked] = []
+        asked: list[_AskedSubscription] = []
         items: list[RetainedItem] = []
         idle: list[Session] = []
         while line.sessions and len(items) < ITEMS_MAX:
@@ -252,7 +252,7 @@ class RetainedAnswers:
             )
         self._go_on(idle)
 
-    def _items_of(self, session: Session, broker: str) -> Iterator[tuple[_Asked, RetainedItem]]:
+    def _items_of(self, session: Session, broker: str) -> Iterator[tuple[_AskedSubscription, RetainedItem]]:
         due, outbound = _due_of(session), session.outbound
         if due is None or outbound is None or not _takes(outbound):
             return
@@ -267,7 +267,7 @@ class RetainedAnswers:
                 continue
             count = SLICE_ROWS if not granted.qos else min(free, SLICE_ROWS)
             item = RetainedItem(answer.topic_filter, place.after, place.before, count)
-            yield _Asked(session, due, answer), item
+            yield _AskedSubscription(session, due, answer), item
 
     def _go_on(self, sessions: Collection[Session]) -> None:
         """A slice of these is over, or never was."""
@@ -284,7 +284,7 @@ class RetainedAnswers:
 
     # Slices
 
-    def _received(self, line: _Line, asked: list[_Asked], result: Reply | HoldMQError) -> None:
+    def _received(self, line: _Line, asked: list[_AskedSubscription], result: Reply | HoldMQError) -> None:
         line.requests -= 1
         sessions = dict.fromkeys(one.session for one in asked)
         if isinstance(result, Reply):
@@ -308,7 +308,7 @@ class RetainedAnswers:
         self._go_on(sessions)
         self._worker.settle()
 
-    def _deliver(self, link: BrokerLink, asked: list[_Asked], reply: Reply) -> None:
+    def _deliver(self, link: BrokerLink, asked: list[_AskedSubscription], reply: Reply) -> None:
         """Send an answer, each subscription's part as far as its session takes it."""
         answer = reply.header(RetainedScanResponse)
         found = rows(RetainedFound, answer.found)
@@ -323,7 +323,7 @@ class RetainedAnswers:
         link: BrokerLink,
         session: Session,
         due: RetainedDue,
-        answer: Answer,
+        answer: OwedRetained,
         told: RetainedFound,
         part: Sequence[tuple[RetainedRow, memoryview]],
     ) -> None:

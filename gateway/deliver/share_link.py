@@ -21,7 +21,7 @@ from holdmq.rpc.connection import Connection, Reply
 from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
-from holdmq.wire.session_state import Place
+from holdmq.wire.session_state import LogPlace
 from holdmq.wire.share_headers import (
     AT_END,
     ShareCredit,
@@ -269,7 +269,7 @@ class ShareLink:
         session, reader = membership.session, self._link.reader
         start = membership.starts.get(self._link.name)
         if start is None:
-            start = Place(0, 0 if membership.is_restored else AT_END)
+            start = LogPlace(0, 0 if membership.is_restored else AT_END)
         planned, held = held_at(membership, self._link.name)
         return ShareJoin(
             membership.member_id,

@@ -28,7 +28,7 @@ from gateway.session.session import CLOSED, Session
 from holdmq.errors import Code
 from holdmq.mqtt import MQTT_5, ReasonCode, plus_levels
 from holdmq.mqtt.filters import SHARE_PREFIX
-from holdmq.wire.session_state import Place
+from holdmq.wire.session_state import LogPlace
 
 if TYPE_CHECKING:
     from gateway.brokers.link import BrokerLink
@@ -95,13 +95,13 @@ class Shares:
             return known
         # Who is asked now begins where its log ends; who is away, as far as it was seen.
         starts = {
-            broker: Place(link.reader.log_epoch, link.reader.live_from)
+            broker: LogPlace(link.reader.log_epoch, link.reader.live_from)
             for broker, link in self._worker.links.items()
             if link.connection is None and link.reader.position is not None
         }
         return self._make(session, name, granted, starts)
 
-    def _make(self, session: Session, name: str, granted: Granted, starts: dict[str, Place]) -> Membership:
+    def _make(self, session: Session, name: str, granted: Granted, starts: dict[str, LogPlace]) -> Membership:
         outbound = session.outgoing()
         if outbound.shared is None:
             outbound.shared = {}
@@ -137,7 +137,12 @@ class Shares:
             membership.qos = membership.granted.qos
 
     def restore(
-        self, session: Session, name: str, granted: Granted, begun: dict[str, Place], places: dict[str, Place]
+        self,
+        session: Session,
+        name: str,
+        granted: Granted,
+        begun: dict[str, LogPlace],
+        places: dict[str, LogPlace],
     ) -> None:
         """A session that came back has this subscription from `begun` on; it left when it was at `places`."""
         starts = dict(begun)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gateway.deliver.retained_answers import RetainedAnswers
     from gateway.deliver.shares import Shares
     from gateway.deliver.system_topics import SystemTopics
-    from gateway.persistent.sessions import Sessions
+    from gateway.persistent.sessions import PersistentSessions
     from gateway.session.memberships import Membership
 
 
@@ -37,7 +37,7 @@ Trees = tuple[tuple[str, int], ...]
 """Topics of routing rules, with their `key_levels`."""
 
 
-class _Waiter:
+class _SubackWaiter:
     """A SUBACK that waits until `left` brokers have the filters, or until `deadline`.
 
     If the session outlives its connection, `store` is called then, and answers when it is done; after a
@@ -124,7 +124,7 @@ class Subscriptions:
         counters: Counters,
         key_levels: Callable[[str], int],
         now: Callable[[], float],
-        rows: Sessions,
+        rows: PersistentSessions,
         doom: Callable[[Session], None],
     ) -> None:
         self._rows = rows
@@ -137,7 +137,7 @@ class Subscriptions:
         self._levels: dict[str, int] = {}
         """`key_levels` with which terms were made, by log topic, where it is not 1: what is removed must be
         what was added, and keeping every filter's terms would cost an idle connection 200 bytes."""
-        self._waiting: deque[_Waiter] = deque()
+        self._waiting: deque[_SubackWaiter] = deque()
         self.replays: Replays | None = None
         self.retained: RetainedAnswers | None = None
         self.system: SystemTopics | None = None
@@ -191,7 +191,7 @@ class Subscriptions:
             if self.trie.add(topic_filter, session, granted):
                 self._want(topic_filter)
         self._counters.filters = len(self.trie)
-        waiter = _Waiter(
+        waiter = _SubackWaiter(
             session, event.packet_id, [code for code, _ in event.granted], self._now() + SUBACK_WAIT_S
         )
         waiter.reason = event.reason
@@ -265,7 +265,7 @@ class Subscriptions:
         self._counters.filters = len(self.trie)
         return True
 
-    def _store(self, session: Session, wanted: dict[str, bool], waiter: _Waiter) -> None:
+    def _store(self, session: Session, wanted: dict[str, bool], waiter: _SubackWaiter) -> None:
         """Have the rows of filters written (True: a new one), and then the SUBACK sent.
 
         Only now is it known from where on they count.

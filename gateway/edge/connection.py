@@ -8,7 +8,7 @@ import termios
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from gateway.brokers.core.producer import Producer
+from gateway.brokers.core.producer import BrokerProducer
 from gateway.edge.listeners import Listener
 from gateway.edge.parting import part
 from gateway.edge.sockets import (
@@ -236,7 +236,7 @@ class Shell(Receiver):
 
     # Reading and not reading
 
-    def _hold(self, producer: Producer) -> None:
+    def _hold(self, producer: BrokerProducer) -> None:
         producer.shell.hold(self)
         self.pause(BROKER)
 

@@ -32,7 +32,7 @@ LISTEN_BACKLOG: Final = 4096
 """Connections that the kernel holds for a worker: a reconnect storm's first second."""
 
 
-class Limits:
+class SessionLimits:
     """What sessions check, as plain attributes."""
 
     __slots__ = (

@@ -14,17 +14,17 @@ CLOSE: Final = 0x100
 """Added to a reason code: nobody knows whether the log has these, so the connection must end unanswered."""
 
 
-class Owner(ABC):
+class ReceiptOwner(ABC):
     """Who is owed: a session."""
 
     __slots__ = ()
 
     @abstractmethod
-    def receipt_settled(self, receipt: Receipt) -> None:
+    def receipt_settled(self, receipt: PublishReceipt) -> None:
         """`receipt.outcome` is known now."""
 
 
-class Receipt:
+class PublishReceipt:
     """Packet ids of consecutive publishes of one QoS that share a fate: `packet_id` and, behind it, `more`.
 
     `packet_type` is PUBACK or PUBREC, 0 with packet id 0 where no packet answers; `outcome` None = not
@@ -34,13 +34,13 @@ class Receipt:
 
     __slots__ = ("more", "next", "outcome", "owner", "packet_id", "packet_type")
 
-    def __init__(self, owner: Owner, packet_type: int, packet_id: int) -> None:
+    def __init__(self, owner: ReceiptOwner, packet_type: int, packet_id: int) -> None:
         self.owner = owner
         self.packet_type = packet_type
         self.packet_id = packet_id
         self.more: list[int] | None = None
         self.outcome: int | None = None
-        self.next: Receipt | None = None
+        self.next: PublishReceipt | None = None
 
     def add(self, packet_id: int) -> None:
         """One more publish."""

@@ -20,10 +20,10 @@ from holdmq.mqtt import (
     MAX_PACKET_SIZE,
     MQTT_3_1_1,
     SERVER,
+    CheckedTopics,
     Connect,
     Decoder,
     MqttError,
-    TopicTable,
     matches,
 )
 
@@ -38,7 +38,7 @@ MESSAGE_BYTES: Final = 32 << 10
 """Lines told at a time: half of what the parent reads at once."""
 _OF_LONG_ONES: Final = ("at_ms", "worker", "direction", "packet", "packet_id")
 
-_topics: TopicTable[bytes] = TopicTable(bytes)
+_topics: CheckedTopics[bytes] = CheckedTopics(bytes)
 
 
 class Trace:

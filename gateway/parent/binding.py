@@ -27,7 +27,7 @@ PROBES_MAX: Final = 5
 """Probes without an answer, then the connection is over: 15 minutes after its last byte."""
 
 
-class Place:
+class BoundListener:
     """The listening sockets of one listener.
 
     TCP: one per worker on one port (SO_REUSEPORT): the kernel spreads connections over them, and what it
@@ -69,11 +69,11 @@ class Place:
         self._file = None
 
 
-def bind(settings: ListenerSettings, workers: int) -> Place:
+def bind(settings: ListenerSettings, workers: int) -> BoundListener:
     """Listen; StartupError naming listener, place and what to do."""
     if settings.kind == "unix":
-        return Place(settings, [_bind_unix(settings)])
-    return Place(settings, _bind_tcp(settings, workers))
+        return BoundListener(settings, [_bind_unix(settings)])
+    return BoundListener(settings, _bind_tcp(settings, workers))
 
 
 # TCP

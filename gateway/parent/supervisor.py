@@ -22,7 +22,7 @@ from gateway.edge.listeners import (
     listeners_of,
 )
 from gateway.parent.binding import (
-    Place,
+    BoundListener,
     bind,
 )
 from gateway.parent.control import Controls
@@ -59,7 +59,7 @@ log = telemetry.get_logger()
 
 
 @dataclass(slots=True)
-class _Child:
+class _WorkerProcess:
     index: int
     pid: int
     report: socket.socket
@@ -68,7 +68,7 @@ class _Child:
     is_killed: bool = False
 
 
-class Supervisor:
+class WorkerSupervisor:
     """Runs the workers until SIGTERM or SIGINT."""
 
     def __init__(self, config: Config) -> None:
@@ -76,8 +76,8 @@ class Supervisor:
         self._section = config.gateway
         self._reports = Reports(self._section.worker_count(os.cpu_count() or 1))
         self._listeners: list[Listener] = []
-        self._places: list[Place] = []
-        self._children: dict[int, _Child] = {}
+        self._places: list[BoundListener] = []
+        self._children: dict[int, _WorkerProcess] = {}
         self._restarts: list[tuple[float, int]] = []
         self._selector = selectors.DefaultSelector()
         self._signal = 0
@@ -166,7 +166,7 @@ class Supervisor:
         child_end.close()
         parent_end.setblocking(False)
         now = time.monotonic()
-        child = self._children[pid] = _Child(index, pid, parent_end, now, now)
+        child = self._children[pid] = _WorkerProcess(index, pid, parent_end, now, now)
         self._selector.register(parent_end, selectors.EVENT_READ, child)
         for command in self._controls.in_force():
             _command(child, command)
@@ -254,7 +254,7 @@ class Supervisor:
                 )
                 os.kill(child.pid, signal.SIGKILL)
 
-    def _read_report(self, child: _Child) -> None:
+    def _read_report(self, child: _WorkerProcess) -> None:
         try:
             data = child.report.recv(MESSAGE_MAX_BYTES)
         except BlockingIOError:
@@ -337,7 +337,7 @@ def _wake(wake: socket.socket) -> None:
         wake.send(b"c")
 
 
-def _command(child: _Child, command: dict[str, object]) -> None:
+def _command(child: _WorkerProcess, command: dict[str, object]) -> None:
     """Tell a worker; one that hangs, or is gone, does without."""
     data = json.dumps(command).encode()
     if len(data) > MESSAGE_MAX_BYTES:

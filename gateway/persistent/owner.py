@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from gateway.persistent.wills import will_of
-from gateway.session.cursor import Written
+from gateway.session.cursor import WrittenState
 from gateway.session.receiving import unreleased_of
 from gateway.session.session import CLOSED, Session
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
@@ -41,7 +41,7 @@ from holdmq.wire.session_will import HAS_WILL, NO_WILL
 
 if TYPE_CHECKING:
     from gateway.brokers.link import BrokerLink
-    from gateway.persistent.sessions import Sessions
+    from gateway.persistent.sessions import PersistentSessions
 
 OPENINGS_PER_REQUEST: Final = 100
 """CONNECTs of one request, whose answer keeps the loop for some ms; it comes when the last one is decided."""
@@ -64,7 +64,7 @@ OnWritten = Callable[[bool], None]
 log = telemetry.get_logger()
 
 
-class _Change:
+class _RowUpdate:
     """A change of a row; `session` None = its connection is gone. `written` for a state."""
 
     __slots__ = ("on_written", "row", "session", "size", "written")
@@ -74,10 +74,10 @@ class _Change:
         self.session = session
         self.on_written = on_written
         self.size = len(row.client_id) + len(row.name) + len(row.value) + 32
-        self.written: Written | None = None
+        self.written: WrittenState | None = None
 
 
-class Owner:
+class SessionOwner:
     """The sessions of one worker at one broker."""
 
     __slots__ = (
@@ -96,14 +96,14 @@ class Owner:
         "pending_bytes",
     )
 
-    def __init__(self, sessions: Sessions, link: BrokerLink) -> None:
+    def __init__(self, sessions: PersistentSessions, link: BrokerLink) -> None:
         self._sessions = sessions
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._opens: list[Session] = []
         self._open_at = 0.0
         self._opening: asyncio.TimerHandle | None = None
-        self._changes: deque[_Change] = deque()
+        self._changes: deque[_RowUpdate] = deque()
         self._states: dict[Session, None] = {}
         self._flush_due = False
         self._is_writing = False
@@ -129,7 +129,7 @@ class Owner:
     # What sessions want
 
     def open(self, session: Session) -> None:
-        """Ask for a session, together with others; `Sessions.opened` or `Sessions.not_opened` follows."""
+        """Ask for a session, together with others; the table hears `opened` or `not_opened`."""
         self._opens.append(session)
         if self._opening is None:
             self._opening = self._loop.call_at(self._open_at, self._send_opens)
@@ -141,14 +141,14 @@ class Owner:
         if self.pending_bytes > PENDING_MAX_BYTES and kind != END:
             return False
         row = SessionChange(session.client_id, session.epoch, kind, name, value, session.expiry_s)
-        self._add(_Change(row, None if kind == END else session, on_written))
+        self._add(_RowUpdate(row, None if kind == END else session, on_written))
         return True
 
     def will_done(self, client_id: str, epoch: int) -> None:
         """The log has a will, or never will."""
-        self._add(_Change(SessionChange(client_id, epoch, WILL_DONE, "", b"", 0), None, None))
+        self._add(_RowUpdate(SessionChange(client_id, epoch, WILL_DONE, "", b"", 0), None, None))
 
-    def _add(self, change: _Change) -> None:
+    def _add(self, change: _RowUpdate) -> None:
         self._changes.append(change)
         self.pending_bytes += change.size
         self._flush_soon()
@@ -330,7 +330,7 @@ class Owner:
         connection = self._link.connection
         if connection is None:
             return
-        changes: list[_Change] = []
+        changes: list[_RowUpdate] = []
         size = 0
         while self._changes and len(changes) < CHANGES_PER_WRITE and size < WRITE_MAX_BYTES:
             changes.append(self._changes.popleft())
@@ -352,18 +352,18 @@ class Owner:
             WRITE_TIMEOUT_S,
         )
 
-    def _state_of(self, session: Session) -> _Change | None:
+    def _state_of(self, session: Session) -> _RowUpdate | None:
         cursor = session.cursor
         if session.state == CLOSED or cursor is None:
             return None
         value = self._sessions.state_of(session)
         row = SessionChange(session.client_id, session.epoch, PUT_STATE, "", value, session.expiry_s)
-        change = _Change(row, session, None)
+        change = _RowUpdate(row, session, None)
         change.written = cursor.begin_write(unreleased_of(session))
         self.pending_bytes += change.size
         return change
 
-    def _written(self, changes: list[_Change], connection: object, result: Reply | HoldMQError) -> None:
+    def _written(self, changes: list[_RowUpdate], connection: object, result: Reply | HoldMQError) -> None:
         if connection is self._link.connection:
             self._is_writing = False
         if isinstance(result, Reply):
@@ -396,7 +396,7 @@ class Owner:
         self._retry = None
         self._flush_soon()
 
-    def _send_again(self, changes: list[_Change]) -> None:
+    def _send_again(self, changes: list[_RowUpdate]) -> None:
         """Before everything newer; a state is made anew when it leaves."""
         for change in reversed(changes):
             session, written = change.session, change.written
@@ -414,7 +414,7 @@ class Owner:
             log.warning("the owner of sessions does not answer", broker=self.name, reason=str(error))
             connection.close(TransportError(str(error)))
 
-    def _done(self, change: _Change, is_written: bool) -> None:
+    def _done(self, change: _RowUpdate, is_written: bool) -> None:
         self.pending_bytes -= change.size
         session = change.session
         if session is not None and session.state == CLOSED:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gateway.session.cursor import Cursor
+from gateway.session.cursor import SessionCursor
 from gateway.session.inbound import Inbound
 from gateway.session.lag import (
     Lag,
     Starts,
 )
 from gateway.session.outbound import Granted, Planned
-from gateway.session.received import Received
+from gateway.session.received import ReceivedQueues
 from gateway.session.session import Session
 from holdmq.mqtt import Subscription
 from holdmq.mqtt.filters import SHARE_PREFIX
@@ -21,7 +21,7 @@ from holdmq.service import telemetry
 from holdmq.wire.session_headers import DROP_FILTER, Content, SessionOpened
 from holdmq.wire.session_state import (
     FilterOptions,
-    Place,
+    LogPlace,
     ReceivedRow,
     SessionState,
     decode_options,
@@ -51,7 +51,7 @@ class Restoring:
         state = decode_state(content.state)
         if session.cursor is None and (state.planned or state.received is not None):
             # A session that ends with this connection: what is under way comes to its end all the same.
-            session.cursor = Cursor(answer.uid)
+            session.cursor = SessionCursor(answer.uid)
         if session.cursor is not None and state.received is not None:
             self._restore_received(session, session.cursor, state.received)
         every = [(name, decode_options(options)) for name, options in content.filters]
@@ -113,8 +113,8 @@ class Restoring:
             self._drop_filter(session, DROP_FILTER, name, _ignore)
 
     @staticmethod
-    def _restore_received(session: Session, cursor: Cursor, row: ReceivedRow) -> None:
-        received = cursor.received = Received(cursor.uid, session.epoch, row)
+    def _restore_received(session: Session, cursor: SessionCursor, row: ReceivedRow) -> None:
+        received = cursor.received = ReceivedQueues(cursor.uid, session.epoch, row)
         if received.recorded:
             session.inbound = Inbound()
             session.inbound.restore(received.recorded)
@@ -135,16 +135,16 @@ class Restoring:
         session.outgoing().inflight = inflight
         cursor.again = again or None
 
-    def _places(self, state: SessionState, filters: list[tuple[str, FilterOptions]]) -> dict[str, Place]:
+    def _places(self, state: SessionState, filters: list[tuple[str, FilterOptions]]) -> dict[str, LogPlace]:
         """Where to go on at each broker: where the row says, else where the first filter began, else at 0."""
         places = dict(state.places)
-        starts: dict[str, list[Place]] = {}
+        starts: dict[str, list[LogPlace]] = {}
         for _, options in filters:
             for broker, start in options.starts.items():
                 starts.setdefault(broker, []).append(start)
         for broker in {*starts, *self._worker.links}:
             if broker not in places:
-                places[broker] = min(starts.get(broker, [Place(0, 0)]), key=lambda place: place.position)
+                places[broker] = min(starts.get(broker, [LogPlace(0, 0)]), key=lambda place: place.position)
         return {broker: place for broker, place in places.items() if place.position != LIVE_END}
 
     def resume(self, session: Session) -> None:

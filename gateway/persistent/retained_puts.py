@@ -58,7 +58,7 @@ Kept = Callable[[list[int]], None]
 log = telemetry.get_logger()
 
 
-class Put(NamedTuple):
+class RetainedValue(NamedTuple):
     """A topic's retained message from now on; `value` None = it has none. `expiry_s` NEVER = for ever."""
 
     topic: str
@@ -66,16 +66,16 @@ class Put(NamedTuple):
     expiry_s: int
 
 
-def retained_put(topic: str, qos: int, payload: bytes, block: bytes, client_id: str) -> Put:
+def retained_put(topic: str, qos: int, payload: bytes, block: bytes, client_id: str) -> RetainedValue:
     """What a publish with RETAIN makes of its topic; no payload: nothing is kept [MQTT-3.3.1-6], -7."""
     if not payload:
-        return Put(topic, None, NEVER)
+        return RetainedValue(topic, None, NEVER)
     expiry_s = decode_publish_properties(block).message_expiry_interval if block else None
     value = RetainedMessage(qos, client_id, block, payload).encode()
-    return Put(topic, value, NEVER if expiry_s is None else expiry_s)
+    return RetainedValue(topic, value, NEVER if expiry_s is None else expiry_s)
 
 
-class _Job:
+class _PutJob:
     """Puts that are told together."""
 
     __slots__ = ("is_over", "kept", "left", "outcomes", "since")
@@ -102,9 +102,9 @@ class _Job:
             self.kept([UNKNOWN] * len(self.outcomes))
 
 
-class _Waiting(NamedTuple):
-    put: Put
-    job: _Job
+class _WaitingPut(NamedTuple):
+    put: RetainedValue
+    job: _PutJob
     at: int
 
 
@@ -115,7 +115,7 @@ class _Owner:
 
     def __init__(self, link: BrokerLink) -> None:
         self.link = link
-        self.waiting: deque[_Waiting] = deque()
+        self.waiting: deque[_WaitingPut] = deque()
         self.in_flight = 0
         self.retry: asyncio.TimerHandle | None = None
 
@@ -129,7 +129,7 @@ class RetainedPuts:
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._owners: dict[str, _Owner] = {}
-        self._jobs: dict[_Job, None] = {}
+        self._jobs: dict[_PutJob, None] = {}
         self._flush_due = False
 
     # Brokers
@@ -169,9 +169,9 @@ class RetainedPuts:
         client_id = session.client_id
         self.put([retained_put(*message, client_id) for message in keep.messages], kept)
 
-    def put(self, puts: Sequence[Put], kept: Kept) -> None:
+    def put(self, puts: Sequence[RetainedValue], kept: Kept) -> None:
         """Have topics keep these messages; `kept` is called once, later, within REROUTE_S or so."""
-        job = _Job(len(puts), kept, self._loop.time())
+        job = _PutJob(len(puts), kept, self._loop.time())
         self._jobs[job] = None
         for at, put in enumerate(puts):
             owner = self._owner_of(put.topic)
@@ -179,7 +179,7 @@ class RetainedPuts:
                 self._loop.call_soon(self._decided, job, at, UNKNOWN)
                 continue
             self.pending_bytes += _size_of(put)
-            owner.waiting.append(_Waiting(put, job, at))
+            owner.waiting.append(_WaitingPut(put, job, at))
         self._flush_soon()
 
     def _owner_of(self, topic: str) -> _Owner | None:
@@ -194,7 +194,7 @@ class RetainedPuts:
             owner = self._owners[name] = _Owner(link)
         return owner
 
-    def _decided(self, job: _Job, at: int, outcome: int) -> None:
+    def _decided(self, job: _PutJob, at: int, outcome: int) -> None:
         job.settle(at, outcome)
         if job.is_over:
             self._jobs.pop(job, None)
@@ -216,7 +216,7 @@ class RetainedPuts:
                 self._send(owner, connection)
 
     def _send(self, owner: _Owner, connection: Connection) -> None:
-        part: list[_Waiting] = []
+        part: list[_WaitingPut] = []
         size = 0
         while owner.waiting and len(part) < REQUEST_MAX_PUTS:
             waiting = owner.waiting[0]
@@ -242,7 +242,7 @@ class RetainedPuts:
         )
 
     def _answered(
-        self, owner: _Owner, connection: Connection, part: list[_Waiting], result: Reply | HoldMQError
+        self, owner: _Owner, connection: Connection, part: list[_WaitingPut], result: Reply | HoldMQError
     ) -> None:
         owner.in_flight -= 1
         codes: list[int] | None = None
@@ -274,7 +274,7 @@ class RetainedPuts:
         log.warning("a broker does not answer RETAINED_PUT", broker=owner.link.name, reason=str(error))
         connection.close(TransportError(str(error)))
 
-    def _send_again(self, owner: _Owner, part: list[_Waiting], result: Reply | HoldMQError) -> None:
+    def _send_again(self, owner: _Owner, part: list[_WaitingPut], result: Reply | HoldMQError) -> None:
         """Before all that is newer; nobody waits any more for what was given up."""
         for waiting in reversed(part):
             if waiting.job.is_over:
@@ -297,7 +297,7 @@ class RetainedPuts:
             job.give_up()
         if given_up:
             for owner in self._owners.values():
-                left: deque[_Waiting] = deque()
+                left: deque[_WaitingPut] = deque()
                 for waiting in owner.waiting:
                     if waiting.job.is_over:
                         self.pending_bytes -= _size_of(waiting.put)
@@ -307,7 +307,7 @@ class RetainedPuts:
             log.warning("the owners of retained messages take nothing", publishers=len(given_up))
 
 
-def _size_of(put: Put) -> int:
+def _size_of(put: RetainedValue) -> int:
     return len(put.topic) + len(put.value or b"") + 16
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gateway.persistent.owner import Owner
+from gateway.persistent.owner import SessionOwner
 from gateway.persistent.restoring import (
     LIVE_END,
     Restoring,
@@ -23,14 +23,14 @@ from gateway.persistent.wills import (
 )
 from gateway.publish.ingress import Unbound
 from gateway.session.cursor import (
-    Cursor,
-    Written,
+    SessionCursor,
+    WrittenState,
 )
 from gateway.session.events import Closed, Event
 from gateway.session.outbound import Granted
 from gateway.session.received import (
     QUEUES_MAX,
-    Received,
+    ReceivedQueues,
 )
 from gateway.session.receiving import complete, unreleased_of
 from gateway.session.session import CLOSED, OPENING, Session
@@ -51,7 +51,7 @@ from holdmq.wire.session_headers import (
 )
 from holdmq.wire.session_state import (
     FilterOptions,
-    Place,
+    LogPlace,
     PlannedRow,
     SessionState,
 )
@@ -82,13 +82,13 @@ REFUSALS: Final[dict[Code, ReasonCode]] = {
 log = telemetry.get_logger()
 
 
-class Sessions:
+class PersistentSessions:
     """Sessions of one worker, and their owners."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._restoring = Restoring(worker, self.drop_filter)
-        self._owners: dict[str, Owner] = {}
+        self._owners: dict[str, SessionOwner] = {}
         self._brokers: list[str] = []
         self._taken: dict[str, int] = {}
         self._unregistered: dict[Session, None] = {}
@@ -105,17 +105,17 @@ class Sessions:
             route = self._worker.routes.get(SESSION_TOPIC)
             self._brokers = [] if route is None else sorted({q.broker for q in route.write_queues})
 
-    def owner_of(self, client_id: str) -> Owner | None:
+    def owner_of(self, client_id: str) -> SessionOwner | None:
         """Who keeps the sessions of a client id; None = no broker does, or that one was never seen."""
         if not self._brokers:
             return None
         link = self._worker.links.get(session_owner(client_id, self._brokers))
         return None if link is None else self._owner(link)
 
-    def _owner(self, link: BrokerLink) -> Owner:
+    def _owner(self, link: BrokerLink) -> SessionOwner:
         owner = self._owners.get(link.name)
         if owner is None:
-            owner = self._owners[link.name] = Owner(self, link)
+            owner = self._owners[link.name] = SessionOwner(self, link)
             if link.connection is not None:
                 owner.up()
         return owner
@@ -132,7 +132,7 @@ class Sessions:
         if owner is not None:
             owner.down()
 
-    def claims(self, owner: Owner) -> list[SessionOpening]:
+    def claims(self, owner: SessionOwner) -> list[SessionOpening]:
         """The sessions that are open at an owner."""
         return [
             SessionOpening(
@@ -191,7 +191,7 @@ class Sessions:
         self._unreachable(session, owner, "not connected")
         return True
 
-    def _unreachable(self, session: Session, owner: Owner | None, why: str) -> None:
+    def _unreachable(self, session: Session, owner: SessionOwner | None, why: str) -> None:
         """Clean sessions are admitted, and registered later; others cannot be."""
         is_clean = not session.expiry_s and (session.is_clean or owner is None)
         if not is_clean:
@@ -224,7 +224,7 @@ class Sessions:
         sentence = "the client id's session belongs to somebody else"
         self._refuse(session, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, sentence)
 
-    def not_opened(self, session: Session, owner: Owner, error: HoldMQError) -> None:
+    def not_opened(self, session: Session, owner: SessionOwner, error: HoldMQError) -> None:
         """The owner refused a CONNECT, or did not answer."""
         self._decided(session)
         if session.state == CLOSED:
@@ -242,7 +242,7 @@ class Sessions:
         code = REFUSALS.get(error.code, ReasonCode.SERVER_UNAVAILABLE)
         self._refuse(session, code, error.remark)
 
-    def opened(self, session: Session, owner: Owner, answer: SessionOpened, content: Content) -> None:
+    def opened(self, session: Session, owner: SessionOwner, answer: SessionOpened, content: Content) -> None:
         """A session is open at its owner: restore what it has, and go on."""
         if content.filters and not answer.is_present:
             # What the client had before it began anew.
@@ -268,7 +268,7 @@ class Sessions:
         if session.state != OPENING:
             return  # it was admitted while the owner was away, and is registered now
         if session.expiry_s:
-            session.cursor = Cursor(answer.uid)
+            session.cursor = SessionCursor(answer.uid)
         try:
             is_lagging = answer.is_present and self._restoring.restore(session, content, answer)
         except WireError as error:
@@ -323,7 +323,7 @@ class Sessions:
         self._decided(session)
         self._stale.pop(session, None)
         self._unregistered.pop(session, None)
-        if not isinstance(owner, Owner):
+        if not isinstance(owner, SessionOwner):
             return False
         owner.forget(session)
         if session.epoch:
@@ -333,7 +333,7 @@ class Sessions:
         session.owner = None
         return session.epoch > 0
 
-    def _end(self, session: Session, owner: Owner, state: bytes, will: str = DELETE_WILL) -> None:
+    def _end(self, session: Session, owner: SessionOwner, state: bytes, will: str = DELETE_WILL) -> None:
         owner.change(session, END, will, state)
         session.owner = None
 
@@ -350,7 +350,7 @@ class Sessions:
         cursor = session.cursor
         assert cursor is not None
         if cursor.received is None:
-            cursor.received = Received(cursor.uid, session.epoch)
+            cursor.received = ReceivedQueues(cursor.uid, session.epoch)
         if cursor.received.bind(unbound.topic, unbound.queue, known):
             self._worker.context.planning.append(session)
             return
@@ -365,7 +365,7 @@ class Sessions:
         """These wait for their row before they may send more."""
         for session in sessions:
             owner = session.owner
-            if isinstance(owner, Owner) and session.state != CLOSED:
+            if isinstance(owner, SessionOwner) and session.state != CLOSED:
                 owner.want_state(session)
 
     def store_filter(
@@ -373,8 +373,8 @@ class Sessions:
     ) -> bool:
         """Have a subscription's row written; False: too much waits."""
         owner = session.owner
-        assert isinstance(owner, Owner)
-        starts: dict[str, Place] = {}
+        assert isinstance(owner, SessionOwner)
+        starts: dict[str, LogPlace] = {}
         if is_new or (granted.starts is not None and not granted.starts.is_empty):
             for broker, link in self._worker.links.items():
                 known = None if granted.starts is None else granted.starts.get(broker)
@@ -382,7 +382,7 @@ class Sessions:
                 position = known
                 if position is None:
                     position = LIVE_END if reader.position is None else reader.live_from
-                starts[broker] = Place(reader.log_epoch, position)
+                starts[broker] = LogPlace(reader.log_epoch, position)
         options = FilterOptions(
             granted.qos,
             granted.no_local,
@@ -406,20 +406,20 @@ class Sessions:
     def store_state(self, session: Session, on_written: Callable[[bool], None]) -> bool:
         """Have the state as it is now written behind all that was asked for so far; False: too much waits."""
         owner = session.owner
-        assert isinstance(owner, Owner)
+        assert isinstance(owner, SessionOwner)
         return owner.change(session, PUT_STATE, "", self.state_of(session), on_written)
 
     def drop_filter(self, session: Session, kind: str, name: str, on_written: Callable[[bool], None]) -> bool:
         """Have a subscription's row taken away; False: too much waits."""
         owner = session.owner
-        assert isinstance(owner, Owner)
+        assert isinstance(owner, SessionOwner)
         return owner.change(session, kind, name, b"", on_written)
 
     def state_of(self, session: Session, *, is_over: bool = False) -> bytes:
         """A session's state as its row has it; `is_over`: at the end of its connection."""
         outbound, cursor = session.outbound, session.cursor
         assert cursor is not None
-        places: dict[str, Place] = {}
+        places: dict[str, LogPlace] = {}
         lag = outbound.lag if outbound is not None else None
         for broker, link in self._worker.links.items():
             reader = link.reader
@@ -429,10 +429,10 @@ class Sessions:
             elif lag is not None and (floor := lag.floor_at(broker)) is not None:
                 position = floor
             if position is not None:
-                places[broker] = Place(log_epoch, position)
+                places[broker] = LogPlace(log_epoch, position)
         for broker, behind in lag.positions.items() if lag is not None else ():
             if broker not in places and lag is not None:
-                places[broker] = Place(lag.log_epoch_at(broker, 0), behind)
+                places[broker] = LogPlace(lag.log_epoch_at(broker, 0), behind)
         cursor.written_at = sum(place.position for place in places.values())
         planned = [
             PlannedRow(packet_id, p.broker, p.position, p.flags, list(p.identifiers), p.is_released, p.topic)
@@ -447,7 +447,7 @@ class Sessions:
         retained = self._worker.retained.state_of(session)
         return SessionState(places, planned, next_id, received, retained).encode()
 
-    def state_written(self, session: Session, written: Written) -> None:
+    def state_written(self, session: Session, written: WrittenState) -> None:
         """The row has a state: what waited for it leaves."""
         if session.state == CLOSED:
             return
@@ -512,7 +512,9 @@ class Sessions:
         """Register who was admitted while its owner was away; close who has waited too long for one."""
         for session in list(self._unregistered):
             # Which broker it is may not have been known yet.
-            owner = session.owner if isinstance(session.owner, Owner) else self.owner_of(session.client_id)
+            owner = (
+                session.owner if isinstance(session.owner, SessionOwner) else self.owner_of(session.client_id)
+            )
             if owner is not None and owner.is_up:
                 del self._unregistered[session]
                 session.owner = owner

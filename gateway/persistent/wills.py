@@ -19,8 +19,8 @@ from gateway.brokers.core.producer import BATCH_MAX_BYTES
 from gateway.ground.entries import record_properties
 from gateway.ground.receipts import (
     CLOSE,
-    Owner,
-    Receipt,
+    PublishReceipt,
+    ReceiptOwner,
 )
 from gateway.persistent.retained_puts import retained_put
 from gateway.publish.core.plans import sys_flag_of
@@ -95,7 +95,7 @@ def _session_will(will: Will, expiry_s: int, born_host: bytes) -> SessionWill:
     )
 
 
-class Wills:
+class WillPublisher:
     """Publishes the wills that owners say are due."""
 
     def __init__(self, worker: Worker) -> None:
@@ -201,7 +201,7 @@ class Wills:
         run = producer.open_run(target, self._worker.now())
         run.records.append(record)
         run.is_noted = run.is_noted or bool(pair)
-        run.receipts.append(Receipt(_Waiting(self, done), 0, 0))
+        run.receipts.append(PublishReceipt(_WaitingWill(self, done), 0, 0))
         producer.shell.added(len(record))
 
     def settled(self, outcome: int, done: Done, reason: str = "") -> None:
@@ -213,16 +213,16 @@ class Wills:
         done(outcome)
 
 
-class _Waiting(Owner):
+class _WaitingWill(ReceiptOwner):
     """Who is owed for one will."""
 
     __slots__ = ("_done", "_wills")
 
-    def __init__(self, wills: Wills, done: Done) -> None:
+    def __init__(self, wills: WillPublisher, done: Done) -> None:
         self._wills = wills
         self._done = done
 
-    def receipt_settled(self, receipt: Receipt) -> None:
+    def receipt_settled(self, receipt: PublishReceipt) -> None:
         """`receipt.outcome` is known now."""
         self._wills.settled(receipt.outcome or 0, self._done)
 

@@ -38,7 +38,7 @@ ADDRESS_OVER: Final = 100
 log = telemetry.get_logger()
 
 
-class Gate:
+class AdmissionGate:
     """Looks at each connection when it comes, when its address is known, and when its CONNECT is right."""
 
     def __init__(self, worker: Worker, section: GatewaySection) -> None:

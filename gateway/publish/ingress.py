@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from gateway.brokers.core.producer import (
     BATCH_MAX_BYTES,
-    Producer,
+    BrokerProducer,
     Target,
 )
 from gateway.ground.delayed import DELAYED_ROOM_BYTES
@@ -18,10 +18,10 @@ from gateway.ground.entries import (
     record_properties,
 )
 from gateway.ground.limits import PLANS_MAX
-from gateway.ground.receipts import Receipt
+from gateway.ground.receipts import PublishReceipt
 from gateway.publish.core.plans import (
     NotedRecords,
-    Plan,
+    TopicPlan,
 )
 from gateway.session.inbound import Inbound
 from gateway.session.permit import (
@@ -78,7 +78,7 @@ class Ingress:
         self._mark = secrets.randbits(62) | 1
         self._uses_other = uses_other
         self._now = now
-        self.full: Producer | None = None
+        self.full: BrokerProducer | None = None
         """A producer that the last `publish` gave messages and that must not get more (`must_hold`)."""
 
     @property
@@ -104,9 +104,9 @@ class Ingress:
         size = 0
         record_max = 0
         is_delayed = False
-        producer: Producer | None = None
+        producer: BrokerProducer | None = None
         records: list[bytes] | None = None
-        plan: Plan | None = None
+        plan: TopicPlan | None = None
         noting: NotedRecords | None = None
         for at, (entry, flags, packet_id, start, end, properties) in enumerate(run.messages):
             kind = flags & 7
@@ -167,7 +167,7 @@ class Ingress:
                 if noting is not None:
                     batch_run.is_noted = True
                 if packet_type:
-                    receipt = Receipt(session, packet_type, packet_id)
+                    receipt = PublishReceipt(session, packet_type, packet_id)
                     batch_run.receipts.append(receipt)
                     inbound.expect(receipt)
             elif packet_type:
@@ -224,7 +224,7 @@ class Ingress:
             counters.messages_in_qos1_total += 1
             inbound.count += 1
             inbound.unsettled += 1
-            receipt = Receipt(session, PUBACK, packet_id)
+            receipt = PublishReceipt(session, PUBACK, packet_id)
             run.receipts.append(receipt)
             inbound.expect(receipt)
         else:
@@ -232,7 +232,7 @@ class Ingress:
         self._added(producer, length)
         return True
 
-    def _added(self, producer: Producer, size_bytes: int) -> None:
+    def _added(self, producer: BrokerProducer, size_bytes: int) -> None:
         producer.shell.added(size_bytes)
         if producer.must_hold:
             self.full = producer
@@ -244,7 +244,7 @@ class Ingress:
         entry: TopicEntry,
         kind: int,
         properties: bytes,
-    ) -> Plan | Refusal | MissingTopic | Unbound | TopicEntry:
+    ) -> TopicPlan | Refusal | MissingTopic | Unbound | TopicEntry:
         if entry.refusal:
             return entry.refusal
         if session.permit is not None:
@@ -286,7 +286,7 @@ class Ingress:
             if len(encoded) > PROPERTIES_BYTES_MAX - room:
                 return ReasonCode.QUOTA_EXCEEDED  # the broker would refuse all that travels with it
             host = session.born_host
-            plan = Plan(entry, kind, _ANSWERS[qos], target, encoded, host, self._mark)
+            plan = TopicPlan(entry, kind, _ANSWERS[qos], target, encoded, host, self._mark)
         except RecordError:
             return ReasonCode.QUOTA_EXCEEDED  # tag and properties are over 32 KiB (storage.md, The record)
         if is_noted:
@@ -301,7 +301,7 @@ class Ingress:
     def _refuse(self, session: Session, kind: int, packet_id: int, reason_code: int) -> None:
         session.context.counters.refused[f"publish_{ReasonCode(reason_code).name.lower()}"] += 1
         if kind & 6:
-            receipt = Receipt(session, _ANSWERS[kind >> 1], packet_id)
+            receipt = PublishReceipt(session, _ANSWERS[kind >> 1], packet_id)
             session.expect(receipt)
             receipt.settle(reason_code)
 

@@ -40,7 +40,7 @@ REFUSED_MAX: Final = 10_000
 log = telemetry.get_logger()
 
 
-class Topics:
+class ClientTopics:
     """Queues of topics for clients, and the topics that are being created."""
 
     def __init__(

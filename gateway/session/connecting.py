@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from gateway.ground.limits import (
     TOPIC_ALIAS_MAX,
-    Limits,
+    SessionLimits,
 )
 from holdmq.mqtt import MQTT_5, Connect, MqttError, Properties, ReasonCode
 
 
-def check_connect(connect: Connect, limits: Limits) -> None:
+def check_connect(connect: Connect, limits: SessionLimits) -> None:
     """Raise MqttError with the CONNACK's reason code when this client cannot be admitted."""
     if not limits.allow_anonymous and not limits.authenticates:
         # No authentication is configured, so no credentials can be right.
@@ -26,7 +26,7 @@ def check_connect(connect: Connect, limits: Limits) -> None:
         check_will(connect, limits)
 
 
-def check_will(connect: Connect, limits: Limits) -> None:
+def check_will(connect: Connect, limits: SessionLimits) -> None:
     """Refuse a will that could never be published."""
     will = connect.will
     assert will is not None
@@ -41,7 +41,7 @@ def check_will(connect: Connect, limits: Limits) -> None:
         )
 
 
-def keep_alive_of(connect: Connect, limits: Limits) -> int:
+def keep_alive_of(connect: Connect, limits: SessionLimits) -> int:
     """The keep alive in force, seconds; 0 = none. Only MQTT 5 lets a server shorten it (3.2.2.3.14)."""
     if connect.version != MQTT_5:
         return connect.keep_alive
@@ -50,7 +50,7 @@ def keep_alive_of(connect: Connect, limits: Limits) -> int:
     return connect.keep_alive
 
 
-def expiry_of(connect: Connect, limits: Limits) -> int:
+def expiry_of(connect: Connect, limits: SessionLimits) -> int:
     """How long the session outlives its connection, seconds; 0 = it ends with it.
 
     An MQTT 3 session without clean session has no end of its own: it gets the longest.
@@ -60,7 +60,7 @@ def expiry_of(connect: Connect, limits: Limits) -> int:
     return min(connect.properties.session_expiry_interval or 0, limits.session_expiry_max_s)
 
 
-def response_information(connect: Connect, client_id: str, limits: Limits) -> str | None:
+def response_information(connect: Connect, client_id: str, limits: SessionLimits) -> str | None:
     """Where the client may have answers sent to, if it asks for it and there is a place [MQTT-3.1.2-28]."""
     if not connect.properties.request_response_information or not limits.response_prefix:
         return None
@@ -69,7 +69,7 @@ def response_information(connect: Connect, client_id: str, limits: Limits) -> st
 
 
 def connack_properties(
-    connect: Connect, limits: Limits, client_id: str, assigned_id: str | None
+    connect: Connect, limits: SessionLimits, client_id: str, assigned_id: str | None
 ) -> Properties:
     """What CONNACK tells an MQTT 5 client; whatever is not offered is said."""
     keep_alive = keep_alive_of(connect, limits)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from gateway.ground.counters import Counters
 from gateway.ground.entries import TopicEntry
-from gateway.ground.limits import Limits
-from holdmq.mqtt import TopicTable
+from gateway.ground.limits import SessionLimits
+from holdmq.mqtt import CheckedTopics
 
 if TYPE_CHECKING:
     from gateway.session.authenticating import BeginAt
     from gateway.session.session import Session
 
 
-class Context:
+class SessionContext:
     """What all sessions of a worker share.
 
     `traced` is told what clients send, while somebody wants to see it. `dirty` lists sessions that have bytes
@@ -41,8 +41,8 @@ class Context:
 
     def __init__(
         self,
-        topics: TopicTable[TopicEntry],
-        limits: Limits,
+        topics: CheckedTopics[TopicEntry],
+        limits: SessionLimits,
         counters: Counters,
         new_client_id: Callable[[], str],
     ) -> None:

@@ -8,12 +8,12 @@ written lazily.
 from __future__ import annotations
 
 from gateway.session.received import (
-    Received,
+    ReceivedQueues,
     ReceivedWrite,
 )
 
 
-class Written:
+class WrittenState:
     """What may be sent once a state is in the log; `received` is what it says of the session's publishes."""
 
     __slots__ = ("publishes", "received", "released")
@@ -29,7 +29,7 @@ class Written:
         self.received = received
 
 
-class Cursor:
+class SessionCursor:
     """`uid` is the session's own number.
 
     `is_stale`: the row lags behind, and is written again soon. `publishes` and `released` wait for the next
@@ -46,7 +46,7 @@ class Cursor:
         self.released: list[int] | None = None
         self.again: dict[str, list[int]] | None = None
         self.written_at = 0
-        self.received: Received | None = None
+        self.received: ReceivedQueues | None = None
 
     @property
     def is_waiting(self) -> bool:
@@ -65,18 +65,18 @@ class Cursor:
             self.released = []
         self.released.append(packet_id)
 
-    def begin_write(self, unreleased: dict[int, bool] | None = None) -> Written:
+    def begin_write(self, unreleased: dict[int, bool] | None = None) -> WrittenState:
         """The state as it is now is on its way: what its arrival sets free.
 
         `unreleased` are packet ids of QoS 2 publishes → whether the log surely has them.
         """
         received = None if self.received is None else self.received.begin_write(unreleased)
-        taken = Written(self.publishes or [], self.released or [], received)
+        taken = WrittenState(self.publishes or [], self.released or [], received)
         self.publishes = self.released = None
         self.is_stale = False
         return taken
 
-    def failed(self, taken: Written) -> None:
+    def failed(self, taken: WrittenState) -> None:
         """It did not arrive: the next one tells it, too."""
         self.publishes = [*taken.publishes, *(self.publishes or [])] or None
         self.released = [*taken.released, *(self.released or [])] or None

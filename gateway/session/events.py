@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gateway.ground.entries import TopicEntry
-from gateway.session.replay import Replay
+from gateway.session.replay import ReplayStart
 from holdmq.mqtt import PublishRun, Subscription, Will
-from holdmq.wire.session_state import Place
+from holdmq.wire.session_state import LogPlace
 
 
 class Connected:
@@ -32,8 +32,8 @@ class Subscribing:
         self.identifier = identifier
         self.left_out: dict[str, tuple[str, ...]] | None = None
         """By filter, those of topics in it that the client must not get."""
-        self.replay: Replay | None = None
-        self.starts: dict[str, Place] | None = None
+        self.replay: ReplayStart | None = None
+        self.starts: dict[str, LogPlace] | None = None
         self.reason = ""
         self.fresh: list[str] = []
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from gateway.ground.receipts import Receipt
+from gateway.ground.receipts import PublishReceipt
 from holdmq.mqtt import PUBREC
 
 if TYPE_CHECKING:
     from gateway.brokers.core.producer import Target
     from gateway.ground.entries import TopicEntry
-    from gateway.publish.core.plans import Plan
+    from gateway.publish.core.plans import TopicPlan
 
 RECORDED = True
 PENDING = False
@@ -46,19 +46,19 @@ class Inbound:
 
     def __init__(self) -> None:
         # What every publish touches comes first, so that it shares a cache line.
-        self.plan: Plan | None = None
+        self.plan: TopicPlan | None = None
         self.count = 0
         self.unsettled = 0
-        self.head: Receipt | None = None
-        self.tail: Receipt | None = None
+        self.head: PublishReceipt | None = None
+        self.tail: PublishReceipt | None = None
         self.is_doomed = False
         self.unreleased: dict[int, bool] | None = None
         self.restored: set[int] | None = None
         self.kept: deque[int] | None = None
         self.targets: dict[str, Target] = {}
-        self.plans: dict[tuple[bytes, int], Plan] = {}
+        self.plans: dict[tuple[bytes, int], TopicPlan] = {}
 
-    def expect(self, receipt: Receipt) -> None:
+    def expect(self, receipt: PublishReceipt) -> None:
         """Append a receipt: it is answered after all before it."""
         if self.tail is None:
             self.head = receipt
@@ -66,7 +66,7 @@ class Inbound:
             self.tail.next = receipt
         self.tail = receipt
 
-    def take_settled(self) -> Receipt | None:
+    def take_settled(self) -> PublishReceipt | None:
         """Take the receipt at the head if it is settled."""
         receipt = self.head
         if receipt is None or receipt.outcome is None:
@@ -76,7 +76,7 @@ class Inbound:
             self.tail = None
         return receipt
 
-    def plan_for(self, entry: TopicEntry, kind: int) -> Plan | None:
+    def plan_for(self, entry: TopicEntry, kind: int) -> TopicPlan | None:
         """The plan for publishes of this kind to this topic, if there is one whose queue is still used."""
         plan = self.plan
         if plan is None or plan.entry is not entry or plan.kind != kind:
@@ -106,7 +106,7 @@ class Inbound:
         self.unreleased[packet_id] = PENDING
         return False
 
-    def recorded(self, receipt: Receipt) -> None:
+    def recorded(self, receipt: PublishReceipt) -> None:
         """The log has the QoS 2 messages of this receipt, or refused them (then their ids are free)."""
         assert receipt.packet_type == PUBREC
         if self.unreleased is not None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from holdmq.record.codec import PHYSICAL_OFFSET_AT
-from holdmq.wire.session_state import Place
+from holdmq.wire.session_state import LogPlace
 
 if TYPE_CHECKING:
     from gateway.session.outbound import Granted, Planned
     from gateway.session.session import Session
 
 
-class Settling(Protocol):
+class ShareSettling(Protocol):
     """Who tells brokers what members have settled."""
 
     def settled(self, membership: Membership, broker: str, position: int) -> None:
@@ -48,8 +48,8 @@ class Membership:
         uid: int,
         session: Session,
         granted: Granted,
-        settling: Settling,
-        starts: dict[str, Place],
+        settling: ShareSettling,
+        starts: dict[str, LogPlace],
     ) -> None:
         self.member_id = member_id
         self.name = name

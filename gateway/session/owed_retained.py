@@ -17,7 +17,7 @@ MET_MAX: Final = 10_000
 """Topics remembered that came live while a slice was under way; past it the slice is asked for again."""
 
 
-class Answer:
+class OwedRetained:
     """The retained messages that one subscription is owed. `places` are what is left of it, by broker.
 
     `number` is that of its row; `is_held`: its SUBACK has not been sent, so that it may not begin.
@@ -74,16 +74,16 @@ class RetainedDue:
     __slots__ = ("answers", "is_asking", "is_held", "is_outdated", "met")
 
     def __init__(self) -> None:
-        self.answers: list[Answer] = []
+        self.answers: list[OwedRetained] = []
         self.is_asking = False
         self.is_held = False
         self.is_outdated = False
         self.met: dict[bytes, dict[str, int]] | None = None
 
-    def owe(self, topic_filter: str, number: int) -> Answer:
+    def owe(self, topic_filter: str, number: int) -> OwedRetained:
         """A subscription is to be answered from the beginning, whatever was left of it."""
         self.forget(topic_filter)
-        answer = Answer(topic_filter, number)
+        answer = OwedRetained(topic_filter, number)
         self.answers.append(answer)
         return answer
 
@@ -108,7 +108,7 @@ class RetainedDue:
         """Forget what is answered."""
         self.answers = [answer for answer in self.answers if not answer.is_over]
 
-    def at(self, broker: str) -> Iterator[tuple[Answer, RetainedPlace]]:
+    def at(self, broker: str) -> Iterator[tuple[OwedRetained, RetainedPlace]]:
         """What is owed by a broker and may be sent, in the order of the subscriptions."""
         for answer in self.answers:
             if not answer.is_held and answer.places is not None and broker in answer.places:

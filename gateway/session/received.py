@@ -26,7 +26,7 @@ from holdmq.record.once import (
 from holdmq.wire.session_state import ReceivedRow, ids_of, ranges_of
 
 if TYPE_CHECKING:
-    from gateway.session.cursor import Cursor
+    from gateway.session.cursor import SessionCursor
 
 WHOLE_FROM: Final = 1_000
 """Ids released on a connection after which all that was unreleased before it has been sent again: a client
@@ -57,7 +57,7 @@ class ReceivedWrite:
         self.bound = bound
 
 
-class Received:
+class ReceivedQueues:
     """Generations and queues of one session, on a connection of the session's `epoch`.
 
     `queues` are those in its row, by log topic. `is_whole`: every unreleased id is known. `recorded` are
@@ -215,6 +215,6 @@ class Received:
         self._bound = [*write.bound, *self._bound]
 
 
-def is_binding(cursor: Cursor | None) -> bool:
+def is_binding(cursor: SessionCursor | None) -> bool:
     """Whether a publish of this session waits for its queue to be written down."""
     return cursor is not None and cursor.received is not None and cursor.received.is_binding

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gateway.ground.entries import TopicEntry
 from gateway.ground.receipts import (
     CLOSE,
-    Receipt,
+    PublishReceipt,
 )
 from gateway.session.events import Event
 from gateway.session.inbound import RECORDED, Inbound
@@ -90,7 +90,7 @@ def _count(session: Session, run: PublishRun[TopicEntry]) -> int:
     return len(flags) - qos0 - len(repeats)
 
 
-def answer_settled(session: Session, receipt: Receipt) -> None:
+def answer_settled(session: Session, receipt: PublishReceipt) -> None:
     """Answer what is settled at the head of the chain (gateway.ground.receipts)."""
     inbound = session.inbound
     if inbound is None or inbound.is_doomed or inbound.head is not receipt:

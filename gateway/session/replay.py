@@ -16,7 +16,7 @@ _SECONDS: Final = re.compile(r"\d{1,10}(\.\d{1,3})?", re.ASCII)
 _SHOWN_MAX: Final = 40
 
 
-class Replay(NamedTuple):
+class ReplayStart(NamedTuple):
     """A moment in ms since the epoch (0 = the log's beginning), or `ago_ms` before now."""
 
     at_ms: int
@@ -31,7 +31,7 @@ class ReplayError(ValueError):
     """A value that says no beginning; the text is for people."""
 
 
-def replay_of(properties: tuple[tuple[str, str], ...]) -> Replay | None:
+def replay_of(properties: tuple[tuple[str, str], ...]) -> ReplayStart | None:
     """What the user properties of a SUBSCRIBE ask for; None = nothing. Raises ReplayError."""
     values = [value for name, value in properties if name == PROPERTY]
     if not values:
@@ -40,13 +40,13 @@ def replay_of(properties: tuple[tuple[str, str], ...]) -> Replay | None:
         raise ReplayError("the user property from is there more than once")
     value = values[0]
     if value == "earliest":
-        return Replay(0)
+        return ReplayStart(0)
     if _SECONDS.fullmatch(value):
-        return Replay(0, round(float(value) * 1000))
+        return ReplayStart(0, round(float(value) * 1000))
     upper = value.upper()  # RFC 3339, 5.6: t and z are as good
     if _MOMENT.fullmatch(upper):
         try:
-            return Replay(max(0, int(datetime.fromisoformat(upper).timestamp() * 1000)))
+            return ReplayStart(max(0, int(datetime.fromisoformat(upper).timestamp() * 1000)))
         except ValueError:
             pass  # a 13th month
     shown = value if len(value) <= _SHOWN_MAX else value[:_SHOWN_MAX] + "..."

@@ -19,16 +19,16 @@ from typing import Final
 
 from gateway.ground.limits import TOPIC_ALIAS_MAX
 from gateway.ground.receipts import (
-    Owner,
-    Receipt,
+    PublishReceipt,
+    ReceiptOwner,
 )
 from gateway.ground.wheel import NOWHERE
 from gateway.session.acknowledging import after_acks, take_acks, take_pubrec
 from gateway.session.aliases import Aliases
 from gateway.session.authenticating import begin, take_auth, take_while_authenticating, with_authentication
 from gateway.session.connecting import check_connect, connack_properties, expiry_of, keep_alive_of
-from gateway.session.context import Context
-from gateway.session.cursor import Cursor
+from gateway.session.context import SessionContext
+from gateway.session.cursor import SessionCursor
 from gateway.session.events import CONNECTED, Closed, Event, Unsubscribing
 from gateway.session.inbound import Inbound
 from gateway.session.outbound import Outbound, Planned
@@ -76,7 +76,7 @@ _CONNACK_ANSWERS_V3: Final = frozenset((0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8A
 """Refusals that a 3.x client is told; for malformed packets 3.1.1 asks to close without an answer."""
 
 
-class Session(Owner):
+class Session(ReceiptOwner):
     """The state machine of one connection. `born_host` is the peer's address as records carry it."""
 
     __slots__ = (
@@ -115,7 +115,7 @@ class Session(Owner):
         "will",
     )  # fmt: skip
 
-    def __init__(self, context: Context, now: float, born_host: bytes) -> None:
+    def __init__(self, context: SessionContext, now: float, born_host: bytes) -> None:
         # What every publish touches comes first, so that it shares cache lines.
         self.context = context
         self.state = CONNECTING
@@ -129,7 +129,7 @@ class Session(Owner):
         self._out = b""
         self._more_out: list[bytes] | None = None
         self.outbound: Outbound | None = None
-        self.cursor: Cursor | None = None
+        self.cursor: SessionCursor | None = None
         self.client_id = ""
         self.born_host = born_host
         self.began_at = 0.0
@@ -141,7 +141,7 @@ class Session(Owner):
         self.principal = ""
         """Whose connection this is: a user who was authenticated, "" = anonymous."""
         self.credentials: object = None
-        """CONNECT until it was looked at (`Context.keeps_connect`), or the connection's `Enhanced`."""
+        """CONNECT until it was looked at (`SessionContext.keeps_connect`), or the connection's `Enhanced`."""
         self.packet_max = 0
         self.wheel_slot = NOWHERE
         self.is_clean = True
@@ -453,7 +453,7 @@ class Session(Owner):
         """
         return self.inbound is not None and self.inbound.unsettled >= self.context.limits.receive_max
 
-    def expect(self, receipt: Receipt) -> None:
+    def expect(self, receipt: PublishReceipt) -> None:
         """A receipt for publishes of this session begins; it is answered in the order of these calls."""
         assert self.inbound is not None
         self.inbound.expect(receipt)
@@ -463,7 +463,7 @@ class Session(Owner):
         """Whether publishes of the client wait for their answer."""
         return self.inbound is not None and self.inbound.head is not None
 
-    def receipt_settled(self, receipt: Receipt) -> None:
+    def receipt_settled(self, receipt: PublishReceipt) -> None:
         """Answer what is settled at the head of the chain (gateway.ground.receipts)."""
         if self.state != CLOSED:
             answer_settled(self, receipt)

@@ -14,11 +14,11 @@ from gateway.access.access import Access
 from gateway.access.logins import Logins
 from gateway.brokers.core.producer import (
     PENDING_MAX_BYTES,
-    Run,
+    QueueRecords,
 )
 from gateway.brokers.link import BrokerLink
 from gateway.deliver.catchup import CatchUp
-from gateway.deliver.delivery import Delivery
+from gateway.deliver.delivery import LiveDelivery
 from gateway.deliver.replay import Replays
 from gateway.deliver.retained_answers import RetainedAnswers
 from gateway.deliver.retained_delivery import RetainedDelivery
@@ -44,7 +44,7 @@ from gateway.ground.entries import (
     TopicEntry,
     make_entry,
 )
-from gateway.ground.limits import Limits
+from gateway.ground.limits import SessionLimits
 from gateway.ground.routes import (
     Route,
     Routes,
@@ -56,14 +56,14 @@ from gateway.ground.wheel import (
 from gateway.observe.connection_log import ConnectionLog
 from gateway.observe.tracing import Tracing
 from gateway.persistent.retained_puts import RetainedPuts
-from gateway.persistent.sessions import Sessions
-from gateway.persistent.wills import Wills
-from gateway.protect.gate import Gate
+from gateway.persistent.sessions import PersistentSessions
+from gateway.persistent.wills import WillPublisher
+from gateway.protect.gate import AdmissionGate
 from gateway.protect.metering import Meter
 from gateway.protect.overload import OverloadWatch
 from gateway.publish.ingress import Ingress
-from gateway.publish.topics import Topics
-from gateway.session.context import Context
+from gateway.publish.topics import ClientTopics
+from gateway.session.context import SessionContext
 from gateway.session.events import Closed, Event
 from gateway.session.session import CLOSED, Session
 from gateway.worker.reporting import Reporting
@@ -71,7 +71,7 @@ from holdmq.client.route import Link, RouteTable
 from holdmq.config.model import Config
 from holdmq.credentials.login_failures import LoginFailures
 from holdmq.errors import HoldMQError
-from holdmq.mqtt import ReasonCode, TopicTable
+from holdmq.mqtt import CheckedTopics, ReasonCode
 from holdmq.rpc.connection import Connection
 from holdmq.rpc.security import Security
 from holdmq.service import telemetry
@@ -103,15 +103,15 @@ class Worker:
         self.section = section
         self.counters = Counters()
         self.counters.connections_max = section.connections_max
-        limits = Limits(section, config.access.anonymous_allowed(section), config.access.authenticates)
+        limits = SessionLimits(section, config.access.anonymous_allowed(section), config.access.authenticates)
 
         routes = Routes([Route(rule.filter, rule.topic) for rule in section.routes])
 
         def entry(raw: bytes) -> TopicEntry:
             return make_entry(raw, limits.topic_max_bytes, limits.topic_levels_max, routes)
 
-        self.context = Context(
-            TopicTable(entry), limits, self.counters, lambda: f"auto-{secrets.token_hex(12)}"
+        self.context = SessionContext(
+            CheckedTopics(entry), limits, self.counters, lambda: f"auto-{secrets.token_hex(12)}"
         )
         self.routes = RouteTable(
             config.registries(),
@@ -121,7 +121,7 @@ class Worker:
             security=Security.of(config),
         )
         self.links: dict[str, BrokerLink] = {}
-        self.topics = Topics(
+        self.topics = ClientTopics(
             self.routes,
             self.links,
             self.counters,
@@ -129,12 +129,12 @@ class Worker:
             section.topic_creates_per_minute_max,
             routes.topics,
         )
-        self.persistent = Sessions(self)
-        self.wills = Wills(self)
+        self.persistent = PersistentSessions(self)
+        self.wills = WillPublisher(self)
         self.subscriptions = Subscriptions(
             self.links, self.counters, self.topics.key_levels, self.now, self.persistent, self.doom
         )
-        self.delivery = Delivery(self.subscriptions.trie, self.counters, self.wall_ms)
+        self.delivery = LiveDelivery(self.subscriptions.trie, self.counters, self.wall_ms)
         self.retained_delivery = RetainedDelivery(self.counters, self.wall_ms)
         self.retained_puts = RetainedPuts(self)
         self.retained = RetainedAnswers(self, self.retained_delivery, lambda: self.retained_puts.brokers)
@@ -160,7 +160,7 @@ class Worker:
         self.is_draining = False
         self._is_settling = False
         self._next_second = 0.0
-        self.gate = Gate(self, section)
+        self.gate = AdmissionGate(self, section)
         self.overload = OverloadWatch(self, section, section.worker_count(os.cpu_count() or 1))
         self.connection_log = ConnectionLog(section.log_connections, index, self.counters)
         rates = section.publish_rate_max, section.publish_bytes_rate_max
@@ -411,7 +411,7 @@ class Worker:
             self.catchup.ready(session)
         self.shares.ready(session)
 
-    def answer(self, runs: list[Run]) -> None:
+    def answer(self, runs: list[QueueRecords]) -> None:
         """Tell the receipts of settled runs, and write.
 
         A session that is owed nothing more is written at once, while what that takes is in the cache; one

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from holdmq.cli.control import Admin, ask
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
-from holdmq.cli.plain_table import Table
+from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.errors import UsageError
 
@@ -28,7 +28,7 @@ def list_(admin: Admin = "", config: ConfigFile = None, set_: Sets = None, as_js
     if as_json:
         print_json(rows)
         return
-    table = Table("client", "address", "connects", "ends in")
+    table = PlainTable("client", "address", "connects", "ends in")
     for row in rows:
         table.add_row(row["principal"], row["address"], str(row["connects"]), f"{row['left_s']:.0f} s")
     Console().print(table)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, SecretStr
 from rich.console import Console
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
-from holdmq.cli.plain_table import Table
+from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.config.sources import (
     reference,
@@ -32,7 +32,7 @@ def keys(as_json: Json = False) -> None:
     if as_json:
         print_json([row._asdict() for row in rows])
         return
-    table = Table("key", "default", "unit", "environment variable", "meaning", show_lines=True)
+    table = PlainTable("key", "default", "unit", "environment variable", "meaning", show_lines=True)
     for row in rows:
         default = f"{shown(row.default)} ({row.type})"
         table.add_row(row.key, default, row.unit, row.env, row.meaning)

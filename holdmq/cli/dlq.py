@@ -12,7 +12,7 @@ from rich.console import Console
 
 from holdmq.cli.calls import first_of, run_calls
 from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
-from holdmq.cli.plain_table import Table
+from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.config.model import Config
 from holdmq.errors import UsageError
@@ -50,7 +50,7 @@ def list_(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -
     if as_json:
         print_json(rows)
         return
-    table = Table("group", "dead letters", "sent again")
+    table = PlainTable("group", "dead letters", "sent again")
     for row in rows:
         table.add_row(row["group"], str(row["messages"]), str(row["resent"]))
     Console().print(table)

@@ -12,14 +12,14 @@ from rich.console import Console
 
 from holdmq.cli.calls import run_calls
 from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
-from holdmq.cli.plain_table import Table
+from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
 from holdmq.config.model import Config
 from holdmq.errors import UsageError
 
 if TYPE_CHECKING:
-    from holdmq.client.groups import GroupAdmin, GroupView, Moved, QueueProgress
+    from holdmq.client.groups import GroupAdmin, GroupView, MovedOffset, QueueProgress
     from holdmq.message import TopicQueue
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ def reset(
     queues = [_queue(topic, text) for text in queue] if queue else None
     loaded = configuration(config, set_)
 
-    def move(is_dry: bool) -> list[Moved]:
+    def move(is_dry: bool) -> list[MovedOffset]:
         return _run(
             loaded, lambda groups: groups.reset(name, topic, place, value, queues=queues, dry_run=is_dry)
         )
@@ -188,7 +188,7 @@ def clone(
     """Give a group the offsets of another. Shows what happens, then asks."""
     loaded = configuration(config, set_)
 
-    def move(is_dry: bool) -> list[Moved]:
+    def move(is_dry: bool) -> list[MovedOffset]:
         return _run(loaded, lambda groups: groups.clone(source, target, topics or None, dry_run=is_dry))
 
     _confirmed(move, f"Give group {target} these offsets?", dry_run, yes, as_json)
@@ -204,7 +204,7 @@ def lag(
     if as_json:
         print_json([_progress_row(progress, now_ms) for progress in found])
         return
-    table = Table("topic", "broker", "queue", "offset", "end", "lag", "age")
+    table = PlainTable("topic", "broker", "queue", "offset", "end", "lag", "age")
     for p in found:
         offset = "-" if p.offset < 0 else str(p.offset)
         age = f"{p.lag_ms(now_ms) / 1000:.1f} s" if p.oldest_ms else ""
@@ -224,7 +224,7 @@ def clients(name: Group, config: ConfigFile = None, set_: Sets = None, as_json: 
     if as_json:
         print_json(listed)
         return
-    table = Table("client", "broker", "address", "mode", "queues", "topics", "software", "since")
+    table = PlainTable("client", "broker", "address", "mode", "queues", "topics", "software", "since")
     for row in listed:
         topics = ", ".join(sorted(subscription[0] for subscription in row["subscriptions"]))
         table.add_row(
@@ -266,7 +266,7 @@ def _show(views: Iterable[GroupView], as_json: bool) -> None:
     if as_json:
         print_json([{"broker": b, **row._asdict()} for view in views for b, row in view.rows.items()])
         return
-    table = Table("group", "mode", "members", "retries", "delays", "brokers", "")
+    table = PlainTable("group", "mode", "members", "retries", "delays", "brokers", "")
     for view in views:
         row = next(iter(view.rows.values()))
         state = [
@@ -287,7 +287,7 @@ def _show(views: Iterable[GroupView], as_json: bool) -> None:
 
 
 def _confirmed(
-    move: Callable[[bool], list[Moved]], question: str, dry_run: bool, yes: bool, as_json: bool
+    move: Callable[[bool], list[MovedOffset]], question: str, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
     """Show what would happen, ask, do it."""
     if dry_run or not yes:
@@ -304,11 +304,11 @@ def _confirmed(
         say(f"{len(done)} queues were moved")
 
 
-def _show_moved(moved: list[Moved], as_json: bool) -> None:
+def _show_moved(moved: list[MovedOffset], as_json: bool) -> None:
     if as_json:
         print_json([{**m.queue._asdict(), "before": m.before, "after": m.after} for m in moved])
         return
-    table = Table("topic", "broker", "queue", "before", "after")
+    table = PlainTable("topic", "broker", "queue", "before", "after")
     for m in moved:
         before = "-" if m.before < 0 else str(m.before)
         table.add_row(m.queue.topic, m.queue.broker, str(m.queue.queue_id), before, str(m.after))

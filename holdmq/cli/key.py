@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
-from holdmq.cli.plain_table import Table
+from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.credentials.access_keys import (
     AccessKey,
@@ -113,7 +113,7 @@ def list_(file: File = None, config: ConfigFile = None, set_: Sets = None, as_js
     if as_json:
         print_json(rows)
         return
-    table = Table("access key", "roles", "produce", "consume", "groups", "certificates")
+    table = PlainTable("access key", "roles", "produce", "consume", "groups", "certificates")
     for key in keys:
         texts = (", ".join(names) for names in (key.produce, key.consume, key.groups, key.certificates))
         table.add_row(key.name, ", ".join(_roles(key)), *texts)

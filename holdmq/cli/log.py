@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from holdmq.cli.options import Json, print_json
-from holdmq.cli.plain_table import Table
+from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.names.topics import PRODUCED_TOPIC
 from holdmq.service.process import EXIT_FAILED
@@ -93,7 +93,7 @@ def stat(directory: Directory, as_json: Json = False) -> None:
     if as_json:
         print_json(_stat_fields(sums, queues, is_clean))
         return
-    table = Table("topic", "queue", "first", "end", "messages", "body bytes", "record bytes")
+    table = PlainTable("topic", "queue", "first", "end", "messages", "body bytes", "record bytes")
     for queue in queues:
         numbers = (queue.queue_id, queue.first_offset, queue.end_offset, queue.messages)
         table.add_row(queue.topic, *map(str, (*numbers, queue.body_bytes, queue.record_bytes)))

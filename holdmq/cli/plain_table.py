@@ -10,7 +10,7 @@ from rich.text import Text
 from holdmq.names.visible_text import visible
 
 
-class Table(rich.table.Table):
+class PlainTable(rich.table.Table):
     """A table whose cells of text are taken literally: ``[red]`` is five characters; Text is styled."""
 
     def add_row(

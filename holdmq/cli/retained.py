@@ -10,7 +10,7 @@ from rich.console import Console
 
 from holdmq.cli.calls import first_of, run_calls
 from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
-from holdmq.cli.plain_table import Table
+from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import content, say, write_line
 from holdmq.cli.times import show_time
 from holdmq.config.model import Config
@@ -43,7 +43,7 @@ def list_(
     if as_json:
         print_json([_shown(view) for view in views])
         return
-    table = Table("topic", "broker", "QoS", "bytes", "published", "expires", "publisher")
+    table = PlainTable("topic", "broker", "QoS", "bytes", "published", "expires", "publisher")
     for topic, broker, _, message in views:
         expires = show_time(message.expires_ms) if message.expires_ms else ""
         table.add_row(

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from holdmq.cli.calls import first_of, run_calls
 from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
-from holdmq.cli.plain_table import Table
+from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 from holdmq.config.model import Config
@@ -50,7 +50,7 @@ def list_(
     if as_json:
         print_json([_shown(view.broker, view.row) for view in views])
         return
-    table = Table("client id", "broker", "connected to", "disconnected", "expires after", "principal")
+    table = PlainTable("client id", "broker", "connected to", "disconnected", "expires after", "principal")
     for broker, row in views:
         table.add_row(row.client_id, broker, *_cells(row), row.principal)
     Console().print(table)
@@ -106,7 +106,7 @@ def shares(
     if as_json:
         print_json([{"broker": view.broker, **view.row._asdict()} for view in views])
         return
-    table = Table("group", "broker", "sessions", "connected", "in flight", "returned", "log before it")
+    table = PlainTable("group", "broker", "sessions", "connected", "in flight", "returned", "log before it")
     for broker, row in views:
         counts = (row.sessions, row.online, row.in_flight, row.returned)
         table.add_row(row.name, broker, *map(str, counts), f"{row.behind_bytes} bytes")

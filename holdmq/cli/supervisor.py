@@ -46,7 +46,7 @@ OUTPUT_LIMIT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class ServiceCommand:
     """What to run, and how to know that it works.
 
     `essential`: the others make no sense without it, so a refusal to start ends everything.
@@ -62,7 +62,7 @@ class Child:
 
 @dataclass(slots=True)
 class _Running:
-    child: Child
+    child: ServiceCommand
     process: asyncio.subprocess.Process | None = None
     was_ready: bool = False
     restarts: int = 0
@@ -74,7 +74,7 @@ Say = Callable[[str, str], None]
 """Called with a child's name ("up" for the supervisor itself) and one line, without its newline."""
 
 
-class Supervisor:
+class ServiceSupervisor:
     """Owns the children between ``start`` and ``stop``; all on one event loop.
 
     `say` gets every line to show. `stopping` is set by the caller (a signal) or, when an essential
@@ -90,7 +90,7 @@ class Supervisor:
         self.stopping = stopping
         self.refusal: ConfigError | StartupError | None = None
 
-    def start(self, child: Child) -> None:
+    def start(self, child: ServiceCommand) -> None:
         """Start `child` and keep it running until ``stop``."""
         running = _Running(child)
         self._running[child.name] = running

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
-from holdmq.cli.plain_table import Table
+from holdmq.cli.plain_table import PlainTable
 from holdmq.config.model import Config
 from holdmq.errors import HoldMQError
 from holdmq.names.visible_text import visible
@@ -236,7 +236,7 @@ def _broker_line(broker: View) -> str:
     )
 
 
-def _topics(topics: list[View], rows: int) -> Table:
+def _topics(topics: list[View], rows: int) -> PlainTable:
     table = _table("topic", ["in/s", "in/s 1 m", "in/s 1 h", "in/s 1 d", "B/s in", "out/s", "put", "get"])
     for one in topics[:rows]:
         table.add_row(
@@ -250,7 +250,7 @@ def _topics(topics: list[View], rows: int) -> Table:
     return _more(table, len(topics) - rows)
 
 
-def _groups(groups: list[View], rows: int) -> Table:
+def _groups(groups: list[View], rows: int) -> PlainTable:
     table = _table("group", ["backlog", "age", "out/s", "mode", "topics"])
     for one in groups[:rows]:
         age = f"{one['age_ms'] / 1000:.1f} s" if one["messages"] else ""
@@ -265,7 +265,7 @@ def _groups(groups: list[View], rows: int) -> Table:
     return _more(table, len(groups) - rows)
 
 
-def _segments(segments: list[View], rows: int) -> Table:
+def _segments(segments: list[View], rows: int) -> PlainTable:
     table = _table("segment", ["broker", "written/s", "read/s", "hits/s"])
     for one in segments[:rows]:
         table.add_row(
@@ -278,7 +278,7 @@ def _segments(segments: list[View], rows: int) -> Table:
     return _more(table, len(segments) - rows)
 
 
-def _connections(connections: list[View], rows: int) -> Table:
+def _connections(connections: list[View], rows: int) -> PlainTable:
     table = _table("client", ["role", "broker", "address", "software", "groups", "topics"])
     for one in connections[:rows]:
         software = f"{one['language']} {one['software']}".strip()
@@ -294,8 +294,8 @@ def _connections(connections: list[View], rows: int) -> Table:
     return _more(table, len(connections) - rows)
 
 
-def _table(first: str, others: Iterable[str]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold reverse")
+def _table(first: str, others: Iterable[str]) -> PlainTable:
+    table = PlainTable(box=None, padding=(0, 2, 0, 0), header_style="bold reverse")
     table.add_column(first, no_wrap=True)
     for name in others:
         is_text = name in ("mode", "topics", "broker", "role", "address", "software", "groups")
@@ -303,7 +303,7 @@ def _table(first: str, others: Iterable[str]) -> Table:
     return table
 
 
-def _more(table: Table, left_out: int) -> Table:
+def _more(table: PlainTable, left_out: int) -> PlainTable:
     if left_out > 0:
         table.add_row(f"… {left_out} more")
     return table

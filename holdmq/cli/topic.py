@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
-from holdmq.cli.plain_table import Table
+from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.config.model import Config
 from holdmq.errors import Code, RemoteError, TransportError, UsageError
@@ -66,7 +66,7 @@ def list_(
     if as_json:
         print_json(rows)
         return
-    table = Table("topic", "broker", "queues", "kind", "perm", "stored", "in", "out", "")
+    table = PlainTable("topic", "broker", "queues", "kind", "perm", "stored", "in", "out", "")
     for row in rows:
         counts = (str(row[name]) for name in ("messages_stored", "messages_in", "messages_out"))
         table.add_row(
@@ -383,7 +383,7 @@ def _show_queues(found: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    table = Table("broker", "queue", "first offset", "end offset", "")
+    table = PlainTable("broker", "queue", "first offset", "end offset", "")
     for row in found:
         hidden = "hidden from producers" if row["hidden_from_producers"] else ""
         table.add_row(

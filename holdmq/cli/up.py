@@ -18,7 +18,7 @@ import typer
 
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.services import MODULES
-from holdmq.cli.supervisor import Child, Supervisor
+from holdmq.cli.supervisor import ServiceCommand, ServiceSupervisor
 from holdmq.cli.up_keys import give_keys
 from holdmq.config.model import Config
 from holdmq.errors import ConfigError, StartupError
@@ -209,7 +209,7 @@ def _require_java() -> None:
         raise StartupError(f"{error}; or run without analytics: --without stats") from error
 
 
-def _child(name: str, config: Config, path: Path | None, sets: list[str]) -> Child:
+def _child(name: str, config: Config, path: Path | None, sets: list[str]) -> ServiceCommand:
     argv = [sys.executable, "-P", "-m", "holdmq.cli", name]
     if path is not None:
         argv += ["--config", str(path)]
@@ -218,7 +218,9 @@ def _child(name: str, config: Config, path: Path | None, sets: list[str]) -> Chi
         argv += ["--set", text]
     section: Any = getattr(config, name)
     limit = _STOP_LIMIT_S + float(getattr(section, "drain_s", 0))
-    return Child(name, argv, (reachable(section.admin_bind), section.admin_port), limit, name in _CORE)
+    return ServiceCommand(
+        name, argv, (reachable(section.admin_bind), section.admin_port), limit, name in _CORE
+    )
 
 
 def reachable(bind: str) -> str:
@@ -226,11 +228,11 @@ def reachable(bind: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)  # noqa: S104 # what is bound to elsewhere
 
 
-async def _run(children: list[Child], config: Config, as_json: bool) -> int:
+async def _run(children: list[ServiceCommand], config: Config, as_json: bool) -> int:
     """Start, watch and stop the children; return the exit code."""
     stopping = asyncio.Event()
     human = telemetry.is_human(config.log, sys.stderr)
-    supervisor = Supervisor(_printer(human), stopping)
+    supervisor = ServiceSupervisor(_printer(human), stopping)
     interrupts = 0
 
     def interrupt() -> None:
@@ -254,7 +256,9 @@ async def _run(children: list[Child], config: Config, as_json: bool) -> int:
     return EXIT_OK
 
 
-async def _start(supervisor: Supervisor, children: list[Child], config: Config, as_json: bool) -> bool:
+async def _start(
+    supervisor: ServiceSupervisor, children: list[ServiceCommand], config: Config, as_json: bool
+) -> bool:
     """Start the children by readiness and say what works; False when stopped before all are ready."""
     names = [child.name for child in children]
     for child in children:

@@ -38,7 +38,7 @@ class Pulled(NamedTuple):
     records: memoryview
 
 
-class Cursor:
+class QueueCursor:
     """One queue. `is_fresh`: started at the beginning by itself, so a raised beginning is no loss."""
 
     __slots__ = ("end_offset", "fault", "is_fresh", "log_epoch", "offset", "rest_until", "turn")
@@ -62,30 +62,30 @@ class Cursor:
         self.turn += 1
 
 
-class Asked(NamedTuple):
+class AskedQueue(NamedTuple):
     """A queue as a PULL asked for it."""
 
     queue: TopicQueue
-    cursor: Cursor
+    cursor: QueueCursor
     turn: int
     offset: int
 
 
-def ask(cursors: Iterable[tuple[TopicQueue, Cursor]], now: float) -> list[Asked]:
+def ask(cursors: Iterable[tuple[TopicQueue, QueueCursor]], now: float) -> list[AskedQueue]:
     """The queues that may be read now."""
     return [
-        Asked(queue, cursor, cursor.turn, cursor.offset)
+        AskedQueue(queue, cursor, cursor.turn, cursor.offset)
         for queue, cursor in cursors
         if cursor.fault is None and cursor.rest_until <= now
     ]
 
 
-def wire_queues(asked: list[Asked]) -> list[PullQueue]:
+def wire_queues(asked: list[AskedQueue]) -> list[PullQueue]:
     """What a PULL says of them."""
     return [PullQueue(a.queue.topic, a.queue.queue_id, a.cursor.log_epoch, a.offset) for a in asked]
 
 
-class Outcome(NamedTuple):
+class PullOutcome(NamedTuple):
     """What an answer brought: parts for the user, whether a route is wrong, a refusal for the user."""
 
     parts: list[Pulled]
@@ -94,8 +94,8 @@ class Outcome(NamedTuple):
 
 
 def take_answer(
-    asked: list[Asked], answers: list[PulledQueue], log_epoch: int, body: memoryview, rest_until: float
-) -> Outcome:
+    asked: list[AskedQueue], answers: list[PulledQueue], log_epoch: int, body: memoryview, rest_until: float
+) -> PullOutcome:
     """Move the cursors as an answer says. It may cover only the first of the queues asked for.
 
     Queues that are not there (any more) are left alone until `rest_until`. Raises WireError for
@@ -145,7 +145,7 @@ def take_answer(
                     records,
                 )
             )
-    return Outcome(parts, is_route_wrong, error)
+    return PullOutcome(parts, is_route_wrong, error)
 
 
 def _refusal(queue: TopicQueue, status: int) -> RemoteError:

@@ -23,13 +23,13 @@ from holdmq.client.cursors import Position
 from holdmq.client.group_membership import GroupMembership
 from holdmq.client.group_progress import BrokerProgress, FileProgress
 from holdmq.client.group_pulls import BUFFER_MAX_BYTES, BUFFER_MAX_MESSAGES, GroupPulls
-from holdmq.client.hand_out import HandOut, Job
+from holdmq.client.hand_out import HandedMessage, HandOut
 from holdmq.client.names import check_group, check_topic
 from holdmq.client.offset_store import DIRECTORY, OffsetStore
 from holdmq.client.process_queue import ProcessQueue
 from holdmq.client.rebalance import RELEASE_WAIT_S, Start
 from holdmq.client.route import RouteTable
-from holdmq.client.settling import SUSPEND_S, Failure, Settling
+from holdmq.client.settling import SUSPEND_S, Failure, JobSettling
 from holdmq.client.start_positions import FirstStart
 from holdmq.client.subscriptions import TagFilter
 from holdmq.client.workers import Handler, Workers
@@ -38,7 +38,7 @@ from holdmq.message import TopicQueue
 from holdmq.record.origin import retry_topic
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.group_headers import BROADCAST, CLUSTERING, Subscription
+from holdmq.wire.group_headers import BROADCAST, CLUSTERING, GroupSubscription
 from holdmq.wire.offset_headers import TO_EARLIEST, TO_LATEST, TO_OFFSET, OffsetResetRequest
 
 CONCURRENCY: Final = 20
@@ -133,7 +133,7 @@ class Consumer:
         self._keeper: asyncio.Task[None] | None = None
         self._is_closed = False
         self._hand_out = HandOut(self._queues, self._filters, ordered, self._room_made)
-        self._settling = Settling(
+        self._settling = JobSettling(
             self.routes,
             group,
             self._queues,
@@ -143,7 +143,9 @@ class Consumer:
             on_settled=self._settled,
             wake=self._wake,
         )
-        self._workers: Workers[Job] = Workers(handler, concurrency, self._take, self._settling.settle)
+        self._workers: Workers[HandedMessage] = Workers(
+            handler, concurrency, self._take, self._settling.settle
+        )
         self._pulls: GroupPulls
         self._membership: GroupMembership
         for topic, text in topics.items() if isinstance(topics, Mapping) else ((t, "*") for t in topics):
@@ -346,8 +348,8 @@ class Consumer:
             self._release_wait_s,
         )
 
-    def _subscriptions(self) -> list[Subscription]:
-        return [Subscription(topic, wanted.text) for topic, wanted in sorted(self._filters.items())]
+    def _subscriptions(self) -> list[GroupSubscription]:
+        return [GroupSubscription(topic, wanted.text) for topic, wanted in sorted(self._filters.items())]
 
     def _wanted(self) -> list[TopicQueue]:
         found: list[TopicQueue] = []
@@ -472,7 +474,7 @@ class Consumer:
         if not process.is_asked and self._pulls.has_room(process):
             self._pulls.pull_soon()
 
-    def _take(self) -> Job | None:
+    def _take(self) -> HandedMessage | None:
         # Not the loop's time, which uvloop keeps for a turn: the process may have stood still meanwhile.
         return self._hand_out.take(time.monotonic())
 

@@ -13,7 +13,7 @@ import structlog
 
 from holdmq.client.allocation import Strategy
 from holdmq.client.process_queue import ProcessQueue
-from holdmq.client.rebalance import RELEASE_WAIT_S, Ask, Drop, Join, Rebalance, Release, Start, Stop
+from holdmq.client.rebalance import RELEASE_WAIT_S, Ask, Drop, Join, Rebalance, ReleaseLease, Start, Stop
 from holdmq.client.route import Link, RouteTable
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
 from holdmq.message import TopicQueue
@@ -23,12 +23,12 @@ from holdmq.wire.group_headers import (
     GroupJoinRequest,
     GroupRequest,
     GroupState,
+    GroupSubscription,
     LeasedQueue,
     QueueLeaseRequest,
     QueueLeaseResponse,
     QueueReleaseRequest,
     ReleasedQueue,
-    Subscription,
 )
 from holdmq.wire.header import rows
 
@@ -65,7 +65,7 @@ class GroupMembership:
         release_wait_s: float = RELEASE_WAIT_S,
     ) -> None:
         self.core = Rebalance(routes.client_id, strategy, release_wait_s)
-        self.subscriptions: list[Subscription] = []
+        self.subscriptions: list[GroupSubscription] = []
         self.members: dict[str, list[str]] = {}
         """The group's members, by broker."""
         self._routes = routes
@@ -107,7 +107,7 @@ class GroupMembership:
         self.core.set_queues(queues, self._loop.time())
         self.act()
 
-    def subscribe(self, subscriptions: list[Subscription]) -> None:
+    def subscribe(self, subscriptions: list[GroupSubscription]) -> None:
         """What this member reads, for all to see."""
         self.subscriptions = subscriptions
         self.core.rejoin(self._loop.time())
@@ -152,7 +152,7 @@ class GroupMembership:
         self._is_acting = True
         try:
             while actions := self.core.actions():
-                releases: dict[str, list[Release]] = {}
+                releases: dict[str, list[ReleaseLease]] = {}
                 for action in actions:
                     if isinstance(action, Start):
                         self._on_start(action)
@@ -263,7 +263,7 @@ class GroupMembership:
         request = QueueLeaseRequest(self._group, ask.queues, ask.version)
         connection.request(RequestCode.QUEUE_LEASE, request, on_reply, TIMEOUT_S)
 
-    def _release(self, broker: str, releases: list[Release]) -> None:
+    def _release(self, broker: str, releases: list[ReleaseLease]) -> None:
         released: list[ReleasedQueue] = []
         for queue, generation in releases:
             process = self._on_release(queue, generation)

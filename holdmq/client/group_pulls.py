@@ -49,13 +49,13 @@ BUFFER_MAX_MESSAGES: Final = 100_000
 log = structlog.get_logger("holdmq.client")
 
 
-class _Asked(NamedTuple):
+class _AskedLease(NamedTuple):
     process: ProcessQueue
     turn: int
     offset: int
 
 
-class _Filter(NamedTuple):
+class _GroupFilter(NamedTuple):
     connection: Connection
     filter_id: int
     terms: frozenset[FilterTerm]
@@ -96,7 +96,7 @@ class GroupPulls:
         self._held: dict[str, dict[int, float]] = {}
         self._pull_number = 0
         self._rest: dict[str, float] = {}
-        self._registered: dict[str, _Filter] = {}
+        self._registered: dict[str, _GroupFilter] = {}
         self._is_soon = False
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -164,7 +164,7 @@ class GroupPulls:
         number = self._pull_number
         start = number % len(processes)
         processes = (processes[start:] + processes[:start])[:PULL_QUEUES_MAX]
-        asked = [_Asked(p, p.turn, p.next_offset) for p in processes]
+        asked = [_AskedLease(p, p.turn, p.next_offset) for p in processes]
         for process in processes:
             process.is_asked = True
         hold_s = self._hold_ms / 1000
@@ -199,7 +199,7 @@ class GroupPulls:
             terms.update(self._filters[topic].terms(topic, 1 if route is None else route.key_levels))
         known = self._registered.get(link.name)
         if known is None or known.connection is not connection:
-            known = _Filter(connection, next(link.filter_ids), frozenset())
+            known = _GroupFilter(connection, next(link.filter_ids), frozenset())
         if terms != known.terms:
             request = FilterSetRequest(
                 known.filter_id, sorted(terms - known.terms), sorted(known.terms - terms)
@@ -216,7 +216,7 @@ class GroupPulls:
 
     # Answers
 
-    def _answered(self, broker: str, asked: list[_Asked], reply: Reply | HoldMQError) -> None:
+    def _answered(self, broker: str, asked: list[_AskedLease], reply: Reply | HoldMQError) -> None:
         for process, turn, _ in asked:
             if process.turn == turn:
                 process.is_asked = False
@@ -240,7 +240,7 @@ class GroupPulls:
             log.warning("a broker refuses to be read", broker=broker, group=self._group, reason=str(error))
 
     def _take(
-        self, asked: list[_Asked], answers: list[PulledQueue], log_epoch: int, body: memoryview
+        self, asked: list[_AskedLease], answers: list[PulledQueue], log_epoch: int, body: memoryview
     ) -> None:
         at = 0
         for (process, turn, offset), row in zip(asked, answers, strict=False):

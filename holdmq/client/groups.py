@@ -90,7 +90,7 @@ class QueueProgress(NamedTuple):
         return max(0, now_ms - self.oldest_ms) if self.oldest_ms else 0
 
 
-class Moved(NamedTuple):
+class MovedOffset(NamedTuple):
     """A queue's offset before (-1 = none) and after a reset or clone."""
 
     queue: TopicQueue
@@ -185,7 +185,7 @@ class GroupAdmin(AdminCalls):
         *,
         queues: Collection[TopicQueue] | None = None,
         dry_run: bool = False,
-    ) -> list[Moved]:
+    ) -> list[MovedOffset]:
         """Move a group in a topic to `earliest`, `latest`, a `time` (`value`: ms) or an `offset` (`value`).
 
         `queues` None = all of the topic's. Every broker is asked first whether it can; `dry_run` ends there
@@ -211,7 +211,7 @@ class GroupAdmin(AdminCalls):
 
     async def clone(
         self, source: str, target: str, topics: Iterable[str] | None = None, *, dry_run: bool = False
-    ) -> list[Moved]:
+    ) -> list[MovedOffset]:
         """Give `target`, a group without members, the offsets of `source`; it is created if need be."""
         check_group(source)
         check_group(target)
@@ -222,7 +222,7 @@ class GroupAdmin(AdminCalls):
             dry_run,
         )
 
-    async def _move(self, code: RequestCode, request: Any, dry_run: bool) -> list[Moved]:
+    async def _move(self, code: RequestCode, request: Any, dry_run: bool) -> list[MovedOffset]:
         headers = {broker: request(broker, True) for broker in await self._live_brokers()}
         asked = {broker: header for broker, header in headers.items() if header is not None}
         planned = known(await self._ask_each(code, asked), _UNKNOWN)
@@ -230,7 +230,7 @@ class GroupAdmin(AdminCalls):
             asked = {broker: request(broker, False) for broker in planned}
             planned = known(await self._ask_each(code, asked), _UNKNOWN)
         return sorted(
-            Moved(TopicQueue(change.topic, broker, change.queue_id), change.before, change.after)
+            MovedOffset(TopicQueue(change.topic, broker, change.queue_id), change.before, change.after)
             for broker, reply in planned.items()
             for change in rows(OffsetChange, reply.header(OffsetChangeResponse).changes)
         )

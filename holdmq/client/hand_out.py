@@ -14,8 +14,8 @@ from typing import Final
 
 import structlog
 
-from holdmq.client.process_queue import ProcessQueue, Taken
-from holdmq.client.rebalance import Lease
+from holdmq.client.process_queue import ProcessQueue, TakenRecord
+from holdmq.client.rebalance import HeldLease
 from holdmq.client.subscriptions import TagFilter
 from holdmq.errors import HoldMQError
 from holdmq.message import Message, TopicQueue
@@ -38,12 +38,12 @@ LOOK_MAX: Final = 1_000
 log = structlog.get_logger("holdmq.client")
 
 
-class Job:
+class HandedMessage:
     """One message in a worker's hands, and how often its handler failed here."""
 
     __slots__ = ("failures", "message", "process", "taken")
 
-    def __init__(self, process: ProcessQueue, taken: Taken, message: Message) -> None:
+    def __init__(self, process: ProcessQueue, taken: TakenRecord, message: Message) -> None:
         self.process = process
         self.taken = taken
         self.message = message
@@ -74,8 +74,8 @@ class HandOut:
         self._on_room = on_room
         self._ready: deque[ProcessQueue] = deque()
         self._in_ready: set[int] = set()
-        self._leases: dict[TopicQueue, Lease] = {}
-        self._later: list[tuple[float, int, Job]] = []
+        self._leases: dict[TopicQueue, HeldLease] = {}
+        self._later: list[tuple[float, int, HandedMessage]] = []
         self._count = itertools.count()
         self._busy: dict[TopicQueue, int] = {}
         """Ordered: messages of a queue that are in hand, those of an earlier lease too."""
@@ -85,7 +85,7 @@ class HandOut:
         """Failed messages that wait for their next try."""
         return len(self._later)
 
-    def add(self, process: ProcessQueue, lease: Lease | None) -> None:
+    def add(self, process: ProcessQueue, lease: HeldLease | None) -> None:
         """A queue may be handed out."""
         if lease is None:
             self._leases.pop(process.queue, None)
@@ -101,7 +101,7 @@ class HandOut:
             return 0 if self._busy.get(process.queue) else int(process.has_next)
         return process.waiting if process.has_next else 0
 
-    def take(self, now: float) -> Job | None:
+    def take(self, now: float) -> HandedMessage | None:
         """The next message for a worker; None = nothing may be handed out now."""
         if self.is_paused:
             return None
@@ -124,12 +124,12 @@ class HandOut:
                 return job
         return None
 
-    def finished(self, job: Job) -> None:
+    def finished(self, job: HandedMessage) -> None:
         """A job is over for good; call `offer` too."""
         job.process.finish(job.taken.offset)
         self.let_go(job)
 
-    def let_go(self, job: Job) -> None:
+    def let_go(self, job: HandedMessage) -> None:
         """A job is out of its worker's hands."""
         process = job.process
         process.running -= 1
@@ -140,7 +140,7 @@ class HandOut:
             else:
                 del self._busy[process.queue]
 
-    def retry(self, job: Job, at: float) -> None:
+    def retry(self, job: HandedMessage, at: float) -> None:
         """Hand a failed job out again at this time; ordered: its queue waits for that."""
         job.failures += 1
         job.message.reconsume_times += 1
@@ -166,7 +166,7 @@ class HandOut:
 
     # Inside
 
-    def _take_later(self, now: float) -> Job | None:
+    def _take_later(self, now: float) -> HandedMessage | None:
         while self._later and self._later[0][0] <= now:
             job = self._later[0][2]
             if self._may_hand_out(job.process, now, is_retry=True):
@@ -187,22 +187,22 @@ class HandOut:
             return False
         return is_retry or not (self._is_ordered and self._busy.get(queue))
 
-    def _next(self, process: ProcessQueue) -> Job | None:
+    def _next(self, process: ProcessQueue) -> HandedMessage | None:
         wanted = self._filters[process.queue.topic]
-        job: Job | None = None
+        job: HandedMessage | None = None
         for _ in range(LOOK_MAX):
             taken = process.take()
             if taken is None:
                 break
             message = self._message(process.queue, taken, wanted)
             if message is not None:
-                job = Job(process, taken, message)
+                job = HandedMessage(process, taken, message)
                 break
             process.finish(taken.offset)
         self._on_room(process)
         return job
 
-    def _message(self, queue: TopicQueue, taken: Taken, wanted: TagFilter) -> Message | None:
+    def _message(self, queue: TopicQueue, taken: TakenRecord, wanted: TagFilter) -> Message | None:
         try:
             if not wanted.is_everything and not wanted.passes(tag_of_record(taken.records, taken.at)):
                 self.filtered += 1

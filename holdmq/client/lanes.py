@@ -35,7 +35,7 @@ class SendResult(NamedTuple):
     message_id: MessageId | None
 
 
-class Owner(Protocol):
+class ChunkOwner(Protocol):
     """Whoever waits for the messages of a chunk; told once of each chunk.
 
     `wants_positions`: whether `stored` needs the records' log positions.
@@ -44,11 +44,16 @@ class Owner(Protocol):
     wants_positions: bool
 
     def stored(
-        self, chunk: Chunk, queue: TopicQueue, first_offset: int, store_id: bytes, positions: Sequence[int]
+        self,
+        chunk: SendChunk,
+        queue: TopicQueue,
+        first_offset: int,
+        store_id: bytes,
+        positions: Sequence[int],
     ) -> None:
         """The chunk's messages are in this queue, from `first_offset` on (-1 = not known any more)."""
 
-    def failed(self, chunk: Chunk, error: HoldMQError) -> None:
+    def failed(self, chunk: SendChunk, error: HoldMQError) -> None:
         """The chunk's messages were given up."""
 
 
@@ -64,7 +69,7 @@ class Terms(NamedTuple):
     due: str | None = None
 
 
-class Chunk:
+class SendChunk:
     """Messages of one caller for one queue, encoded; they are stored or given up together.
 
     `sizes`: of the records, as the wire has them. `indices`: which of the owner's messages they are.
@@ -88,7 +93,7 @@ class Chunk:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: ChunkOwner,
         topic: str,
         indices: Sequence[int],
         records: bytes,
@@ -124,7 +129,7 @@ class Chunk:
             self.is_settled = True
             self.owner.failed(self, error)
 
-    def moved(self, places: Sequence[int], queue_id: int) -> Chunk:
+    def moved(self, places: Sequence[int], queue_id: int) -> SendChunk:
         """A chunk of these of its messages for another queue of the topic, in place of this one."""
         sizes = np.frombuffer(self.sizes, ">u4").astype(np.int64)
         records = self.records
@@ -133,7 +138,7 @@ class Chunk:
             begins = [0, *ends]
             records = b"".join([records[begins[i] : ends[i]] for i in places])
             sizes = sizes[list(places)]
-        return Chunk(
+        return SendChunk(
             self.owner,
             self.topic,
             [self.indices[i] for i in places],
@@ -144,12 +149,12 @@ class Chunk:
         )
 
 
-class Run:
+class ChunkRun:
     """Chunks that were sent together: one run of a PRODUCE, the same bytes each time."""
 
     __slots__ = ("chunks", "count", "first", "size_bytes")
 
-    def __init__(self, first: int, chunks: list[Chunk]) -> None:
+    def __init__(self, first: int, chunks: list[SendChunk]) -> None:
         self.first = first
         self.chunks = chunks
         self.count = sum(chunk.count for chunk in chunks)
@@ -210,8 +215,8 @@ class Lane:
         self.queue = queue
         self.epoch = 1
         self.next_sequence = 0
-        self.waiting: deque[Chunk] = deque()
-        self.sent: deque[Run] = deque()
+        self.waiting: deque[SendChunk] = deque()
+        self.sent: deque[ChunkRun] = deque()
         self.in_flight = 0
         self.is_stalled = False
         self.is_epoch_known = False
@@ -244,11 +249,11 @@ class Lane:
             and len(self.sent) < (RUNS_IN_FLIGHT_MAX if self.is_epoch_known else 1)
         )
 
-    def next_run(self, room_bytes: int, is_first: bool) -> Run | None:
+    def next_run(self, room_bytes: int, is_first: bool) -> ChunkRun | None:
         """Number the next waiting chunks that fit; None if none may go. A PRODUCE's first always fits."""
         if not self.may_send:
             return None
-        chunks: list[Chunk] = []
+        chunks: list[SendChunk] = []
         while self.waiting and (len(self.waiting[0].records) <= room_bytes or (is_first and not chunks)):
             if chunks and (self.waiting[0].terms.due is None) != (chunks[0].terms.due is None):
                 break
@@ -259,7 +264,7 @@ class Lane:
             return None
         if self.is_gapped and not self.sent:
             self.begin_epoch()
-        run = Run(self.next_sequence, chunks)
+        run = ChunkRun(self.next_sequence, chunks)
         self.next_sequence += run.count
         self.sent.append(run)
         return run
@@ -273,20 +278,20 @@ class Lane:
         """Whether everything unanswered may be sent again."""
         return self.is_stalled and self.gone_at is None and self.in_flight == 0 and now >= self.resend_at
 
-    def runs_to_resend(self) -> list[Run]:
+    def runs_to_resend(self) -> list[ChunkRun]:
         """Leave the stall; return every unanswered run in order."""
         self.is_stalled = False
         self.attempts += 1
         return list(self.sent)
 
-    def stored(self, run: Run) -> None:
+    def stored(self, run: ChunkRun) -> None:
         """A run is stored: it leaves, and others may follow each other."""
         self.sent.remove(run)
         self.is_epoch_known = True
         self.attempts = 0
         self.last_error = None
 
-    def begin_epoch(self) -> list[Chunk]:
+    def begin_epoch(self) -> list[SendChunk]:
         """Number everything unanswered anew, to be sent again, but for what nobody waits for; returns that.
 
         Nothing may be in flight. What may be stored is then stored twice.
@@ -299,7 +304,7 @@ class Lane:
         self.is_gapped = self.is_epoch_known = self.is_stalled = False
         return [chunk for chunk in chunks if chunk.is_settled]
 
-    def take_all(self) -> list[Chunk]:
+    def take_all(self) -> list[SendChunk]:
         """Empty the lane: every chunk in its order, settled ones too; what comes next has a new epoch.
 
         Nothing may be in flight. What may be stored is then stored twice if it is sent again.
@@ -310,14 +315,14 @@ class Lane:
         self.is_stalled = False
         return chunks
 
-    def take_free(self) -> list[Chunk]:
+    def take_free(self) -> list[SendChunk]:
         """Take out what any queue may have and is surely not stored, and what nobody waits for any more.
 
         The others keep their order.
         """
         sent = [chunk for run in self.sent for chunk in run.chunks]
         is_unsure = self.in_flight or any(chunk.may_be_stored for chunk in sent)
-        dropped: list[Chunk] = []
+        dropped: list[SendChunk] = []
         if not is_unsure and any(chunk.is_free for chunk in sent):
             dropped = self.begin_epoch()
         free = [chunk for chunk in self.waiting if chunk.is_free and not chunk.may_be_stored]

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from holdmq.client.lanes import Chunk, SendResult
+from holdmq.client.lanes import SendChunk, SendResult
 from holdmq.errors import HoldMQError
 from holdmq.message import MessageId, TopicQueue
 
@@ -36,14 +36,19 @@ class One:
         self.future = future
 
     def stored(
-        self, _chunk: Chunk, queue: TopicQueue, first_offset: int, store_id: bytes, positions: Sequence[int]
+        self,
+        _chunk: SendChunk,
+        queue: TopicQueue,
+        first_offset: int,
+        store_id: bytes,
+        positions: Sequence[int],
     ) -> None:
         if not self.future.done():
             known = bool(positions) and positions[0] >= 0
             place = MessageId(store_id, positions[0]) if known else None
             self.future.set_result(SendResult(queue, first_offset, place))
 
-    def failed(self, _chunk: Chunk, error: HoldMQError) -> None:
+    def failed(self, _chunk: SendChunk, error: HoldMQError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -60,7 +65,12 @@ class Many:
         self.future = future
 
     def stored(
-        self, chunk: Chunk, queue: TopicQueue, first_offset: int, store_id: bytes, positions: Sequence[int]
+        self,
+        chunk: SendChunk,
+        queue: TopicQueue,
+        first_offset: int,
+        store_id: bytes,
+        positions: Sequence[int],
     ) -> None:
         results = self.results
         if first_offset >= 0 and len(positions) == chunk.count:
@@ -74,12 +84,12 @@ class Many:
                 results[index] = SendResult(queue, first_offset + k if first_offset >= 0 else -1, None)
         self._settled(chunk)
 
-    def failed(self, chunk: Chunk, error: HoldMQError) -> None:
+    def failed(self, chunk: SendChunk, error: HoldMQError) -> None:
         for index in chunk.indices:
             self.results[index] = error
         self._settled(chunk)
 
-    def _settled(self, chunk: Chunk) -> None:
+    def _settled(self, chunk: SendChunk) -> None:
         self.left -= chunk.count
         if self.left == 0 and not self.future.done():
             self.future.set_result(None)
@@ -100,12 +110,17 @@ class Bodies:
         """By the index of the first body: how many failed, and why."""
 
     def stored(
-        self, chunk: Chunk, queue: TopicQueue, first_offset: int, _store_id: bytes, _positions: Sequence[int]
+        self,
+        chunk: SendChunk,
+        queue: TopicQueue,
+        first_offset: int,
+        _store_id: bytes,
+        _positions: Sequence[int],
     ) -> None:
         self.runs[chunk.indices[0]] = StoredRun(queue, first_offset, chunk.count)
         self.settled(chunk.count)
 
-    def failed(self, chunk: Chunk, error: HoldMQError) -> None:
+    def failed(self, chunk: SendChunk, error: HoldMQError) -> None:
         self.errors[chunk.indices[0]] = chunk.count, error
         self.settled(chunk.count)
 
@@ -139,11 +154,11 @@ class OneWay:
         self.failed_messages = 0
 
     def stored(
-        self, chunk: Chunk, _queue: TopicQueue, _first: int, _store_id: bytes, _positions: Sequence[int]
+        self, chunk: SendChunk, _queue: TopicQueue, _first: int, _store_id: bytes, _positions: Sequence[int]
     ) -> None:
         self.stored_messages += chunk.count
 
-    def failed(self, chunk: Chunk, error: HoldMQError) -> None:
+    def failed(self, chunk: SendChunk, error: HoldMQError) -> None:
         before = self.failed_messages
         self.failed_messages += chunk.count
         if not before or before // FAILURES_LOGGED_EVERY < self.failed_messages // FAILURES_LOGGED_EVERY:

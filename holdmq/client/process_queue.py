@@ -21,7 +21,7 @@ _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
 
 
-class Taken(NamedTuple):
+class TakenRecord(NamedTuple):
     """A record that was handed out: `records[at:]` begins with it."""
 
     offset: int
@@ -116,7 +116,7 @@ class ProcessQueue:
         """Nothing can be read at `next_offset`: go on at `offset`."""
         self._moved(offset, log_epoch)
 
-    def take(self) -> Taken | None:
+    def take(self) -> TakenRecord | None:
         """Hand out the next record; call `finish` with its offset."""
         if not self.has_next:
             return None
@@ -131,7 +131,7 @@ class ProcessQueue:
             self.waiting_bytes -= len(records)
         self._taken.append(offset)
         self._handed = offset + 1 if self.waiting else self.next_offset
-        return Taken(offset, records, at)
+        return TakenRecord(offset, records, at)
 
     def finish(self, offset: int) -> None:
         """A record that was handed out needs nothing more."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from holdmq.client.choice import Choice
 from holdmq.client.delay import due_text
-from holdmq.client.lanes import Chunk, Key, Owner, SendResult, Terms
+from holdmq.client.lanes import ChunkOwner, Key, SendChunk, SendResult, Terms
 from holdmq.client.owners import Bodies, Many, One, OneWay, StoredRun
 from holdmq.client.records import Packing, encode, encode_bodies, is_plain, unique_id
 from holdmq.client.room import OUTSTANDING_MAX_BYTES
@@ -246,7 +246,7 @@ class Producer:
         target = queue or self._choose(topic, terms.key)
         sending = Many(len(messages), asyncio.get_running_loop().create_future())
         bodies = [message.body for message in messages]
-        chunks: list[Chunk] = []
+        chunks: list[SendChunk] = []
         begin = 0
         while begin < len(bodies):
             end = _end_of_part(bodies, begin)
@@ -360,7 +360,7 @@ class Producer:
         await self._put(owner, message, terms, queue)
         return owner.future
 
-    async def _put(self, owner: Owner, message: Message, terms: Terms, queue: TopicQueue | None) -> None:
+    async def _put(self, owner: ChunkOwner, message: Message, terms: Terms, queue: TopicQueue | None) -> None:
         """Have one message on its way; the owner is told what becomes of it."""
         sender = self.sender
         assert sender is not None
@@ -374,7 +374,7 @@ class Producer:
         target = queue or (choice.in_turn(topic) if own is None else choice.of_key(topic, own))
         record = encode(message, target.queue_id, self._packing, terms.due)
         size = len(record)
-        chunk = Chunk(owner, topic, (0,), record, size.to_bytes(4, "big"), keys, terms)
+        chunk = SendChunk(owner, topic, (0,), record, size.to_bytes(4, "big"), keys, terms)
         if sender.room.try_take(size):
             sender.enqueue(target, chunk)
         else:
@@ -455,14 +455,14 @@ class Producer:
 
     def _encode(
         self,
-        owner: Owner,
+        owner: ChunkOwner,
         messages: Sequence[Message],
         indices: Sequence[int],
         target: TopicQueue,
         terms: Terms,
-    ) -> list[Chunk]:
+    ) -> list[SendChunk]:
         """Records of messages of one queue, in chunks that fit a PRODUCE."""
-        chunks: list[Chunk] = []
+        chunks: list[SendChunk] = []
         records: list[bytes] = []
         first = size = 0
         for place, index in enumerate(indices):
@@ -477,31 +477,31 @@ class Producer:
 
     def _chunk(
         self,
-        owner: Owner,
+        owner: ChunkOwner,
         messages: Sequence[Message],
         indices: Sequence[int],
         records: list[bytes],
         target: TopicQueue,
         terms: Terms,
-    ) -> Chunk:
+    ) -> SendChunk:
         keys: list[Key | None] | None = None
         if terms.key is None:
             own = [messages[index].keys for index in indices]
             if any(own):
                 keys = [found[0] if found else None for found in own]
         sizes = np.fromiter(map(len, records), ">u4", len(records)).tobytes()
-        return Chunk(owner, target.topic, indices, b"".join(records), sizes, keys, terms)
+        return SendChunk(owner, target.topic, indices, b"".join(records), sizes, keys, terms)
 
     def _encode_part(
         self,
-        owner: Owner,
+        owner: ChunkOwner,
         topic: str,
         tag: str | None,
         bodies: Sequence[bytes],
         part: range,
         target: TopicQueue,
         terms: Terms,
-    ) -> Chunk:
+    ) -> SendChunk:
         """Bodies of one queue as one chunk; compressed ones are made one by one."""
         own = bodies[part.start : part.stop]
         least = self._packing.min_bytes
@@ -511,13 +511,13 @@ class Producer:
                 self._prepare(message, None)
             encoded = [encode(message, target.queue_id, self._packing) for message in messages]
             sizes = np.fromiter(map(len, encoded), ">u4", len(encoded)).tobytes()
-            return Chunk(owner, topic, part, b"".join(encoded), sizes, None, terms)
+            return SendChunk(owner, topic, part, b"".join(encoded), sizes, None, terms)
         self._born_ms = time.time_ns() // 1_000_000
         records, wire_sizes = encode_bodies(
             topic, target.queue_id, tag, own, self.producer_id, self._ids, self._born_ms
         )
         self._ids += len(own)
-        return Chunk(owner, topic, part, records, wire_sizes.tobytes(), None, terms)
+        return SendChunk(owner, topic, part, records, wire_sizes.tobytes(), None, terms)
 
 
 async def _all_stored(sending: Many) -> list[SendResult]:
@@ -542,7 +542,7 @@ def _end_of_part(bodies: Sequence[bytes], begin: int) -> int:
     return end
 
 
-def _enqueuing(sender: Sender, target: TopicQueue, chunk: Chunk) -> Callable[[], None]:
+def _enqueuing(sender: Sender, target: TopicQueue, chunk: SendChunk) -> Callable[[], None]:
     def enqueue() -> None:
         sender.enqueue(target, chunk)
 

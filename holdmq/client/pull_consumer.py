@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, Self
 import structlog
 
 from holdmq.client.bounds import queue_bounds
-from holdmq.client.cursors import Asked, Cursor, Position, Pulled, ask, take_answer, wire_queues
+from holdmq.client.cursors import AskedQueue, Position, Pulled, QueueCursor, ask, take_answer, wire_queues
 from holdmq.client.route import Link, RouteTable
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
 from holdmq.message import Message, TopicQueue
@@ -72,7 +72,7 @@ class _Filter(NamedTuple):
 
 class _Answer(NamedTuple):
     broker: str
-    asked: list[Asked]
+    asked: list[AskedQueue]
     reply: Reply | HoldMQError
 
 
@@ -102,7 +102,7 @@ class PullConsumer:
         if routes is None:
             routes = RouteTable(registries, self.client_id, security=security)
         self.routes = routes
-        self._cursors: dict[TopicQueue, Cursor] = {}
+        self._cursors: dict[TopicQueue, QueueCursor] = {}
         self._topics: set[str] = set()
         self._filters: dict[str, _Filter] = {}
         self._pulling: dict[str, int] = {}
@@ -190,23 +190,23 @@ class PullConsumer:
 
     async def _cursors_at(
         self, queues: Iterable[TopicQueue], start: Start, timeout_s: float
-    ) -> dict[TopicQueue, Cursor]:
+    ) -> dict[TopicQueue, QueueCursor]:
         if isinstance(start, int):
             if start < 0:
                 raise UsageError(f"offset {start} is below 0")
-            return {queue: Cursor(start) for queue in queues}
+            return {queue: QueueCursor(start) for queue in queues}
         if start not in ("earliest", "latest"):
             raise UsageError(f"start {start!r} is not earliest, latest or an offset")
         wanted = list(queues)
         bounds = await queue_bounds(self.routes, wanted, timeout_s)
-        cursors: dict[TopicQueue, Cursor] = {}
+        cursors: dict[TopicQueue, QueueCursor] = {}
         for queue in wanted:
             known = bounds.get(queue)
             if known is None:
-                cursors[queue] = Cursor(0, is_fresh=True)
+                cursors[queue] = QueueCursor(0, is_fresh=True)
             else:
                 offset = known.first_offset if start == "earliest" else known.end_offset
-                cursors[queue] = Cursor(offset, known.log_epoch, is_fresh=start == "earliest")
+                cursors[queue] = QueueCursor(offset, known.log_epoch, is_fresh=start == "earliest")
         return cursors
 
     # Polling
@@ -289,7 +289,7 @@ class PullConsumer:
             retry_at = now + MISSING_REFRESH_S
             if self.routes.refreshed_at + MISSING_REFRESH_S <= now:
                 self.routes.refresh_soon()
-        by_broker: dict[str, list[tuple[TopicQueue, Cursor]]] = {}
+        by_broker: dict[str, list[tuple[TopicQueue, QueueCursor]]] = {}
         for queue, cursor in self._cursors.items():
             by_broker.setdefault(queue.broker, []).append((queue, cursor))
             if cursor.rest_until > now:
@@ -308,7 +308,7 @@ class PullConsumer:
                 self._pull(broker, asked[start:] + asked[:start], max_bytes, hold_ms)
         return retry_at
 
-    def _pull(self, broker: str, asked: list[Asked], max_bytes: int, hold_ms: int) -> None:
+    def _pull(self, broker: str, asked: list[AskedQueue], max_bytes: int, hold_ms: int) -> None:
         try:
             link = self.routes.link(broker)
         except TransportError:
@@ -445,7 +445,7 @@ class PullConsumer:
             for queue in [q for q in self._cursors if q.topic == topic and q not in there]:
                 self._cursors.pop(queue).turn += 1
             for queue in sorted(there):
-                self._cursors.setdefault(queue, Cursor(0, is_fresh=True))
+                self._cursors.setdefault(queue, QueueCursor(0, is_fresh=True))
         self._arrived.set()
 
 

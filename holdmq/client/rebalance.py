@@ -49,7 +49,7 @@ class Phase(Enum):
     RELEASING = "releasing"
 
 
-class Lease:
+class HeldLease:
     """One queue. `expires_at`: from then on its messages must not be handed out."""
 
     __slots__ = ("due_at", "expires_at", "generation", "phase", "queue")
@@ -80,7 +80,7 @@ class Ask(NamedTuple):
 class Start(NamedTuple):
     """The queue is ours: consume from `offset` (-1 = the group has none)."""
 
-    lease: Lease
+    lease: HeldLease
     generation: int
     offset: int
     log_epoch: int
@@ -99,14 +99,14 @@ class Drop(NamedTuple):
     reason: str
 
 
-class Release(NamedTuple):
+class ReleaseLease(NamedTuple):
     """Report and give back this lease with QUEUE_RELEASE; then call `released`."""
 
     queue: TopicQueue
     generation: int
 
 
-Action = Join | Ask | Start | Stop | Drop | Release
+Action = Join | Ask | Start | Stop | Drop | ReleaseLease
 
 
 class _Broker:
@@ -131,7 +131,7 @@ class Rebalance:
 
     def __init__(self, client_id: str, strategy: Strategy, release_wait_s: float = RELEASE_WAIT_S) -> None:
         self.client_id = client_id
-        self.leases: dict[TopicQueue, Lease] = {}
+        self.leases: dict[TopicQueue, HeldLease] = {}
         self.lost = 0
         self.fault: Exception | None = None
         """Why the strategy's last answer cannot be used: leases stay as they are. None = it can."""
@@ -288,7 +288,7 @@ class Rebalance:
                 generation = lease.generation
                 self._lose(lease, now, "it could not be renewed in time")
                 # The broker may have counted from later on: others need not wait for that.
-                self._actions.append(Release(lease.queue, generation))
+                self._actions.append(ReleaseLease(lease.queue, generation))
             elif lease.phase is Phase.DRAINING and lease.due_at <= now:
                 self._release(lease)
         for name, broker in self._brokers.items():
@@ -309,7 +309,7 @@ class Rebalance:
                 self.fault = error
                 wanted = set(self.leases)
         for queue in sorted(wanted - self.leases.keys()):
-            self.leases[queue] = Lease(queue, now)
+            self.leases[queue] = HeldLease(queue, now)
         for queue, lease in list(self.leases.items()):
             if queue in wanted:
                 continue
@@ -339,8 +339,8 @@ class Rebalance:
         known = self._brokers.get(broker)
         if known is None or known.asked is not None or known.version < 0:
             return
-        due: list[Lease] = []
-        held: list[Lease] = []
+        due: list[HeldLease] = []
+        held: list[HeldLease] = []
         for lease in self._leases_at(broker):
             if lease.phase is Phase.WANTED and lease.due_at <= now:
                 due.append(lease)
@@ -369,7 +369,7 @@ class Rebalance:
         if lease is None or lease.phase is Phase.RELEASING:
             if granted is not None and granted.generation != generation:
                 # Granted anew after it was given up: hand it back as it came.
-                self._actions.append(Release(queue, granted.generation))
+                self._actions.append(ReleaseLease(queue, granted.generation))
             return
         if lease.generation != generation:
             return
@@ -383,18 +383,18 @@ class Rebalance:
             if lease.phase is not Phase.WANTED:
                 self._lose(lease, now, "its offset was reset")
                 if self.leases.get(queue) is not lease:  # it was on its way out
-                    self._actions.append(Release(queue, granted.generation))
+                    self._actions.append(ReleaseLease(queue, granted.generation))
                     return
             lease.phase = Phase.HELD
             lease.generation = granted.generation
             self._actions.append(Start(lease, granted.generation, granted.offset, granted.log_epoch))
         lease.expires_at = expires_at
 
-    def _release(self, lease: Lease) -> None:
+    def _release(self, lease: HeldLease) -> None:
         lease.phase = Phase.RELEASING
-        self._actions.append(Release(lease.queue, lease.generation))
+        self._actions.append(ReleaseLease(lease.queue, lease.generation))
 
-    def _lose(self, lease: Lease, now: float, reason: str) -> None:
+    def _lose(self, lease: HeldLease, now: float, reason: str) -> None:
         queue = lease.queue
         if lease.phase in (Phase.HELD, Phase.DRAINING):
             self.lost += 1
@@ -406,7 +406,7 @@ class Rebalance:
         else:
             del self.leases[queue]
 
-    def _leases_at(self, broker: str) -> list[Lease]:
+    def _leases_at(self, broker: str) -> list[HeldLease]:
         return [lease for lease in self.leases.values() if lease.queue.broker == broker]
 
     def _held_at(self, broker: str) -> Iterable[bool]:

@@ -23,7 +23,7 @@ from zlib_ng.zlib_ng import crc32
 
 from holdmq.client.choice import Choice
 from holdmq.client.faults import BUSY_LATENCY_MS, FAILED_LATENCY_MS, SILENT_MIN_S, Faults
-from holdmq.client.lanes import Chunk, Lane, Run
+from holdmq.client.lanes import ChunkRun, Lane, SendChunk
 from holdmq.client.room import OUTSTANDING_MAX_BYTES, Room
 from holdmq.client.route import Link, RouteTable
 from holdmq.errors import (
@@ -70,7 +70,7 @@ _UNWELL: Final = frozenset(
 )
 """Refusals after which others are better asked for a while."""
 
-Sent = list[tuple[Lane, Run]]
+Sent = list[tuple[Lane, ChunkRun]]
 
 log = structlog.get_logger("holdmq.client")
 
@@ -99,7 +99,7 @@ class Sender:
         self._producer_id = producer_id
         self._lanes: dict[TopicQueue, Lane] = {}
         self._dirty: dict[str, dict[TopicQueue, Lane]] = {}
-        self._moving: dict[str, deque[tuple[TopicQueue, Chunk]]] = {}
+        self._moving: dict[str, deque[tuple[TopicQueue, SendChunk]]] = {}
         """Topics with a queue that is gone: what comes meanwhile waits behind what is moved."""
         self._is_flush_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -119,7 +119,7 @@ class Sender:
         """Sends that had to wait for room."""
         return self.room.waits
 
-    def enqueue(self, queue: TopicQueue, chunk: Chunk) -> None:
+    def enqueue(self, queue: TopicQueue, chunk: SendChunk) -> None:
         """Send this chunk, whose room was taken, to a queue when the loop's turn ends.
 
         It goes where its messages belong by now, if that changed while it waited for room.
@@ -135,7 +135,7 @@ class Sender:
             return
         self._enqueue(queue, chunk)
 
-    def _enqueue(self, queue: TopicQueue, chunk: Chunk) -> None:
+    def _enqueue(self, queue: TopicQueue, chunk: SendChunk) -> None:
         lane = self._lanes.get(queue)
         if lane is None:
             lane = self._lanes[queue] = Lane(queue)
@@ -298,7 +298,9 @@ class Sender:
             else:
                 self._refused(lane, run, _error_of(result), answer.retry_after_ms)
 
-    def _stored(self, lane: Lane, run: Run, base_offset: int, store_id: bytes, positions: list[int]) -> None:
+    def _stored(
+        self, lane: Lane, run: ChunkRun, base_offset: int, store_id: bytes, positions: list[int]
+    ) -> None:
         if run not in lane.sent:
             return
         lane.stored(run)
@@ -307,7 +309,7 @@ class Sender:
             self._mark(lane)
         self.room.give_back(run.size_bytes)
 
-    def _refused(self, lane: Lane, run: Run, error: RemoteError, retry_after_ms: int) -> None:
+    def _refused(self, lane: Lane, run: ChunkRun, error: RemoteError, retry_after_ms: int) -> None:
         if run not in lane.sent:
             return
         lane.last_error = error
@@ -361,7 +363,7 @@ class Sender:
         lane.stall(self._loop.time(), lane.pause_s(retry_after_ms, jitter))
         self._keep_time()
 
-    def _fail(self, chunk: Chunk, error: HoldMQError) -> None:
+    def _fail(self, chunk: SendChunk, error: HoldMQError) -> None:
         chunk.fail(error)
         self.room.give_back(len(chunk.records))
 
@@ -468,7 +470,7 @@ class Sender:
         if batch:
             self._produce(link, connection, hello, batch)
 
-    def _drop(self, chunks: list[Chunk]) -> None:
+    def _drop(self, chunks: list[SendChunk]) -> None:
         for chunk in chunks:
             self.room.give_back(len(chunk.records))
 
@@ -504,8 +506,8 @@ class Sender:
         self._disconnect(lane.queue.broker)
         if lane.in_flight:
             return  # their answers come first
-        staying: deque[Chunk] = deque()
-        leaving: list[Chunk] = []
+        staying: deque[SendChunk] = deque()
+        leaving: list[SendChunk] = []
         for chunk in lane.take_all():
             (leaving if _may_move(chunk, is_ordered) else staying).append(chunk)
         lane.waiting = staying
@@ -539,7 +541,7 @@ class Sender:
             else:
                 self._redispatch([chunk])
 
-    def _redispatch(self, chunks: Iterable[Chunk]) -> None:
+    def _redispatch(self, chunks: Iterable[SendChunk]) -> None:
         """Give chunks the queues that their messages have now; those of a named queue fail."""
         for chunk in chunks:
             if chunk.is_settled:
@@ -554,7 +556,7 @@ class Sender:
             for queue, places in groups.items():
                 self._enqueue(queue, chunk.moved(places, queue.queue_id))
 
-    def _queues_of(self, chunk: Chunk) -> dict[TopicQueue, list[int]]:
+    def _queues_of(self, chunk: SendChunk) -> dict[TopicQueue, list[int]]:
         """Which of a chunk's messages go where; RemoteError if nowhere."""
         topic = chunk.topic
         if chunk.terms.is_tied:
@@ -574,7 +576,7 @@ class Sender:
         return groups
 
 
-def _may_move(chunk: Chunk, is_ordered: bool) -> bool:
+def _may_move(chunk: SendChunk, is_ordered: bool) -> bool:
     return not chunk.terms.is_tied and not (is_ordered and chunk.is_keyed)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from holdmq.client.hand_out import HandOut, Job
+from holdmq.client.hand_out import HandedMessage, HandOut
 from holdmq.client.process_queue import ProcessQueue
 from holdmq.client.route import RouteTable
 from holdmq.errors import Code, HoldMQError, RemoteError
@@ -35,7 +35,7 @@ class Failure(Enum):
     GIVE_UP = "broadcast: there are no retries"
 
 
-class Settling:
+class JobSettling:
     """Settles jobs of `hand_out`. `queues` is the caller's dict, which it changes.
 
     `on_settled(process)` is called after each job, `wake(jobs)` when failed ones are due again.
@@ -71,7 +71,7 @@ class Settling:
         if self._retry_timer is not None:
             self._retry_timer.cancel()
 
-    async def settle(self, job: Job, is_done: bool) -> None:
+    async def settle(self, job: HandedMessage, is_done: bool) -> None:
         """A handler is through with a job: finish it, or do what its failure asks for."""
         if is_done:
             self.handled += 1
@@ -81,7 +81,7 @@ class Settling:
             await self._settle_failed(job)
         self._on_settled(job.process)
 
-    async def _settle_failed(self, job: Job) -> None:
+    async def _settle_failed(self, job: HandedMessage) -> None:
         process = job.process
         loop = asyncio.get_running_loop()
         if self._queues.get(process.queue) is not process:
@@ -104,7 +104,7 @@ class Settling:
                 self.sent_back += 1
                 self._hand_out.finished(job)
 
-    async def _send_back(self, job: Job) -> None:
+    async def _send_back(self, job: HandedMessage) -> None:
         """Let a message come again later, to any member; returns when that is in the log."""
         queue, offset = job.process.queue, job.taken.offset
         sent = SentBack(queue.topic, queue.queue_id, offset, job.message.reconsume_times - job.failures, 0)
@@ -116,7 +116,7 @@ class Settling:
         if result.status not in (Code.OK, Code.MESSAGE_UNKNOWN):
             raise RemoteError(Code(result.status), result.remark)
 
-    def _retry(self, job: Job, at: float) -> None:
+    def _retry(self, job: HandedMessage, at: float) -> None:
         if job.process.is_stopped:
             self._hand_out.let_go(job)  # the next member gets it: the floor stays below it
             return

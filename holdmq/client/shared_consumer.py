@@ -24,7 +24,7 @@ from holdmq.client.workers import Handler, Workers
 from holdmq.errors import HoldMQError, TransportError, UsageError
 from holdmq.rpc.connection import Connection
 from holdmq.rpc.security import Security
-from holdmq.wire.group_headers import Subscription
+from holdmq.wire.group_headers import GroupSubscription
 from holdmq.wire.headers import HelloResponse
 from holdmq.wire.shared_headers import EARLIEST, SharedOpenRequest
 
@@ -48,7 +48,7 @@ SharedHandler = Callable[[SharedMessage], Awaitable[bool | None] | bool | None]
 log = structlog.get_logger("holdmq.client")
 
 
-class _Job(NamedTuple):
+class _SharedJob(NamedTuple):
     message: SharedMessage
 
 
@@ -100,7 +100,9 @@ class SharedConsumer:
             routes = RouteTable(registries, self.client_id, security=security)
         self.routes = routes
         self.handled = self.failed = self.expired = 0
-        self._subscriptions = [Subscription(topic, TagFilter(text).text) for topic, text in named.items()]
+        self._subscriptions = [
+            GroupSubscription(topic, TagFilter(text).text) for topic, text in named.items()
+        ]
         self._topics = list(named)
         self._start = start
         self._invisible_ms = round(invisible_s * 1000)
@@ -109,7 +111,7 @@ class SharedConsumer:
         self._members: dict[str, SharedMember] = {}
         self._ready: deque[SharedMessage] = deque()
         self._changed = asyncio.Event()
-        self._workers: Workers[_Job] | None = None
+        self._workers: Workers[_SharedJob] | None = None
         if handler is not None:
             self._workers = Workers(cast("Handler", handler), concurrency, self._take, self._settled)
         self._acks: set[asyncio.Future[None]] = set()
@@ -275,11 +277,11 @@ class SharedConsumer:
 
     # Pushing
 
-    def _take(self) -> _Job | None:
+    def _take(self) -> _SharedJob | None:
         while self._ready:
             message = self._ready.popleft()
             if self._is_live(message):
-                return _Job(message)
+                return _SharedJob(message)
         return None
 
     def _is_live(self, message: SharedMessage) -> bool:
@@ -290,7 +292,7 @@ class SharedConsumer:
         self.expired += 1
         return False
 
-    async def _settled(self, job: _Job, is_done: bool) -> None:
+    async def _settled(self, job: _SharedJob, is_done: bool) -> None:
         message = job.message
         if is_done:
             self.handled += 1

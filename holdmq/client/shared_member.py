@@ -53,7 +53,7 @@ REFUSED_REST_S: Final = 5.0
 log = structlog.get_logger("holdmq.client")
 
 
-class Receipt(NamedTuple):
+class DeliveryReceipt(NamedTuple):
     """Which delivery a message is of: the member and its opening, and the broker's receipt."""
 
     member: SharedMember
@@ -69,7 +69,7 @@ class SharedMessage(Message):
     the broker takes it back. `is_settled`: it was acknowledged, or given back.
     """
 
-    receipt: Receipt | None = field(default=None, repr=False)
+    receipt: DeliveryReceipt | None = field(default=None, repr=False)
     deadline: float = 0.0
     is_settled: bool = False
 
@@ -225,7 +225,7 @@ class SharedMember:
         found: list[SharedMessage] = []
         at = 0
         for row in rows(SharedDelivery, answer.deliveries):
-            receipt = Receipt(self, self._opening, row.receipt)
+            receipt = DeliveryReceipt(self, self._opening, row.receipt)
             end = at + row.length_bytes
             while at < end:
                 size = int.from_bytes(reply.body[at : at + 4], "big")
@@ -365,7 +365,7 @@ def _add(ranges: list[SharedRange], receipt: int, offset: int) -> None:
 
 
 def _message(
-    record: Record, broker: str, row: SharedDelivery, receipt: Receipt, deadline: float
+    record: Record, broker: str, row: SharedDelivery, receipt: DeliveryReceipt, deadline: float
 ) -> SharedMessage:
     message = record.to_message(broker)
     topic = message.topic

@@ -58,7 +58,7 @@ class AlarmsView:
     channels: list[ChannelRow]
 
 
-class Rates(NamedTuple):
+class TrafficRates(NamedTuple):
     """Per second."""
 
     messages_in: float
@@ -68,7 +68,7 @@ class Rates(NamedTuple):
 
 
 @dataclass(slots=True)
-class Traffic:
+class TrafficOf:
     """Rates of one topic, queue or group over all brokers.
 
     `put_ms` and `get_ms`: the mean time of a put and of a get in the last minute, None without any.
@@ -76,10 +76,10 @@ class Traffic:
 
     name: str
     queue_id: int
-    second: Rates
-    minute: Rates
-    hour: Rates
-    day: Rates
+    second: TrafficRates
+    minute: TrafficRates
+    hour: TrafficRates
+    day: TrafficRates
     put_ms: float | None
     get_ms: float | None
 
@@ -150,7 +150,7 @@ class StatisticsCalls(ClusterCalls):
 
 def traffic(
     views: Iterable[StatisticsView], pick: Callable[[StatisticsView], Iterable[CountsRow]]
-) -> list[Traffic]:
+) -> list[TrafficOf]:
     """Add up the rows that `pick` takes of each broker's; the busiest of the last minute first."""
     found: dict[tuple[str, int], list[tuple[CountsRow, list[int]]]] = {}
     for view in views:
@@ -177,11 +177,11 @@ def group_backlogs(views: Iterable[BacklogView]) -> list[GroupBacklog]:
     return sorted(found.values(), key=lambda group: (-group.messages, group.group))
 
 
-def _traffic(name: str, queue_id: int, parts: list[tuple[CountsRow, list[int]]]) -> Traffic:
+def _traffic(name: str, queue_id: int, parts: list[tuple[CountsRow, list[int]]]) -> TrafficOf:
     covered = [covered_ms for _, covered_ms in parts]
     counted = [row for row, _ in parts]
     puts, put_us, gets, get_us = (sum(row.minute[column] for row in counted) for column in range(4, 8))
-    return Traffic(
+    return TrafficOf(
         name,
         queue_id,
         _rates([row.second for row in counted], [ms[0] for ms in covered]),
@@ -193,13 +193,13 @@ def _traffic(name: str, queue_id: int, parts: list[tuple[CountsRow, list[int]]])
     )
 
 
-def _rates(counts: list[list[int]], covered_ms: list[int]) -> Rates:
+def _rates(counts: list[list[int]], covered_ms: list[int]) -> TrafficRates:
     """Rates of what each broker counted in as many ms as it says."""
     each = [
         [count * 1000 / max(1, ms) for count in counted[:4]]
         for counted, ms in zip(counts, covered_ms, strict=True)
     ]
-    return Rates(*(sum(column) for column in zip(*each, strict=True)))
+    return TrafficRates(*(sum(column) for column in zip(*each, strict=True)))
 
 
 def _listed(names: Collection[str] | None) -> list[str] | None:

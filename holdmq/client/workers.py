@@ -23,14 +23,14 @@ TURN_S: Final = 0.005
 log = structlog.get_logger("holdmq.client")
 
 
-class Job(Protocol):
+class WorkerJob(Protocol):
     """What a worker is given: a message, and whatever its owner needs to settle it."""
 
     @property
     def message(self) -> Message: ...
 
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=WorkerJob)
 
 
 class Workers(Generic[J]):

@@ -77,7 +77,7 @@ def login_of(row: list[Any]) -> Login:
     return Login(address, user, guess)
 
 
-class _Entry:
+class _Failures:
     """Failures of one; nothing is tried before `until` (s)."""
 
     __slots__ = ("failures", "guesses", "last_at", "until")
@@ -97,8 +97,8 @@ class _Table:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         # Both in the order of the last failure: the first ones are those to forget.
-        self._counted: OrderedDict[bytes, _Entry] = OrderedDict()
-        self._held: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._counted: OrderedDict[bytes, _Failures] = OrderedDict()
+        self._held: OrderedDict[bytes, _Failures] = OrderedDict()
 
     @property
     def held(self) -> int:
@@ -115,7 +115,7 @@ class _Table:
         entry = self._held.get(key) or self._counted.get(key)
         if entry is None or now - entry.last_at >= rules.forget_s:
             self.forget(key)
-            entry = _Entry()
+            entry = _Failures()
         if guess:
             if guess in entry.guesses:
                 return False
@@ -152,7 +152,7 @@ class _Table:
                 del entries[key]
 
 
-def _put(entries: OrderedDict[bytes, _Entry], key: bytes, entry: _Entry, entries_max: int) -> None:
+def _put(entries: OrderedDict[bytes, _Failures], key: bytes, entry: _Failures, entries_max: int) -> None:
     entries[key] = entry
     entries.move_to_end(key)
     if len(entries) > entries_max:

@@ -33,7 +33,7 @@ class Space(NamedTuple):
     free: int
 
 
-class File(Protocol):
+class OpenFile(Protocol):
     """One open file; every method blocks. Offsets and sizes are bytes."""
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
@@ -70,13 +70,13 @@ class File(Protocol):
 class Disk(Protocol):
     """A file system; every method blocks."""
 
-    def open(self, path: Path, create: bool = False) -> File:
+    def open(self, path: Path, create: bool = False) -> OpenFile:
         """Open for reading and writing; `create` it if it is missing."""
 
-    def create_anew(self, path: Path) -> File:
+    def create_anew(self, path: Path) -> OpenFile:
         """Make an empty file in place of whatever has the name: what a crash left, or a link, goes."""
 
-    def open_to_read(self, path: Path) -> File:
+    def open_to_read(self, path: Path) -> OpenFile:
         """Open for reading only."""
 
     def list(self, directory: Path) -> list[str]:
@@ -193,14 +193,14 @@ class RealFile:
 class RealDisk:
     """The operating system's file systems."""
 
-    def open(self, path: Path, create: bool = False) -> File:
+    def open(self, path: Path, create: bool = False) -> OpenFile:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return RealFile(os.open(path, flags, 0o640), path)
 
-    def create_anew(self, path: Path) -> File:
+    def create_anew(self, path: Path) -> OpenFile:
         return RealFile(create_anew(path, 0o640), path)
 
-    def open_to_read(self, path: Path) -> File:
+    def open_to_read(self, path: Path) -> OpenFile:
         return RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC), path)
 
     def list(self, directory: Path) -> list[str]:

@@ -35,7 +35,7 @@ What the loop must know:
 - A PUBLISH is never a `Publish` and a four byte acknowledgement never a `PubAck`/`PubRec`/`PubRel`/
   `PubComp`: those classes come for acknowledgements that carry a reason code or properties, and are
   what `encode` takes. `publishes(run)` makes `Publish` objects for clients and tests, whose table is
-  `TopicTable(bytes)`.
+  `CheckedTopics(bytes)`.
 - `flags`, `properties` and the rest of a message's tuple are described at `PublishRun`. The
   property block has been checked; read its fields with `decode_publish_properties` when you need them.
 - Topic aliases are resolved; call `decoder.allow_topic_aliases(maximum)` before CONNACK offers them.
@@ -140,7 +140,7 @@ from holdmq.mqtt.publish import (
     republish,
 )
 from holdmq.mqtt.reasons import MqttError, ReasonCode
-from holdmq.mqtt.topics import TOPICS_CACHED_MAX, TopicTable
+from holdmq.mqtt.topics import TOPICS_CACHED_MAX, CheckedTopics
 from holdmq.mqtt.trie import FilterTrie
 
 __all__ = [
@@ -172,6 +172,7 @@ __all__ = [
     "UNSUBSCRIBE",
     "AckRun",
     "Auth",
+    "CheckedTopics",
     "ConnAck",
     "Connect",
     "Decoder",
@@ -193,7 +194,6 @@ __all__ = [
     "SubAck",
     "Subscribe",
     "Subscription",
-    "TopicTable",
     "UnsubAck",
     "Unsubscribe",
     "Will",

@@ -79,7 +79,7 @@ from holdmq.mqtt.subscribe import (
     encode_unsuback,
     encode_unsubscribe,
 )
-from holdmq.mqtt.topics import TopicTable
+from holdmq.mqtt.topics import CheckedTopics
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ class Decoder(Generic[T]):
 
     def __init__(
         self,
-        topics: TopicTable[T],
+        topics: CheckedTopics[T],
         max_packet_size: int = MAX_PACKET_SIZE,
         *,
         sender: int = CLIENT,

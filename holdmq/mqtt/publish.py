@@ -7,7 +7,7 @@
     flags   3 dup, 2–1 QoS, 0 retain
 
 Inbound, `walk_publishes` turns a buffer of concatenated packets into one tuple each, without an
-object per field: the topic becomes its entry in the `TopicTable`, the payload stays where it is.
+object per field: the topic becomes its entry in the `CheckedTopics`, the payload stays where it is.
 Outbound, `encode_publish` makes the parts that all receivers share; only the packet id differs.
 """
 
@@ -36,7 +36,7 @@ from holdmq.mqtt.properties import (
 )
 from holdmq.mqtt.protocol import DUP, MQTT_5, PUBLISH, RETAIN, SERVER, VARINT_MAX
 from holdmq.mqtt.reasons import MqttError, ReasonCode
-from holdmq.mqtt.topics import TopicTable
+from holdmq.mqtt.topics import CheckedTopics
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ def walk_publishes(
     max_packet_size: int,
     version: int,
     sender: int,
-    topics: TopicTable[T],
+    topics: CheckedTopics[T],
     aliases: TopicAliases[T] | None,
     messages: list[tuple[T, int, int, int, int, bytes]],
 ) -> int:
@@ -271,7 +271,7 @@ def _after_text(data: bytes, pos: int, end: int) -> int:
     return after if text.isascii() and b"\0" not in text else end + 1
 
 
-def _resolve(topic: bytes, alias: int, topics: TopicTable[T], aliases: TopicAliases[T] | None) -> T:
+def _resolve(topic: bytes, alias: int, topics: CheckedTopics[T], aliases: TopicAliases[T] | None) -> T:
     """Set or look up a topic alias (3.3.2.3.4)."""
     if aliases is None or alias > aliases.maximum:  # [MQTT-3.3.2-9] [MQTT-3.3.2-11]
         maximum = 0 if aliases is None else aliases.maximum

@@ -22,7 +22,7 @@ CACHED_TOPIC_BYTES_MAX = 256
 """Longer topics are checked each time and not kept: 64 KiB topics must not fill the table."""
 
 
-class TopicTable(Generic[T]):
+class CheckedTopics(Generic[T]):
     """Bounded table of checked topics, shared by all decoders of a worker.
 
     `create(topic)` is called with the bytes of a valid topic name (UTF-8, not empty, no wildcard)

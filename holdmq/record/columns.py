@@ -38,7 +38,7 @@ PIECE_BYTES_MIN: Final = 256 << 10
 _TIME_MAX: Final = np.uint64(TIME_MAX_MS)
 
 
-class Taken(NamedTuple):
+class QueueRecordsTaken(NamedTuple):
     """Records of one queue: views of whole ones, in order; those from `end_offset` on are not wanted."""
 
     parts: Sequence[memoryview]
@@ -61,7 +61,7 @@ class _Piece(NamedTuple):
 
 
 def encode_columns(
-    taken: Sequence[Taken], names: Sequence[str], wanted_tags: frozenset[bytes] | None = None
+    taken: Sequence[QueueRecordsTaken], names: Sequence[str], wanted_tags: frozenset[bytes] | None = None
 ) -> Encoded:
     """Encode columns of well-formed records; only those whose tag is one of `wanted_tags` (None = all)."""
     pieces: list[_Piece] = []

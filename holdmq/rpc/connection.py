@@ -101,7 +101,7 @@ class Request:
             connection.send(command, body, body_length)
 
 
-class Handler(Protocol):
+class ConnectionHandler(Protocol):
     """What a connection's owner does with it."""
 
     def request_received(self, request: Request) -> None:
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(
         self,
-        handler: Handler,
+        handler: ConnectionHandler,
         frame_max_bytes: int,
         outstanding_max_bytes: int = OUTSTANDING_MAX_BYTES,
         reads_while_unwritable: bool = False,

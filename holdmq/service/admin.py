@@ -204,7 +204,7 @@ def _handler(
     hosts: AllowedHosts,
     clock: Clock,
 ) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class AdminHandler(BaseHTTPRequestHandler):
         timeout = ADMIN_REQUEST_S
         server_version = "holdmq"
         sys_version = ""
@@ -297,4 +297,4 @@ def _handler(
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
             """Probes come every second: an access log would drown what matters."""
 
-    return Handler
+    return AdminHandler

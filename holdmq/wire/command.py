@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgpack
 
 from holdmq.errors import WireError
-from holdmq.wire.untrusted import PEER_LIMITS, Limits, unpack
+from holdmq.wire.untrusted import PEER_LIMITS, UnpackLimits, unpack
 
 RESPONSE: Final = 1
 ONE_WAY: Final = 2
@@ -53,7 +53,7 @@ class Command:
         return packed
 
 
-def decode_command(data: bytes | memoryview, limits: Limits = PEER_LIMITS) -> Command:
+def decode_command(data: bytes | memoryview, limits: UnpackLimits = PEER_LIMITS) -> Command:
     """Read a header. WireError if it is no command or over `limits`; items after the seventh are ignored."""
     fields = unpack(data, "the frame's header", limits)
     if not isinstance(fields, list) or len(fields) < 7:

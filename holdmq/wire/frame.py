@@ -16,7 +16,7 @@ from typing import Final
 
 from holdmq.errors import WireError
 from holdmq.wire.command import Command, decode_command
-from holdmq.wire.untrusted import PEER_LIMITS, Limits
+from holdmq.wire.untrusted import PEER_LIMITS, UnpackLimits
 
 _PREFIX: Final = struct.Struct(">II")
 PREFIX_SIZE: Final = _PREFIX.size
@@ -41,7 +41,7 @@ class FrameDecoder:
 
     __slots__ = ("_filled", "_frame", "_header_length", "_prefix", "frame_max_bytes", "limits")
 
-    def __init__(self, frame_max_bytes: int, limits: Limits = PEER_LIMITS) -> None:
+    def __init__(self, frame_max_bytes: int, limits: UnpackLimits = PEER_LIMITS) -> None:
         self.frame_max_bytes = frame_max_bytes
         self.limits = limits
         self._prefix = bytearray()

@@ -19,7 +19,7 @@ SHARED: Final = "shared"
 MODES: Final = frozenset({CLUSTERING, BROADCAST, SHARED})
 
 
-class Subscription(NamedTuple):
+class GroupSubscription(NamedTuple):
     """What a member reads of a topic; `filter`: "*" = all, else tags joined by "||", or an MQTT filter."""
 
     topic: str
@@ -36,7 +36,7 @@ class GroupJoinRequest(Header):
 
     group: str
     mode: str
-    subscriptions: list[Subscription]
+    subscriptions: list[GroupSubscription]
     strategy: str = ""
 
 
@@ -74,7 +74,7 @@ class MemberRow(NamedTuple):
     strategy: str
     joined_ms: int
     queues: int
-    subscriptions: list[Subscription]
+    subscriptions: list[GroupSubscription]
 
 
 @header

@@ -32,7 +32,7 @@ from holdmq.wire.untrusted import unpack
 FORMAT: Final = 1
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """A log position and the epoch in which it was learnt."""
 
     log_epoch: int
@@ -98,7 +98,7 @@ class SessionState(NamedTuple):
     its publishes are known by (None = it published none with QoS 2).
     """
 
-    places: dict[str, Place]
+    places: dict[str, LogPlace]
     planned: list[PlannedRow]
     next_id: int
     received: ReceivedRow | None = None
@@ -126,7 +126,7 @@ class FilterOptions(NamedTuple):
     retain_as_published: bool
     retain_handling: int
     identifier: int | None
-    starts: dict[str, Place]
+    starts: dict[str, LogPlace]
     number: int = 0
 
     def encode(self) -> bytes:
@@ -255,14 +255,14 @@ def _ranges(found: Any) -> list[int]:
     return ranges
 
 
-def _places(found: Any) -> dict[str, Place]:
+def _places(found: Any) -> dict[str, LogPlace]:
     if not isinstance(found, dict):
         raise WireError("the places of a session are malformed")
-    places: dict[str, Place] = {}
+    places: dict[str, LogPlace] = {}
     for broker, place in found.items():
         if not isinstance(broker, str) or not isinstance(place, list) or len(place) < 2:
             raise WireError("the places of a session are malformed")
         if not all(isinstance(number, int) for number in place):
             raise WireError("the places of a session are malformed")
-        places[broker] = Place(place[0], place[1])
+        places[broker] = LogPlace(place[0], place[1])
     return places

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Final, NamedTuple
 
-from holdmq.wire.group_headers import Subscription
+from holdmq.wire.group_headers import GroupSubscription
 from holdmq.wire.header import Header, header
 
 EARLIEST: Final = "earliest"
@@ -37,7 +37,7 @@ class SharedOpenRequest(Header):
     """
 
     group: str
-    subscriptions: list[Subscription]
+    subscriptions: list[GroupSubscription]
     ready_max: int = 1024
     invisible_ms: int = 30_000
     start: str = LATEST

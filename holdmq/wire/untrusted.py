@@ -52,7 +52,7 @@ _ENTRY_BYTES: Final = 112
 
 
 @final
-class Limits:
+class UnpackLimits:
     """Bounds of what is unpacked.
 
     `items_max` and `depth_max` are counts, `decoded_max_bytes` what the objects may take. Only what is
@@ -74,13 +74,15 @@ class Limits:
         self.walked_from_bytes: Final = walked_from_bytes
 
 
-PEER_LIMITS: Final = Limits()
+PEER_LIMITS: Final = UnpackLimits()
 """For peers that were admitted, and for records of the log."""
-STRANGER_LIMITS: Final = Limits(items_max=64, depth_max=4, decoded_max_bytes=256 << 10, walked_from_bytes=0)
+STRANGER_LIMITS: Final = UnpackLimits(
+    items_max=64, depth_max=4, decoded_max_bytes=256 << 10, walked_from_bytes=0
+)
 """For peers that were not admitted yet: HELLO has 27 items, three deep."""
 
 
-def unpack(data: bytes | memoryview, what: str, limits: Limits = PEER_LIMITS) -> Any:
+def unpack(data: bytes | memoryview, what: str, limits: UnpackLimits = PEER_LIMITS) -> Any:
     """The object that `data` is: None, bool, int, float, str, bytes, list, dict.
 
     Raises WireError, which names `what`, if it is no msgpack, holds more than `limits`, an extension type, a
@@ -100,7 +102,7 @@ def unpack(data: bytes | memoryview, what: str, limits: Limits = PEER_LIMITS) ->
         raise WireError(f"{what} is not msgpack: {e}") from e
 
 
-def weigh(data: bytes, what: str, limits: Limits) -> int:
+def weigh(data: bytes, what: str, limits: UnpackLimits) -> int:
     """At most how many bytes the object takes that `data` begins with; nothing is made of it.
 
     Looks at each item once, and at no item that only a length promises. Raises WireError as `unpack` does,

@@ -36,7 +36,7 @@ import pyspark
 from holdmq.client import Producer
 from holdmq.errors import HoldMQError, StartupError
 from holdmq.message import Message
-from loadtest.child import Child
+from loadtest.child import ChildProcess
 from loadtest.gateway_memory import read_metrics
 from loadtest.peers import StatsProcess, holdmq_broker, holdmq_stats
 from loadtest.readable import DeltaSeconds, PostgresqlSeconds, Readable, Seconds, quantile
@@ -122,7 +122,7 @@ class Usage(NamedTuple):
         )
 
 
-class Bench:
+class FreshnessBench:
     """Looks at a job that runs, and at its table."""
 
     def __init__(self, stats: StatsProcess, broker_pid: int, seconds: Seconds, poll_s: float) -> None:
@@ -189,9 +189,9 @@ class Bench:
         return Usage(time.monotonic(), driver, jvm, whole - driver - jvm, time.process_time(), broker)
 
 
-def busy(bench: Bench, registry: str, given: argparse.Namespace) -> None:
+def busy(bench: FreshnessBench, registry: str, given: argparse.Namespace) -> None:
     """Freshness under load."""
-    producer = Child(produce, registry, given.rate, given.topics, given.clients, given.body_bytes)
+    producer = ChildProcess(produce, registry, given.rate, given.topics, given.clients, given.body_bytes)
     try:
         producer.told()
         bench.watch(WARM_S)
@@ -219,7 +219,7 @@ def busy(bench: Bench, registry: str, given: argparse.Namespace) -> None:
     _say(f"          the producer {sent.cpu:.1%}, late by {sent.late_max_s:.2f} s at most; {_load()}")
 
 
-def idle(bench: Bench, quiet_s: float, idle_s: float) -> None:
+def idle(bench: FreshnessBench, quiet_s: float, idle_s: float) -> None:
     """What the job takes without messages."""
     bench.rest(quiet_s)
     before = bench.usage()
@@ -270,7 +270,7 @@ def main() -> int:
             stats = stack.enter_context(holdmq_stats(home, broker.registry, *settings))
             _say(f"start     ready after {time.monotonic() - begin:.1f} s")
             seconds = stack.enter_context(closing(_seconds(given.postgresql_url, stats.data_dir)))
-            bench = Bench(stats, broker.pid, seconds, given.poll_ms / 1000)
+            bench = FreshnessBench(stats, broker.pid, seconds, given.poll_ms / 1000)
             busy(bench, broker.registry, given)
             idle(bench, given.quiet_s, given.idle_s)
     except HoldMQError as error:

@@ -100,7 +100,7 @@ async def park(clients: list[Client], pulls: int, queues: int) -> None:
         await client.call(RequestCode.HEARTBEAT, HeartbeatRequest())
 
 
-class Reader:
+class PullReader:
     """Reads queues by held pulls, from their ends on, and notes when each message came."""
 
     def __init__(self, client: Client, offsets: dict[int, int], arrivals: dict[int, float]) -> None:
@@ -132,7 +132,7 @@ class Reader:
         self.pull()
 
 
-class Load:
+class SteadyLoad:
     """Sends messages at a steady rate, a batch each tick, round the queues."""
 
     def __init__(self, client: Client, producer_id: int, queues: int, body_bytes: int) -> None:
@@ -237,10 +237,10 @@ async def arrivals(broker: BrokerProcess, options: argparse.Namespace, count: in
     clients = await connect(broker, count + 1)
     found: dict[int, float] = {}
     queues = options.busy_queues
-    load = Load(clients[-1], count, queues, options.body_bytes)
+    load = SteadyLoad(clients[-1], count, queues, options.body_bytes)
     ends = await ends_of(clients[-1], queues)
     readers = [
-        Reader(clients[index], {q: ends[q] for q in range(index, queues, count)}, found)
+        PullReader(clients[index], {q: ends[q] for q in range(index, queues, count)}, found)
         for index in range(count)
     ]
     for reader in readers:

@@ -31,6 +31,7 @@ from holdmq.mqtt import (
     PUBACK,
     SERVER,
     AckRun,
+    CheckedTopics,
     ConnAck,
     Connect,
     Decoder,
@@ -41,7 +42,6 @@ from holdmq.mqtt import (
     SubAck,
     Subscribe,
     Subscription,
-    TopicTable,
     encode,
     encode_acks,
 )
@@ -56,14 +56,14 @@ PING: Final = b"\xc0\x00"
 IDLE_S: Final = 3.0
 
 
-class Client:
+class BlockingClient:
     """A blocking MQTT 5 client that acknowledges what it gets."""
 
     def __init__(self, address: str, name: str) -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), PATIENCE_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._decoder: Decoder[bytes] = Decoder(TopicTable(bytes), 1 << 24, sender=SERVER, version=MQTT_5)
+        self._decoder: Decoder[bytes] = Decoder(CheckedTopics(bytes), 1 << 24, sender=SERVER, version=MQTT_5)
         self.send(Connect(name, MQTT_5, clean_start=True, keep_alive=600, properties=Properties()))
         while not any(isinstance(item, ConnAck) for item in self.receive()):
             continue
@@ -90,7 +90,7 @@ class Client:
         self._socket.close()
 
 
-class Answer(NamedTuple):
+class RetainedFigures(NamedTuple):
     """Of one subscription: messages, and seconds from SUBSCRIBE to SUBACK, first and last message."""
 
     messages: int
@@ -108,7 +108,7 @@ def topics_of(count: int) -> list[str]:
 
 def keep(address: str, topics: list[str], payload: bytes) -> float:
     """Publish all topics' messages with RETAIN and QoS 1; seconds until the last acknowledgement."""
-    client = Client(address, "keeper")
+    client = BlockingClient(address, "keeper")
     began = time.perf_counter()
     sent = acked = 0
     while acked < len(topics):
@@ -127,9 +127,9 @@ def keep(address: str, topics: list[str], payload: bytes) -> float:
     return time.perf_counter() - began
 
 
-def ask(address: str, topic_filter: str, qos: int, expected: int) -> Answer:
+def ask(address: str, topic_filter: str, qos: int, expected: int) -> RetainedFigures:
     """Subscribe, and take the whole answer."""
-    client = Client(address, "subscriber")
+    client = BlockingClient(address, "subscriber")
     began = time.perf_counter()
     client.send(Subscribe(1, [Subscription(topic_filter, qos)]))
     suback_s = first_s = last_s = 0.0
@@ -146,7 +146,7 @@ def ask(address: str, topic_filter: str, qos: int, expected: int) -> Answer:
                 last_s = now
                 client.acknowledge(item)
     client.close()
-    return Answer(count, suback_s, first_s, last_s)
+    return RetainedFigures(count, suback_s, first_s, last_s)
 
 
 def ping(address: str, every_s: float, pipe: Connection[Any, Any]) -> None:

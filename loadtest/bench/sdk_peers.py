@@ -43,7 +43,7 @@ FETCH_MAX: Final = 10_000
 """Messages per read where the client says how many it wants."""
 
 
-class Plan(NamedTuple):
+class RoundPlan(NamedTuple):
     """What every target does in a round."""
 
     messages: int
@@ -58,17 +58,17 @@ class Plan(NamedTuple):
         return [[body] * self.batch] * full + ([[body] * rest] if rest else [])
 
 
-class Rates(NamedTuple):
+class RoundRates(NamedTuple):
     """Messages per second."""
 
     produced: float
     consumed: float
 
 
-Round = Callable[[str, Plan, int], Coroutine[Any, Any, Rates]]
+Round = Callable[[str, RoundPlan, int], Coroutine[Any, Any, RoundRates]]
 
 
-async def _in_flight(plan: Plan, send: Callable[[list[bytes]], Awaitable[Any]]) -> float:
+async def _in_flight(plan: RoundPlan, send: Callable[[list[bytes]], Awaitable[Any]]) -> float:
     """Send all batches, `in_flight` of them at a time; return the seconds."""
     waiting = iter(plan.batches())
 
@@ -81,7 +81,7 @@ async def _in_flight(plan: Plan, send: Callable[[list[bytes]], Awaitable[Any]]) 
     return time.perf_counter() - began
 
 
-async def holdmq_bodies(registry: str, plan: Plan, serial: int) -> Rates:
+async def holdmq_bodies(registry: str, plan: RoundPlan, serial: int) -> RoundRates:
     """`send_bodies`, then `poll_raw`."""
     topic = f"bodies-{serial}"
     async with Producer([registry]) as producer:
@@ -92,20 +92,20 @@ async def holdmq_bodies(registry: str, plan: Plan, serial: int) -> Rates:
         left = plan.messages
         while left > 0:
             left -= sum(len(split_records(part.records)) for part in await consumer.poll_raw(8 << 20))
-        return Rates(plan.messages / seconds, plan.messages / (time.perf_counter() - began))
+        return RoundRates(plan.messages / seconds, plan.messages / (time.perf_counter() - began))
 
 
-async def holdmq_messages(registry: str, plan: Plan, serial: int) -> Rates:
+async def holdmq_messages(registry: str, plan: RoundPlan, serial: int) -> RoundRates:
     """`send_batch`, then `poll`."""
     topic = f"messages-{serial}"
     async with Producer([registry]) as producer:
         seconds = await _in_flight(
             plan, lambda batch: producer.send_batch([Message(topic, body) for body in batch])
         )
-    return Rates(plan.messages / seconds, await _poll_all(registry, topic, plan))
+    return RoundRates(plan.messages / seconds, await _poll_all(registry, topic, plan))
 
 
-async def holdmq_one_way(registry: str, plan: Plan, serial: int) -> Rates:
+async def holdmq_one_way(registry: str, plan: RoundPlan, serial: int) -> RoundRates:
     """`send_one_way` until all are stored, then `poll`."""
     topic = f"one-way-{serial}"
     body = b"x" * plan.size_bytes
@@ -119,10 +119,10 @@ async def holdmq_one_way(registry: str, plan: Plan, serial: int) -> Rates:
         seconds = time.perf_counter() - began
         if producer.numbers()["one_way_stored_total"] != plan.messages:
             raise StartupError("one-way messages were not stored; the broker's log says why")
-    return Rates(plan.messages / seconds, await _poll_all(registry, topic, plan))
+    return RoundRates(plan.messages / seconds, await _poll_all(registry, topic, plan))
 
 
-async def _poll_all(registry: str, topic: str, plan: Plan) -> float:
+async def _poll_all(registry: str, topic: str, plan: RoundPlan) -> float:
     async with PullConsumer([registry]) as consumer:
         await consumer.assign([topic], "earliest")
         began = time.perf_counter()
@@ -132,7 +132,7 @@ async def _poll_all(registry: str, topic: str, plan: Plan) -> float:
         return plan.messages / (time.perf_counter() - began)
 
 
-async def jetstream(address: str, plan: Plan, serial: int) -> Rates:
+async def jetstream(address: str, plan: RoundPlan, serial: int) -> RoundRates:
     """Publishes whose acknowledgements are awaited by batch, then fetches of a durable pull consumer."""
     import nats as client
     from nats.js.api import AckPolicy, ConsumerConfig
@@ -157,12 +157,12 @@ async def jetstream(address: str, plan: Plan, serial: int) -> Rates:
             left -= len(await consumer.fetch(min(left, FETCH_MAX), timeout=30))
         consumed = plan.messages / (time.perf_counter() - began)
         await stream.delete_stream(subject)
-        return Rates(plan.messages / seconds, consumed)
+        return RoundRates(plan.messages / seconds, consumed)
     finally:
         await connection.close()
 
 
-async def redis_streams(address: str, plan: Plan, serial: int) -> Rates:
+async def redis_streams(address: str, plan: RoundPlan, serial: int) -> RoundRates:
     """Pipelines of XADD, then XREAD."""
     import redis.asyncio as client
 
@@ -188,12 +188,12 @@ async def redis_streams(address: str, plan: Plan, serial: int) -> Rates:
             left -= len(entries)
         consumed = plan.messages / (time.perf_counter() - began)
         await connection.delete(name)
-        return Rates(plan.messages / seconds, consumed)
+        return RoundRates(plan.messages / seconds, consumed)
     finally:
         await connection.aclose()
 
 
-async def _bounded(name: str, work: Coroutine[Any, Any, Rates]) -> Rates:
+async def _bounded(name: str, work: Coroutine[Any, Any, RoundRates]) -> RoundRates:
     try:
         async with asyncio.timeout(ROUND_MAX_S):
             return await work
@@ -201,7 +201,7 @@ async def _bounded(name: str, work: Coroutine[Any, Any, Rates]) -> Rates:
         raise StartupError(f"{name} did not get through a round within {ROUND_MAX_S:.0f} s") from None
 
 
-def compare(plan: Plan, rounds: int, directory: Path) -> dict[str, list[Rates]]:
+def compare(plan: RoundPlan, rounds: int, directory: Path) -> dict[str, list[RoundRates]]:
     """Return the rates of every round by target."""
     with ExitStack() as stack:
         places = {name: directory / name for name in ("holdmq", "nats", "redis")}
@@ -220,7 +220,7 @@ def compare(plan: Plan, rounds: int, directory: Path) -> dict[str, list[Rates]]:
         for name, (run, address) in targets.items():
             # Topics and streams are made once, connections tried, caches filled.
             uvloop.run(_bounded(name, run(address, plan._replace(messages=WARM_MESSAGES), 0)))
-        results: dict[str, list[Rates]] = {name: [] for name in targets}
+        results: dict[str, list[RoundRates]] = {name: [] for name in targets}
         for serial in range(1, rounds + 1):
             for name, (run, address) in targets.items():
                 results[name].append(uvloop.run(_bounded(name, run(address, plan, serial))))
@@ -228,7 +228,7 @@ def compare(plan: Plan, rounds: int, directory: Path) -> dict[str, list[Rates]]:
         return results
 
 
-def show(results: dict[str, list[Rates]]) -> str:
+def show(results: dict[str, list[RoundRates]]) -> str:
     """Return the results as lines: median, least and most of both rates."""
     lines = []
     for name, rates in results.items():
@@ -259,7 +259,7 @@ def main() -> int:
     if missing:
         sys.stderr.write("".join(f"error: {line}\n" for line in missing))
         return 1
-    plan = Plan(a.messages, a.size, a.batch, a.in_flight)
+    plan = RoundPlan(a.messages, a.size, a.batch, a.in_flight)
     try:
         with tempfile.TemporaryDirectory(prefix="holdmq-sdk-") as directory:
             results = compare(plan, a.rounds, Path(directory))

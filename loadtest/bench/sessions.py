@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from holdmq.errors import HoldMQError, StartupError
-from loadtest.child import Child
+from loadtest.child import ChildProcess
 from loadtest.peers import Services, holdmq_services
 from loadtest.processes import raise_file_limit
 from loadtest.swarm import Swarm, open_client, payload_of, publish_run, swarm
@@ -166,7 +166,7 @@ class _Beside:
         self._pids = [*services.workers(), services.broker_pid]
         self._waited = [0.0] * len(self._pids)
         self._began = 0.0
-        self._pair = Child(_pair, services.address)
+        self._pair = ChildProcess(_pair, services.address)
         self._ask()
         time.sleep(ALONE_S)
         self._alone = self._ask()

@@ -34,7 +34,7 @@ from threading import Event, Thread
 from typing import Final
 
 from holdmq.errors import HoldMQError, StartupError
-from loadtest.beside_slow import SIZE_MIN, Load, SlowState, Traffic
+from loadtest.beside_slow import SIZE_MIN, LoadPlan, SlowState, SlowTraffic
 from loadtest.gateway_memory import EVERY_S, read_numbers
 from loadtest.peers import free_port, holdmq_services
 from loadtest.processes import raise_file_limit
@@ -80,7 +80,7 @@ class MemoryWatch:
 
 
 @dataclass(slots=True)
-class Found:
+class LoadFigures:
     """What was seen of one load; latencies in ms, memory in bytes."""
 
     slow: SlowState
@@ -112,7 +112,9 @@ def p99(latencies: Sequence[float]) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
 
 
-def measure(traffic: Traffic, watch: MemoryWatch, worker: int, options: argparse.Namespace) -> Found:
+def measure(
+    traffic: SlowTraffic, watch: MemoryWatch, worker: int, options: argparse.Namespace
+) -> LoadFigures:
     """Turns of reading and not reading, then the long one."""
     traffic.run(WARM_S)
     reading_p99: list[float] = []
@@ -135,7 +137,7 @@ def measure(traffic: Traffic, watch: MemoryWatch, worker: int, options: argparse
     waited, began = traffic.sent - had, time.perf_counter()
     catching_up = traffic.read()
     level_s = time.perf_counter() - began
-    return Found(
+    return LoadFigures(
         traffic.finish(),
         worker_cpu,
         waited,
@@ -151,7 +153,7 @@ def measure(traffic: Traffic, watch: MemoryWatch, worker: int, options: argparse
     )
 
 
-def show(name: str, load: Load, found: Found) -> str:
+def show(name: str, load: LoadPlan, found: LoadFigures) -> str:
     """What was seen, as lines."""
     reading, stalled = statistics.median(found.reading_p99), statistics.median(found.stalled_p99)
     ratios = " ".join(f"{ratio:.2f}" for ratio in found.ratios)
@@ -172,7 +174,7 @@ def show(name: str, load: Load, found: Found) -> str:
     return "\n".join(lines)
 
 
-def faults(found: Found, options: argparse.Namespace) -> list[str]:
+def faults(found: LoadFigures, options: argparse.Namespace) -> list[str]:
     """What was not as it should be."""
     wrong = []
     ratio = statistics.median(found.ratios)
@@ -183,14 +185,14 @@ def faults(found: Found, options: argparse.Namespace) -> list[str]:
     return wrong
 
 
-def run(load: Load, options: argparse.Namespace) -> Found:
+def run(load: LoadPlan, options: argparse.Namespace) -> LoadFigures:
     """Measure one load with an installation of its own."""
     admin = free_port()
     sets = ["gateway.workers=1", f"gateway.admin_port={admin}", *options.set]
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdmq-slow-"))
         services = stack.enter_context(holdmq_services(Path(directory), *sets))
-        traffic = Traffic(load, services.address)
+        traffic = SlowTraffic(load, services.address)
         stack.callback(traffic.close)
         (worker,) = services.workers()
         watch = MemoryWatch(f"127.0.0.1:{admin}")
@@ -232,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in options.loads:
             is_pairs = name == "pairs"
             rate = options.pairs_rate if is_pairs else options.rate
-            load = Load(options.readers, rate, is_pairs, options.size)
+            load = LoadPlan(options.readers, rate, is_pairs, options.size)
             found = run(load, options)
             sys.stdout.write(show(name, load, found) + "\n")
             sys.stdout.flush()

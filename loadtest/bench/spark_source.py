@@ -111,7 +111,7 @@ def start_spark(directory: Path, cores: int) -> SparkSession:
     return session
 
 
-class Bench:
+class SourceBench:
     """Reads the same messages from a broker and from files."""
 
     def __init__(self, spark: SparkSession, broker: BrokerProcess, files: Path, rows: int) -> None:
@@ -182,7 +182,7 @@ def main() -> None:
             asyncio.run(produce(broker.registry, given.rows, given.body_bytes, given.topics))
             spark = start_spark(home, given.cores)
             try:
-                bench = Bench(spark, broker, home / "parquet", given.rows)
+                bench = SourceBench(spark, broker, home / "parquet", given.rows)
                 bench.copy()
                 ways = {"holdmq": bench.source, "parquet": bench.parquet}
                 found: dict[tuple[str, str], list[Sample]] = {}

@@ -26,7 +26,7 @@ import uvloop
 from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
 from holdmq.files.disk import (
-    File,
+    OpenFile,
     RealDisk,
     RealFile,
 )
@@ -34,7 +34,7 @@ from holdmq.record.batch import encode_batch
 from holdmq.service.interpreter import prepare_interpreter
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.store import LogStore, open_store
 
@@ -43,12 +43,12 @@ PROBE_S: Final = 0.001
 WARM_S: Final = 1.0
 
 
-class SlowFile(RealFile):
+class StallingFile(RealFile):
     """A file of a disk that takes its time for fsync."""
 
     __slots__ = ("delay_s", "disk")
 
-    def __init__(self, file: RealFile, disk: SlowDisk) -> None:
+    def __init__(self, file: RealFile, disk: StallingDisk) -> None:
         super().__init__(file.fd, file.path)
         self.disk = disk
 
@@ -57,7 +57,7 @@ class SlowFile(RealFile):
         super().sync()
 
 
-class SlowDisk(RealDisk):
+class StallingDisk(RealDisk):
     """The real disk, `delay_s` slower at every fsync once `is_slow`."""
 
     def __init__(self, delay_s: float) -> None:
@@ -70,15 +70,15 @@ class SlowDisk(RealDisk):
             self.waits += 1
             time.sleep(self.delay_s)
 
-    def open(self, path: Path, create: bool = False) -> File:
+    def open(self, path: Path, create: bool = False) -> OpenFile:
         file = super().open(path, create)
         assert isinstance(file, RealFile)
-        return SlowFile(file, self)
+        return StallingFile(file, self)
 
-    def create_anew(self, path: Path) -> File:
+    def create_anew(self, path: Path) -> OpenFile:
         file = super().create_anew(path)
         assert isinstance(file, RealFile)
-        return SlowFile(file, self)
+        return StallingFile(file, self)
 
     def sync_directory(self, directory: Path) -> None:
         self.wait()
@@ -89,7 +89,7 @@ class SlowDisk(RealDisk):
         super().sync_all(directory)
 
 
-class Load:
+class StallLoad:
     """Appends at a steady rate, and reads what was confirmed."""
 
     def __init__(self, store: LogStore, rate: int, batch_records: int, body_bytes: int) -> None:
@@ -105,7 +105,7 @@ class Load:
         while (now := time.monotonic()) < begin + seconds:
             while appended * self._interval_s < now - begin:
                 batch = Batch(
-                    memoryview(bytearray(self._raw)), self._sizes, [Run(TOPIC, 0, len(self._sizes))]
+                    memoryview(bytearray(self._raw)), self._sizes, [BatchRun(TOPIC, 0, len(self._sizes))]
                 )
                 self._store.append(batch, self._answered)
                 appended += 1
@@ -167,12 +167,12 @@ async def measure(flush: str, options: argparse.Namespace) -> str:
             "disk_refuse_percent": 100,
         }
     )
-    disk = SlowDisk(options.fsync_ms / 1e3)
+    disk = StallingDisk(options.fsync_ms / 1e3)
     post: Callable[[Callable[[], object]], object] = loop.call_soon_threadsafe
     store = open_store(settings, "bench", lambda _: 1, post, disk=disk)
     await asyncio.to_thread(store.open)
     try:
-        load = Load(store, options.rate, options.batch_records, options.body_bytes)
+        load = StallLoad(store, options.rate, options.batch_records, options.body_bytes)
         disk.is_slow = True
         stalls: list[float] = []
         running = asyncio.ensure_future(load.run(options.seconds + WARM_S))

@@ -33,7 +33,7 @@ from holdmq.record.batch import (
 from holdmq.service.interpreter import prepare_interpreter
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.store import LogStore, open_store
 
@@ -49,7 +49,7 @@ class Appending(NamedTuple):
     cpu_s: float
 
 
-class Bench:
+class StorageBench:
     """A store whose callbacks run here, as they would on the event loop."""
 
     def __init__(self, directory: str, flush: str, segment_mib: int) -> None:
@@ -75,7 +75,7 @@ class Bench:
         begin = clock()
         for index, (records, sizes) in enumerate(made):
             started = clock()
-            run = Run(TOPIC, index % queues, len(sizes))
+            run = BatchRun(TOPIC, index % queues, len(sizes))
             self.store.append(Batch(memoryview(records), sizes, [run]), self.confirmed)
             busy += clock() - started
             while index - self.done >= window or not self.posted.empty():
@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
     out(f"{'groups':>7} {'queue read/s':>13} {'log read/s':>11}\n")
     for batch_records in map(int, options.batches.split(",")):
         directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
-        bench = Bench(directory, options.flush, options.segment_mib)
+        bench = StorageBench(directory, options.flush, options.segment_mib)
         try:
             out(row(bench, batch_records, options))
         finally:
@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def row(bench: Bench, batch_records: int, options: argparse.Namespace) -> str:
+def row(bench: StorageBench, batch_records: int, options: argparse.Namespace) -> str:
     """Append and read with one batch size: a row of the table."""
     # Small batches cost so much more each that the same number of records would take minutes.
     records = min(options.records, batch_records * 20_000)
@@ -189,16 +189,16 @@ def sequential(options: argparse.Namespace) -> None:
     """Read one queue, and the log, from their start: a store that was opened again, nothing in its caches."""
     directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
     try:
-        bench = Bench(directory, "async", options.segment_mib)
+        bench = StorageBench(directory, "async", options.segment_mib)
         for _ in range(max(1, options.read_records // 204_800)):
             bench.append(prepare(204_800, 512, options.body_bytes, 1), 1, 256)
         bench.store.close()
         shown: list[str] = []
-        for name, reading in (("queue", Bench.read_queue), ("log", Bench.read_log)):
+        for name, reading in (("queue", StorageBench.read_queue), ("log", StorageBench.read_log)):
             rates: list[float] = []
             cpus: list[float] = []
             for _ in range(options.rounds):
-                bench = Bench(directory, "async", options.segment_mib)
+                bench = StorageBench(directory, "async", options.segment_mib)
                 cpu = time.thread_time()
                 count, seconds = reading(bench)
                 cpus.append((time.thread_time() - cpu) / count)

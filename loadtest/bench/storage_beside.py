@@ -28,16 +28,16 @@ from holdmq.config.model import StorageSection
 from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.files.disk import (
     Disk,
-    File,
+    OpenFile,
     RealDisk,
     RealFile,
 )
 from holdmq.record.batch import Ints
 from holdmq.service.interpreter import prepare_interpreter
-from loadtest.bench.storage import TOPIC, Bench, prepare
+from loadtest.bench.storage import TOPIC, StorageBench, prepare
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.store import LogStore, open_store
 
@@ -61,13 +61,13 @@ class SlowDisk(RealDisk):
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
 
-    def open(self, path: Path, create: bool = False) -> File:
+    def open(self, path: Path, create: bool = False) -> OpenFile:
         return self._slow(super().open(path, create), path)
 
-    def create_anew(self, path: Path) -> File:
+    def create_anew(self, path: Path) -> OpenFile:
         return self._slow(super().create_anew(path), path)
 
-    def _slow(self, file: File, path: Path) -> File:
+    def _slow(self, file: OpenFile, path: Path) -> OpenFile:
         assert isinstance(file, RealFile)
         slow = SlowFile(file.fd, path)
         slow.delay_s = self._delay_s if path.parent.name == "commitlog" else 0.0
@@ -108,7 +108,7 @@ async def append_paced(store: LogStore, seconds: float, interval_s: float) -> li
             latencies.append(loop.time() - due)
 
         waiting += 1
-        store.append(Batch(memoryview(bytearray(raw)), sizes, [Run(HOT, 0, HOT_RECORDS)]), readable)
+        store.append(Batch(memoryview(bytearray(raw)), sizes, [BatchRun(HOT, 0, HOT_RECORDS)]), readable)
     while waiting:
         answered.clear()
         await answered.wait()
@@ -182,7 +182,7 @@ async def slow_fsync(directory: str, seconds: float, interval_s: float, fsync_s:
 
 def write_log(directory: str, mib: int) -> None:
     made: list[tuple[bytearray, Ints]] = prepare(8192, 512, 100, 1)
-    bench = Bench(directory, "async", 256)
+    bench = StorageBench(directory, "async", 256)
     while bench.store.confirmed_position < mib << 20:
         bench.append([(bytearray(raw), sizes) for raw, sizes in made], 1, 64)
     bench.store.close()

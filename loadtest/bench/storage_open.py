@@ -25,10 +25,10 @@ import numpy as np
 
 from holdmq.record.batch import encode_batch
 from holdmq.service.memory import memory_used
-from loadtest.bench.storage import TOPIC, Bench, prepare
+from loadtest.bench.storage import TOPIC, StorageBench, prepare
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 
 MIB = 1 << 20
@@ -42,7 +42,7 @@ READY = b"written\n"
 
 def write_log(directory: str, gib: float, segment_mib: int) -> None:
     """Fill the log up to its last segment's end, say so, and wait for the kill."""
-    bench = Bench(directory, "async", segment_mib)
+    bench = StorageBench(directory, "async", segment_mib)
     large = [(bytes(raw), sizes) for raw, sizes in prepare(4 * 512, 512, 1000, 4)]
     small = [(bytes(raw), sizes) for raw, sizes in prepare(4 * 4096, 4096, 100, 4)]
     segments = max(1, round(gib * 1024 / segment_mib))
@@ -52,7 +52,7 @@ def write_log(directory: str, gib: float, segment_mib: int) -> None:
         made = small if bench.store.confirmed_position > end - SMALL_RECORDS_BYTES else large
         raw, sizes = made[sent % 4]
         bench.store.append(
-            Batch(memoryview(bytearray(raw)), sizes, [Run(TOPIC, sent % 4, len(sizes))]), bench.confirmed
+            Batch(memoryview(bytearray(raw)), sizes, [BatchRun(TOPIC, sent % 4, len(sizes))]), bench.confirmed
         )
         sent += 1
         while sent - bench.done >= IN_FLIGHT:
@@ -66,11 +66,11 @@ def write_log(directory: str, gib: float, segment_mib: int) -> None:
 
 def write_queues(directory: str, queues: int) -> None:
     """One record in each of many queues."""
-    bench = Bench(directory, "async", 16)
+    bench = StorageBench(directory, "async", 16)
     for first in range(0, queues, 100):
         ids = range(first, min(first + 100, queues))
         parts = [encode_batch(b"t%d" % (i % 100), i // 100, [bytes(20)]) for i in ids]
-        runs = [Run(f"t{i % 100}", i // 100, 1) for i in ids]
+        runs = [BatchRun(f"t{i % 100}", i // 100, 1) for i in ids]
         sizes = np.concatenate([sizes for _, sizes in parts])
         raw = bytearray(b"".join(raw for raw, _ in parts))
         bench.store.append(Batch(memoryview(raw), sizes, runs), bench.confirmed)
@@ -89,9 +89,9 @@ def forget_pages(directory: str) -> None:
             os.close(fd)
 
 
-def open_seconds(directory: str, segment_mib: int) -> tuple[float, Bench]:
+def open_seconds(directory: str, segment_mib: int) -> tuple[float, StorageBench]:
     begin = time.perf_counter()
-    bench = Bench(directory, "async", segment_mib)
+    bench = StorageBench(directory, "async", segment_mib)
     return time.perf_counter() - begin, bench
 
 

@@ -35,8 +35,8 @@ import uvloop
 
 from holdmq.errors import HoldMQError, StartupError
 from holdmq.mqtt import PublishRun
-from loadtest.child import TOLD_S, Child
-from loadtest.device import Device, Owner
+from loadtest.child import TOLD_S, ChildProcess
+from loadtest.device import Device, DeviceOwner
 from loadtest.fleet import Fleet
 from loadtest.gateway_memory import Numbers, read_metrics, read_numbers
 from loadtest.peers import Services, free_port, holdmq_services
@@ -58,7 +58,7 @@ class _Wills(Device):
 
     __slots__ = ("messages",)
 
-    def __init__(self, owner: Owner, plan: FleetPlan, number: int, began: float) -> None:
+    def __init__(self, owner: DeviceOwner, plan: FleetPlan, number: int, began: float) -> None:
         super().__init__(owner, plan, number, began)
         self.messages = 0
 
@@ -203,7 +203,7 @@ def storm(services: Services, admin: str, options: argparse.Namespace) -> dict[s
     )
     publish = PublishPlan(senders, "load/{i}", rate=options.rate, seconds=TOLD_S)
     found: dict[str, Any] = {}
-    children: list[Child] = []
+    children: list[ChildProcess] = []
     stopping = threading.Event()
     wills: list[int | str] = []
     """How many were seen, or why nobody could look."""
@@ -225,13 +225,13 @@ def storm(services: Services, admin: str, options: argparse.Namespace) -> dict[s
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
     try:
-        fleet = Child(_clients, clients, options.limit_s, options.pause_s)
+        fleet = ChildProcess(_clients, clients, options.limit_s, options.pause_s)
         children.append(fleet)
         connected, connect_s, failures = fleet.told()
         found["connected"] = {"clients": connected, "seconds": round(connect_s, 2), "failures": failures}
         if connected < options.clients:
             raise StartupError(f"{connected} of {options.clients} clients connected at first: {failures}")
-        sending = Child(_publishers, publish)
+        sending = ChildProcess(_publishers, publish)
         children.append(sending)
         found["publishers"] = sending.told()
         time.sleep(options.settle_s)

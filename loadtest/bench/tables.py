@@ -25,12 +25,12 @@ from holdmq.errors import StorageError
 from holdmq.service.interpreter import prepare_interpreter
 from storage.api.store import Batch
 from storage.log.store import LogStore, open_store
-from storage.log.tables import Tables
+from storage.log.tables import LogTables
 
 TOPIC = "%TABLE"
 
 
-class Bench:
+class TableBench:
     """A store with one table, whose callbacks run here, as they would on the event loop."""
 
     def __init__(self, directory: str) -> None:
@@ -47,7 +47,7 @@ class Bench:
         return store
 
     @property
-    def tables(self) -> Tables:
+    def tables(self) -> LogTables:
         assert self.store.tables is not None
         return self.store.tables
 
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     out(f"tables bench: {shown}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
     prepare_interpreter()
     directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
-    bench = Bench(directory)
+    bench = TableBench(directory)
     try:
         keys = [f"device-{i:07}" for i in range(options.keys)]
         put_s = bench.put(keys, os.urandom(options.value_bytes), options.window)

@@ -35,7 +35,7 @@ from holdmq.record.codec import (
 from holdmq.service.interpreter import prepare_interpreter
 from storage.api.store import (
     Batch,
-    Delayed,
+    DelayedRecord,
 )
 from storage.log.store import LogStore, now_ms, open_store
 
@@ -45,7 +45,7 @@ RSS_EVERY = 50
 """Batches between two looks at the memory that is used."""
 
 
-class Bench:
+class TimerBench:
     """A store whose callbacks run here, as they would on the event loop."""
 
     def __init__(self, directory: str, flush: str) -> None:
@@ -83,7 +83,7 @@ class Bench:
         record = encode_record(TOPIC, 0, body, b"TAGS\x01t\x02", now_ms())
         asked = self.answered
         for first in range(0, len(dues), BATCH):
-            messages = [Delayed(record, due) for due in dues[first : first + BATCH].tolist()]
+            messages = [DelayedRecord(record, due) for due in dues[first : first + BATCH].tolist()]
             self.store.timer.schedule(messages, self._done)
             asked += 1
             self.run(lambda wanted=asked - window: self.answered >= wanted, 60)  # type: ignore[misc]
@@ -157,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     prepare_interpreter()
     directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
     body = os.urandom(options.body_bytes)
-    bench = Bench(directory, options.flush)
+    bench = TimerBench(directory, options.flush)
     try:
         bench.schedule(np.full(10_000, now_ms() + 7_200_000), body)
         dues = spread(now_ms() + 3_600_000, options.spread_s * 1000, options.pending)

@@ -70,13 +70,13 @@ class _Live:
 
 
 @dataclass(slots=True)
-class _Broker:
+class _BrokerEntry:
     cluster: str
     addresses: dict[int, str] = field(default_factory=dict)
     routes: dict[str, RouteRow] = field(default_factory=dict)
 
 
-class Tables:
+class RegistryTables:
     """The four tables, and `order`. `changes` knows what changed since a version.
 
     `take_changed` says what changed since it was called last: whoever waits for it is told then.
@@ -94,7 +94,7 @@ class Tables:
         self._brokers_max = brokers_max
         self._routes_max = routes_max
         self._topic_queues: dict[str, dict[str, RouteRow]] = {}
-        self._broker_addresses: dict[str, _Broker] = {}
+        self._broker_addresses: dict[str, _BrokerEntry] = {}
         self._cluster_brokers: dict[str, set[str]] = {}
         self._live: dict[BrokerKey, _Live] = {}
         self._keys_of: dict[Hashable, set[BrokerKey]] = {}
@@ -153,7 +153,7 @@ class Tables:
         self._live[key] = _Live(row.cluster, row.address, now, connection, routes)
         self.route_count += len(routes) - held
         if known is None:
-            known = self._broker_addresses[row.broker] = _Broker(row.cluster)
+            known = self._broker_addresses[row.broker] = _BrokerEntry(row.cluster)
             self._cluster_brokers.setdefault(row.cluster, set()).add(row.broker)
         known.addresses[row.broker_id] = row.address
         is_new_place = before is None or before.address != row.address

@@ -26,7 +26,7 @@ class _Listed(NamedTuple):
     tables: dict[str, int]
 
 
-class Checkpoint:
+class QueryCheckpoint:
     """The directory of one query's checkpoint; it need not exist yet."""
 
     def __init__(self, path: Path) -> None:

@@ -21,7 +21,7 @@ from holdmq.files.disk import DIRECTORY_MODE
 from holdmq.files.private_directory import make_private
 
 
-class Home:
+class JobDirectory:
     """An opened and locked data directory; `close` releases it."""
 
     __slots__ = ("_lock", "data")

@@ -12,10 +12,10 @@ import structlog
 from holdmq.config.analytics import StatsSection
 from holdmq.errors import ConfigError, StartupError
 from spark_streaming.job.backlog import BACKLOG_TABLE, SAMPLES_APP
-from spark_streaming.job.checkpoint import Checkpoint
+from spark_streaming.job.checkpoint import QueryCheckpoint
 from spark_streaming.job.delta_sink import DeltaSink
-from spark_streaming.job.home import Home
-from spark_streaming.job.parts import Part
+from spark_streaming.job.home import JobDirectory
+from spark_streaming.job.parts import QueryPart
 from spark_streaming.job.query import Query
 from spark_streaming.job.sink import Sink, retention_of
 from spark_streaming.tables import TableSpec
@@ -46,10 +46,10 @@ def open_sink(stats: StatsSection, tables: Sequence[TableSpec]) -> Sink:
     return PostgresqlSink(stats.postgresql_url.get_secret_value(), tables, retention)
 
 
-def open_query(stats: StatsSection, home: Home, part: Part) -> Query:
+def open_query(stats: StatsSection, home: JobDirectory, part: QueryPart) -> Query:
     """Return the query of `part` with its tables made; StartupError where its checkpoint is of others."""
     sink = open_sink(stats, part.tables)
-    checkpoint = Checkpoint(home.checkpoint(part.name))
+    checkpoint = QueryCheckpoint(home.checkpoint(part.name))
     names = [table.name for table in part.tables]
     try:
         new = checkpoint.check(stats.sink, names, sink.standings(checkpoint.app))
@@ -78,7 +78,9 @@ def open_samples(stats: StatsSection) -> Sink:
     return sink
 
 
-def put_aside(stats: StatsSection, home: Home, parts: Sequence[Part], now: dt.datetime) -> list[str]:
+def put_aside(
+    stats: StatsSection, home: JobDirectory, parts: Sequence[QueryPart], now: dt.datetime
+) -> list[str]:
     """Move the checkpoints and tables of `parts` out of the way; return where they are now.
 
     What cannot be counted from the log again stays. Killed in the middle, it leaves what the next start

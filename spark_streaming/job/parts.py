@@ -27,7 +27,7 @@ DEVICES: Final = "devices_1m"
 """The query that counts devices and finds top talkers."""
 
 
-class Part(NamedTuple):
+class QueryPart(NamedTuple):
     """One query: which columns of the source it reads, how often, and what it writes.
 
     `rows` is called with a batch of the source and its id, on the query's thread; it runs Spark and blocks.
@@ -51,14 +51,14 @@ class Part(NamedTuple):
         return max(1, cores // 2) if self.is_beside else cores
 
 
-def parts_of(stats: StatsSection) -> list[Part]:
+def parts_of(stats: StatsSection) -> list[QueryPart]:
     """Return everything that the job counts as it is configured."""
     return [part for part in every_part(stats) if stats.devices or part.name != DEVICES]
 
 
-def every_part(stats: StatsSection) -> list[Part]:
+def every_part(stats: StatsSection) -> list[QueryPart]:
     """Return everything that the job can count; their tables are all different."""
-    counts = Part(
+    counts = QueryPart(
         COUNTS,
         tps.COLUMNS,
         stats.trigger_interval_ms,
@@ -69,8 +69,8 @@ def every_part(stats: StatsSection) -> list[Part]:
     return [counts, _devices(stats)]
 
 
-def _devices(stats: StatsSection) -> Part:
-    return Part(
+def _devices(stats: StatsSection) -> QueryPart:
+    return QueryPart(
         DEVICES,
         devices.COLUMNS,
         stats.devices_interval_s * 1000,

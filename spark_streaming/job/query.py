@@ -17,9 +17,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from holdmq.errors import HoldMQError
 from holdmq.service.telemetry import METRICS
-from spark_streaming.job.checkpoint import Checkpoint
+from spark_streaming.job.checkpoint import QueryCheckpoint
 from spark_streaming.job.job_source import JOB_FORMAT, register
-from spark_streaming.job.parts import Part
+from spark_streaming.job.parts import QueryPart
 from spark_streaming.job.progress import backlog_of
 from spark_streaming.job.sink import Sink
 
@@ -45,7 +45,7 @@ log = structlog.get_logger("holdmq.stats")
 class Query:
     """One part's query; `start` makes it. Its methods are called from any thread, and block."""
 
-    def __init__(self, part: Part, checkpoint: Checkpoint, sink: Sink) -> None:
+    def __init__(self, part: QueryPart, checkpoint: QueryCheckpoint, sink: Sink) -> None:
         self.part = part
         self._checkpoint = checkpoint
         self._sink = sink

@@ -75,7 +75,7 @@ _NOISE: Final = (
 log = structlog.get_logger("holdmq.stats")
 
 
-class Session:
+class SparkJobSession:
     """One Spark session and its JVM."""
 
     __slots__ = ("_jvm", "spark")
@@ -105,7 +105,7 @@ class Session:
 
 def start_session(
     stats: StatsSection, say: Callable[[str], None], java_options: Sequence[str] | None = None
-) -> Session:
+) -> SparkJobSession:
     """Start a session for `stats`, and its JVM unless spark-submit did; blocking, 2–5 s.
 
     `say` gets every line that an own JVM and its Python workers write, from a thread of its own. Without
@@ -116,7 +116,9 @@ def start_session(
     return _submitted(stats) if is_submitted() else _own(stats, say, java_options)
 
 
-def _own(stats: StatsSection, say: Callable[[str], None], java_options: Sequence[str] | None) -> Session:
+def _own(
+    stats: StatsSection, say: Callable[[str], None], java_options: Sequence[str] | None
+) -> SparkJobSession:
     where = cluster_settings(stats) if stats.master else _this_machine(stats)
     java_home = find_java_home()
     os.environ["JAVA_HOME"] = str(java_home)
@@ -132,7 +134,7 @@ def _own(stats: StatsSection, say: Callable[[str], None], java_options: Sequence
         return _launched(conf, say)
 
 
-def _launched(conf: SparkConf, say: Callable[[str], None]) -> Session:
+def _launched(conf: SparkConf, say: Callable[[str], None]) -> SparkJobSession:
     said: list[str] = []
 
     def hear(line: str) -> None:
@@ -154,7 +156,7 @@ def _launched(conf: SparkConf, say: Callable[[str], None]) -> Session:
     return _session(conf, gateway, ChildJvm(gateway.proc))
 
 
-def _submitted(stats: StatsSection) -> Session:
+def _submitted(stats: StatsSection) -> SparkJobSession:
     launch: Callable[..., Any] = launch_gateway
     gateway = launch()
     conf = SparkConf(_jvm=gateway.jvm)
@@ -172,11 +174,11 @@ def _submitted(stats: StatsSection) -> Session:
     return _session(conf, gateway, submitting_jvm(gateway))
 
 
-def _session(conf: SparkConf, gateway: JavaGateway, jvm: Jvm) -> Session:
+def _session(conf: SparkConf, gateway: JavaGateway, jvm: Jvm) -> SparkJobSession:
     # What py4j reports there is also raised to its caller, which says it once.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     try:
-        return Session(SparkSession(SparkContext(conf=conf, gateway=gateway)), jvm)
+        return SparkJobSession(SparkSession(SparkContext(conf=conf, gateway=gateway)), jvm)
     except Exception as error:
         java = getattr(error, "java_exception", None)
         cause = str(error if java is None else java.toString()).strip().splitlines()[0]

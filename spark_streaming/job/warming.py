@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pyspark.sql import SparkSession
 
 from spark_streaming.job.job_source import JOB_FORMAT, register
-from spark_streaming.job.parts import Part
+from spark_streaming.job.parts import QueryPart
 
 
-def warm_up(spark: SparkSession, parts: Iterable[Part]) -> None:
+def warm_up(spark: SparkSession, parts: Iterable[QueryPart]) -> None:
     """Have every part aggregate a batch without rows; blocking, 1–3 s each."""
     register(spark)
     for part in parts:

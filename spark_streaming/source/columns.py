@@ -34,17 +34,17 @@ _TEXTS: Final = ("tag", "client_id")
 """Columns that are made of the properties."""
 
 
-class Part(NamedTuple):
+class QueueRows(NamedTuple):
     """`records` consecutive rows of one queue in an Answer."""
 
     queue: TopicQueue
     records: int
 
 
-class Answer(NamedTuple):
+class ColumnAnswer(NamedTuple):
     """Rows of several queues, part after part, as `columns` in their buffers (wire.column_headers)."""
 
-    parts: Sequence[Part]
+    parts: Sequence[QueueRows]
     columns: Sequence[str]
     buffers: Sequence[memoryview]
 
@@ -52,7 +52,7 @@ class Answer(NamedTuple):
 class _Rows:
     """The rows of an answer: `part` is each row's index into `parts`."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ColumnAnswer) -> None:
         self.parts = answer.parts
         counts = [part.records for part in answer.parts]
         self.part: npt.NDArray[np.int32] = np.repeat(
@@ -179,7 +179,7 @@ def asked_of(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in WIRE_COLUMNS if name in wanted)
 
 
-def build_batch(answer: Answer, schema: pa.Schema) -> pa.RecordBatch:
+def build_batch(answer: ColumnAnswer, schema: pa.Schema) -> pa.RecordBatch:
     """Return one Arrow batch of an answer's rows, in its order.
 
     `schema` comes from `arrow_schema`, and the answer has the columns `asked_of` it. Raises WireError for

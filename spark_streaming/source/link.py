@@ -1,7 +1,7 @@
 """Blocking access of one process to the cluster: where queues are, what they hold, their records.
 
 Spark calls the source from plain threads of short functions, in the driver's planner and in each Python
-worker. A process has one `Link` per cluster, kept for as long as the process lives, because workers
+worker. A process has one `ClusterLink` per cluster, kept for as long as the process lives, because workers
 are reused from task to task; its connections live on an event loop in a thread of their own.
 """
 
@@ -39,7 +39,7 @@ from holdmq.wire.headers import (
 )
 from holdmq.wire.query_headers import OffsetAtRequest, OffsetAtResponse, QueueOffset
 from spark_streaming.source.kept import Kept
-from spark_streaming.source.offsets import Bounds
+from spark_streaming.source.offsets import SourceBounds
 
 ASK_TIMEOUT_S: Final = 2.0
 """How long planning waits for a registry or broker: an absent one is left out of this batch."""
@@ -57,7 +57,7 @@ T = TypeVar("T")
 class Snapshot(NamedTuple):
     """What the cluster holds now: bounds of the wanted queues, log epochs, brokers that did not answer."""
 
-    bounds: dict[TopicQueue, Bounds]
+    bounds: dict[TopicQueue, SourceBounds]
     epochs: dict[str, int]
     silent: tuple[str, ...]
 
@@ -69,7 +69,7 @@ class Positions(NamedTuple):
     silent: tuple[str, ...]
 
 
-class Pulled(NamedTuple):
+class PulledColumns(NamedTuple):
     """One answer: a row per queue that there was room for, and the buffers of `columns` over all of them."""
 
     queues: list[PulledQueue]
@@ -78,7 +78,7 @@ class Pulled(NamedTuple):
     log_epoch: int
 
 
-class Link:
+class ClusterLink:
     """Connections of this process to the registries and brokers of one cluster; used from any thread."""
 
     def __init__(self, registries: Sequence[str], security: Security | None = None) -> None:
@@ -109,7 +109,7 @@ class Link:
 
     def pull(
         self, broker: str, queues: Sequence[ColumnQueue], columns: tuple[str, ...], tags: list[str] | None
-    ) -> Pulled:
+    ) -> PulledColumns:
         """Read columns of the next records of `queues` at `broker`, in one answer of bounded size.
 
         `tags`: only messages with one of them, None = all. Raises TransportError (away; asking again looks
@@ -136,10 +136,10 @@ class Link:
 
     async def _snapshot(self, is_wanted: Callable[[str], bool]) -> Snapshot:
         answers, silent = await self._ask_all(is_wanted, self._bounds)
-        bounds: dict[TopicQueue, Bounds] = {}
+        bounds: dict[TopicQueue, SourceBounds] = {}
         for broker, answer in answers.items():
             for topic, queue_id, first, end in rows(QueueBounds, answer.queues):
-                bounds[TopicQueue(topic, broker, queue_id)] = Bounds(first, end)
+                bounds[TopicQueue(topic, broker, queue_id)] = SourceBounds(first, end)
         return Snapshot(bounds, {broker: answer.log_epoch for broker, answer in answers.items()}, silent)
 
     async def _ask_all(
@@ -255,7 +255,7 @@ class Link:
 
     async def _pull(
         self, broker: str, queues: Sequence[ColumnQueue], columns: tuple[str, ...], tags: list[str] | None
-    ) -> Pulled:
+    ) -> PulledColumns:
         address = self._addresses.get(broker)
         if address is None or self._client(address).connection is None:
             # Not connected yet, or lost: the broker may have come back somewhere else.
@@ -265,7 +265,7 @@ class Link:
         reply = await self._client(address).call(RequestCode.PULL_COLUMNS, request, PULL_TIMEOUT_S)
         answer = reply.header(PullColumnsResponse)
         buffers = split_buffers(reply.body, columns, answer.buffers)
-        return Pulled(rows(PulledQueue, answer.queues), columns, buffers, answer.log_epoch)
+        return PulledColumns(rows(PulledQueue, answer.queues), columns, buffers, answer.log_epoch)
 
     async def _close(self) -> None:
         for client in self._clients.values():
@@ -276,12 +276,12 @@ class Link:
 class ColumnPuller(NamedTuple):
     """A Link that is asked for the same columns and tags each time."""
 
-    link: Link
+    link: ClusterLink
     columns: tuple[str, ...]
     tags: list[str] | None
 
-    def pull(self, broker: str, queues: Sequence[ColumnQueue]) -> Pulled:
-        """As `Link.pull`."""
+    def pull(self, broker: str, queues: Sequence[ColumnQueue]) -> PulledColumns:
+        """As `ClusterLink.pull`."""
         return self.link.pull(broker, queues, self.columns, self.tags)
 
 
@@ -299,16 +299,16 @@ def _set_up_logging(_: Any, method: str, event: MutableMapping[str, Any]) -> NoR
     raise structlog.DropEvent
 
 
-def _connect(key: tuple[tuple[str, ...], Security | None]) -> Link:
+def _connect(key: tuple[tuple[str, ...], Security | None]) -> ClusterLink:
     if not structlog.is_configured():
         structlog.configure(processors=[_set_up_logging])
-    return Link(*key)
+    return ClusterLink(*key)
 
 
 _links: Final = Kept(_connect)
 
 
-def link_to(registries: Sequence[str], security: Security | None = None) -> Link:
+def link_to(registries: Sequence[str], security: Security | None = None) -> ClusterLink:
     """Return this process's Link to a cluster, made on first use and kept; never pickled, never forked."""
     return _links.get((tuple(registries), security))
 

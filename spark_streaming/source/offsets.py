@@ -26,14 +26,14 @@ FROM_FIRST: Final = -1
 """A range's start when its queue was not in the offsets: whatever the first offset is by then."""
 
 
-class Bounds(NamedTuple):
+class SourceBounds(NamedTuple):
     """What one queue holds: `first` offset and next confirmed offset `end`."""
 
     first: int
     end: int
 
 
-class Range(NamedTuple):
+class OffsetRange(NamedTuple):
     """Records [start, end) of one queue; `epoch` is the log's when `start` was noted, 0 = unknown."""
 
     queue: TopicQueue
@@ -66,7 +66,7 @@ def check_offsets(value: Any) -> Offsets:
 
 
 def advance(
-    start: Offsets, bounds: Mapping[TopicQueue, Bounds], epochs: Mapping[str, int], limit: int | None
+    start: Offsets, bounds: Mapping[TopicQueue, SourceBounds], epochs: Mapping[str, int], limit: int | None
 ) -> Offsets:
     """Return the offsets up to which the next batch reads.
 
@@ -86,7 +86,9 @@ def advance(
     return dict(sorted(end.items()))
 
 
-def _take(start: Offsets, bounds: Mapping[TopicQueue, Bounds], limit: int | None) -> dict[TopicQueue, int]:
+def _take(
+    start: Offsets, bounds: Mapping[TopicQueue, SourceBounds], limit: int | None
+) -> dict[TopicQueue, int]:
     backlog = {
         queue: max(0, end - max(start.get(str(queue), first), first))
         for queue, (first, end) in bounds.items()
@@ -102,7 +104,7 @@ def _take(start: Offsets, bounds: Mapping[TopicQueue, Bounds], limit: int | None
     return taken
 
 
-def overtaken(wanted: Iterable[Range], bounds: Mapping[TopicQueue, Bounds]) -> list[Range]:
+def overtaken(wanted: Iterable[OffsetRange], bounds: Mapping[TopicQueue, SourceBounds]) -> list[OffsetRange]:
     """Return the records of ranges that retention removed, for each range that it overtook.
 
     A queue that is read from its first record loses nothing.
@@ -115,16 +117,16 @@ def overtaken(wanted: Iterable[Range], bounds: Mapping[TopicQueue, Bounds]) -> l
     return found
 
 
-def cut_back(start: Offsets, bounds: Mapping[TopicQueue, Bounds]) -> list[Range]:
+def cut_back(start: Offsets, bounds: Mapping[TopicQueue, SourceBounds]) -> list[OffsetRange]:
     """Return what a cut of the log took back: for each such queue the records [its end, our offset)."""
     return [
-        Range(queue, 0, end, start[str(queue)])
+        OffsetRange(queue, 0, end, start[str(queue)])
         for queue, (_, end) in sorted(bounds.items())
         if start.get(str(queue), 0) > end
     ]
 
 
-def ranges(start: Offsets, end: Offsets) -> list[Range]:
+def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     """Return the ranges between two offsets, in the order of their queues; empty ones are left out.
 
     A range that ends before it starts is one of a log that was cut: the broker is asked with the start
@@ -138,5 +140,5 @@ def ranges(start: Offsets, end: Offsets) -> list[Range]:
         first = start.get(key, FROM_FIRST)
         if max(first, 0) != last:
             epoch = start.get(queue.broker, 0) if key in start else 0
-            found.append(Range(queue, epoch, first, last))
+            found.append(OffsetRange(queue, epoch, first, last))
     return found

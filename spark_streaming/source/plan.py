@@ -6,18 +6,18 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from holdmq.message import TopicQueue
-from spark_streaming.source.offsets import FROM_FIRST, Range
+from spark_streaming.source.offsets import FROM_FIRST, OffsetRange
 
 PARTITION_RECORDS_MIN: Final = 20_000
 """Records that pay for a task: below this reading costs less than starting a second one."""
 
 
 def split(
-    wanted: Iterable[Range],
+    wanted: Iterable[OffsetRange],
     max_partitions: int,
     firsts: Mapping[TopicQueue, int] | None = None,
     min_partitions: int = 1,
-) -> list[list[Range]]:
+) -> list[list[OffsetRange]]:
     """Cut ranges into at most `max_partitions` lists of nearly the same number of records.
 
     Few records are fewer lists, but `min_partitions` at least, as long as each gets a record. A queue is
@@ -33,7 +33,7 @@ def split(
         return []
     count = max(1, min(max_partitions, total // PARTITION_RECORDS_MIN), min(min_partitions, total))
     shares = (total * (index + 1) // count - total * index // count for index in range(count))
-    parts: list[list[Range]] = [[]]
+    parts: list[list[OffsetRange]] = [[]]
     room = next(shares)
     for item, size in zip(todo, sizes, strict=True):
         while size > room:
@@ -50,5 +50,5 @@ def split(
     return [part for part in parts if part]
 
 
-def _begin(item: Range, firsts: Mapping[TopicQueue, int]) -> int:
+def _begin(item: OffsetRange, firsts: Mapping[TopicQueue, int]) -> int:
     return item.start if item.start != FROM_FIRST else min(firsts.get(item.queue, 0), item.end)

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 
 from holdmq.message import TopicQueue
 from holdmq.wire.column_headers import COLUMNS_TAGS_MAX
-from spark_streaming.source.offsets import FROM_FIRST, Bounds, Range
+from spark_streaming.source.offsets import FROM_FIRST, OffsetRange, SourceBounds
 
 _EXACT: Final = {"topic": str, "broker": str, "queue": int, "tag": str}
 """Columns whose equality is answered exactly, and the type of their values."""
@@ -141,12 +141,12 @@ def _tightest(choose: Callable[[list[int]], int], *bounds: int | None) -> int | 
 
 
 def narrow(
-    wanted: Iterable[Range],
+    wanted: Iterable[OffsetRange],
     pushed: Pushed,
-    bounds: Mapping[TopicQueue, Bounds],
+    bounds: Mapping[TopicQueue, SourceBounds],
     firsts: Mapping[TopicQueue, int],
     ends: Mapping[TopicQueue, int],
-) -> list[Range]:
+) -> list[OffsetRange]:
     """Return what is left of ranges: `firsts` and `ends` are the offsets at the bounds of store times.
 
     A queue that is not in one of them has no bound there.
@@ -159,7 +159,7 @@ def narrow(
         if max(item.start, 0) > item.end:
             found.append(item)  # of a log that was cut: only its broker knows what is new
             continue
-        known = bounds.get(queue, Bounds(0, 0)).first
+        known = bounds.get(queue, SourceBounds(0, 0)).first
         start = known if item.start == FROM_FIRST else item.start
         first = max(start, pushed.offset_first, firsts.get(queue, 0))
         end = min(item.end, ends.get(queue, item.end))
@@ -168,5 +168,5 @@ def narrow(
         if first >= end:
             continue
         # A start that no filter moved stays what it was: the first record, or one of an epoch.
-        found.append(item._replace(end=end) if first == start else Range(queue, 0, first, end))
+        found.append(item._replace(end=end) if first == start else OffsetRange(queue, 0, first, end))
     return found

@@ -13,9 +13,9 @@ from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, WireEr
 from holdmq.message import TopicQueue
 from holdmq.wire.column_headers import COLUMNS_QUEUES_MAX, ColumnQueue
 from holdmq.wire.headers import PulledQueue
-from spark_streaming.source.columns import Answer, Part
-from spark_streaming.source.link import Pulled
-from spark_streaming.source.offsets import FROM_FIRST, Range
+from spark_streaming.source.columns import ColumnAnswer, QueueRows
+from spark_streaming.source.link import PulledColumns
+from spark_streaming.source.offsets import FROM_FIRST, OffsetRange
 
 RETRY_MIN_S: Final = 0.05
 RETRY_MAX_S: Final = 1.0
@@ -29,12 +29,12 @@ class DataLossError(HoldMQError):
     """Records that were promised to a query are gone; the message names topic, queue and offsets."""
 
 
-def data_loss(gone: Range, why: str) -> DataLossError:
+def data_loss(gone: OffsetRange, why: str) -> DataLossError:
     """Return the error that says which records are gone, why, and what goes on without them."""
     return DataLossError(f"{_loss(gone, why)}; with fail_on_data_loss=false the query goes on at {gone.end}")
 
 
-def _loss(gone: Range, why: str) -> str:
+def _loss(gone: OffsetRange, why: str) -> str:
     queue = gone.queue
     return (
         f"topic {queue.topic}, queue {queue.queue_id} at broker {queue.broker}: "
@@ -45,7 +45,7 @@ def _loss(gone: Range, why: str) -> str:
 class Puller(Protocol):
     """What reading needs of a Link: see `link.ColumnPuller`."""
 
-    def pull(self, broker: str, queues: Sequence[ColumnQueue]) -> Pulled:
+    def pull(self, broker: str, queues: Sequence[ColumnQueue]) -> PulledColumns:
         """Read the next records of `queues` at `broker`; raises TransportError, RemoteError."""
 
 
@@ -61,7 +61,7 @@ class RangeReader:
     def __init__(
         self,
         puller: Puller,
-        ranges: Sequence[Range],
+        ranges: Sequence[OffsetRange],
         *,
         fail_on_data_loss: bool,
         timeout_s: float,
@@ -70,7 +70,7 @@ class RangeReader:
     ) -> None:
         self.lost = 0
         self._puller = puller
-        self._by_broker: dict[str, list[Range]] = {}
+        self._by_broker: dict[str, list[OffsetRange]] = {}
         for item in ranges:
             self._by_broker.setdefault(item.queue.broker, []).append(item)
         self._fail_on_data_loss = fail_on_data_loss
@@ -78,7 +78,7 @@ class RangeReader:
         self._clock = clock
         self._sleep = sleep
 
-    def __iter__(self) -> Iterator[Answer]:
+    def __iter__(self) -> Iterator[ColumnAnswer]:
         for broker, todo in self._by_broker.items():
             while todo:
                 asked, later = todo[:COLUMNS_QUEUES_MAX], todo[COLUMNS_QUEUES_MAX:]
@@ -87,7 +87,7 @@ class RangeReader:
                     yield answer
                 todo = left + later
 
-    def _pull(self, broker: str, asked: list[Range]) -> tuple[list[Range], Answer]:
+    def _pull(self, broker: str, asked: list[OffsetRange]) -> tuple[list[OffsetRange], ColumnAnswer]:
         """Ask until something comes: what is still to be read then, and what came."""
         deadline = self._clock() + self._timeout_s
         pause_s = RETRY_MIN_S
@@ -111,13 +111,15 @@ class RangeReader:
             self._sleep(pause_s * (0.5 + random.random()))  # noqa: S311 # jitter guards nothing
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
-    def _sort(self, asked: list[Range], pulled: Pulled) -> tuple[list[Range], Answer]:
+    def _sort(
+        self, asked: list[OffsetRange], pulled: PulledColumns
+    ) -> tuple[list[OffsetRange], ColumnAnswer]:
         """Split an answer: what is still to be read, and what came.
 
         Queues that it has no row for found no room in it. A queue may be asked for in several ranges.
         """
-        parts: list[Part] = []
-        left: list[Range] = []
+        parts: list[QueueRows] = []
+        left: list[OffsetRange] = []
         rows = iter(pulled.queues)
         row = next(rows, None)
         for item in asked:
@@ -125,7 +127,7 @@ class RangeReader:
                 left.append(item)
                 continue
             if row.records:
-                parts.append(Part(item.queue, row.records))
+                parts.append(QueueRows(item.queue, row.records))
             start = self._next_start(item, row)
             if start < item.end:
                 # The new start is a position of the log as it is now.
@@ -133,9 +135,9 @@ class RangeReader:
             row = next(rows, None)
         if row is not None:
             raise WireError(f"an answer has rows of {row.topic}/{row.queue_id}, which it was not asked for")
-        return left, Answer(parts, pulled.columns, pulled.buffers)
+        return left, ColumnAnswer(parts, pulled.columns, pulled.buffers)
 
-    def _next_start(self, item: Range, row: PulledQueue) -> int:
+    def _next_start(self, item: OffsetRange, row: PulledQueue) -> int:
         if row.status == Code.OK:
             if row.end_offset <= row.next_offset < item.end:
                 # It ends before what it had when the batch was planned.
@@ -156,12 +158,12 @@ class RangeReader:
         raise RemoteError(Code(row.status), f"pull of {item.queue} from {item.start}")
 
     @staticmethod
-    def _note_cut(item: Range, next_offset: int) -> int:
+    def _note_cut(item: OffsetRange, next_offset: int) -> int:
         # Nothing that is in the log is skipped: what took the place of the cut records is new.
         log.warning("the log was cut", queue=str(item.queue), offset=item.start, goes_on_at=next_offset)
         return next_offset if next_offset < item.start else item.end
 
-    def _lose(self, item: Range, next_offset: int, why: str) -> None:
+    def _lose(self, item: OffsetRange, next_offset: int, why: str) -> None:
         first = max(item.start, 0)
         last = min(max(next_offset, first), item.end)
         gone = item._replace(start=first, end=last)
@@ -171,9 +173,9 @@ class RangeReader:
         log.warning("records lost", sentence=_loss(gone, why), records=last - first, lost_by_task=self.lost)
 
 
-def _ask(item: Range) -> ColumnQueue:
+def _ask(item: OffsetRange) -> ColumnQueue:
     return ColumnQueue(item.queue.topic, item.queue.queue_id, item.epoch, max(item.start, 0), item.end)
 
 
-def _places(items: Sequence[Range]) -> set[tuple[TopicQueue, int]]:
+def _places(items: Sequence[OffsetRange]) -> set[tuple[TopicQueue, int]]:
     return {(item.queue, item.start) for item in items}

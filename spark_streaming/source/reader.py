@@ -36,8 +36,8 @@ from spark_streaming.source.columns import arrow_schema, asked_of, build_batch, 
 from spark_streaming.source.link import ColumnPuller, Snapshot, link_to
 from spark_streaming.source.offsets import (
     LOST,
+    OffsetRange,
     Offsets,
-    Range,
     advance,
     cut_back,
     overtaken,
@@ -58,7 +58,7 @@ log = structlog.get_logger("holdmq.spark")
 class RangesPartition(InputPartition):
     """What one task reads."""
 
-    def __init__(self, ranges_: Sequence[Range]) -> None:
+    def __init__(self, ranges_: Sequence[OffsetRange]) -> None:
         super().__init__(tuple(ranges_))
 
 
@@ -114,7 +114,9 @@ def _checked(given: Any, schema: StructType) -> Options:
     return options
 
 
-def _read(options: Options, wanted: Sequence[Range], tags: frozenset[str] | None) -> Iterator[pa.RecordBatch]:
+def _read(
+    options: Options, wanted: Sequence[OffsetRange], tags: frozenset[str] | None
+) -> Iterator[pa.RecordBatch]:
     schema = arrow_schema(options.columns)
     link = link_to(options.registries, options.security)
     answers = RangeReader(
@@ -165,12 +167,12 @@ def _end(options: Options, held: Snapshot, start: Offsets, why: str) -> Offsets:
     return {**last, **{key: max(offset, start.get(key, 0)) for key, offset in chosen.items()}}
 
 
-def _check_loss(options: Options, lost: Sequence[Range]) -> None:
+def _check_loss(options: Options, lost: Sequence[OffsetRange]) -> None:
     if lost and options.fail_on_data_loss:
         raise data_loss(lost[0], RETENTION)
 
 
-def _counting_lost(start: Offsets, end: Offsets, held: Snapshot) -> tuple[Offsets, list[Range]]:
+def _counting_lost(start: Offsets, end: Offsets, held: Snapshot) -> tuple[Offsets, list[OffsetRange]]:
     """Return `end` with the records that retention took on the way to it added to the count, and these."""
     lost = overtaken(ranges(start, end), held.bounds)
     gone = sum(item.end - item.start for item in lost)
@@ -178,7 +180,7 @@ def _counting_lost(start: Offsets, end: Offsets, held: Snapshot) -> tuple[Offset
 
 
 def _partitions(
-    options: Options, wanted: Sequence[Range], firsts: Mapping[TopicQueue, int] | None = None
+    options: Options, wanted: Sequence[OffsetRange], firsts: Mapping[TopicQueue, int] | None = None
 ) -> list[InputPartition]:
     parts = split(wanted, options.max_partitions, firsts, options.min_partitions)
     return [RangesPartition(part) for part in parts]

@@ -34,7 +34,7 @@ MESSAGES_PER_SEND: Final = 10_000
 """Rows that are objects at a time: Spark's own Arrow batches are as long."""
 
 
-class Written(WriterCommitMessage):
+class TaskWritten(WriterCommitMessage):
     """What one task wrote."""
 
     def __init__(self, messages: int) -> None:
@@ -48,7 +48,7 @@ class _Producing:
         check_schema(schema, options.topic)
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         """Store every row; returns when the log has them. Raises BatchError, UsageError, TransportError."""
         options = self._options
         producer = _producers.get(_Cluster(options.registries, options.send_timeout_s, options.security))
@@ -57,7 +57,7 @@ class _Producing:
             for begin in range(0, batch.num_rows, MESSAGES_PER_SEND):
                 _send(producer, batch.slice(begin, MESSAGES_PER_SEND), options.topic)
             messages += batch.num_rows
-        return Written(messages)
+        return TaskWritten(messages)
 
 
 class BatchWriter(_Producing, DataSourceArrowWriter):

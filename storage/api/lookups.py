@@ -25,7 +25,7 @@ LOG_END: Final = (1 << 63) - 1
 """A position behind every message."""
 
 
-class Row(NamedTuple):
+class VersionedRow(NamedTuple):
     """A key and what it has; `version` rises with every change of the key."""
 
     key: str
@@ -33,7 +33,7 @@ class Row(NamedTuple):
     version: int
 
 
-class Change(NamedTuple):
+class RowChanged(NamedTuple):
     """A key that was put, or deleted (`value` None), by the record at log position `version`."""
 
     topic: str
@@ -45,7 +45,7 @@ class Change(NamedTuple):
 class Page(NamedTuple):
     """A part of a scan. `next_after`: ask again behind this key; None = that was all."""
 
-    rows: list[Row]
+    rows: list[VersionedRow]
     next_after: str | None
 
 
@@ -84,7 +84,7 @@ class TableSize(NamedTuple):
     size_bytes: int
 
 
-Changed = Callable[[list[Change]], object]
+Changed = Callable[[list[RowChanged]], object]
 Reached = Callable[["StorageError | None"], object]
 
 
@@ -144,7 +144,9 @@ class TableStore(Protocol):
     def wait_applied(self, position: int, reached: Reached) -> None:
         """Call `reached` once everything below `position` is applied; with an error if it never will be."""
 
-    def get_many(self, topic: str, keys: Sequence[str], max_bytes: int | None = None) -> list[Row | None]:
+    def get_many(
+        self, topic: str, keys: Sequence[str], max_bytes: int | None = None
+    ) -> list[VersionedRow | None]:
         """Blocking: the rows of keys, in their order, all as they were at one moment. Raises StorageError.
 
         Only the first ones when their values together exceed `max_bytes`, but always one.
@@ -173,7 +175,7 @@ class TableStore(Protocol):
         """What a table has, as of `applied_position`; never waits."""
 
 
-class Place(Enum):
+class MessagePlace(Enum):
     """What a message id names."""
 
     FOUND = "the message is here"
@@ -187,7 +189,7 @@ class Place(Enum):
 class Located(NamedTuple):
     """The answer for a message id: `record` when FOUND; else `reason` says it in a sentence."""
 
-    place: Place
+    place: MessagePlace
     record: Record | None
     reason: str
 

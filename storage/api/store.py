@@ -36,7 +36,7 @@ _ONE_START: Final = np.zeros(1, np.int64)
 _ONE_START.flags.writeable = False
 
 
-class Run:
+class BatchRun:
     """The records of one queue inside a batch, in its order.
 
     `base_offset` (the first queue offset) and `hashes` (tag hashes, None = no record has a tag)
@@ -79,7 +79,7 @@ class Batch:
         self,
         records: memoryview,
         sizes: Ints,
-        runs: list[Run],
+        runs: list[BatchRun],
         position: int = -1,
         store_ms: int = 0,
         has_keys: bool = True,
@@ -222,7 +222,7 @@ Appended = Callable[[Batch, StorageError | None], None]
 Confirmed = Callable[[list[Batch]], None]
 
 
-class Delayed(NamedTuple):
+class DelayedRecord(NamedTuple):
     """A message and its due time: `record` is what its topic and queue would get, unstamped."""
 
     record: bytes | memoryview
@@ -232,7 +232,7 @@ class Delayed(NamedTuple):
 class MessageTimer(Protocol):
     """Messages that appear in their queues later."""
 
-    def schedule(self, delayed: Sequence[Delayed], done: Appended) -> None:
+    def schedule(self, delayed: Sequence[DelayedRecord], done: Appended) -> None:
         """Store messages that appear in their queues when they are due, at once if that is past.
 
         `done` is called as by `MessageStore.append`: stored means that they will be released, once,

@@ -7,7 +7,7 @@ from typing import Final
 from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.files.disk import (
     Disk,
-    File,
+    OpenFile,
 )
 from holdmq.record.codec import (
     RECORD_BYTES_LIMIT,
@@ -65,7 +65,7 @@ class BackwardReader:
             file.close()
         return found[0] if found else None
 
-    def _open(self, segment: Segment) -> File:
+    def _open(self, segment: Segment) -> OpenFile:
         try:
             return self._disk.open_to_read(segment.path)
         except OSError as error:
@@ -74,7 +74,13 @@ class BackwardReader:
             ) from error
 
     def _in_segment(
-        self, file: File, segment: Segment, position: int, found: list[Record], max_count: int, max_bytes: int
+        self,
+        file: OpenFile,
+        segment: Segment,
+        position: int,
+        found: list[Record],
+        max_count: int,
+        max_bytes: int,
     ) -> tuple[int, int]:
         """Add records until a bound or the segment's start is reached; position and bytes left."""
         view, begin = memoryview(b""), position
@@ -106,7 +112,7 @@ class BackwardReader:
             position -= before.size
         return position, max_bytes
 
-    def _blank(self, file: File, segment: Segment, position: int, size: int) -> int:
+    def _blank(self, file: OpenFile, segment: Segment, position: int, size: int) -> int:
         """`size` when a blank of it ends at `position`: its zeros need no reading."""
         if size < 8:
             return 0

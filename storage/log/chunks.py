@@ -20,7 +20,7 @@ from holdmq.service.memory import (
     memory_used,
 )
 from storage.log.activity import Activity
-from storage.log.core.chunks import Chunk, ChunkCache
+from storage.log.core.chunks import ChunkCache, RecordChunk
 from storage.log.core.names import blank_size_at
 from storage.log.core.scan import head_size, whole_records
 from storage.log.open_files import OpenFiles
@@ -77,7 +77,7 @@ class Chunks:
 
     def at(
         self, position: int, end: int, wanted_bytes: int = CHUNK_BYTES, keep: bool = True
-    ) -> Chunk | Damage | None:
+    ) -> RecordChunk | Damage | None:
         """The chunk with the record at `position`, or behind a blank there; None = `end` is reached.
 
         `end` is the confirmed position: nothing behind it is read. `keep`: others may want it, too.
@@ -101,10 +101,10 @@ class Chunks:
                 is_kept = keep and self.cache.takes
                 size = CHUNK_BYTES if is_kept else min(CHUNK_BYTES, max(UNCACHED_BYTES, wanted_bytes))
                 found = self._load(segment, begin, stop, size, AHEAD_BYTES if follows else 0)
-                if begin < position and not (isinstance(found, Chunk) and position < found.end):
+                if begin < position and not (isinstance(found, RecordChunk) and position < found.end):
                     # Damage on the way: what lies behind it is not to blame.
                     found = self._load(segment, position, stop, size)
-                if isinstance(found, Chunk) and keep:
+                if isinstance(found, RecordChunk) and keep:
                     with self._lock:
                         self.cache.add(found, self._clock())
             if isinstance(found, int):
@@ -117,7 +117,7 @@ class Chunks:
         """Held by who reads the log there, or decodes what begins there."""
         return self._places[position // CHUNK_BYTES % PLACES]
 
-    def cached(self, position: int) -> Chunk | None:
+    def cached(self, position: int) -> RecordChunk | None:
         """The chunk with the record at `position`, if it is in memory."""
         if position < self._segments.first_position:
             return None  # retention took it from the disk, and so from here
@@ -129,7 +129,7 @@ class Chunks:
 
     def _load(
         self, segment: Segment, position: int, stop: int, size: int, ahead: int = 0
-    ) -> Chunk | Damage | int:
+    ) -> RecordChunk | Damage | int:
         """Read and check records from `position` on; a number is where to go on behind a blank."""
         with self._lock:
             following = self.cache.following(position)
@@ -148,7 +148,7 @@ class Chunks:
                 return Damage(segment, position, stop, checked.reason or "it ends nowhere")
         starts = starts_of(checked.sizes)
         view = view[: int(starts[-1] + checked.sizes[-1])]
-        return Chunk(segment.start, position, view, starts, checked.sizes, checked.queue_offsets)
+        return RecordChunk(segment.start, position, view, starts, checked.sizes, checked.queue_offsets)
 
     def read(self, segment: Segment, position: int, size: int, ahead: int = 0) -> memoryview:
         """Read a stretch of a segment, unchecked; StorageError as the disk says.
@@ -203,7 +203,7 @@ class Chunks:
         }
 
 
-def _begin(before: Chunk | None, segment: Segment, position: int) -> tuple[int, bool]:
+def _begin(before: RecordChunk | None, segment: Segment, position: int) -> tuple[int, bool]:
     """Where to begin to read for `position`, and whether the chunk before it was read."""
     if before is None or position - before.end > JOIN_BYTES or before.end <= segment.start:
         return position, before is not None and before.end == position

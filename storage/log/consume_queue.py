@@ -11,7 +11,7 @@ import numpy as np
 
 from holdmq.files.disk import (
     Disk,
-    File,
+    OpenFile,
 )
 from storage.log.core.entries import (
     ENTRY,
@@ -48,7 +48,7 @@ class ConsumeQueues:
         self._files = OpenFiles.of(disk)
         self._file_size = file_size_of(file_bytes)
         self._starts: dict[Key, list[int]] = {}
-        self._open: OrderedDict[Path, File] = OrderedDict()
+        self._open: OrderedDict[Path, OpenFile] = OrderedDict()
         self._changed: set[Path] = set()
         self._has_new_names = False
         self.completed: deque[tuple[Key, int]] = deque(maxlen=COMPLETED_MAX)
@@ -177,7 +177,7 @@ class ConsumeQueues:
             starts = self._starts.setdefault(key, listed)
         return starts
 
-    def _to_write(self, path: Path) -> File:
+    def _to_write(self, path: Path) -> OpenFile:
         file = self._open.get(path)
         if file is None:
             file = self._open[path] = self._disk.open(path, create=True)

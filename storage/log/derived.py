@@ -13,11 +13,11 @@ from storage.api.store import (
 from storage.log.core.epochs import Epochs
 from storage.log.core.scan import KeyLevels
 from storage.log.follower import Follower
-from storage.log.home import Home
+from storage.log.home import StoreDirectory
 from storage.log.reader import ColdReader
 from storage.log.segments import Segment, Segments
 from storage.log.table_files import TableFiles
-from storage.log.tables import Tables, wanted_by
+from storage.log.tables import LogTables, wanted_by
 from storage.log.timer import Timer, is_wanted
 from storage.log.timer_files import BucketFiles, WaitingRecords
 
@@ -30,7 +30,7 @@ class Derived:
     def __init__(
         self,
         disk: Disk,
-        home: Home,
+        home: StoreDirectory,
         segments: Segments,
         reader: ColdReader,
         key_levels: KeyLevels,
@@ -58,9 +58,9 @@ class Derived:
             failed,
         )
 
-        self.tables: Tables | None = None
+        self.tables: LogTables | None = None
         if is_table is not None:
-            self.tables = Tables(
+            self.tables = LogTables(
                 TableFiles(disk, home.tables),
                 Follower(reader, "tables", wanted_by(is_table)),
                 is_table,

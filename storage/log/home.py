@@ -22,7 +22,7 @@ from holdmq.errors import StorageError, StoreFormatError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import (
     Disk,
-    File,
+    OpenFile,
 )
 from storage.log.core.epochs import Epochs
 
@@ -30,7 +30,7 @@ STORE_FORMAT: Final = 1
 ENGINE: Final = "log"
 
 
-class Home:
+class StoreDirectory:
     """An opened, locked store directory. Every method blocks."""
 
     def __init__(self, disk: Disk, directory: Path) -> None:
@@ -47,7 +47,7 @@ class Home:
         self._disk = disk
         self._clean = directory / "clean"
         self._epoch_file = AtomicFile(directory / "epoch.json", disk)
-        self._lock: File | None = None
+        self._lock: OpenFile | None = None
 
     def open(self, broker_name: str, accept_backup: bool) -> None:
         """Lock the directory and check, or give it, format and identity.

@@ -28,7 +28,7 @@ from storage.log.core.hash_index import (
     KEYS,
     SLOT,
     SLOT_SIZE,
-    Header,
+    IndexHeader,
     Keys,
     Slots,
     add_to_slots,
@@ -55,7 +55,7 @@ ReadLog = Callable[[int, int, int], list[Batch]]
 log = structlog.get_logger("holdmq.storage")
 
 
-class Found(NamedTuple):
+class KeyCandidates(NamedTuple):
     """Candidates, newest first: log offsets whose record has the hash. `is_complete`: none was left out."""
 
     positions: list[int]
@@ -67,7 +67,7 @@ class _File:
 
     __slots__ = ("entries", "first", "first_ms", "path", "slots", "slots_count")
 
-    def __init__(self, path: Path, header: Header) -> None:
+    def __init__(self, path: Path, header: IndexHeader) -> None:
         self.path = path
         self.first = header.first
         self.first_ms = header.first_ms
@@ -138,10 +138,10 @@ class KeyIndex:
         self.position = self._written_end
         self._offered_end = end
 
-    def _header(self, start: int) -> Header | None:
+    def _header(self, start: int) -> IndexHeader | None:
         file = self._disk.open_to_read(self._directory / name_of(start))
         try:
-            header = Header.unpack(file.read(0, HEADER_SIZE))
+            header = IndexHeader.unpack(file.read(0, HEADER_SIZE))
         finally:
             file.close()
         return header if header is not None and header.first == start else None
@@ -167,7 +167,7 @@ class KeyIndex:
         last.entries, last.slots = count, slots
 
     def _begin_file(self, first_ms: int) -> None:
-        header = Header(self.slots, 0, self._written_end, self._written_end, first_ms)
+        header = IndexHeader(self.slots, 0, self._written_end, self._written_end, first_ms)
         path = self._directory / name_of(header.first)
         file = self._disk.open(path, create=True)
         try:
@@ -288,7 +288,7 @@ class KeyIndex:
         if self._synced_end == self._written_end or not self._files:
             return
         current = self._files[-1]
-        header = Header(
+        header = IndexHeader(
             current.slots_count, current.entries, current.first, self._written_end, current.first_ms
         )
         file = self._disk.open(current.path)
@@ -329,7 +329,9 @@ class KeyIndex:
         """What lies below this log position is in the files, where `find` sees it."""
         return self._written_end
 
-    def find(self, hash_: int, begin_ms: int, end_ms: int, max_count: int, before: int = LOG_END) -> Found:
+    def find(
+        self, hash_: int, begin_ms: int, end_ms: int, max_count: int, before: int = LOG_END
+    ) -> KeyCandidates:
         """Records whose key has this hash, stored from `begin_ms` to `end_ms`, included. Blocking.
 
         Only those below the log position `before`.
@@ -348,18 +350,18 @@ class KeyIndex:
                 is_complete = is_complete and found.is_complete
             if current.entries:
                 newer_ms = current.first_ms
-        return Found(positions, is_complete)
+        return KeyCandidates(positions, is_complete)
 
     def _find_in(
         self, current: _File, hash_: int, begin_ms: int, end_ms: int, max_count: int, below: int
-    ) -> Found:
+    ) -> KeyCandidates:
         slots = current.slots
         slot = hash_ % current.slots_count
         positions: list[int] = []
         try:
             file = self._disk.open_to_read(current.path)
         except FileNotFoundError:
-            return Found([], True)  # retention was faster
+            return KeyCandidates([], True)  # retention was faster
         try:
             if slots is None:
                 number = int.from_bytes(file.read(HEADER_SIZE + slot * SLOT_SIZE, SLOT_SIZE), "big")
@@ -367,21 +369,21 @@ class KeyIndex:
                 number = int(slots[slot])
             for _ in range(PROBES_MAX):
                 if not number or len(positions) >= max_count:
-                    return Found(positions, True)
+                    return KeyCandidates(positions, True)
                 raw = file.read(current.entries_at + (number - 1) * ENTRY_SIZE, ENTRY_SIZE)
                 if len(raw) < ENTRY_SIZE:
-                    return Found(positions, False)
+                    return KeyCandidates(positions, False)
                 entry = np.frombuffer(raw, ENTRY)[0]
                 store_ms = current.first_ms + int(entry["seconds"]) * 1000
                 if store_ms + 999 < begin_ms:
-                    return Found(positions, True)
+                    return KeyCandidates(positions, True)
                 position = int(entry["position"])
                 if int(entry["hash"]) == hash_ and store_ms <= end_ms and position < below:
                     positions.append(position)
                 before = int(entry["before"])
                 if before >= number:
-                    return Found(positions, False)  # no chain goes forward: the file is damaged
+                    return KeyCandidates(positions, False)  # no chain goes forward: the file is damaged
                 number = before
-            return Found(positions, False)
+            return KeyCandidates(positions, False)
         finally:
             file.close()

@@ -23,7 +23,7 @@ WINDOWS_BYTES: Final = (16 << 10, 1 << 20, 2 * RECORD_BYTES_LIMIT)
 """How much is read for the next whole record: more only where it is not in less, so that it is large."""
 
 
-class Found(NamedTuple):
+class FoundRecord(NamedTuple):
     """A whole record: its log position, size in bytes and store time."""
 
     position: int
@@ -74,7 +74,7 @@ class LogTimes:
                 first = first if found is None else found.position
         return first
 
-    def _next(self, segment: Segment, position: int, end: int) -> Found | None:
+    def _next(self, segment: Segment, position: int, end: int) -> FoundRecord | None:
         """The first whole record of a segment at or behind `position` that begins below `end`."""
         file = self._disk.open_to_read(segment.path)
         try:
@@ -84,7 +84,7 @@ class LogTimes:
                 at = next_whole(view, position, 0)
                 if at >= 0:
                     record = decode_record(view, at, VERIFY_ALL)
-                    found = Found(position + at, record.total_size, record.store_ms)
+                    found = FoundRecord(position + at, record.total_size, record.store_ms)
                     return found if found.position < end else None
                 if position + window >= segment.end:
                     break

@@ -17,7 +17,7 @@ from holdmq.errors import StorageError, StoreFormatError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import (
     Disk,
-    File,
+    OpenFile,
     RealDisk,
 )
 from holdmq.record.codec import (
@@ -63,7 +63,7 @@ class OfflineStore:
         self.queues = ConsumeQueues(self.disk, directory / "consumequeue", file_bytes)
         self.clean_end: int | None = None
         self.is_locked = False
-        self._lock: File | None = None
+        self._lock: OpenFile | None = None
 
     def open(self) -> None:
         """Take the lock, or go without where nothing can be written at all; StorageError if in use."""
@@ -185,7 +185,7 @@ def _failure(error: OSError, path: Path) -> StorageError:
 class _Walk:
     """One segment."""
 
-    def __init__(self, file: File, segment: Segment, key_levels: KeyLevels) -> None:
+    def __init__(self, file: OpenFile, segment: Segment, key_levels: KeyLevels) -> None:
         self._file = file
         self._segment = segment
         self._key_levels = key_levels

@@ -13,7 +13,7 @@ from typing import Final
 
 from holdmq.files.disk import (
     Disk,
-    File,
+    OpenFile,
     Space,
 )
 
@@ -21,10 +21,10 @@ READ_FILES_MAX: Final = 256
 """Files open for reading: with those of the writers it leaves half of the usual 1,024 to connections."""
 
 
-class _Open:
+class _HeldFile:
     __slots__ = ("file", "is_forgotten", "readers")
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: OpenFile) -> None:
         self.file = file
         self.readers = 0
         self.is_forgotten = False
@@ -41,7 +41,7 @@ class OpenFiles:
         self.opened = 0
         self._disk = disk
         self._lock = Lock()
-        self._files: OrderedDict[Path, _Open] = OrderedDict()
+        self._files: OrderedDict[Path, _HeldFile] = OrderedDict()
 
     @classmethod
     def of(cls, disk: Disk) -> OpenFiles:
@@ -64,7 +64,7 @@ class OpenFiles:
         finally:
             self._leave(entry)
 
-    def _enter(self, path: Path) -> _Open:
+    def _enter(self, path: Path) -> _HeldFile:
         with self._lock:
             entry = self._files.get(path)
             if entry is not None:
@@ -72,9 +72,9 @@ class OpenFiles:
                 self._files.move_to_end(path)
                 return entry
         # Outside the lock: a slow disk must not hold up those whose file is open.
-        made = _Open(self._disk.open_to_read(path))
+        made = _HeldFile(self._disk.open_to_read(path))
         made.readers = 1
-        gone: list[_Open] = []
+        gone: list[_HeldFile] = []
         with self._lock:
             self.opened += 1
             entry = self._files.get(path)
@@ -91,14 +91,14 @@ class OpenFiles:
             one.file.close()
         return made
 
-    def _leave(self, entry: _Open) -> None:
+    def _leave(self, entry: _HeldFile) -> None:
         with self._lock:
             entry.readers -= 1
             is_last = entry.is_forgotten and not entry.readers
         if is_last:
             entry.file.close()
 
-    def _forget(self, path: Path, closing: list[_Open]) -> None:
+    def _forget(self, path: Path, closing: list[_HeldFile]) -> None:
         entry = self._files.pop(path, None)
         if entry is None:
             return
@@ -108,7 +108,7 @@ class OpenFiles:
 
     def forget(self, path: Path) -> None:
         """Close a file, after the reads that are under way."""
-        closing: list[_Open] = []
+        closing: list[_HeldFile] = []
         with self._lock:
             self._forget(path, closing)
         for entry in closing:
@@ -121,15 +121,15 @@ class OpenFiles:
 
     # The disk
 
-    def open(self, path: Path, create: bool = False) -> File:
+    def open(self, path: Path, create: bool = False) -> OpenFile:
         return self._disk.open(path, create)
 
-    def create_anew(self, path: Path) -> File:
+    def create_anew(self, path: Path) -> OpenFile:
         file = self._disk.create_anew(path)
         self.forget(path)
         return file
 
-    def open_to_read(self, path: Path) -> File:
+    def open_to_read(self, path: Path) -> OpenFile:
         return self._disk.open_to_read(path)
 
     def make_directory(self, directory: Path, durable: bool = True) -> None:

@@ -23,7 +23,7 @@ from storage.api.lookups import (
     LOG_END,
     Located,
     Matches,
-    Place,
+    MessagePlace,
 )
 from storage.api.store import Batch
 from storage.log.backwards import BackwardReader
@@ -183,23 +183,27 @@ class Index:
         position = message_id.physical_offset
         if message_id.store_id != self._store_id():
             reason = f"message {message_id} is in store {message_id.store_id.hex()}, this is "
-            return Located(Place.OTHER_STORE, None, reason + self._store_id().hex())
+            return Located(MessagePlace.OTHER_STORE, None, reason + self._store_id().hex())
         if position >= self._confirmed():
-            return self._not_found(Place.AHEAD, message_id, f"the log ends at {self._confirmed()}")
+            return self._not_found(MessagePlace.AHEAD, message_id, f"the log ends at {self._confirmed()}")
         try:
             batches = self._read_log(position, 1)
         except BehindError as error:
-            return self._not_found(Place.GONE, message_id, f"the log begins at {error.resume_at}")
+            return self._not_found(MessagePlace.GONE, message_id, f"the log begins at {error.resume_at}")
         except CorruptRecordError as error:
             if self._has_magic(position):
-                return self._not_found(Place.CORRUPT, message_id, str(error))
-            return self._not_found(Place.NO_RECORD, message_id, f"offset {position} is not a record's start")
+                return self._not_found(MessagePlace.CORRUPT, message_id, str(error))
+            return self._not_found(
+                MessagePlace.NO_RECORD, message_id, f"offset {position} is not a record's start"
+            )
         # Reading begins behind a blank: that is no message either.
         if not batches or batches[0].position != position:
-            return self._not_found(Place.NO_RECORD, message_id, f"offset {position} is not a record's start")
-        return Located(Place.FOUND, decode_record(batches[0].records), Place.FOUND.value)
+            return self._not_found(
+                MessagePlace.NO_RECORD, message_id, f"offset {position} is not a record's start"
+            )
+        return Located(MessagePlace.FOUND, decode_record(batches[0].records), MessagePlace.FOUND.value)
 
-    def _not_found(self, place: Place, message_id: MessageId, detail: str) -> Located:
+    def _not_found(self, place: MessagePlace, message_id: MessageId, detail: str) -> Located:
         return Located(place, None, f"message {message_id}: {place.value}; {detail}")
 
     def _matching(

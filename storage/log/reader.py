@@ -24,8 +24,8 @@ from storage.api.store import (
 )
 from storage.log.chunks import CHUNK_BYTES, Chunks, Damage
 from storage.log.consume_queue import ConsumeQueues
-from storage.log.core.chunks import Chunk, ChunkCache
-from storage.log.core.entries import Entries, Range, ranges_of
+from storage.log.core.chunks import ChunkCache, RecordChunk
+from storage.log.core.entries import Entries, EntryRange, ranges_of
 from storage.log.core.queues import Queue, outside
 from storage.log.core.scan import KeyLevels, batch_of, next_whole, part_of, whole_at
 from storage.log.core.sidecar import RUN_ENTRIES
@@ -98,7 +98,7 @@ class ColdReader:
             max_bytes -= len(batch.records)
         return batches
 
-    def _part(self, chunk: Chunk, first: int, max_bytes: int) -> Batch:
+    def _part(self, chunk: RecordChunk, first: int, max_bytes: int) -> Batch:
         """The chunk's records from index `first` on that fit, but always one."""
         batch = chunk.batch or self._decoded(chunk)
         limit = int(chunk.starts[first]) + max_bytes
@@ -107,7 +107,7 @@ class ColdReader:
         fitting = int(np.searchsorted(chunk.starts, limit, "right")) - 1
         return part_of(batch, first, max(first + 1, fitting))
 
-    def _decoded(self, chunk: Chunk) -> Batch:
+    def _decoded(self, chunk: RecordChunk) -> Batch:
         """The chunk's batch, made by the first of the threads that want it."""
         with self.chunks.place(chunk.position):
             batch = chunk.batch
@@ -312,7 +312,7 @@ class ColdReader:
 
     def _chunk_for(
         self, positions: Ints, sizes: Ints, first: int, is_thin: bool, end: int
-    ) -> tuple[Chunk | None, int]:
+    ) -> tuple[RecordChunk | None, int]:
         """What record `first` of a read is taken from, and up to which record that serves.
 
         None = single reads: little is wanted there, or there is damage.
@@ -327,7 +327,7 @@ class ColdReader:
             if is_thin:
                 return None, last
             found = self.chunks.at(position, end, wanted_bytes)
-            if not isinstance(found, Chunk):
+            if not isinstance(found, RecordChunk):
                 return None, first + 1
             chunk = found
         return chunk, max(first + 1, int(np.searchsorted(positions, chunk.end)))
@@ -345,7 +345,7 @@ class ColdReader:
     def _read_range(
         self,
         read: QueueRead,
-        part: Range,
+        part: EntryRange,
         positions: Ints,
         sizes: Ints,
         offsets: Ints,
@@ -366,7 +366,7 @@ class ColdReader:
         return good
 
 
-def _take(read: QueueRead, chunk: Chunk, positions: Ints, sizes: Ints, offsets: Ints) -> int:
+def _take(read: QueueRead, chunk: RecordChunk, positions: Ints, sizes: Ints, offsets: Ints) -> int:
     """Add records of a chunk; how many came before the first that is not as its entry says."""
     starts = positions - chunk.position
     first = int(np.searchsorted(chunk.starts, starts[0]))

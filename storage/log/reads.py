@@ -28,7 +28,7 @@ from storage.log.failures import write_failure
 from storage.log.flusher import Checkpoint
 from storage.log.reader import ColdReader
 from storage.log.segments import Segments
-from storage.log.temporary import TemporaryTopics
+from storage.log.temporary import TemporaryTopicQueues
 
 BEHIND_LOG_INTERVAL_S: Final = 1.0
 """Readers that retention passed are logged this often: a thousand at once are one event."""
@@ -40,7 +40,7 @@ class StoreReads:
     """What `LogStore` reads from; it fills these before the first read."""
 
     confirmed_position: int
-    temporary: TemporaryTopics
+    temporary: TemporaryTopicQueues
     _queues: dict[tuple[str, int], Queue]
     _tail: Tail
     _epochs: Epochs

@@ -15,7 +15,7 @@ from holdmq.errors import CorruptRecordError, StorageError, StoreFullError
 from holdmq.files.disk import (
     FULL_ERRORS,
     Disk,
-    File,
+    OpenFile,
 )
 from holdmq.record.codec import (
     BLANK_SIZE_MIN,
@@ -27,7 +27,7 @@ from storage.log.core.entries import entries_of
 from storage.log.core.names import blank_size_at, name_of
 from storage.log.core.scan import KeyLevels, batch_of, in_sequence, whole_records
 from storage.log.flusher import Checkpoint
-from storage.log.home import Home
+from storage.log.home import StoreDirectory
 from storage.log.reader import ColdReader
 from storage.log.retention import complete, raise_firsts
 from storage.log.segments import Segment, Segments
@@ -59,7 +59,7 @@ class Recovery:
     def __init__(
         self,
         disk: Disk,
-        home: Home,
+        home: StoreDirectory,
         segments: Segments,
         queues: ConsumeQueues,
         checkpoint: Checkpoint,
@@ -185,7 +185,7 @@ class Recovery:
             if not goes_on:
                 return position
 
-    def _scan_segment(self, file: File, segment: Segment, position: int) -> tuple[int, bool]:
+    def _scan_segment(self, file: OpenFile, segment: Segment, position: int) -> tuple[int, bool]:
         size = SCAN_BYTES
         while position < segment.end:
             view = memoryview(file.read(position - segment.start, min(size, segment.end - position)))
@@ -216,7 +216,7 @@ class Recovery:
                 return position, False
         return position, True
 
-    def _end_of_blank(self, file: File, segment: Segment, position: int, blank: int) -> tuple[int, bool]:
+    def _end_of_blank(self, file: OpenFile, segment: Segment, position: int, blank: int) -> tuple[int, bool]:
         tail = bytes(file.read(segment.end - 4 - segment.start, 4))
         if position + blank == segment.end and blank >= BLANK_SIZE_MIN and tail == blank.to_bytes(4, "big"):
             return segment.end, True
@@ -250,7 +250,7 @@ class Recovery:
             )
         return kept
 
-    def _last_written(self, file: File, begin: int) -> int:
+    def _last_written(self, file: OpenFile, begin: int) -> int:
         """The offset in the file behind the last byte that is not zero; `begin` if all are."""
         last = begin
         # All ranges before the first read: pages that reading brings into memory, readahead's too,
@@ -262,7 +262,7 @@ class Recovery:
                     last = at + len(block.rstrip(b"\0"))
         return last
 
-    def _copy(self, file: File, begin: int, end: int, offset: int) -> None:
+    def _copy(self, file: OpenFile, begin: int, end: int, offset: int) -> None:
         self._disk.make_directory(self._home.cut)
         copy = self._disk.open(self._home.cut / name_of(offset), create=True)
         try:

@@ -18,7 +18,7 @@ from holdmq.errors import RecordError, StorageError
 from storage.api.store import (
     Appended,
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.core.delayed import Entry, Released, released_copy, sizes_of
 from storage.log.core.scan import KeyLevels
@@ -46,12 +46,12 @@ LATE_MS: Final = 50
 log = structlog.get_logger("holdmq.storage")
 
 
-class Release(Batch):
+class TimerRelease(Batch):
     """A batch of copies, and the entries that they are of."""
 
     __slots__ = ("entries", "generation")
 
-    def __init__(self, copies: list[tuple[Entry, Released]], runs: list[Run], generation: int) -> None:
+    def __init__(self, copies: list[tuple[Entry, Released]], runs: list[BatchRun], generation: int) -> None:
         records = [copy.record for _, copy in copies]
         super().__init__(memoryview(bytearray().join(records)), sizes_of(records), runs)
         self.entries = [entry for entry, _ in copies]
@@ -92,7 +92,7 @@ class Releases:
         self._in_flight = 0
         self._generation = 0
         self._refused_until = 0.0
-        self._returned: deque[tuple[Release, StorageError | None]] = deque()
+        self._returned: deque[tuple[TimerRelease, StorageError | None]] = deque()
         # The loop's own: batches of an older generation follow one that was refused.
         self._loop_generation = 0
 
@@ -169,7 +169,7 @@ class Releases:
     def _release_batch(self, now_ms: int) -> None:
         prepared = self._prepared
         copies: list[tuple[Entry, Released]] = []
-        runs: list[Run] = []
+        runs: list[BatchRun] = []
         size = 0
         while prepared and prepared[0][0] <= now_ms and len(copies) < BATCH_RECORDS:
             copy = prepared[0][3]
@@ -181,12 +181,12 @@ class Releases:
             if runs and (runs[-1].topic, runs[-1].queue_id) == (copy.topic, copy.queue_id):
                 runs[-1].count += 1
             else:
-                runs.append(Run(copy.topic, copy.queue_id, 1, self._key_levels(copy.topic)))
+                runs.append(BatchRun(copy.topic, copy.queue_id, 1, self._key_levels(copy.topic)))
         self._prepared_bytes -= size
         self._in_flight += len(copies)
-        self._post(partial(self._append, Release(copies, runs, self._generation)))
+        self._post(partial(self._append, TimerRelease(copies, runs, self._generation)))
 
-    def _append(self, batch: Release) -> None:
+    def _append(self, batch: TimerRelease) -> None:
         """On the loop: append, unless one before it was refused."""
         if batch.generation != self._loop_generation:
             self._returned.append((batch, None))
@@ -196,7 +196,7 @@ class Releases:
 
     def _answered(self, batch: Batch, error: StorageError | None) -> None:
         """On the loop: count what was confirmed (the log tells the thread), give back what was refused."""
-        assert isinstance(batch, Release)
+        assert isinstance(batch, TimerRelease)
         if error is None:
             self._count(batch)
             return
@@ -205,7 +205,7 @@ class Releases:
         self._returned.append((batch, error))
         self._wake()
 
-    def _count(self, batch: Release) -> None:
+    def _count(self, batch: TimerRelease) -> None:
         self.released += len(batch.entries)
         for entry in batch.entries:
             lateness = batch.store_ms - entry.due_ms

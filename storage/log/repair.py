@@ -12,7 +12,7 @@ from holdmq.errors import StorageError
 from storage.log.consume_queue import Key
 from storage.log.core.scan import KeyLevels
 from storage.log.flusher import Checkpoint
-from storage.log.home import Home
+from storage.log.home import StoreDirectory
 from storage.log.offline import OfflineStore
 from storage.log.recovery import Recovery
 
@@ -31,7 +31,7 @@ def truncate(store: OfflineStore, key_levels: KeyLevels) -> Cut:
     """
     if not store.is_locked:
         raise StorageError("the store cannot be written", operation="truncate", path=str(store.directory))
-    home = Home(store.disk, store.directory)
+    home = StoreDirectory(store.disk, store.directory)
     epochs = home.load_epochs(False)
     known: dict[Key, tuple[int, int]] = dict(store.checkpoint.queues)
     # From the first record on, as if nothing were known of any queue.

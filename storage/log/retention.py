@@ -27,10 +27,10 @@ from storage.log.backwards import BackwardReader
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.queues import Queue
 from storage.log.core.retention import (
-    Limits,
     Need,
     Oldest,
     Reason,
+    RetentionLimits,
     percent_used,
     reasons_to_delete,
     who_needs,
@@ -48,9 +48,9 @@ START_BYTES: Final = 1 << 20
 """Free space that a start needs: checkpoint and epochs, written beside their backups."""
 
 
-def limits_of(settings: StorageSection) -> Limits:
+def limits_of(settings: StorageSection) -> RetentionLimits:
     """The limits of a configuration."""
-    return Limits(
+    return RetentionLimits(
         settings.retention_age_s * 1000,
         settings.retention_bytes,
         settings.retention_segments,
@@ -98,7 +98,7 @@ class Retention:
         segments: Segments,
         files: ConsumeQueues,
         checkpoint: Checkpoint,
-        limits: Limits,
+        limits: RetentionLimits,
         interval_s: float,
         clock_ms: Callable[[], int],
         queue_of: Callable[[Key], Queue | None],

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from holdmq.files.disk import (
     Disk,
-    File,
+    OpenFile,
 )
 from holdmq.record.codec import BLANK_SIZE_MIN
 from storage.log.core.names import holding, name_of, offsets_of
@@ -38,7 +38,7 @@ class Segments:
         self.directory = directory
         self.segment_size = segment_size
         self.table: list[Segment] = []
-        self.current: File | None = None
+        self.current: OpenFile | None = None
         self.has_reserve = False
         self.is_in_reserve = False
         self._disk = disk
@@ -46,7 +46,7 @@ class Segments:
         # Held while files are fsynced or cut: neither may see the other's files half done.
         self._sync_lock = Lock()
         # With the offsets that their segments begin at, in the order of the log.
-        self._unsynced: list[tuple[int, File]] = []
+        self._unsynced: list[tuple[int, OpenFile]] = []
 
     def load(self) -> None:
         """Read the directory; each segment ends where the next begins, the last with its file."""
@@ -146,7 +146,7 @@ class Segments:
             self.table = self.table[1:]
         return segment
 
-    def enter(self, start: int) -> File:
+    def enter(self, start: int) -> OpenFile:
         """Open the segment that begins at `start` for writing; what was current waits for its fsync."""
         segment = self.prepare(start)
         file = self._disk.open(segment.path)
@@ -168,7 +168,7 @@ class Segments:
                         self._unsynced.remove((start, file))
                         file.close()
 
-    def cut(self, end: int) -> File:
+    def cut(self, end: int) -> OpenFile:
         """Remove everything at and behind `end`, durably, and go on in the segment that holds it.
 
         The segment is preallocated again, so that what follows the log's end reads as zeros.
@@ -201,7 +201,7 @@ class Segments:
                 self._sync_cut(file, last.path)
             return file
 
-    def _reopen(self, segment: Segment) -> File:
+    def _reopen(self, segment: Segment) -> OpenFile:
         """Make a segment the current one; what it has that is not yet fsynced still will be."""
         for start, file in self._unsynced:
             if start == segment.start:
@@ -213,7 +213,7 @@ class Segments:
             self._unsynced.append((segment.start, file))
         return file
 
-    def _sync_cut(self, file: File, path: Path) -> None:
+    def _sync_cut(self, file: OpenFile, path: Path) -> None:
         try:
             file.sync()
         except OSError as error:

@@ -42,7 +42,7 @@ from storage.log.core.tail import Tail
 from storage.log.derived import Derived
 from storage.log.failures import FULL_HINT
 from storage.log.flusher import Checkpoint, Flusher
-from storage.log.home import Home
+from storage.log.home import StoreDirectory
 from storage.log.key_index import KeyIndex
 from storage.log.numbers import numbers_of
 from storage.log.open_files import OpenFiles
@@ -53,7 +53,7 @@ from storage.log.recovery import Recovery
 from storage.log.retention import Deletion, Retention, limits_of
 from storage.log.segments import Segments
 from storage.log.sidecars import Sidecars
-from storage.log.temporary import TemporaryTopics
+from storage.log.temporary import TemporaryTopicQueues
 from storage.log.writer import ANY_GENERATION, Pending, Writer
 
 Post = Callable[[Callable[[], object]], object]
@@ -139,7 +139,7 @@ class LogStore(StoreReads):
         self._read_files = files
         self._clock_ms = clock_ms
         self._has_threads = has_threads
-        self._home = Home(disk, directory)
+        self._home = StoreDirectory(disk, directory)
         self._segments = Segments(disk, self._home.commitlog, settings.segment_size_bytes)
         self._files = ConsumeQueues(disk, self._home.consumequeue, settings.consume_queue_file_bytes)
         self._checkpoint = Checkpoint(self._home.checkpoint_file)
@@ -168,7 +168,7 @@ class LogStore(StoreReads):
             self.retention,
         )
         self.reader_pool = ThreadPoolExecutor(settings.read_threads, "log-reader")
-        self.temporary = TemporaryTopics(settings.temporary_bytes, clock_ms, post)
+        self.temporary = TemporaryTopicQueues(settings.temporary_bytes, clock_ms, post)
         self.chunks = Chunks(
             files,
             self._segments,

@@ -30,10 +30,10 @@ from storage.api.lookups import (
     END_OF_WALK,
     STOP,
     TAKE,
-    Change,
     Judge,
-    Row,
+    RowChanged,
     TableSize,
+    VersionedRow,
     WalkedRow,
 )
 from storage.log.core.names import name_of
@@ -201,7 +201,7 @@ class TableFiles:
 
     # Reads
 
-    def get(self, topic: str, key: bytes) -> Row | None:
+    def get(self, topic: str, key: bytes) -> VersionedRow | None:
         """The row of a key; None = it has no value."""
         row_key_ = row_key(topic, key)
         with self._reading() as env:
@@ -212,7 +212,9 @@ class TableFiles:
                 raise failure_of(error, "get", self._current) from error
         return None if raw is None else decode_row(topic, row_key_, raw)
 
-    def get_many(self, topic: str, keys: Sequence[bytes], max_bytes: int | None = None) -> list[Row | None]:
+    def get_many(
+        self, topic: str, keys: Sequence[bytes], max_bytes: int | None = None
+    ) -> list[VersionedRow | None]:
         """The rows of keys, as they were at one moment; the first ones that fit `max_bytes`, but one."""
         row_keys = [row_key(topic, key) for key in keys]
         with self._reading() as env:
@@ -236,10 +238,10 @@ class TableFiles:
 
     def scan(
         self, topic: str, prefix: bytes, after: bytes | None, count: int, size: int
-    ) -> tuple[list[Row], bool]:
+    ) -> tuple[list[VersionedRow], bool]:
         """Rows whose key begins with `prefix`, behind the key `after`; True = there are more."""
         begin = scan_prefix(topic, prefix)
-        rows: list[Row] = []
+        rows: list[VersionedRow] = []
         start = begin if after is None else max(begin, row_key(topic, after) + b"\0")
         with self._reading() as env:
             try:
@@ -301,7 +303,7 @@ class TableFiles:
 
     # Writes
 
-    def apply(self, changes: Sequence[Change], applied: Applied) -> None:
+    def apply(self, changes: Sequence[RowChanged], applied: Applied) -> None:
         """Apply changes in their order, and note how far the log is applied: all or nothing."""
         while True:
             try:
@@ -314,7 +316,7 @@ class TableFiles:
                 self.applied = applied
                 return
 
-    def _apply(self, changes: Sequence[Change], applied: Applied) -> None:
+    def _apply(self, changes: Sequence[RowChanged], applied: Applied) -> None:
         sizes = dict(self._sizes)
         changed = set() if self._has_sizes else set(sizes)
         with self._reading() as env, env.begin(write=True, buffers=True) as txn:

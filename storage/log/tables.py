@@ -19,20 +19,20 @@ import structlog
 from holdmq.errors import Code, RecordError, StorageError
 from holdmq.names.topics import is_temporary
 from storage.api.lookups import (
-    Change,
     Changed,
     Judge,
     KeyChange,
     Page,
     Reached,
-    Row,
+    RowChanged,
     TableSize,
+    VersionedRow,
     WalkedRow,
 )
 from storage.api.store import (
     Appended,
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.core.delayed import sizes_of
 from storage.log.core.epochs import Epochs
@@ -57,13 +57,13 @@ T = TypeVar("T")
 log = structlog.get_logger("holdmq.storage")
 
 
-class _Watch(NamedTuple):
+class _KeyWatch(NamedTuple):
     topic: str
     prefix: bytes
     changed: Changed
 
 
-class Tables:
+class LogTables:
     """All tables of one log. `is_table` says of a topic whether it is one."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Tables:
         self._wanted_snapshot = -1
         self._retry_at = 0.0
         self._unapplied: list[Followed] = []
-        self._watches: list[_Watch] = []
+        self._watches: list[_KeyWatch] = []
         self._waiting: list[tuple[int, int, Reached]] = []
         self._waits = 0
         self._failure: StorageError | None = None
@@ -146,7 +146,7 @@ class Tables:
     ) -> Batch:
         self._check_table(topic)
         record = table_record(topic, queue_id, key, value, born_ms, unique_id)
-        batch = Batch(memoryview(bytearray(record)), sizes_of([record]), [Run(topic, queue_id, 1)])
+        batch = Batch(memoryview(bytearray(record)), sizes_of([record]), [BatchRun(topic, queue_id, 1)])
         self._append(batch, done)
         return batch
 
@@ -160,7 +160,7 @@ class Tables:
             table_record(topic, change.queue_id, change.key, change.value, born_ms) for change in ordered
         ]
         runs = [
-            Run(topic, queue_id, len(list(same)))
+            BatchRun(topic, queue_id, len(list(same)))
             for queue_id, same in groupby(ordered, lambda change: change.queue_id)
         ]
         batch = Batch(memoryview(bytearray().join(records)), sizes_of(records), runs)
@@ -176,7 +176,7 @@ class Tables:
 
         A change was applied when it is told. Who wants everything watches first and scans then.
         """
-        watch = _Watch(topic, prefix.encode(), changed)
+        watch = _KeyWatch(topic, prefix.encode(), changed)
         self._watches = [*self._watches, watch]
 
         def end() -> None:
@@ -192,7 +192,7 @@ class Tables:
             self._post(self._tell_waiting)
         self.follower.wake.set()
 
-    def _tell(self, changes: list[Change]) -> None:
+    def _tell(self, changes: list[RowChanged]) -> None:
         for watch in self._watches:
             own = [
                 change
@@ -211,11 +211,13 @@ class Tables:
 
     # Called on any thread; these may wait for the disk
 
-    def get(self, topic: str, key: str) -> Row | None:
+    def get(self, topic: str, key: str) -> VersionedRow | None:
         """The row of a key; None = it has no value. Raises StorageError."""
         return self._files.get(topic, key.encode())
 
-    def get_many(self, topic: str, keys: Sequence[str], max_bytes: int | None = None) -> list[Row | None]:
+    def get_many(
+        self, topic: str, keys: Sequence[str], max_bytes: int | None = None
+    ) -> list[VersionedRow | None]:
         """The rows of keys, in their order, all as they were at one moment. Raises StorageError.
 
         Only the first ones when their values together exceed `max_bytes`, but always one.
@@ -391,7 +393,7 @@ class Tables:
         # What could not be applied is still here: the follower gives everything once.
         taken = self._unapplied or self.follower.take()
         self._unapplied = taken
-        changes: list[Change] = []
+        changes: list[RowChanged] = []
         keyless = 0
         for stretch in taken:
             if stretch.batch is not None:

@@ -39,7 +39,7 @@ OFFSETS_PER_MS: Final = 20
 Post = Callable[[Callable[[], object]], object]
 
 
-class TemporaryTopics:
+class TemporaryTopicQueues:
     """The queues of all temporary topics of a broker; `max_bytes` bounds them together."""
 
     def __init__(self, max_bytes: int, clock_ms: Callable[[], int], post: Post) -> None:

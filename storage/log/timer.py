@@ -23,8 +23,8 @@ from holdmq.names.topics import is_temporary
 from storage.api.store import (
     Appended,
     Batch,
-    Delayed,
-    Run,
+    BatchRun,
+    DelayedRecord,
 )
 from storage.log.core.delayed import (
     TIMER_QUEUE,
@@ -49,7 +49,7 @@ from storage.log.core.timer import (
 )
 from storage.log.failures import thread_failure, write_failure
 from storage.log.follower import Follower
-from storage.log.releases import Release, Releases
+from storage.log.releases import Releases, TimerRelease
 from storage.log.rolling import Roll, Rolling
 from storage.log.timer_files import BucketFiles, Saved, WaitingRecords
 
@@ -131,7 +131,7 @@ class Timer:
 
     # Called on the loop
 
-    def schedule(self, delayed: Sequence[Delayed], done: Appended) -> None:
+    def schedule(self, delayed: Sequence[DelayedRecord], done: Appended) -> None:
         """Store messages that appear in their queues when they are due, at once if that is past.
 
         `done` is called as by `MessageStore.append`: stored means that they will be released, once,
@@ -298,7 +298,7 @@ class Timer:
             batch = stretch.batch
             if batch is None:
                 continue
-            if isinstance(batch, Release) and not stretch.is_replayed:
+            if isinstance(batch, TimerRelease) and not stretch.is_replayed:
                 entries = batch.released()
             else:
                 entries = entries_in(batch, stretch.is_replayed)
@@ -523,7 +523,7 @@ class Timer:
 
 def is_wanted(batch: Batch) -> bool:
     """Whether the timer must look at a confirmed batch."""
-    return isinstance(batch, Release) or has_waiting(batch)
+    return isinstance(batch, TimerRelease) or has_waiting(batch)
 
 
 def _check_topic(name: bytes) -> None:
@@ -534,4 +534,4 @@ def _check_topic(name: bytes) -> None:
 
 def _waiting_batch(records: list[bytes]) -> Batch:
     raw = bytearray().join(records)
-    return Batch(memoryview(raw), sizes_of(records), [Run(TIMER_TOPIC, TIMER_QUEUE, len(records))])
+    return Batch(memoryview(raw), sizes_of(records), [BatchRun(TIMER_TOPIC, TIMER_QUEUE, len(records))])

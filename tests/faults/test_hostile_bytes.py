@@ -21,12 +21,12 @@ import pytest
 from hostile_bytes import Target, give
 from structlog.testing import capture_logs
 
-from broker.mqtt_shares.core.records import Restored as RestoredShares
+from broker.mqtt_shares.core.records import RestoredShares
 from broker.sessions.core.rows import (
     Meta,
     decode_meta,
 )
-from broker.shared_groups.core.records import Restored as RestoredShared
+from broker.shared_groups.core.records import RestoredShared
 from gateway.access.core.acl import (
     REPLAY,
     AclError,

@@ -19,7 +19,7 @@ from security import Authority
 from session_table import SessionTable
 
 from broker.kernel.core.filters import FilterSet
-from broker.produce.core.received import Received
+from broker.produce.core.received import ReceivedIds
 from broker.produce.core.sequences import Sequences
 from gateway.access.logins import failures_of
 from gateway.edge.listeners import Listener
@@ -38,6 +38,7 @@ from holdmq.mqtt import (
     MQTT_3_1_1,
     SERVER,
     AckRun,
+    CheckedTopics,
     ConnAck,
     Connect,
     Decoder,
@@ -46,7 +47,6 @@ from holdmq.mqtt import (
     SubAck,
     Subscribe,
     Subscription,
-    TopicTable,
     encode,
     publishes,
 )
@@ -121,7 +121,7 @@ class MemoryBroker:
         self.opened: list[ReadOpenRequest] = []
         self.heartbeats: list[dict[str, Any]] = []
         self.sequences = Sequences()
-        self.received = Received()
+        self.received = ReceivedIds()
         self.listed: MemoryBroker | None = self
         """The broker that the registry routes to; None = it calls none live."""
         self.retained = MemoryRetained(lambda: self.end, self.put_row, Worker.wall_ms)
@@ -361,7 +361,7 @@ class Client:
         self.reader = reader
         self.writer = writer
         self.version = version
-        self.decoder: Decoder[bytes] = Decoder(TopicTable(bytes), 1 << 24, sender=SERVER, version=version)
+        self.decoder: Decoder[bytes] = Decoder(CheckedTopics(bytes), 1 << 24, sender=SERVER, version=version)
         self.got: list[Any] = []
         self.connack: Any = None
 

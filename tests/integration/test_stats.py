@@ -30,15 +30,15 @@ from holdmq.message import Message
 from holdmq.service.process import Service
 from holdmq.service.telemetry import METRICS
 from spark_streaming import main
-from spark_streaming.job.checkpoint import Checkpoint
+from spark_streaming.job.checkpoint import QueryCheckpoint
 from spark_streaming.job.delta_sink import DeltaSink
-from spark_streaming.job.home import Home
+from spark_streaming.job.home import JobDirectory
 from spark_streaming.job.opening import open_query
 from spark_streaming.job.parts import DEVICES, Rows, parts_of
-from spark_streaming.job.session import Session, start_session
+from spark_streaming.job.session import SparkJobSession, start_session
 from spark_streaming.job.sink import MAINTENANCE_BATCHES, retention_of
 from spark_streaming.source import HoldMQDataSource
-from spark_streaming.source.link import Link, link_to
+from spark_streaming.source.link import ClusterLink, link_to
 from spark_streaming.tables import TPS_1H_TABLE, TPS_1M_TABLE, TPS_1S_TABLE, TableSpec, read_tps, table_path
 
 # The first of them waits for a JVM, and each for jobs of Spark's, beside all the other tests.
@@ -80,7 +80,7 @@ def cluster() -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def spark(cluster: Stack) -> Iterator[Session]:
+def spark(cluster: Stack) -> Iterator[SparkJobSession]:
     said: list[str] = []
     settings = StatsSection(data_dir=str(cluster.directory / "session"))
     session = start_session(settings, said.append)
@@ -99,7 +99,7 @@ def produce(cluster: Stack, *messages: Message) -> None:
     asyncio.run(send())
 
 
-def test_a_topic_is_a_table(cluster: Stack, spark: Session) -> None:
+def test_a_topic_is_a_table(cluster: Stack, spark: SparkJobSession) -> None:
     produce(cluster, *[Message("table", b"%d" % i, tag="even" if i % 2 == 0 else None) for i in range(10)])
     wait_listed(cluster, "table")
 
@@ -120,13 +120,13 @@ def test_a_topic_is_a_table(cluster: Stack, spark: Session) -> None:
     assert load(topics="absent").count() == 0
 
 
-def test_a_wrong_option_is_one_sentence(cluster: Stack, spark: Session) -> None:
+def test_a_wrong_option_is_one_sentence(cluster: Stack, spark: SparkJobSession) -> None:
     with pytest.raises(Exception, match="option max_partitions = '0' must be a whole number") as caught:
         spark.spark.read.format("holdmq").option("max_partitions", "0").load()
     assert ConfigError.__name__ in str(caught.value)
 
 
-def test_a_plan_that_spark_does_not_run_is_one_sentence(spark: Session) -> None:
+def test_a_plan_that_spark_does_not_run_is_one_sentence(spark: SparkJobSession) -> None:
     def rows(batch: DataFrame, _batch_id: int) -> Rows:
         return {"tps_1s": batch.select("no_such_column").toArrow()}
 
@@ -147,7 +147,7 @@ def wait_listed(cluster: Stack, topic: str) -> None:
     wait_until(lambda: bool(link.snapshot(lambda name: name == topic).bounds), f"{topic} is listed")
 
 
-def test_filters_of_a_batch_read_are_the_source_s(cluster: Stack, spark: Session) -> None:
+def test_filters_of_a_batch_read_are_the_source_s(cluster: Stack, spark: SparkJobSession) -> None:
     produce(cluster, *[Message("filtered", b"%d" % i, tag=str(i % 3)) for i in range(30)])
     produce(cluster, Message("filtered-not", b"x", tag="1"))
     wait_listed(cluster, "filtered-not")
@@ -166,7 +166,7 @@ def test_filters_of_a_batch_read_are_the_source_s(cluster: Stack, spark: Session
 
 
 def test_rows_are_written_to_topics_by_batches_and_streams(
-    cluster: Stack, spark: Session, tmp_path: Path
+    cluster: Stack, spark: SparkJobSession, tmp_path: Path
 ) -> None:
     rows = spark.spark.range(0, 100, 2).selectExpr("cast(id as string) body", "'even' tag")
     rows.write.format("holdmq").options(registry=cluster.registry, topic="written").mode("append").save()
@@ -189,7 +189,7 @@ def test_rows_are_written_to_topics_by_batches_and_streams(
 
 
 def test_a_stream_keeps_its_bound_and_goes_on_where_it_stopped(
-    cluster: Stack, spark: Session, tmp_path: Path
+    cluster: Stack, spark: SparkJobSession, tmp_path: Path
 ) -> None:
     def run() -> list[int]:
         stream = spark.spark.readStream.format("holdmq").options(
@@ -214,7 +214,7 @@ def test_a_stream_keeps_its_bound_and_goes_on_where_it_stopped(
 def test_a_link_plans_without_brokers_that_are_away(cluster: Stack) -> None:
     produce(cluster, Message("linked", b"x"))
     wait_listed(cluster, "linked")
-    link = Link([f"127.0.0.1:{free_port()}", cluster.registry])
+    link = ClusterLink([f"127.0.0.1:{free_port()}", cluster.registry])
     try:
         held = link.snapshot(lambda topic: topic == "linked")
         assert sum(bounds.end for bounds in held.bounds.values()) == 1
@@ -232,7 +232,7 @@ def test_a_link_plans_without_brokers_that_are_away(cluster: Stack) -> None:
 
 
 def test_a_topic_with_an_hour_of_backlog_beside_a_live_one_is_counted_to_the_row(
-    spark: Session, tmp_path: Path
+    spark: SparkJobSession, tmp_path: Path
 ) -> None:
     (part,) = [part for part in parts_of(StatsSection()) if TPS_1S_TABLE in part.tables]
     sink = DeltaSink(tmp_path, part.tables, partial(retention_of, StatsSection()))
@@ -272,11 +272,11 @@ def replayed() -> float:
 
 
 def test_a_backlog_made_before_is_counted_in_steps_beside_a_live_topic_and_once(
-    cluster: Stack, spark: Session, tmp_path: Path
+    cluster: Stack, spark: SparkJobSession, tmp_path: Path
 ) -> None:
     produce(cluster, *[Message("behind", b"x" * (i % 50)) for i in range(900)])
     stats = StatsSection(data_dir=str(tmp_path), trigger_interval_ms=100)
-    home = Home(tmp_path)
+    home = JobDirectory(tmp_path)
     (part,) = [part for part in parts_of(stats) if TPS_1S_TABLE in part.tables]
     options = {
         "registry": cluster.registry,
@@ -296,7 +296,7 @@ def test_a_backlog_made_before_is_counted_in_steps_beside_a_live_topic_and_once(
     query.stop(100)
     query.close()
     # As after a crash between the tables' commits and Spark's: the last batch is replayed.
-    checkpoint = Checkpoint(home.checkpoint(part.name))
+    checkpoint = QueryCheckpoint(home.checkpoint(part.name))
     last = deltalake.DeltaTable(table_path(tmp_path, "tps_1h")).transaction_version(checkpoint.app)
     (checkpoint.path / "commits" / f"{last}").unlink(missing_ok=True)
     (checkpoint.path / "commits" / f".{last}.crc").unlink(missing_ok=True)
@@ -323,7 +323,7 @@ def test_a_backlog_made_before_is_counted_in_steps_beside_a_live_topic_and_once(
 
 
 def test_devices_are_counted_by_a_query_of_their_own_in_steps_and_once(
-    cluster: Stack, spark: Session, tmp_path: Path
+    cluster: Stack, spark: SparkJobSession, tmp_path: Path
 ) -> None:
     def send(start: int, end: int) -> None:
         devices = [f"device-{n % 30}" for n in range(start, end)]
@@ -337,8 +337,8 @@ def test_devices_are_counted_by_a_query_of_their_own_in_steps_and_once(
     (part,) = [part for part in parts_of(stats) if part.name == DEVICES]
     assert [p.name for p in parts_of(stats.model_copy(update={"devices": False}))] == [TPS_1S_TABLE.name]
     options = {"registry": cluster.registry, "topics": "fleet", "starting_offsets": "earliest"}
-    home = Home(tmp_path)
-    checkpoint = Checkpoint(home.checkpoint(part.name))
+    home = JobDirectory(tmp_path)
+    checkpoint = QueryCheckpoint(home.checkpoint(part.name))
     tables = [table_path(tmp_path, table.name) for table in part.tables]
     for start, end, batches in ((0, 99, 3), (99, 100, 4)):
         send(start, end)

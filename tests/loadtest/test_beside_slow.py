@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from holdmq.errors import StartupError
-from loadtest.beside_slow import Load, MissingError, Order, SlowSubscriber, Traffic
+from loadtest.beside_slow import LoadPlan, MissingError, Order, SlowSubscriber, SlowTraffic
 from loadtest.swarm import publish_run, swarm
 
 
@@ -14,7 +14,7 @@ def body(publisher: int, number: int) -> bytes:
     return publish_run("t", [struct.pack(">dII", 1.5, publisher, number)], 1)[2:]
 
 
-def run_until_something_comes(traffic: Traffic, seconds: float) -> None:
+def run_until_something_comes(traffic: SlowTraffic, seconds: float) -> None:
     while not traffic.run(seconds):
         pass
 
@@ -24,7 +24,7 @@ def test_who_did_not_read_gets_everything_afterwards_and_readers_got_theirs(
     peer: tuple[str, int], is_pairs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loadtest.beside_slow.BEHIND_S", 60.0)
-    traffic = Traffic(Load(3, 300.0, is_pairs), f"{peer[0]}:{peer[1]}")
+    traffic = SlowTraffic(LoadPlan(3, 300.0, is_pairs), f"{peer[0]}:{peer[1]}")
     try:
         run_until_something_comes(traffic, 0.1)
         had = traffic.stall()
@@ -39,7 +39,7 @@ def test_who_did_not_read_gets_everything_afterwards_and_readers_got_theirs(
 
 
 def test_a_rate_that_is_not_answered_ends_the_run(peer: tuple[str, int]) -> None:
-    traffic = Traffic(Load(1, 50.0, False), f"{peer[0]}:{peer[1]}")
+    traffic = SlowTraffic(LoadPlan(1, 50.0, False), f"{peer[0]}:{peer[1]}")
     try:
         traffic.sent = 1_000
         with pytest.raises(StartupError, match="more than is carried"):

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from holdmq.mqtt import (
+    CheckedTopics,
     ConnAck,
     Connect,
     Decoder,
     PingReq,
     Properties,
     PublishRun,
-    TopicTable,
     encode,
     encode_pubacks,
 )
@@ -45,7 +45,7 @@ async def broken_server(
     """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        decoder: Decoder[bytes] = Decoder(TopicTable(bytes))
+        decoder: Decoder[bytes] = Decoder(CheckedTopics(bytes))
         while data := await reader.read(65536):
             for item in decoder.feed(data):
                 if isinstance(item, Connect):

@@ -18,9 +18,9 @@ from holdmq.files.disk import Disk
 from holdmq.record.batch import encode_batch
 from storage.api.store import (
     Batch,
+    BatchRun,
     HashFilter,
     ReadStatus,
-    Run,
 )
 from storage.log.store import LogStore, open_store
 
@@ -74,7 +74,7 @@ class Driver:
             [b"TAGS\x01%d/t\x02" % (i % 10) for i in range(count)],
             5,
         )
-        batch = Batch(memoryview(bytearray(raw)), sizes, [Run(topic, queue_id, count)])
+        batch = Batch(memoryview(bytearray(raw)), sizes, [BatchRun(topic, queue_id, count)])
         append = self.store.roll if is_rolling else self.store.append
         append(batch, lambda _batch, error: self.results.append(error))
         return batch

@@ -16,7 +16,7 @@ from any_disk import ANY_DISK
 from broker.app.calls import Identity
 from broker.app.compose import Broker, now_ms
 from broker.topics.core.table import TopicTable
-from broker.topics.requests import Topics
+from broker.topics.requests import TopicRequests
 from holdmq.config.alarms import AlarmsSection
 from holdmq.config.model import (
     BrokerSection,
@@ -131,7 +131,7 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
         is_table=table.is_table,
         clock_ms=clock_ms,
     )
-    topics = Topics(
+    topics = TopicRequests(
         directory / "store" / "config" / "topic.json",
         table,
         bool(settings.get("auto_create", True)),
@@ -150,7 +150,7 @@ async def _serve(
     directory: Path,
     section: StorageSection,
     store: LogStore,
-    topics: Topics,
+    topics: TopicRequests,
     clock_ms: Callable[[], int],
     settings: Mapping[str, object],
 ) -> Stack:

@@ -19,12 +19,12 @@ from holdmq.wire.group_headers import (
     GroupRequest,
     GroupRow,
     GroupState,
+    GroupSubscription,
     LeasedQueue,
     QueueLeaseRequest,
     QueueLeaseResponse,
     QueueReleaseRequest,
     ReleasedQueue,
-    Subscription,
     WantedQueue,
 )
 from holdmq.wire.header import rows
@@ -68,7 +68,7 @@ class GroupPeer:
 
     async def join(self, *topics: str, mode: str = CLUSTERING) -> GroupState:
         header = GroupJoinRequest(
-            self.group, mode, [Subscription(t, "*") for t in topics or ("t",)], "average"
+            self.group, mode, [GroupSubscription(t, "*") for t in topics or ("t",)], "average"
         )
         return (await self.client.call(RequestCode.GROUP_JOIN, header)).header(GroupState)
 

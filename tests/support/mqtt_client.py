@@ -10,6 +10,7 @@ from holdmq.mqtt import (
     MQTT_5,
     SERVER,
     AckRun,
+    CheckedTopics,
     ConnAck,
     Connect,
     Decoder,
@@ -27,7 +28,6 @@ from holdmq.mqtt import (
     SubAck,
     Subscribe,
     Subscription,
-    TopicTable,
     UnsubAck,
     Unsubscribe,
     Will,
@@ -66,7 +66,7 @@ class MqttClient:
     ) -> None:
         self.version = version
         self.received: list[Any] = []
-        self._decoder: Decoder[bytes] = Decoder(TopicTable(bytes), 1 << 24, sender=SERVER, version=version)
+        self._decoder: Decoder[bytes] = Decoder(CheckedTopics(bytes), 1 << 24, sender=SERVER, version=version)
         self._socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._open.append(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from holdmq.mqtt import SERVER, Decoder, TopicTable, encode
+from holdmq.mqtt import SERVER, CheckedTopics, Decoder, encode
 
 
 class PacketStream:
@@ -13,7 +13,7 @@ class PacketStream:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
-        self.decoder: Decoder[bytes] = Decoder(TopicTable(bytes), 1 << 20, sender=SERVER, version=5)
+        self.decoder: Decoder[bytes] = Decoder(CheckedTopics(bytes), 1 << 20, sender=SERVER, version=5)
         self.got: list[Any] = []
 
     def send(self, packet: Any) -> None:

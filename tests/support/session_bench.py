@@ -7,10 +7,11 @@ from typing import Any
 
 from gateway.ground.counters import Counters
 from gateway.ground.entries import make_entry
-from gateway.ground.limits import Limits
-from gateway.ground.receipts import Receipt
+from gateway.ground.limits import SessionLimits
+from gateway.ground.receipts import PublishReceipt
+from gateway.session.context import SessionContext
 from gateway.session.events import Closed, Connected
-from gateway.session.session import Context, Session
+from gateway.session.session import Session
 from holdmq.config.model import GatewaySection
 from holdmq.mqtt import (
     MQTT_3_1,
@@ -19,12 +20,12 @@ from holdmq.mqtt import (
     PUBACK,
     SERVER,
     AckRun,
+    CheckedTopics,
     ConnAck,
     Connect,
     Decoder,
     Packet,
     PublishRun,
-    TopicTable,
     encode,
     publishes,
 )
@@ -41,15 +42,15 @@ class Bench:
         self.now = 1000.0
         self.counters = Counters()
         ids = itertools.count(1)
-        limits = Limits(GatewaySection(**section), anonymous)
-        self.context = Context(
-            TopicTable(lambda raw: make_entry(raw, limits.topic_max_bytes, limits.topic_levels_max)),
+        limits = SessionLimits(GatewaySection(**section), anonymous)
+        self.context = SessionContext(
+            CheckedTopics(lambda raw: make_entry(raw, limits.topic_max_bytes, limits.topic_levels_max)),
             limits,
             self.counters,
             lambda: f"auto-{next(ids)}",
         )
         self.session = Session(self.context, self.now, NO_HOST)
-        self.decoder: Decoder[bytes] = Decoder(TopicTable(bytes), 1 << 24, sender=SERVER, version=version)
+        self.decoder: Decoder[bytes] = Decoder(CheckedTopics(bytes), 1 << 24, sender=SERVER, version=version)
 
     def feed(self, *packets: Packet | bytes) -> list[Any]:
         data = b"".join(p if isinstance(p, bytes) else encode(p, self.version) for p in packets)
@@ -75,7 +76,7 @@ class Bench:
         return self.session.push(head, b"\0", "b1", position, flags, ())
 
     def settle(self, packet_ids: list[int], packet_type: int = PUBACK, outcome: int = 0) -> None:
-        receipt = Receipt(self.session, packet_type, packet_ids[0])
+        receipt = PublishReceipt(self.session, packet_type, packet_ids[0])
         for packet_id in packet_ids[1:]:
             receipt.add(packet_id)
         self.session.expect(receipt)

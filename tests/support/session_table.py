@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.sessions.core.rows import (
-    Found,
+    FoundSession,
     RowChange,
     decode_meta,
     filter_key,
@@ -16,7 +16,7 @@ from broker.sessions.core.rows import (
     state_key,
     will_key,
 )
-from broker.sessions.core.sessions import Sessions
+from broker.sessions.core.sessions import OwnedSessions
 from holdmq.mqtt import MQTT_5, Properties
 from holdmq.rpc.connection import Connection, Request
 from holdmq.wire.codes import RequestCode
@@ -53,7 +53,7 @@ class SessionTable:
 
     def __init__(self) -> None:
         uids = itertools.count(1)
-        self.core: Sessions[Connection] = Sessions(100, NOW_MS, lambda: next(uids))
+        self.core: OwnedSessions[Connection] = OwnedSessions(100, NOW_MS, lambda: next(uids))
         self.rows: dict[str, bytes] = {}
         self.refusals: list[Exception] = []
         self.open_refusals: list[Exception] = []
@@ -158,9 +158,9 @@ class SessionTable:
             else:
                 self.rows[key] = value
 
-    def _found(self, client_id: str) -> Found | None:
+    def _found(self, client_id: str) -> FoundSession | None:
         meta = self.rows.get(meta_key(client_id))
         if meta is None:
             return None
         filters = [(name, self.rows[filter_key(client_id, name)]) for name in self.filters(client_id)]
-        return Found(decode_meta(meta), self.rows.get(state_key(client_id), b""), filters)
+        return FoundSession(decode_meta(meta), self.rows.get(state_key(client_id), b""), filters)

@@ -13,7 +13,7 @@ from holdmq.record.codec import decode_record
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.group_headers import Subscription
+from holdmq.wire.group_headers import GroupSubscription
 from holdmq.wire.header import rows
 from holdmq.wire.headers import Empty
 from holdmq.wire.shared_headers import (
@@ -64,7 +64,7 @@ class SharedPeer:
         start: str = "earliest",
         tags: str = "*",
     ) -> SharedPeer:
-        subscriptions = [Subscription(topic, tags) for topic in topics]
+        subscriptions = [GroupSubscription(topic, tags) for topic in topics]
         request = SharedOpenRequest(group, subscriptions, ready_max, invisible_ms, start)
         answer = (await self.client.call(RequestCode.SHARED_OPEN, request)).header(SharedOpenResponse)
         self.member_id = answer.member_id

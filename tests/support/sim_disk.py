@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from holdmq.files.disk import (
     Buffer,
-    File,
+    OpenFile,
     Space,
 )
 
@@ -345,23 +345,23 @@ class SimDisk:
 
     # holdmq.files.disk.Disk
 
-    def open(self, path: Path, create: bool = False) -> File:
+    def open(self, path: Path, create: bool = False) -> OpenFile:
         with self._lock:
             if self._find(path) is None and create:
                 with self.at("create", path):
                     self._name(path.parent, put=((path.name, Inode()),))
             return self._open(path, True)
 
-    def create_anew(self, path: Path) -> File:
+    def create_anew(self, path: Path) -> OpenFile:
         with self._lock:
             self.unlink(path)
             return self.open(path, create=True)
 
-    def open_to_read(self, path: Path) -> File:
+    def open_to_read(self, path: Path) -> OpenFile:
         with self._lock:
             return self._open(path, False)
 
-    def _open(self, path: Path, is_writable: bool) -> File:
+    def _open(self, path: Path, is_writable: bool) -> OpenFile:
         self._check_power()
         node = self._node(path)
         if isinstance(node, Directory):

@@ -18,7 +18,7 @@ from holdmq.record.properties import (
     decode_properties,
 )
 from storage.api.store import Batch
-from storage.log.core.hash_index import ENTRY, HEADER_SIZE, SLOT_SIZE, Header
+from storage.log.core.hash_index import ENTRY, HEADER_SIZE, SLOT_SIZE, IndexHeader
 from storage.log.core.keys import hash_of
 from storage.log.store import LogStore
 from storage.log.writer import Pending
@@ -72,7 +72,7 @@ def check_keys(
     found: Counter[tuple[int, int]] = Counter()
     for name in disk.list(directory):
         content = disk.content(directory / name)
-        header = Header.unpack(content[:HEADER_SIZE])
+        header = IndexHeader.unpack(content[:HEADER_SIZE])
         assert header is not None
         at = HEADER_SIZE + header.slots * SLOT_SIZE
         entries = np.frombuffer(bytes(content[at:]), ENTRY, header.entries)

@@ -23,9 +23,9 @@ from holdmq.record.batch import encode_batch
 from holdmq.record.codec import encode_record
 from storage.api.store import (
     Batch,
-    Delayed,
+    BatchRun,
+    DelayedRecord,
     ReadStatus,
-    Run,
 )
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
@@ -259,7 +259,7 @@ class SimStore:
             part, part_sizes = encode_batch(topic.encode(), queue_id, bodies, properties, 5)
             raw += part
             sizes.append(part_sizes)
-            made.append(Run(topic, queue_id, count))
+            made.append(BatchRun(topic, queue_id, count))
             self.serial += count
         sent = Sent(Batch(memoryview(bytearray(raw)), np.concatenate(sizes), made))
         self.appending = sent
@@ -274,7 +274,7 @@ class SimStore:
             record = encode_record(
                 topic.encode(), queue_id, b"late %d" % self.serial, _properties(self.serial), 5
             )
-            delayed.append(Delayed(record, self.clock.ms() + delay_ms))
+            delayed.append(DelayedRecord(record, self.clock.ms() + delay_ms))
             self.serial += 1
         self.store.timer.schedule(delayed, lambda _batch, _error: None)
 

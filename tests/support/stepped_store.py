@@ -12,7 +12,7 @@ from holdmq.config.model import StorageSection
 from holdmq.record.batch import encode_batch
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.store import LogStore, open_store
 
@@ -42,7 +42,7 @@ class Stepped:
     def append(self, queue_id: int, count: int, properties: bytes = b"", body: bytes = b"21") -> bytes:
         """Append to topic `devices`; the records, confirmed."""
         raw, sizes = encode_batch(b"devices", queue_id, [body] * count, properties, 5)
-        batch = Batch(memoryview(bytearray(raw)), sizes, [Run("devices", queue_id, count)])
+        batch = Batch(memoryview(bytearray(raw)), sizes, [BatchRun("devices", queue_id, count)])
         self.store.append(batch, lambda _batch, error: errors.append(error))
         errors: list[Any] = []
         while self.store.writer.step():
@@ -55,7 +55,7 @@ class Stepped:
         """Append a record that is refused; why."""
         raw, sizes = encode_batch(b"devices", 0, [b"21"], b"", 5)
         errors: list[Any] = []
-        batch = Batch(memoryview(bytearray(raw)), sizes, [Run("devices", 0, 1)])
+        batch = Batch(memoryview(bytearray(raw)), sizes, [BatchRun("devices", 0, 1)])
         self.store.append(batch, lambda _batch, error: errors.append(error))
         while self.store.writer.step():
             pass

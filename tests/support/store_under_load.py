@@ -32,8 +32,8 @@ from holdmq.record.batch import encode_batch
 from holdmq.record.codec import encode_record
 from storage.api.store import (
     Batch,
-    Delayed,
-    Run,
+    BatchRun,
+    DelayedRecord,
 )
 from storage.log.store import LogStore, now_ms, open_store
 
@@ -102,7 +102,7 @@ class Load:
         queue_id, count = chance.randrange(QUEUES), chance.choice((1, 1, 3, 8, 40))
         bodies = [chance.randbytes(chance.choice((10, 100, 700))) for _ in range(count)]
         raw, sizes = encode_batch(b"devices", queue_id, bodies, b"TAGS\x01%d\x02" % chance.randrange(9), 5)
-        batch = Batch(memoryview(bytearray(raw)), sizes, [Run("devices", queue_id, count)])
+        batch = Batch(memoryview(bytearray(raw)), sizes, [BatchRun("devices", queue_id, count)])
         self._waiting += 1
         self._store.append(batch, self._answered)
 
@@ -115,7 +115,7 @@ class Load:
             self._told(error)
             say("delayed", batch.position, number)
 
-        self._store.timer.schedule([Delayed(record, due_ms)], stored)
+        self._store.timer.schedule([DelayedRecord(record, due_ms)], stored)
 
     def _put(self, number: int) -> None:
         tables = self._store.tables

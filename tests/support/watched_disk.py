@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdmq.files.disk import (
     Buffer,
-    File,
+    OpenFile,
     RealDisk,
     Space,
 )
@@ -16,7 +16,7 @@ from holdmq.files.disk import (
 class WatchedFile:
     """A real file; every call goes through the disk's `check` first."""
 
-    def __init__(self, disk: WatchedDisk, file: File, path: Path) -> None:
+    def __init__(self, disk: WatchedDisk, file: OpenFile, path: Path) -> None:
         self._disk, self._file, self._path = disk, file, path
 
     def write(self, buffers: Sequence[Buffer], offset: int) -> None:
@@ -76,13 +76,13 @@ class WatchedDisk(RealDisk):
         if code is not None:
             raise OSError(code, f"injected into {operation}", str(path))
 
-    def open(self, path: Path, create: bool = False) -> File:
+    def open(self, path: Path, create: bool = False) -> OpenFile:
         return WatchedFile(self, super().open(path, create), path)
 
-    def create_anew(self, path: Path) -> File:
+    def create_anew(self, path: Path) -> OpenFile:
         return WatchedFile(self, super().create_anew(path), path)
 
-    def open_to_read(self, path: Path) -> File:
+    def open_to_read(self, path: Path) -> OpenFile:
         return WatchedFile(self, super().open_to_read(path), path)
 
     def sync_directory(self, directory: Path) -> None:

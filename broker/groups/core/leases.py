@@ -28,7 +28,7 @@ class LeaseKey(NamedTuple):
     queue_id: int
 
 
-class Lease(Generic[Owner]):
+class QueueLease(Generic[Owner]):
     """A queue in somebody's hands until `deadline` (the caller's clock)."""
 
     __slots__ = ("client_id", "deadline", "generation", "key", "owner")
@@ -55,7 +55,7 @@ class Grant(NamedTuple):
 class Ended(NamedTuple, Generic[Owner]):
     """A lease that ended, and who had asked for its queue meanwhile."""
 
-    lease: Lease[Owner]
+    lease: QueueLease[Owner]
     wanted_by: list[Owner]
 
 
@@ -74,7 +74,7 @@ class Leases(Generic[Owner]):
         self._generation = first_generation - 1
         self._leases_max = leases_max
         self._wants_max = wants_max
-        self._leases: dict[LeaseKey, Lease[Owner]] = {}
+        self._leases: dict[LeaseKey, QueueLease[Owner]] = {}
         self._by_owner: dict[Owner, dict[LeaseKey, None]] = {}
         self._wants: dict[LeaseKey, dict[Owner, None]] = {}
         self._wanted_by: dict[Owner, set[LeaseKey]] = {}
@@ -105,7 +105,7 @@ class Leases(Generic[Owner]):
                 return self._refuse(Grant(0, None, is_fenced=True))
             if len(self._leases) >= self._leases_max:
                 return self._refuse(Grant(0, None, is_full=True))
-            lease = Lease(key, owner, client_id, 0, now)
+            lease = QueueLease(key, owner, client_id, 0, now)
             self._leases[key] = lease
             self._by_owner.setdefault(owner, {})[key] = None
         elif lease.owner != owner:
@@ -168,7 +168,7 @@ class Leases(Generic[Owner]):
 
     def expire(self, now: float) -> list[Ended[Owner]]:
         """End the leases that were not renewed in time."""
-        late: list[Lease[Owner]] = []
+        late: list[QueueLease[Owner]] = []
         for lease in self._leases.values():
             if lease.deadline > now:
                 break
@@ -187,7 +187,7 @@ class Leases(Generic[Owner]):
         for lease in self._leases.values():
             lease.deadline += by_s
 
-    def _end(self, lease: Lease[Owner]) -> Ended[Owner]:
+    def _end(self, lease: QueueLease[Owner]) -> Ended[Owner]:
         key = lease.key
         del self._leases[key]
         owned = self._by_owner[lease.owner]

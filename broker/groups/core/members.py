@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from holdmq.errors import Code, RemoteError
-from holdmq.wire.group_headers import Subscription
+from holdmq.wire.group_headers import GroupSubscription
 
 MEMBERS_MAX: Final = 100_000
 """Memberships of one broker, some 1 KiB each: ten for each of 10,000 connections."""
@@ -24,7 +24,7 @@ STRATEGY_MAX: Final = 120
 Owner = TypeVar("Owner")
 
 
-class Member(Generic[Owner]):
+class GroupMember(Generic[Owner]):
     """One connection's membership. Times: `joined_ms` wall clock, `renewed_at` the caller's clock.
 
     `told_version`: the group's version that it knows.
@@ -50,7 +50,7 @@ class Member(Generic[Owner]):
         self.client_id = client_id
         self.mode = mode
         self.strategy = ""
-        self.subscriptions: list[Subscription] = []
+        self.subscriptions: list[GroupSubscription] = []
         self.joined_ms = joined_ms
         self.renewed_at = renewed_at
         self.told_version = 0
@@ -59,10 +59,10 @@ class Member(Generic[Owner]):
 class Joined(NamedTuple, Generic[Owner]):
     """What a join did: the member, whether it is new or changed, and whose place it took."""
 
-    member: Member[Owner]
+    member: GroupMember[Owner]
     is_new: bool
     is_change: bool
-    replaced: Member[Owner] | None
+    replaced: GroupMember[Owner] | None
 
 
 class Members(Generic[Owner]):
@@ -81,23 +81,23 @@ class Members(Generic[Owner]):
         self._members_max = members_max
         self._version = first_version
         self._versions: dict[str, int] = {}
-        self._groups: dict[str, dict[Owner, Member[Owner]]] = {}
+        self._groups: dict[str, dict[Owner, GroupMember[Owner]]] = {}
         self._by_owner: dict[Owner, set[str]] = {}
         # Renewing moves to the end: the first is the one that was silent longest.
-        self._by_renewal: dict[tuple[Owner, str], Member[Owner]] = {}
+        self._by_renewal: dict[tuple[Owner, str], GroupMember[Owner]] = {}
 
     def __len__(self) -> int:
         return len(self._by_renewal)
 
-    def get(self, owner: Owner, group: str) -> Member[Owner] | None:
+    def get(self, owner: Owner, group: str) -> GroupMember[Owner] | None:
         """This connection's membership; None = it is no member."""
         return self._by_renewal.get((owner, group))
 
-    def of(self, group: str) -> list[Member[Owner]]:
+    def of(self, group: str) -> list[GroupMember[Owner]]:
         """A group's members, by client id."""
         return sorted(self._groups.get(group, {}).values(), key=lambda member: member.client_id)
 
-    def unlike(self, member: Member[Owner]) -> Member[Owner] | None:
+    def unlike(self, member: GroupMember[Owner]) -> GroupMember[Owner] | None:
         """A member of the same group that wants or divides other messages; None = all are alike."""
         wanted = sorted(member.subscriptions)
         for other in self._groups.get(member.group, {}).values():
@@ -134,7 +134,7 @@ class Members(Generic[Owner]):
         """Give groups only versions above this one (an earlier start's)."""
         self._version = max(self._version, version)
 
-    def _check_join(self, owner: Owner, group: str, mode: str, replaced: Member[Owner] | None) -> None:
+    def _check_join(self, owner: Owner, group: str, mode: str, replaced: GroupMember[Owner] | None) -> None:
         """Raise MODE_CONFLICT or LIMIT_EXCEEDED if this connection cannot become a member."""
         others = [m for m in self._groups.get(group, {}).values() if m.owner != owner and m is not replaced]
         if others and others[0].mode != mode:
@@ -152,7 +152,7 @@ class Members(Generic[Owner]):
         if len(self._by_renewal) >= self._members_max:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"{self._members_max} members of groups at this broker")
 
-    def check_wishes(self, subscriptions: list[Subscription], strategy: str) -> None:
+    def check_wishes(self, subscriptions: list[GroupSubscription], strategy: str) -> None:
         """Raise LIMIT_EXCEEDED if these are too much for one member."""
         if len(strategy) > STRATEGY_MAX:
             raise RemoteError(
@@ -173,7 +173,7 @@ class Members(Generic[Owner]):
         group: str,
         mode: str,
         strategy: str,
-        subscriptions: list[Subscription],
+        subscriptions: list[GroupSubscription],
         now: float,
         now_ms: int,
     ) -> Joined[Owner]:
@@ -191,7 +191,7 @@ class Members(Generic[Owner]):
         member = known.get(owner)
         is_new = member is None
         if member is None:
-            member = Member(owner, group, client_id, mode, now_ms, now)
+            member = GroupMember(owner, group, client_id, mode, now_ms, now)
             known[owner] = member
             self._by_owner.setdefault(owner, set()).add(group)
         wanted = (mode, strategy, subscriptions)
@@ -210,23 +210,23 @@ class Members(Generic[Owner]):
         self._renewed(member, now)
         return True
 
-    def leave(self, owner: Owner, group: str) -> Member[Owner] | None:
+    def leave(self, owner: Owner, group: str) -> GroupMember[Owner] | None:
         """End a membership; None = there was none."""
         member = self._by_renewal.get((owner, group))
         if member is not None:
             self._remove(member)
         return member
 
-    def close(self, owner: Owner) -> list[Member[Owner]]:
+    def close(self, owner: Owner) -> list[GroupMember[Owner]]:
         """A connection is gone: end its memberships."""
         left = [self._by_renewal[owner, group] for group in sorted(self._by_owner.get(owner, ()))]
         for member in left:
             self._remove(member)
         return left
 
-    def expire(self, now: float) -> list[Member[Owner]]:
+    def expire(self, now: float) -> list[GroupMember[Owner]]:
         """End the memberships of those that were silent too long."""
-        late: list[Member[Owner]] = []
+        late: list[GroupMember[Owner]] = []
         for member in self._by_renewal.values():
             if member.renewed_at + self.expiry_s > now:
                 break
@@ -247,13 +247,13 @@ class Members(Generic[Owner]):
         for member in self._by_renewal.values():
             member.renewed_at += by_s
 
-    def _renewed(self, member: Member[Owner], now: float) -> None:
+    def _renewed(self, member: GroupMember[Owner], now: float) -> None:
         key = (member.owner, member.group)
         self._by_renewal.pop(key, None)
         self._by_renewal[key] = member
         member.renewed_at = now
 
-    def _remove(self, member: Member[Owner]) -> None:
+    def _remove(self, member: GroupMember[Owner]) -> None:
         group = member.group
         del self._by_renewal[member.owner, group]
         del self._groups[group][member.owner]

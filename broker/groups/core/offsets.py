@@ -51,7 +51,7 @@ class GroupTopic(NamedTuple):
         return f"{self.topic}@{self.group}"
 
 
-class Position(NamedTuple):
+class GroupOffset(NamedTuple):
     """One group's offset in one queue."""
 
     group: str
@@ -148,10 +148,10 @@ class OffsetTable:
             self._touch(key)
         return groups
 
-    def __iter__(self) -> Iterator[Position]:
+    def __iter__(self) -> Iterator[GroupOffset]:
         for key, queues in self._offsets.items():
             for queue_id, offset in queues.items():
-                yield Position(key.group, key.topic, queue_id, offset)
+                yield GroupOffset(key.group, key.topic, queue_id, offset)
 
     def snapshot(self) -> Content:
         """Everything that is to be saved, as it is now; later changes leave it alone."""
@@ -211,14 +211,14 @@ class OffsetTable:
                 self.ground = self.change
 
 
-def positions(content: Content, groups: Iterable[str] | None = None) -> Iterator[Position]:
+def positions(content: Content, groups: Iterable[str] | None = None) -> Iterator[GroupOffset]:
     """The offsets of a snapshot, of all groups or of these; on any thread."""
     wanted = None if groups is None else set(groups)
     for name, queues in content.items():
         topic, _, group = name.rpartition("@")
         if wanted is None or group in wanted:
             for queue_id, offset in queues.items():
-                yield Position(group, topic, int(queue_id), offset)
+                yield GroupOffset(group, topic, int(queue_id), offset)
 
 
 def clamp(offset: int, first: int, end: int) -> int:

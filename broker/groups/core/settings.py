@@ -40,7 +40,7 @@ _FIELDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupSetting:
     """One group's settings. `mode` is that of its last first member, "" while nobody ever joined.
 
     `delay_levels_ms` () = the broker's table. `broker_id` and `which_broker_when_consume_slowly` are for
@@ -89,7 +89,7 @@ class Group:
             raise RemoteError(Code.GROUP_DISABLED, f"group {self.name!r}: consumeBroadcastEnable is off")
 
 
-Groups = Mapping[str, Group]
+Groups = Mapping[str, GroupSetting]
 
 
 def check_name(name: str) -> None:
@@ -114,16 +114,16 @@ class GroupTable:
 
     def __init__(self, groups_max: int, auto_create: bool) -> None:
         self.data_version = 0
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, GroupSetting] = {}
         self._groups_max = groups_max
         self._auto_create = auto_create
 
-    def take(self, groups: dict[str, Group]) -> None:
+    def take(self, groups: dict[str, GroupSetting]) -> None:
         """Groups were written: they are the table now."""
         self.groups = groups
         self.data_version += 1
 
-    def plan_join(self, groups: dict[str, Group], name: str, mode: str) -> None:
+    def plan_join(self, groups: dict[str, GroupSetting], name: str, mode: str) -> None:
         """The first member of a group, or of another mode, joins."""
         known = groups.get(name)
         if known is None:
@@ -133,18 +133,18 @@ class GroupTable:
                     f"group {name!r} does not exist and broker.auto_create_groups is off",
                 )
             self._check_room(groups)
-            known = Group(name)
+            known = GroupSetting(name)
         groups[name] = replace(known, mode=mode)
 
-    def plan_create(self, groups: dict[str, Group], name: str) -> None:
+    def plan_create(self, groups: dict[str, GroupSetting], name: str) -> None:
         """A group without a member yet; one that exists stays as it is."""
         check_name(name)
         _check_kept(name)
         if name not in groups:
             self._check_room(groups)
-            groups[name] = Group(name)
+            groups[name] = GroupSetting(name)
 
-    def plan_update(self, groups: dict[str, Group], header: GroupUpdateRequest) -> None:
+    def plan_update(self, groups: dict[str, GroupSetting], header: GroupUpdateRequest) -> None:
         """Create a group, or change the settings that are not None."""
         self.plan_create(groups, header.group)
         given = {
@@ -160,12 +160,12 @@ class GroupTable:
             raise RemoteError(Code.GROUP_INVALID, f"group {header.group!r}: {fault}")
         groups[header.group] = changed
 
-    def plan_pause(self, groups: dict[str, Group], name: str, pause: bool) -> None:
+    def plan_pause(self, groups: dict[str, GroupSetting], name: str, pause: bool) -> None:
         """Pause or resume a group."""
         _check_kept(name)
         groups[name] = replace(_known(groups, name), is_paused=pause)
 
-    def plan_delete(self, groups: dict[str, Group], name: str) -> None:
+    def plan_delete(self, groups: dict[str, GroupSetting], name: str) -> None:
         """Forget a group."""
         _known(groups, name)
         del groups[name]
@@ -179,7 +179,7 @@ class GroupTable:
 
     def load(self, content: dict[str, Any], data_version: int, path: str) -> None:
         """Fill the table from the file; StoreFormatError names the entry that is no group."""
-        loaded: dict[str, Group] = {}
+        loaded: dict[str, GroupSetting] = {}
         for name, entry in content.items():
             try:
                 loaded[name] = _group(name, entry)
@@ -201,7 +201,7 @@ class GroupTable:
             )
 
 
-def _known(groups: Groups, name: str) -> Group:
+def _known(groups: Groups, name: str) -> GroupSetting:
     group = groups.get(name)
     if group is None:
         raise RemoteError(Code.GROUP_UNKNOWN, f"group {name!r} does not exist here")
@@ -219,7 +219,7 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _group(name: str, entry: Any) -> Group:
+def _group(name: str, entry: Any) -> GroupSetting:
     if not isinstance(entry, dict):
         raise TypeError("it is not an object")
     fault = group_fault(name)
@@ -229,14 +229,14 @@ def _group(name: str, entry: Any) -> Group:
     levels = given.get("delay_levels_ms", [])
     if not isinstance(levels, list):
         raise TypeError("delayLevelsMs is no list")
-    group = Group(name, **{**given, "delay_levels_ms": tuple(levels)})
+    group = GroupSetting(name, **{**given, "delay_levels_ms": tuple(levels)})
     fault = _fault(group)
     if fault is not None:
         raise TypeError(fault)
     return group
 
 
-def _fault(group: Group) -> str | None:
+def _fault(group: GroupSetting) -> str | None:
     """What is wrong with these settings; None = nothing."""
     switches = (
         group.consume_enable,

@@ -32,7 +32,7 @@ from broker.mqtt_shares.core.records import (
     WAITS,
     Entry,
     Holder,
-    Restored,
+    RestoredShares,
     ShareNews,
     snapshot_entries,
 )
@@ -55,7 +55,7 @@ broken connection, and what the clocks of gateways and brokers differ in."""
 C = TypeVar("C", bound=Hashable)
 
 
-class Member(Generic[C]):
+class ShareMember(Generic[C]):
     """A session's part in a group. `owner` is the connection that speaks for it, None while there is none.
 
     `out` has its messages by log position, True for those that are taken. `credit`: how many it has room for.
@@ -67,7 +67,7 @@ class Member(Generic[C]):
         "owner", "qos", "uid",
     )  # fmt: skip
 
-    def __init__(self, group: Group[C], client_id: str, uid: int, expiry_s: int, qos: int) -> None:
+    def __init__(self, group: ShareGroup[C], client_id: str, uid: int, expiry_s: int, qos: int) -> None:
         self.group = group
         self.client_id = client_id
         self.uid = uid
@@ -83,7 +83,7 @@ class Member(Generic[C]):
         """Whether it is in its group's line of those with room."""
 
 
-class Group(Generic[C]):
+class ShareGroup(Generic[C]):
     """One `$share/<name>/<filter>`. `filters`, and the `topics` that they name, are its shell's.
 
     `is_live`: all of the log was looked at, so that its position is the log's end until a batch comes that
@@ -101,11 +101,11 @@ class Group(Generic[C]):
         self.position = position
         self.qos0_from = position
         """Below it QoS 0 messages were published while nobody was there."""
-        self.members: dict[str, Member[C]] = {}
-        self.leaving: set[Member[C]] = set()
+        self.members: dict[str, ShareMember[C]] = {}
+        self.leaving: set[ShareMember[C]] = set()
         self.online = 0
-        self.ready: deque[Member[C]] = deque()
-        self.out: dict[int, Member[C]] = {}
+        self.ready: deque[ShareMember[C]] = deque()
+        self.out: dict[int, ShareMember[C]] = {}
         self.waits: set[int] = set()
         self.waiting: list[int] = []
         """A heap of `waits`; what is in there and not in `waits` was settled meanwhile."""
@@ -130,7 +130,7 @@ class Group(Generic[C]):
         return min([own, *list(self.out), *list(self.waits)])
 
 
-class Counts:
+class ShareCounts:
     """Since the start, messages if nothing else is said."""
 
     __slots__ = (
@@ -161,7 +161,7 @@ class _Ending(Generic[C]):
 
     __slots__ = ("ended_ms", "member")
 
-    def __init__(self, member: Member[C]) -> None:
+    def __init__(self, member: ShareMember[C]) -> None:
         self.member = member
         self.ended_ms = member.ended_ms
 
@@ -177,34 +177,34 @@ class ShareGroups(Generic[C]):
     def __init__(
         self, groups_max: int = GROUPS_MAX, members_max: int = MEMBERS_MAX, out_max: int = OUT_MAX
     ) -> None:
-        self.groups: dict[str, Group[C]] = {}
+        self.groups: dict[str, ShareGroup[C]] = {}
         self.news = ShareNews()
-        self.counts = Counts()
-        self.woken: dict[str, Group[C]] = {}
-        self.crowded: dict[str, Group[C]] = {}
+        self.counts = ShareCounts()
+        self.woken: dict[str, ShareGroup[C]] = {}
+        self.crowded: dict[str, ShareGroup[C]] = {}
         """Those that may have more to hand out once less is in hand."""
-        self.made: list[Group[C]] = []
+        self.made: list[ShareGroup[C]] = []
         """Groups that came, for the shell to give them their filters."""
-        self.ended: list[Group[C]] = []
+        self.ended: list[ShareGroup[C]] = []
         self.members = 0
         self.in_hand = 0
         """Messages out and waiting."""
         self.groups_max = groups_max
         self.members_max = members_max
         self.out_max = out_max
-        self._of_owner: dict[C, dict[int, Member[C]]] = {}
+        self._of_owner: dict[C, dict[int, ShareMember[C]]] = {}
         self._endings: Deadlines[_Ending[C]] = Deadlines()
 
     # Start, and snapshots
 
-    def restore(self, restored: Restored, now_ms: int) -> None:
+    def restore(self, restored: RestoredShares, now_ms: int) -> None:
         """Go on with what a start found. Nobody is connected."""
         for name, found in restored.groups.items():
-            group: Group[C] = Group(name, found.position)
+            group: ShareGroup[C] = ShareGroup(name, found.position)
             self.groups[name] = group
             self.made.append(group)
             for client_id, holder in found.holders.items():
-                member = Member(group, client_id, holder.uid, holder.expiry_s, 0)
+                member = ShareMember(group, client_id, holder.uid, holder.expiry_s, 0)
                 member.ended_ms = holder.ended_ms or max(1, now_ms)
                 group.members[client_id] = member
                 self.members += 1
@@ -258,11 +258,11 @@ class ShareGroups(Generic[C]):
             if len(self.groups) >= self.groups_max:
                 self.counts.refused += 1
                 return Code.LIMIT_EXCEEDED, f"{self.groups_max} share groups at this broker"
-            group = self.groups[row.name] = Group(row.name, position)
+            group = self.groups[row.name] = ShareGroup(row.name, position)
             self.made.append(group)
             self.news.add(BEGINS, group.name, position)
         if member is None:
-            member = group.members[row.client_id] = Member(
+            member = group.members[row.client_id] = ShareMember(
                 group, row.client_id, row.uid, row.expiry_s, row.qos
             )
             self.members += 1
@@ -275,14 +275,14 @@ class ShareGroups(Generic[C]):
         self.counts.joins += 1
         return Code.OK, ""
 
-    def _change(self, member: Member[C], row: ShareJoin) -> None:
+    def _change(self, member: ShareMember[C], row: ShareJoin) -> None:
         """The options of a subscription changed."""
         member.qos, member.expiry_s = row.qos, row.expiry_s
         # Told again: the log may have refused it the first time.
         self.news.add(BEGINS, member.group.name, member.group.position)
         self._note(member)
 
-    def _attach(self, member: Member[C], owner: C, row: ShareJoin, confirmed: int) -> None:
+    def _attach(self, member: ShareMember[C], owner: C, row: ShareJoin, confirmed: int) -> None:
         group = member.group
         member.owner, member.member_id = owner, row.member_id
         member.qos, member.expiry_s, member.ended_ms = row.qos, row.expiry_s, 0
@@ -376,7 +376,7 @@ class ShareGroups(Generic[C]):
         if member is not None:
             self._give_back(member, positions)
 
-    def unsent(self, member: Member[C], positions: list[int]) -> None:
+    def unsent(self, member: ShareMember[C], positions: list[int]) -> None:
         """Messages that were handed out did not leave; the member is connected as it was then."""
         self._give_back(member, positions)
         self._make_room(member, len(positions))
@@ -386,7 +386,7 @@ class ShareGroups(Generic[C]):
         """Whether nothing more but what waits is handed out until something is settled."""
         return self.in_hand >= self.out_max
 
-    def next_waiting(self, group: Group[C], count: int) -> list[int]:
+    def next_waiting(self, group: ShareGroup[C], count: int) -> list[int]:
         """Up to `count` positions that wait, the lowest first; they stay where they are."""
         found: list[int] = []
         while group.waiting and len(found) < count:
@@ -398,8 +398,8 @@ class ShareGroups(Generic[C]):
         return found
 
     def give(
-        self, group: Group[C], position: int, qos: int, can_take: Callable[[C], bool]
-    ) -> Member[C] | None:
+        self, group: ShareGroup[C], position: int, qos: int, can_take: Callable[[C], bool]
+    ) -> ShareMember[C] | None:
         """Hand a message to the member whose turn it is; None = nobody has room. QoS 0 is settled by it."""
         member = self._next(group, can_take)
         if member is None:
@@ -415,7 +415,7 @@ class ShareGroups(Generic[C]):
             self.news.taken(group.name, member.client_id, position)
         return member
 
-    def drop(self, group: Group[C], position: int, *, is_behind: bool = False) -> None:
+    def drop(self, group: ShareGroup[C], position: int, *, is_behind: bool = False) -> None:
         """A message that waits is wanted by nobody any more, or gone from the log."""
         if self._take_up(group, position):
             self.counts.behind += is_behind
@@ -423,7 +423,7 @@ class ShareGroups(Generic[C]):
 
     # Inside
 
-    def _next(self, group: Group[C], can_take: Callable[[C], bool]) -> Member[C] | None:
+    def _next(self, group: ShareGroup[C], can_take: Callable[[C], bool]) -> ShareMember[C] | None:
         ready = group.ready
         for _ in range(len(ready)):
             member = ready[0]
@@ -436,7 +436,7 @@ class ShareGroups(Generic[C]):
                 return member
         return None
 
-    def _make_room(self, member: Member[C], messages: int) -> None:
+    def _make_room(self, member: ShareMember[C], messages: int) -> None:
         if member.is_leaving or messages <= 0:
             return
         member.credit = min(member.credit + messages, CREDIT_MAX)
@@ -445,27 +445,27 @@ class ShareGroups(Generic[C]):
             member.group.ready.append(member)
         self._wake(member.group)
 
-    def _wake(self, group: Group[C]) -> None:
+    def _wake(self, group: ShareGroup[C]) -> None:
         if group.ready:
             self.woken[group.name] = group
 
-    def _note(self, member: Member[C]) -> None:
+    def _note(self, member: ShareMember[C]) -> None:
         self.news.add(
             HOLDS, member.group.name, member.client_id, member.uid, member.expiry_s, member.ended_ms
         )
 
-    def _put_out(self, member: Member[C], position: int, is_taken: bool) -> None:
+    def _put_out(self, member: ShareMember[C], position: int, is_taken: bool) -> None:
         member.out[position] = is_taken
         member.group.out[position] = member
         self.in_hand += 1
 
-    def _take_in(self, member: Member[C], position: int) -> bool:
+    def _take_in(self, member: ShareMember[C], position: int) -> bool:
         """Forget that a member has a message; whether it was taken."""
         del member.group.out[position]
         self.in_hand -= 1
         return member.out.pop(position)
 
-    def _take_up(self, group: Group[C], position: int) -> bool:
+    def _take_up(self, group: ShareGroup[C], position: int) -> bool:
         """Have a message wait no longer; whether it did."""
         if position not in group.waits:
             return False
@@ -473,23 +473,23 @@ class ShareGroups(Generic[C]):
         self.in_hand -= 1
         return True
 
-    def _put_back(self, group: Group[C], position: int) -> None:
+    def _put_back(self, group: ShareGroup[C], position: int) -> None:
         group.waits.add(position)
         heapq.heappush(group.waiting, position)
         self.in_hand += 1
 
-    def _settle(self, member: Member[C], position: int) -> None:
+    def _settle(self, member: ShareMember[C], position: int) -> None:
         self._take_in(member, position)
         self.counts.settled += 1
         self._note_settled(member.group, position)
 
-    def _note_settled(self, group: Group[C], position: int) -> None:
+    def _note_settled(self, group: ShareGroup[C], position: int) -> None:
         self.news.place(SETTLED, group.name, position)
         if position >= group.position:
             # A start looks at the log again from where a snapshot was: this one is not to be found anew.
             group.settled.add(position)
 
-    def _return(self, member: Member[C], position: int) -> None:
+    def _return(self, member: ShareMember[C], position: int) -> None:
         group = member.group
         if self._take_in(member, position):
             self.news.place(WAITS, group.name, position)
@@ -497,13 +497,13 @@ class ShareGroups(Generic[C]):
         self._put_back(group, position)
         self._wake(group)
 
-    def _give_back(self, member: Member[C], positions: list[int]) -> None:
+    def _give_back(self, member: ShareMember[C], positions: list[int]) -> None:
         for position in positions:
             if position in member.out:
                 self._return(member, position)
         self._end_leaving(member)
 
-    def _leave(self, member: Member[C]) -> None:
+    def _leave(self, member: ShareMember[C]) -> None:
         """A session holds its group no more; what its client has it may still settle."""
         if member.owner is None or not member.out:
             self._over(member)
@@ -513,7 +513,7 @@ class ShareGroups(Generic[C]):
         member.group.leaving.add(member)
         self._unhold(member)
 
-    def _disconnect(self, member: Member[C]) -> None:
+    def _disconnect(self, member: ShareMember[C]) -> None:
         """Nobody speaks for a member any more: what is not taken is for others."""
         owner = member.owner
         if owner is None:
@@ -529,17 +529,17 @@ class ShareGroups(Generic[C]):
         for position in [p for p, is_taken in member.out.items() if not is_taken]:
             self._return(member, position)
 
-    def _away(self, member: Member[C], now_ms: int) -> None:
+    def _away(self, member: ShareMember[C], now_ms: int) -> None:
         self._disconnect(member)
         member.ended_ms = max(1, now_ms)
         self._note(member)
         self._await_end(member)
 
-    def _await_end(self, member: Member[C]) -> None:
+    def _await_end(self, member: ShareMember[C]) -> None:
         if member.expiry_s != NEVER_EXPIRES_S:
             self._endings.push(member.ended_ms / 1e3 + member.expiry_s + LINGER_S, _Ending(member))
 
-    def _over(self, member: Member[C]) -> None:
+    def _over(self, member: ShareMember[C]) -> None:
         """A session is over, or has left with what it had: what is taken goes to nobody."""
         group = member.group
         self._disconnect(member)
@@ -552,7 +552,7 @@ class ShareGroups(Generic[C]):
         else:
             self._unhold(member)
 
-    def _unhold(self, member: Member[C]) -> None:
+    def _unhold(self, member: ShareMember[C]) -> None:
         """One session less holds a group; with the last one it ends."""
         group = member.group
         if member.is_leaving:
@@ -563,12 +563,12 @@ class ShareGroups(Generic[C]):
         if not group.members:
             self._end_group(group)
 
-    def _end_leaving(self, member: Member[C]) -> None:
+    def _end_leaving(self, member: ShareMember[C]) -> None:
         if member.is_leaving and not member.out:
             member.group.leaving.discard(member)
             self._disconnect(member)
 
-    def _end_group(self, group: Group[C]) -> None:
+    def _end_group(self, group: ShareGroup[C]) -> None:
         del self.groups[group.name]
         self.woken.pop(group.name, None)
         self.crowded.pop(group.name, None)

@@ -138,7 +138,7 @@ class RestoredGroup:
         self.settled: set[int] = set()
 
 
-class Restored:
+class RestoredShares:
     """All groups as the snapshot and the log say them."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ does not say the same: for a new window or epoch, after a final refusal (whose s
 when another one's records with the same mark came between. A delayed run is stored elsewhere (`%TIMER`), so
 it is said of each; its records are the next ones there within the append.
 
-The snapshot has the windows as of a log position, or later; `Replay` takes no record twice.
+The snapshot has the windows as of a log position, or later; `ProducedReplay` takes no record twice.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from broker.produce.core.sequences import (
     WINDOW_BATCHES,
     Key,
     Mark,
+    ProducerWindow,
     SequencedBatch,
     Sequences,
-    Window,
 )
 from holdmq.errors import RecordError, WireError
 from holdmq.names.topics import PRODUCED_TOPIC
@@ -68,7 +68,7 @@ LimitOf = Callable[[int], int | None]
 """`MessageStore.epoch_limit`."""
 
 
-class Row(NamedTuple):
+class ProducedRow(NamedTuple):
     """A row of `%PRODUCED%`; `value` is a binding's mark, or how many records a delayed run has."""
 
     kind: int
@@ -90,17 +90,17 @@ class Row(NamedTuple):
         return self.kind == _BINDING
 
 
-def binding(key: Key, epoch: int, first: int, mark: int) -> Row:
+def binding(key: Key, epoch: int, first: int, mark: int) -> ProducedRow:
     """The row of a binding."""
-    return Row(_BINDING, key[0], epoch, key[1], key[2], first, mark)
+    return ProducedRow(_BINDING, key[0], epoch, key[1], key[2], first, mark)
 
 
-def delayed_run(key: Key, epoch: int, first: int, count: int) -> Row:
+def delayed_run(key: Key, epoch: int, first: int, count: int) -> ProducedRow:
     """The row of a run that waits in `%TIMER`."""
-    return Row(_DELAYED, key[0], epoch, key[1], key[2], first, count)
+    return ProducedRow(_DELAYED, key[0], epoch, key[1], key[2], first, count)
 
 
-def record_of(rows: Sequence[Row], log_epoch: int, size_bytes: int, now_ms: int) -> bytes:
+def record_of(rows: Sequence[ProducedRow], log_epoch: int, size_bytes: int, now_ms: int) -> bytes:
     """The record that goes in front of `size_bytes` of others in one append; not yet stamped."""
     return encode_record(_TOPIC, PRODUCED_QUEUE, msgpack.packb([log_epoch, size_bytes, rows]), b"", now_ms)
 
@@ -136,7 +136,7 @@ class _Known:
 
     __slots__ = ("begins", "end", "recovered", "window")
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: ProducerWindow) -> None:
         self.window = window
         self.begins = -1
         self.end = 0
@@ -188,12 +188,12 @@ class _Known:
             self.recovered -= gone
 
 
-class _Waiting:
+class _DelayedRun:
     """A delayed run whose records in `%TIMER` come next, below the log position `end`."""
 
     __slots__ = ("count", "end", "found", "known", "row")
 
-    def __init__(self, row: Row, known: _Known, end: int) -> None:
+    def __init__(self, row: ProducedRow, known: _Known, end: int) -> None:
         self.row = row
         self.known = known
         self.end = end
@@ -201,7 +201,7 @@ class _Waiting:
         self.found = 0
 
 
-class Replay:
+class ProducedReplay:
     """The windows as snapshot and log say them. `limit_of` tells where a log epoch was cut."""
 
     def __init__(self, limit_of: LimitOf) -> None:
@@ -210,7 +210,7 @@ class Replay:
         self._known: dict[Key, _Known] = {}
         self._owners: dict[Mark, Key] = {}
         self._queues: dict[tuple[str, int], int] = {}
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_DelayedRun] = deque()
 
     # The snapshot
 
@@ -225,7 +225,7 @@ class Replay:
     def _load_window(self, entry: Any, position: int) -> None:
         producer_id, topic, queue_id, epoch, following, mark, bound_at, batches = entry
         key = (int(producer_id), str(topic), int(queue_id))
-        window = Window(int(epoch), int(following), 0.0)
+        window = ProducerWindow(int(epoch), int(following), 0.0)
         known = self._known[key] = _Known(window)
         for first, records, base_offset, is_torn, crcs in batches:
             batch = SequencedBatch.stored(int(first), int(records), int(base_offset), b64decode(crcs))
@@ -282,7 +282,7 @@ class Replay:
         decoded = decode_record(record)
         try:
             log_epoch, size_bytes, rows = unpack(decoded.body, "it")
-            rows = [Row._make(row) for row in rows]
+            rows = [ProducedRow._make(row) for row in rows]
         except (WireError, ValueError, TypeError) as error:
             raise RecordError(f"a record of {PRODUCED_TOPIC} is malformed: {error}") from None
         self._end_waiting()
@@ -299,13 +299,13 @@ class Replay:
                     known.begins = row.first
                     self._own(owned, row.key, position)
             elif row.kind == _DELAYED and known is not None:
-                self._waiting.append(_Waiting(row, known, end if limit is None else min(end, limit)))
+                self._waiting.append(_DelayedRun(row, known, end if limit is None else min(end, limit)))
 
-    def _at(self, row: Row) -> _Known | None:
+    def _at(self, row: ProducedRow) -> _Known | None:
         """The row's window, brought to where the row begins; None = it is of an older epoch."""
         known = self._known.pop(row.key, None)
         if known is None:
-            known = _Known(Window(row.epoch, row.first, 0.0))
+            known = _Known(ProducerWindow(row.epoch, row.first, 0.0))
         self._known[row.key] = known
         window = known.window
         if row.epoch < window.epoch:

@@ -58,7 +58,7 @@ class _Session:
         self.trim_at = trim_at
 
 
-class Received:
+class ReceivedIds:
     """All that one broker knows. Counters: `repeats`, `stale` (of older connections), `evicted` (ids)."""
 
     def __init__(

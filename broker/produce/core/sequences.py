@@ -100,7 +100,7 @@ class SequencedBatch:
         return waiting or []
 
 
-class Window:
+class ProducerWindow:
     """One producer's recent batches on one queue.
 
     `is_bound`: what it is given next needs no binding. `mark` is of its last binding (None = none yet), and
@@ -158,8 +158,8 @@ class Sequences:
 
     def __init__(self, windows_max: int = WINDOWS_MAX, batches_max: int = BATCHES_MAX) -> None:
         self.batches = 0
-        self._windows: OrderedDict[Key, Window] = OrderedDict()
-        self._owners: dict[Mark, Window] = {}
+        self._windows: OrderedDict[Key, ProducerWindow] = OrderedDict()
+        self._owners: dict[Mark, ProducerWindow] = {}
         self._windows_max = windows_max
         self._batches_max = batches_max
         self.repeats = 0
@@ -174,7 +174,7 @@ class Sequences:
         if window is None:
             if first:
                 return Verdict(Code.OUT_OF_SEQUENCE, remark=f"{key[1]}/{key[2]}: {first} begins no window")
-            window = self._add(key, Window(epoch, 0, now))
+            window = self._add(key, ProducerWindow(epoch, 0, now))
         else:
             window.used_at = now
             self._windows.move_to_end(key)
@@ -258,7 +258,7 @@ class Sequences:
         if window is not None and window.epoch == epoch:
             window.bound_at, window.bound_mark = position, mark
 
-    def restore(self, key: Key, window: Window) -> None:
+    def restore(self, key: Key, window: ProducerWindow) -> None:
         """Take a window that a start has put together; the longest unused come first."""
         self._add(key, window)
         self.batches += len(window.batches)
@@ -277,7 +277,7 @@ class Sequences:
         """The keys of all windows, the longest unused first."""
         return list(self._windows)
 
-    def window(self, key: Key) -> Window | None:
+    def window(self, key: Key) -> ProducerWindow | None:
         """A window, to be read only."""
         return self._windows.get(key)
 
@@ -311,7 +311,7 @@ class Sequences:
         if window is None:
             if first:
                 return False
-            window = self._add(key, Window(epoch, 0, now))
+            window = self._add(key, ProducerWindow(epoch, 0, now))
         window.used_at = now
         self._windows.move_to_end(key)
         if epoch > window.epoch:
@@ -332,7 +332,7 @@ class Sequences:
                 return
             self._forget()
 
-    def _accept(self, window: Window, first: int, records: int) -> SequencedBatch:
+    def _accept(self, window: ProducerWindow, first: int, records: int) -> SequencedBatch:
         batch = SequencedBatch(first, records)
         batch.needs_binding = not window.is_bound
         batches = window.batches
@@ -346,7 +346,7 @@ class Sequences:
             self._evict()
         return batch
 
-    def _restart(self, window: Window, epoch: int) -> None:
+    def _restart(self, window: ProducerWindow, epoch: int) -> None:
         """Whatever comes first: of two batches on their way the first may have been refused unseen."""
         self.batches -= len(window.batches)
         window.epoch, window.next = epoch, 0
@@ -358,7 +358,7 @@ class Sequences:
         self.batches -= len(window.batches)
         self._disown(key, window)
 
-    def _disown(self, key: Key, window: Window) -> None:
+    def _disown(self, key: Key, window: ProducerWindow) -> None:
         if window.mark is None:
             return
         owned = (key[1], key[2], window.mark)
@@ -369,13 +369,13 @@ class Sequences:
         self._forget()
         self.evicted += 1
 
-    def _add(self, key: Key, window: Window) -> Window:
+    def _add(self, key: Key, window: ProducerWindow) -> ProducerWindow:
         self._windows[key] = window
         if len(self._windows) > self._windows_max:
             self._evict()
         return window
 
-    def _repeat(self, key: Key, window: Window, first: int, records: int) -> Verdict:
+    def _repeat(self, key: Key, window: ProducerWindow, first: int, records: int) -> Verdict:
         self.repeats += 1
         for batch in reversed(window.batches):
             if (batch.crcs or batch.is_torn) and batch.first <= first < batch.first + batch.records:

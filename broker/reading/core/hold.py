@@ -22,7 +22,7 @@ Owner = TypeVar("Owner")
 QueueKey = tuple[str, int]
 
 
-class Parked(Generic[Owner]):
+class ParkedPull(Generic[Owner]):
     """One parked pull. `owner` is whatever its shell needs to answer it."""
 
     __slots__ = ("deadline", "filter", "is_done", "owner", "queues")
@@ -43,11 +43,11 @@ class Hold(Generic[Owner]):
     def __init__(self, parked_max: int = PARKED_MAX) -> None:
         self.parked_max = parked_max
         self.size = 0
-        self._by_queue: dict[QueueKey, dict[int, Parked[Owner]]] = {}
-        self._deadlines: list[tuple[float, int, Parked[Owner]]] = []
+        self._by_queue: dict[QueueKey, dict[int, ParkedPull[Owner]]] = {}
+        self._deadlines: list[tuple[float, int, ParkedPull[Owner]]] = []
         self._serial = 0
 
-    def park(self, parked: Parked[Owner]) -> bool:
+    def park(self, parked: ParkedPull[Owner]) -> bool:
         """Keep a pull until `arrived`, `expire` or `cancel`; False if the table is full (answer it now)."""
         if self.size >= self.parked_max:
             return False
@@ -63,7 +63,7 @@ class Hold(Generic[Owner]):
 
     def arrived(
         self, topic: str, queue_id: int, hashes: npt.NDArray[np.uint64] | None
-    ) -> list[Parked[Owner]]:
+    ) -> list[ParkedPull[Owner]]:
         """Messages became visible: take out and return the pulls that want one of them.
 
         `hashes` are the messages' tag hashes, None = all without tag.
@@ -76,16 +76,16 @@ class Hold(Generic[Owner]):
             self.cancel(parked)
         return woken
 
-    def withdraw(self, topic: str, queue_id: int) -> list[Parked[Owner]]:
+    def withdraw(self, topic: str, queue_id: int) -> list[ParkedPull[Owner]]:
         """The queue has other settings, or is gone: take out and return all its pulls."""
         waiting = list(self._by_queue.get((topic, queue_id), {}).values())
         for parked in waiting:
             self.cancel(parked)
         return waiting
 
-    def expire(self, now: float) -> list[Parked[Owner]]:
+    def expire(self, now: float) -> list[ParkedPull[Owner]]:
         """Take out and return the pulls whose deadline has come."""
-        due: list[Parked[Owner]] = []
+        due: list[ParkedPull[Owner]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             parked = heapq.heappop(self._deadlines)[2]
             if not parked.is_done:
@@ -99,7 +99,7 @@ class Hold(Generic[Owner]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
-    def cancel(self, parked: Parked[Owner]) -> None:
+    def cancel(self, parked: ParkedPull[Owner]) -> None:
         """Take out a pull (its connection closed); twice changes nothing."""
         if parked.is_done:
             return

@@ -61,16 +61,16 @@ class BatchLike(Protocol):
     def runs(self) -> Sequence[RunLike]: ...
 
 
-class Window(NamedTuple):
+class ReadableRange(NamedTuple):
     """The log positions from which a topic's records may be given: `first` <= position < `end`."""
 
     first: int
     end: int
 
 
-WindowOf = Callable[[str], Window]
-EVERYWHERE: Final = Window(0, 1 << 63)
-NOWHERE: Final = Window(0, 0)
+WindowOf = Callable[[str], ReadableRange]
+EVERYWHERE: Final = ReadableRange(0, 1 << 63)
+NOWHERE: Final = ReadableRange(0, 0)
 
 
 class Picked:
@@ -125,7 +125,7 @@ def scan(
     return picked
 
 
-def _span(batch: BatchLike, first: int, last: int, window: Window) -> tuple[int, int]:
+def _span(batch: BatchLike, first: int, last: int, window: ReadableRange) -> tuple[int, int]:
     """The records from `first` to `last` that lie inside a window."""
     if window is EVERYWHERE:
         return first, last
@@ -226,7 +226,7 @@ def _matching(
                 break
 
 
-class Reader:
+class BulkReader:
     """One reader's state; its READ requests wait in the shell.
 
     `since`: nothing below this log position is owed to it. `late`: topics that were paused, with the
@@ -284,10 +284,10 @@ class Reader:
         self.late.pop(topic, None)
         self.held_back.pop(topic, None)
 
-    def late_window(self, topic: str) -> Window:
+    def late_window(self, topic: str) -> ReadableRange:
         """What a topic owes: nothing, or from where it was paused to where this reader stands."""
         first = self.late.get(topic)
-        return NOWHERE if first is None else Window(first, self.position)
+        return NOWHERE if first is None else ReadableRange(first, self.position)
 
     def late_scanned(self, position: int) -> None:
         """What is owed was scanned up to here; at the reader's own position nothing is owed any more."""

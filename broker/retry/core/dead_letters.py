@@ -12,7 +12,7 @@ RANGES_MAX: Final = 10_000
 """Ranges of re-sent offsets per group (about 100 bytes each); past it single ones are refused."""
 
 
-class Offsets:
+class OffsetRanges:
     """A set of offsets as ranges that neither touch nor overlap: [first, behind the last]."""
 
     __slots__ = ("_ends", "_firsts")
@@ -86,11 +86,11 @@ class LetterMarks:
     def __init__(
         self,
         purged: int = 0,
-        resent: Offsets | None = None,
+        resent: OffsetRanges | None = None,
         forgotten: dict[str, list[int]] | None = None,
     ) -> None:
         self.purged = purged
-        self.resent = Offsets() if resent is None else resent
+        self.resent = OffsetRanges() if resent is None else resent
         self.forgotten = {} if forgotten is None else forgotten
 
     def purge(self, end: int) -> None:
@@ -148,7 +148,7 @@ class Marks:
         content: dict[str, Any] = {}
         for group in sorted(self._groups.keys() | purging.keys()):
             marks = self._groups.get(group, LetterMarks())
-            after = LetterMarks(marks.purged, Offsets(marks.resent.ranges))
+            after = LetterMarks(marks.purged, OffsetRanges(marks.resent.ranges))
             after.purge(purging.get(group, 0))
             content[group] = {
                 "purged": after.purged,
@@ -179,4 +179,4 @@ class Marks:
                     path=path,
                     hint="restore the file, or start once with its .bak (--accept-backup)",
                 ) from error
-            self._groups[group] = LetterMarks(purged, Offsets(ranges), forgotten)
+            self._groups[group] = LetterMarks(purged, OffsetRanges(ranges), forgotten)

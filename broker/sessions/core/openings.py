@@ -66,7 +66,7 @@ class Opening(Generic[O]):
         return self.was_open is not None or self.stored_change < 0
 
 
-class Counts:
+class OpeningCounts:
     """What happened so far."""
 
     def __init__(self) -> None:

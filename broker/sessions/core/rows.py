@@ -68,7 +68,7 @@ def decode_meta(value: bytes) -> Meta:
     return Meta(*fields[1:7])
 
 
-class Found(NamedTuple):
+class FoundSession(NamedTuple):
     """A session as its rows have it; `filters` are (topic filter, options)."""
 
     meta: Meta
@@ -105,7 +105,7 @@ def split_will_key(key: str) -> tuple[str, int]:
         raise RecordError(f"{key[:64]!r} is no key of a will") from None
 
 
-def rows_of(client_id: str, found: Found) -> list[RowChange]:
+def rows_of(client_id: str, found: FoundSession) -> list[RowChange]:
     """What takes all rows of a session away."""
     gone: list[RowChange] = [(client_id, filter_key(client_id, name), None) for name, _ in found.filters]
     return [*gone, (client_id, state_key(client_id), None), (client_id, meta_key(client_id), None)]

@@ -19,15 +19,15 @@ from typing import Final, Generic, NamedTuple
 
 from broker.sessions.core.counts import UserCounts
 from broker.sessions.core.openings import (
-    Counts,
     Kind,
     O,
     Opening,
+    OpeningCounts,
     is_anothers,
     is_foreign,
 )
 from broker.sessions.core.rows import (
-    Found,
+    FoundSession,
     Meta,
     RowChange,
     filter_key,
@@ -38,8 +38,8 @@ from broker.sessions.core.rows import (
 )
 from broker.sessions.core.wills import (
     LEASE_S,
+    OwnedWills,
     WillKey,
-    Wills,
 )
 from holdmq.errors import Code
 from holdmq.mqtt.filters import SHARE_PREFIX
@@ -66,7 +66,7 @@ STORED_MAX: Final = 5_000_000
 """Sessions written down at one broker: some hundred bytes each of the tables' database."""
 
 
-class _Entry(Generic[O]):
+class _SessionEntry(Generic[O]):
     """`owner` None = nobody may write; `opening` has the entry, others are `waiting`."""
 
     __slots__ = ("is_stored", "is_taking", "meta", "opening", "owner", "waiting")
@@ -80,7 +80,7 @@ class _Entry(Generic[O]):
         self.waiting: deque[Opening[O]] | None = None
 
 
-class Taken(NamedTuple, Generic[O]):
+class SessionTaken(NamedTuple, Generic[O]):
     """An owner is to be told that its session goes elsewhere."""
 
     owner: O
@@ -88,7 +88,7 @@ class Taken(NamedTuple, Generic[O]):
     epoch: int
 
 
-class Sessions(Generic[O]):
+class OwnedSessions(Generic[O]):
     """All sessions of one owner. Work for the shell gathers in `to_read`, `taken` and `done`.
 
     `first_epoch` lies above every epoch that an earlier start can have given; `new_uid` makes uids. A user
@@ -104,10 +104,10 @@ class Sessions(Generic[O]):
         stored_max: int = STORED_MAX,
         user_max: int = 0,
     ) -> None:
-        self.counts = Counts()
-        self.wills: Wills[O] = Wills()
+        self.counts = OpeningCounts()
+        self.wills: OwnedWills[O] = OwnedWills()
         self.to_read: list[Opening[O]] = []
-        self.taken: list[Taken[O]] = []
+        self.taken: list[SessionTaken[O]] = []
         self.done: list[Opening[O]] = []
         self.stored = 0
         """Sessions written down, as far as is known."""
@@ -118,7 +118,7 @@ class Sessions(Generic[O]):
         self.stored_max = stored_max
         self.user_max = user_max
         self.users = UserCounts()
-        self._entries: dict[str, _Entry[O]] = {}
+        self._entries: dict[str, _SessionEntry[O]] = {}
         self._of_owner: dict[O, set[str]] = {}
         self._heard: dict[O, float] = {}
         self._taking: deque[tuple[float, str, Opening[O]]] = deque()
@@ -173,7 +173,7 @@ class Sessions(Generic[O]):
             if len(self._entries) >= self.open_max and opening.owner is not None:
                 self._refuse(opening, Code.LIMIT_EXCEEDED, f"{self.open_max} sessions are open here")
                 return
-            entry = self._entries[client_id] = _Entry()
+            entry = self._entries[client_id] = _SessionEntry()
         elif entry.opening is not None:
             if entry.waiting is None:
                 entry.waiting = deque()
@@ -184,7 +184,7 @@ class Sessions(Generic[O]):
             return
         self._have(entry, opening, now)
 
-    def _have(self, entry: _Entry[O], opening: Opening[O], now: float) -> None:
+    def _have(self, entry: _SessionEntry[O], opening: Opening[O], now: float) -> None:
         """It is this opening's turn."""
         meta, older = entry.meta, entry.owner
         if meta is not None and opening.kind is Kind.CONNECT and is_foreign(meta, opening.wanted):
@@ -211,7 +211,7 @@ class Sessions(Generic[O]):
         self.counts.takeovers += 1
         entry.is_taking = True
         self._taking.append((now + TAKEOVER_S, opening.wanted.client_id, opening))
-        self.taken.append(Taken(older, opening.wanted.client_id, meta.epoch))
+        self.taken.append(SessionTaken(older, opening.wanted.client_id, meta.epoch))
 
     def next_deadline(self) -> float | None:
         """When `handle_deadline` is due; None = never."""
@@ -227,18 +227,18 @@ class Sessions(Generic[O]):
                 self.counts.takeover_timeouts += 1
                 self._take(entry, client_id)
 
-    def _take(self, entry: _Entry[O], client_id: str) -> None:
+    def _take(self, entry: _SessionEntry[O], client_id: str) -> None:
         entry.is_taking = False
         self._disown(entry, client_id)
         assert entry.opening is not None
         self.to_read.append(entry.opening)
 
-    def _disown(self, entry: _Entry[O], client_id: str) -> None:
+    def _disown(self, entry: _SessionEntry[O], client_id: str) -> None:
         if entry.owner is not None:
             self._of_owner[entry.owner].discard(client_id)
             entry.owner = None
 
-    def loaded(self, opening: Opening[O], found: Found | None, now_ms: int, now: float = 0.0) -> None:
+    def loaded(self, opening: Opening[O], found: FoundSession | None, now_ms: int, now: float = 0.0) -> None:
         """The rows of an opening's session were read, all that was written before included.
 
         What is to be written is in its `changes`; call `settled` when the log has it, or at once if there
@@ -258,7 +258,7 @@ class Sessions(Generic[O]):
             self.wills.opened(wanted.client_id, is_over=True, now=now)
         self._count_user(opening, found)
 
-    def _count_user(self, opening: Opening[O], found: Found | None) -> None:
+    def _count_user(self, opening: Opening[O], found: FoundSession | None) -> None:
         """Count what is to be written at once: many openings of one user may be on their way."""
         before = None if found is None else found.meta.principal
         after = None
@@ -280,7 +280,7 @@ class Sessions(Generic[O]):
         who = "this user has" if wanted.principal else "clients without a name have"
         return f"{who} broker.sessions_per_user_max ({self.user_max}) sessions here"
 
-    def _connected(self, opening: Opening[O], found: Found | None, now_ms: int, now: float) -> None:
+    def _connected(self, opening: Opening[O], found: FoundSession | None, now_ms: int, now: float) -> None:
         wanted, was_open = opening.wanted, opening.was_open
         client_id = wanted.client_id
         had_rows = found is not None
@@ -329,7 +329,7 @@ class Sessions(Generic[O]):
             opening.content = Content(found.state, found.filters)
         opening.answer = SessionOpened(Code.OK, "", epoch, uid, found is not None, 0)
 
-    def _claimed(self, opening: Opening[O], found: Found | None, now_ms: int) -> None:
+    def _claimed(self, opening: Opening[O], found: FoundSession | None, now_ms: int) -> None:
         wanted = opening.wanted
         if wanted.will and not self.wills.has(wanted.client_id, wanted.epoch):
             self._answer_refusal(opening, Code.SESSION_FENCED, "its will is published, or is to be")
@@ -394,7 +394,7 @@ class Sessions(Generic[O]):
         elif opening.kind is Kind.DROP and opening.was_present:
             self.counts.dropped += 1
 
-    def _next(self, entry: _Entry[O], client_id: str, now: float) -> None:
+    def _next(self, entry: _SessionEntry[O], client_id: str, now: float) -> None:
         while entry.opening is None and entry.waiting:
             opening = entry.waiting.popleft()
             if not entry.waiting:
@@ -442,7 +442,9 @@ class Sessions(Generic[O]):
             return [(client_id, filter_key(client_id, change.name), None)]
         return [(client_id, state_key(client_id), change.value)]
 
-    def _end(self, entry: _Entry[O], change: SessionChange, now_ms: int, now: float) -> list[RowChange]:
+    def _end(
+        self, entry: _SessionEntry[O], change: SessionChange, now_ms: int, now: float
+    ) -> list[RowChange]:
         meta = entry.meta
         assert meta is not None
         client_id = change.client_id
@@ -459,7 +461,7 @@ class Sessions(Generic[O]):
         self._over(entry, client_id, now)
         return changes
 
-    def _end_will(self, entry: _Entry[O], change: SessionChange, now: float) -> list[RowChange]:
+    def _end_will(self, entry: _SessionEntry[O], change: SessionChange, now: float) -> list[RowChange]:
         client_id, epoch = change.client_id, change.epoch
         if change.name == NO_WILL:
             return []
@@ -471,7 +473,7 @@ class Sessions(Generic[O]):
             self.wills.ended(client_id, epoch, change.expiry_s, delay_s, now, entry.owner)
         return []
 
-    def _over(self, entry: _Entry[O], client_id: str, now: float) -> None:
+    def _over(self, entry: _SessionEntry[O], client_id: str, now: float) -> None:
         """A session's connection is gone; what does not outlive it goes too."""
         meta = entry.meta
         assert meta is not None
@@ -538,7 +540,7 @@ class Sessions(Generic[O]):
             assert meta is not None
             if entry.is_taking or not self.wills.has(client_id, meta.epoch):
                 continue
-            self.taken.append(Taken(owner, client_id, meta.epoch))
+            self.taken.append(SessionTaken(owner, client_id, meta.epoch))
             self._disown(entry, client_id)
             self.wills.ended(client_id, meta.epoch, meta.expiry_s, 0.0, now, None)
             if entry.is_stored and meta.expiry_s:

@@ -52,7 +52,7 @@ class _Will(Generic[O]):
         self.owner: O | None = None
 
 
-class Wills(Generic[O]):
+class OwnedWills(Generic[O]):
     """All wills of one owner. Counters: `published`, `cancelled` (sessions went on), `deleted`, `retried`."""
 
     def __init__(self, wills_max: int = WILLS_MAX) -> None:

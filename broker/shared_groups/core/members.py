@@ -23,7 +23,7 @@ class Moving:
         self.is_over = False
 
 
-class Delayed:
+class DelayedMessages:
     """Messages that were given back with a delay."""
 
     __slots__ = ("first", "is_over", "mask", "queue", "seen_attempts")
@@ -36,18 +36,18 @@ class Delayed:
         self.is_over = False
 
 
-class Parked:
+class ParkedMember:
     """A pull that waits for messages; `owner` is whatever its shell needs to answer it."""
 
     __slots__ = ("is_over", "member", "owner")
 
-    def __init__(self, member: Member, owner: object) -> None:
+    def __init__(self, member: SharedGroupMember, owner: object) -> None:
         self.member = member
         self.owner = owner
         self.is_over = False
 
 
-class Delivery:
+class InFlightMessages:
     """Messages in flight: bits `left` wait for the member, bits `settling` for the log; bit 0 is `first`.
 
     `parts` are (deadline, bits): one, until some are extended.
@@ -56,7 +56,13 @@ class Delivery:
     __slots__ = ("attempts", "first", "left", "member", "parts", "queue", "receipt", "settling")
 
     def __init__(
-        self, receipt: int, member: Member, queue: SharedQueue, first: int, mask: int, attempts: int
+        self,
+        receipt: int,
+        member: SharedGroupMember,
+        queue: SharedQueue,
+        first: int,
+        mask: int,
+        attempts: int,
     ) -> None:
         self.receipt = receipt
         self.member = member
@@ -78,7 +84,7 @@ class Delivery:
         return bits(end - begin) << (begin - self.first) if begin < end else 0
 
 
-class Member:
+class SharedGroupMember:
     """One consumer of a group, on one connection. `parked` is its pull in hand, if it waits."""
 
     __slots__ = (
@@ -96,8 +102,8 @@ class Member:
         self.invisible_ms = invisible_ms
         self.joined_ms = 0
         self.in_flight = 0
-        self.deliveries: dict[int, Delivery] = {}
-        self.parked: Parked | None = None
+        self.deliveries: dict[int, InFlightMessages] = {}
+        self.parked: ParkedMember | None = None
         self.topics: frozenset[str] = frozenset()
         """What it subscribed to: it gets nothing else."""
         self.is_pulling = False
@@ -120,10 +126,10 @@ class SharedGroup:
         self.order: list[SharedQueue] = []
         self.filters: dict[str, SubscriptionFilter] = {}
         """By topic, of the topics that members subscribe to; kept when the last member has gone."""
-        self.members: dict[int, Member] = {}
-        self.waiting: dict[int, Parked] = {}
+        self.members: dict[int, SharedGroupMember] = {}
+        self.waiting: dict[int, ParkedMember] = {}
         """Parked pulls of members with room, the longest parked first."""
-        self.full: dict[int, Parked] = {}
+        self.full: dict[int, ParkedMember] = {}
         """Parked pulls of members without room: an acknowledgement moves them."""
         self.turn = 0
         self.left_ms = 0

@@ -52,7 +52,7 @@ class QueueNews:
         return (key.group, key.topic, key.queue_id, self.queue.floor, self.acknowledged, self.attempts)
 
 
-class News:
+class ProgressNews:
     """What is to be written down, by queue."""
 
     __slots__ = ("_forgotten", "_queues", "numbers")
@@ -127,7 +127,7 @@ def _split(entry: Entry) -> Iterator[Entry]:
         yield (group, topic, queue_id, floor, acknowledged[at : at + step], attempts[at : at + step])
 
 
-class Restored:
+class RestoredShared:
     """The groups' progress as the snapshot and the log say it."""
 
     def __init__(self) -> None:

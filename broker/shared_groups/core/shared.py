@@ -18,12 +18,12 @@ from broker.shared_groups.core.acknowledged import (
     ranges_of,
 )
 from broker.shared_groups.core.members import (
-    Delayed,
-    Delivery,
-    Member,
+    DelayedMessages,
+    InFlightMessages,
     Moving,
-    Parked,
+    ParkedMember,
     SharedGroup,
+    SharedGroupMember,
 )
 from broker.shared_groups.core.queue import (
     SHARED_WINDOW,
@@ -40,14 +40,14 @@ CLAIMS_MAX: Final = 256
 """Runs that one pull collects: scattered messages are read run by run."""
 
 
-class Settling(NamedTuple):
+class SettlingMember(NamedTuple):
     """Acknowledged by the member, not yet by the log."""
 
-    delivery: Delivery
+    delivery: InFlightMessages
     mask: int
 
 
-class Outcome:
+class StepOutcome:
     """What steps left to do; the shell takes it."""
 
     __slots__ = ("attempted", "behind", "filled", "moving", "woken")
@@ -67,7 +67,7 @@ class Outcome:
         return bool(self.attempted or self.behind or self.filled or self.moving or self.woken)
 
 
-class Counts:
+class SharedCounts:
     """Messages, since the start."""
 
     __slots__ = ("acknowledged", "behind", "delivered", "expired", "moved", "passed", "redelivered")
@@ -81,7 +81,7 @@ class Counts:
 
 
 Bounds = Callable[[str, int], tuple[int, int]]
-Timed = Delivery | Delayed | Parked | Moving
+Timed = InFlightMessages | DelayedMessages | ParkedMember | Moving
 
 
 class Shared:
@@ -98,14 +98,14 @@ class Shared:
         window: int = SHARED_WINDOW,
     ) -> None:
         self.groups: dict[str, SharedGroup] = {}
-        self.members: dict[int, Member] = {}
-        self.deliveries: dict[int, Delivery] = {}
+        self.members: dict[int, SharedGroupMember] = {}
+        self.deliveries: dict[int, InFlightMessages] = {}
         self.deadlines: Deadlines[Timed] = Deadlines()
-        self.outcome = Outcome()
-        self.counts = Counts()
+        self.outcome = StepOutcome()
+        self.counts = SharedCounts()
         self.window = window
         self.in_flight = 0
-        self.delayed: set[Delayed] = set()
+        self.delayed: set[DelayedMessages] = set()
         self.moving: set[Moving] = set()
         self.full: set[QueueKey] = set()
         """Queues whose window was full when they were last asked."""
@@ -115,9 +115,9 @@ class Shared:
         self._receipt = first_receipt
         self._member_id = 0
 
-    def take_outcome(self) -> Outcome:
+    def take_outcome(self) -> StepOutcome:
         """What is left to do since the last call."""
-        outcome, self.outcome = self.outcome, Outcome()
+        outcome, self.outcome = self.outcome, StepOutcome()
         return outcome
 
     # Groups and members
@@ -168,16 +168,16 @@ class Shared:
 
     def join(
         self, name: str, owner: object, ready_max: int, invisible_ms: int, topics: Iterable[str]
-    ) -> Member:
+    ) -> SharedGroupMember:
         """A new member of a group that reads these topics; `owner` is what it ends with."""
         group = self.group(name)
         self._member_id += 1
-        member = Member(self._member_id, group, owner, ready_max, invisible_ms)
+        member = SharedGroupMember(self._member_id, group, owner, ready_max, invisible_ms)
         member.topics = frozenset(topics)
         group.members[member.member_id] = self.members[member.member_id] = member
         return member
 
-    def leave(self, member: Member, now: float, is_attempt: bool) -> None:
+    def leave(self, member: SharedGroupMember, now: float, is_attempt: bool) -> None:
         """End a member: what is in flight at it waits again, as an attempt or as if never handed out."""
         if member.is_gone:
             return
@@ -190,7 +190,7 @@ class Shared:
 
     # Handing out
 
-    def claim(self, member: Member, count: int, readable: Callable[[str], bool]) -> list[Claim]:
+    def claim(self, member: SharedGroupMember, count: int, readable: Callable[[str], bool]) -> list[Claim]:
         """Claim up to `count` messages for a member, from its group's queues in turn.
 
         `readable` says whether a topic delivers now. Every claim ends with `hand_out`.
@@ -225,8 +225,13 @@ class Shared:
         return claims
 
     def hand_out(
-        self, member: Member, claim: Claim, upto: int, groups: list[tuple[int, int]], deadline: float
-    ) -> list[Delivery]:
+        self,
+        member: SharedGroupMember,
+        claim: Claim,
+        upto: int,
+        groups: list[tuple[int, int]],
+        deadline: float,
+    ) -> list[InFlightMessages]:
         """End a claim: offsets below `upto` were read; those of `groups` (bits, attempts) go to the member.
 
         Bit 0 is `claim.first`. A member that has gone meanwhile gets nothing: all waits again.
@@ -238,14 +243,14 @@ class Shared:
             self.wake(queue.key.group)
             return []
         handed = 0
-        found: list[Delivery] = []
+        found: list[InFlightMessages] = []
         for mask, attempts in groups:
             handed |= mask
             receipt = self._receipt
             self._receipt += 1
             # Behind a filter's gap the bits begin anew: a mask is as long as its messages lie apart.
             gap = (mask & -mask).bit_length() - 1
-            delivery = Delivery(receipt, member, queue, claim.first + gap, mask >> gap, attempts)
+            delivery = InFlightMessages(receipt, member, queue, claim.first + gap, mask >> gap, attempts)
             delivery.parts.append((deadline, mask >> gap))
             self.deliveries[receipt] = member.deliveries[receipt] = delivery
             self.deadlines.push(deadline, delivery)
@@ -260,7 +265,9 @@ class Shared:
 
     # Settling
 
-    def settle(self, member: Member, receipt: int, offset: int, count: int) -> Settling | None:
+    def settle(
+        self, member: SharedGroupMember, receipt: int, offset: int, count: int
+    ) -> SettlingMember | None:
         """Take messages as acknowledged by the member, until the log has it (`settled`, `unsettled`).
 
         None: nothing of them is in flight at it any more.
@@ -275,9 +282,9 @@ class Shared:
         delivery.settling |= mask
         self._count(delivery, -mask.bit_count())
         self.wake(delivery.queue.key.group)
-        return Settling(delivery, mask)
+        return SettlingMember(delivery, mask)
 
-    def settled(self, settling: Settling) -> None:
+    def settled(self, settling: SettlingMember) -> None:
         """The log has an acknowledgement."""
         delivery, mask = settling
         delivery.settling &= ~mask
@@ -286,7 +293,7 @@ class Shared:
         self.wake(delivery.queue.key.group)
         self._end(delivery)
 
-    def unsettled(self, settling: Settling, now: float) -> None:
+    def unsettled(self, settling: SettlingMember, now: float) -> None:
         """The log refused an acknowledgement: the messages are in flight again, if their time is not over."""
         delivery, mask = settling
         delivery.settling &= ~mask
@@ -301,7 +308,7 @@ class Shared:
         self._expire(delivery, now)
 
     def nack(
-        self, member: Member, receipt: int, offset: int, count: int, delay_ms: int, now: float,
+        self, member: SharedGroupMember, receipt: int, offset: int, count: int, delay_ms: int, now: float,
         is_attempt: bool,
     ) -> int:  # fmt: skip
         """Give messages back, to come again after `delay_ms`; how many were in flight at the member."""
@@ -312,7 +319,9 @@ class Shared:
         self._give_back(delivery, mask, delay_ms, now, is_attempt)
         return mask.bit_count()
 
-    def extend(self, member: Member, receipt: int, offset: int, count: int, deadline: float) -> int:
+    def extend(
+        self, member: SharedGroupMember, receipt: int, offset: int, count: int, deadline: float
+    ) -> int:
         """Move the deadline of messages; how many were in flight at the member."""
         delivery = member.deliveries.get(receipt)
         if delivery is None:
@@ -360,16 +369,16 @@ class Shared:
 
     # Deadlines and parked pulls
 
-    def expire(self, now: float) -> list[Parked]:
+    def expire(self, now: float) -> list[ParkedMember]:
         """Let go of what is due; the parked pulls whose hold is over are given out, to be answered."""
-        held: list[Parked] = []
+        held: list[ParkedMember] = []
         for item in self.deadlines.due(now):
-            if isinstance(item, Delivery):
+            if isinstance(item, InFlightMessages):
                 self._expire(item, now)
-            elif isinstance(item, Parked):
+            elif isinstance(item, ParkedMember):
                 self.unpark(item.member)
                 held.append(item)
-            elif isinstance(item, Delayed):
+            elif isinstance(item, DelayedMessages):
                 item.is_over = True
                 self.delayed.discard(item)
                 item.queue.delayed -= item.mask.bit_count()
@@ -378,20 +387,20 @@ class Shared:
                 self.outcome.moving.append(item)
         return held
 
-    def park(self, member: Member, owner: object, until: float) -> None:
+    def park(self, member: SharedGroupMember, owner: object, until: float) -> None:
         """Hold a member's pull until it is served, `until` comes, or the member ends."""
-        parked = member.parked = Parked(member, owner)
+        parked = member.parked = ParkedMember(member, owner)
         group = member.group
         (group.waiting if member.room > 0 else group.full)[member.member_id] = parked
         self.deadlines.push(until, parked)
 
-    def rest(self, parked: Parked) -> None:
+    def rest(self, parked: ParkedMember) -> None:
         """A parked pull's member has no room (a refused acknowledgement took it): it waits for some."""
         group = parked.member.group
         if group.waiting.pop(parked.member.member_id, None) is not None:
             group.full[parked.member.member_id] = parked
 
-    def unpark(self, member: Member) -> Parked | None:
+    def unpark(self, member: SharedGroupMember) -> ParkedMember | None:
         """Take a member's parked pull out."""
         parked = member.parked
         if parked is not None:
@@ -416,7 +425,7 @@ class Shared:
             self.full.add(queue.key)
             self.outcome.filled.append(queue)
 
-    def _expire(self, delivery: Delivery, now: float) -> None:
+    def _expire(self, delivery: InFlightMessages, now: float) -> None:
         due = 0
         for deadline, part in delivery.parts:
             if deadline <= now:
@@ -426,7 +435,9 @@ class Shared:
             self.counts.expired += due.bit_count()
             self._give_back(delivery, due, 0, now, True)
 
-    def _give_back(self, delivery: Delivery, mask: int, delay_ms: int, now: float, is_attempt: bool) -> None:
+    def _give_back(
+        self, delivery: InFlightMessages, mask: int, delay_ms: int, now: float, is_attempt: bool
+    ) -> None:
         if not mask:
             return
         delivery.left &= ~mask
@@ -446,7 +457,7 @@ class Shared:
                 self.outcome.attempted.append((queue, first, mask, attempts))
             if delay_ms > 0:
                 queue.delayed += mask.bit_count()
-                delayed = Delayed(queue, first, mask, attempts)
+                delayed = DelayedMessages(queue, first, mask, attempts)
                 self.delayed.add(delayed)
                 self.deadlines.push(now + delay_ms / 1e3, delayed)
             else:
@@ -466,7 +477,7 @@ class Shared:
                 self.moving.add(moving)
                 self.outcome.moving.append(moving)
 
-    def _count(self, delivery: Delivery, change: int) -> None:
+    def _count(self, delivery: InFlightMessages, change: int) -> None:
         """Messages went in flight, or back; a member that has room again may be served."""
         member = delivery.member
         member.in_flight += change
@@ -484,7 +495,7 @@ class Shared:
         if group is not None and group.waiting:
             self.outcome.woken[group.name] = group
 
-    def _end(self, delivery: Delivery) -> None:
+    def _end(self, delivery: InFlightMessages) -> None:
         if not delivery.left and not delivery.settling:
             self.deliveries.pop(delivery.receipt, None)
             delivery.member.deliveries.pop(delivery.receipt, None)

@@ -25,7 +25,7 @@ class RowName(NamedTuple):
     key: str
 
 
-class Change(Generic[W]):
+class ShownChange(Generic[W]):
     """A change that was appended. `version` is provisional until `is_confirmed`; `shown` is that of the row
     that it makes (-1 = none, for a deletion). `waiting` are to be answered with its end."""
 
@@ -48,7 +48,7 @@ class _Newest(Generic[W]):
     __slots__ = ("change", "is_applied", "is_unknown", "readers")
 
     def __init__(self) -> None:
-        self.change: Change[W] | None = None
+        self.change: ShownChange[W] | None = None
         self.is_applied = False
         self.is_unknown = False
         self.readers = 0
@@ -60,9 +60,9 @@ class TableChanges(Generic[W]):
     def __init__(self, window: int = WINDOW) -> None:
         self.in_hand = 0
         self._window_max = window
-        self._window: dict[str, Change[W]] = {}
+        self._window: dict[str, ShownChange[W]] = {}
         self._rows: dict[RowName, _Newest[W]] = {}
-        self._unapplied: deque[Change[W]] = deque()
+        self._unapplied: deque[ShownChange[W]] = deque()
 
     def __len__(self) -> int:
         """Requests that are remembered."""
@@ -73,7 +73,7 @@ class TableChanges(Generic[W]):
         """Changes that the tables may not show yet."""
         return len(self._unapplied)
 
-    def find(self, request_id: str) -> Change[W] | None:
+    def find(self, request_id: str) -> ShownChange[W] | None:
         """The change that this request made, if it is remembered."""
         return self._window.get(request_id)
 
@@ -85,9 +85,11 @@ class TableChanges(Generic[W]):
         newest = self._rows.get(row)
         return None if newest is None or newest.change is None else newest.change.shown
 
-    def begin(self, request_id: str, row: RowName, version: int, end: int, shown: int, owner: W) -> Change[W]:
+    def begin(
+        self, request_id: str, row: RowName, version: int, end: int, shown: int, owner: W
+    ) -> ShownChange[W]:
         """A change was appended, provisionally at log position `version`, and ends before `end`."""
-        change = Change(request_id, row, version, end, shown, owner)
+        change = ShownChange(request_id, row, version, end, shown, owner)
         self._window[request_id] = change
         while len(self._window) > self._window_max and self._forget_oldest():
             pass
@@ -104,12 +106,12 @@ class TableChanges(Generic[W]):
         del self._window[oldest.request_id]
         return True
 
-    def confirm(self, change: Change[W]) -> list[W]:
+    def confirm(self, change: ShownChange[W]) -> list[W]:
         """The log has it; whom to tell."""
         change.is_confirmed = True
         return self._end(change)
 
-    def refuse(self, change: Change[W]) -> list[W]:
+    def refuse(self, change: ShownChange[W]) -> list[W]:
         """The log does not have it, nor any that was appended after it and is not confirmed; whom to tell.
 
         Its request may come again.
@@ -123,7 +125,7 @@ class TableChanges(Generic[W]):
             self._drop(change.row, newest)
         return self._end(change)
 
-    def _end(self, change: Change[W]) -> list[W]:
+    def _end(self, change: ShownChange[W]) -> list[W]:
         self.in_hand -= 1
         waiting, change.waiting = change.waiting, []
         return waiting

@@ -29,7 +29,7 @@ from zlib_ng.zlib_ng import crc32
 
 from gateway.ground.receipts import (
     CLOSE,
-    Receipt,
+    PublishReceipt,
 )
 from holdmq.errors import CODES, Code, WireError
 from holdmq.mqtt.reasons import ReasonCode
@@ -96,20 +96,20 @@ class Target:
         "topic",
     )
 
-    def __init__(self, producer: Producer, topic: str, queue_id: int) -> None:
+    def __init__(self, producer: BrokerProducer, topic: str, queue_id: int) -> None:
         self.producer = producer
         self.topic = topic
         self.queue_id = queue_id
         self.next_sequence = 0
         self.progress_at = 0.0
-        self.run: Run | None = None
-        self.delayed_run: Run | None = None
-        self.runs: deque[Run] = deque()
+        self.run: QueueRecords | None = None
+        self.delayed_run: QueueRecords | None = None
+        self.runs: deque[QueueRecords] = deque()
         self.is_retired = False
         self.on_idle: Callable[[], None] | None = None
 
 
-class Run:
+class QueueRecords:
     """Consecutive records of one queue, and who is owed for them.
 
     `may_be_stored`: it was sent, and the connection was lost before the answer. `outcome` is what its
@@ -134,7 +134,7 @@ class Run:
         self.is_delayed = is_delayed
         self.is_noted = False
         self.records: list[bytes] = []
-        self.receipts: list[Receipt] = []
+        self.receipts: list[PublishReceipt] = []
         self.first_sequence = 0
         self.outcome: int | None = None
         self.may_be_stored = False
@@ -145,13 +145,13 @@ class Run:
         return self.outcome is not None
 
 
-class Batch:
+class ProduceBatch:
     """Runs that travel in one PRODUCE."""
 
     __slots__ = ("runs", "serial", "size_bytes")
 
     def __init__(self) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[QueueRecords] = []
         self.size_bytes = 0
         self.serial = 0
 
@@ -200,7 +200,7 @@ class Batch:
         return [index for index, run in enumerate(self.runs) if run.is_noted]
 
 
-class Producer:
+class BrokerProducer:
     """Batches towards one broker.
 
     The shell calls `next_batch` until None at the end of a turn, sends each, and tells what became
@@ -252,18 +252,18 @@ class Producer:
         self.record_max_bytes = 0
         self.epoch = 1
         self.is_connected = False
-        self.in_flight: dict[int, Batch] = {}
+        self.in_flight: dict[int, ProduceBatch] = {}
         self.pending_bytes = 0
         self.retry_at = 0.0
         self.must_reroute = False
         self.batches = self.records = self.resent_batches = 0
         self.refused_records = self.abandoned_records = self.epochs = self.delayed_records = 0
         self._new_id = new_id
-        self._open = Batch()
+        self._open = ProduceBatch()
         self._open_bytes = 0
-        self._waiting: deque[Batch] = deque()
-        self._refused: list[Batch] = []
-        self._settled: list[Run] = []
+        self._waiting: deque[ProduceBatch] = deque()
+        self._refused: list[ProduceBatch] = []
+        self._settled: list[QueueRecords] = []
         self._targets: dict[tuple[str, int], Target] = {}
         self._serial = 0
         self._backoff_s = BACKOFF_MIN_S
@@ -303,14 +303,14 @@ class Producer:
         """Every queue that was ever sent to."""
         return list(self._targets.values())
 
-    def open_run(self, target: Target, now: float, is_delayed: bool = False) -> Run:
+    def open_run(self, target: Target, now: float, is_delayed: bool = False) -> QueueRecords:
         """The target's run in the open batch, begun if there is none. The caller appends at least one record
         (and receipts), and then calls `added`."""
         run = target.delayed_run if is_delayed else target.run
         if run is None:
             if not target.runs:
                 target.progress_at = now
-            run = Run(target, is_delayed)
+            run = QueueRecords(target, is_delayed)
             if is_delayed:
                 target.delayed_run = run
             else:
@@ -326,7 +326,7 @@ class Producer:
         if self._open_bytes >= BATCH_MAX_BYTES:
             self._waiting.append(self._seal())
 
-    def next_batch(self, now: float) -> Batch | None:
+    def next_batch(self, now: float) -> ProduceBatch | None:
         """The batch to send now, or None: nothing to send, or it should wait."""
         if not self.is_connected or now < self.retry_at or len(self.in_flight) >= IN_FLIGHT_MAX:
             return None
@@ -349,7 +349,9 @@ class Producer:
         self.batches += 1
         return batch
 
-    def answered(self, batch: Batch, results: list[RunResult], retry_after_ms: int, now: float) -> None:
+    def answered(
+        self, batch: ProduceBatch, results: list[RunResult], retry_after_ms: int, now: float
+    ) -> None:
         """The broker answered each run: settle it, or keep it to be sent again.
 
         Raises WireError, and has changed nothing, when there is not one result per run: the peer is broken,
@@ -369,7 +371,7 @@ class Producer:
             self.pending_bytes -= batch.size_bytes
             self._backoff_s = BACKOFF_MIN_S
 
-    def _decide(self, run: Run, result: RunResult, now: float) -> bool:
+    def _decide(self, run: QueueRecords, result: RunResult, now: float) -> bool:
         """Settle one run by its result; True = it must be sent again."""
         if run.is_settled:
             return False  # given up while it was on its way
@@ -398,7 +400,7 @@ class Producer:
         self._give_up(run, REFUSALS.get(code, CLOSE | ReasonCode.SERVER_BUSY), now)
         return False
 
-    def refused(self, batch: Batch, code: Code, retry_after_ms: int, now: float) -> None:
+    def refused(self, batch: ProduceBatch, code: Code, retry_after_ms: int, now: float) -> None:
         """The broker refused the whole batch."""
         if self.in_flight.pop(batch.serial, None) is None:
             return
@@ -410,7 +412,7 @@ class Producer:
         self.pending_bytes -= batch.size_bytes
         self._is_epoch_due = True
 
-    def take_settled(self) -> list[Run]:
+    def take_settled(self) -> list[QueueRecords]:
         """The runs that were settled since the last call, in that order: their receipts are to be told."""
         settled, self._settled = self._settled, []
         return settled
@@ -451,14 +453,14 @@ class Producer:
         for batch in (*self._waiting, *self._refused):
             batch.runs = [run for run in batch.runs if not run.is_settled]
 
-    def _is_given_up(self, batch: Batch) -> bool:
+    def _is_given_up(self, batch: ProduceBatch) -> bool:
         """Whether nothing of a batch is owed; its bytes are then pending no more."""
         if not all(run.is_settled for run in batch.runs):
             return False
         self.pending_bytes -= batch.size_bytes
         return True
 
-    def _seal(self) -> Batch:
+    def _seal(self) -> ProduceBatch:
         batch = self._open
         batch.size_bytes = self._open_bytes
         for run in batch.runs:
@@ -466,11 +468,11 @@ class Producer:
             _number(run)
         self._serial += 1
         batch.serial = self._serial
-        self._open = Batch()
+        self._open = ProduceBatch()
         self._open_bytes = 0
         return batch
 
-    def _keep(self, batch: Batch, retry_after_ms: int, now: float) -> None:
+    def _keep(self, batch: ProduceBatch, retry_after_ms: int, now: float) -> None:
         self._refused.append(batch)
         # Doubling keeps a broker that stays under pressure from being asked again and again; the producer's
         # own phase keeps workers that were refused together from coming again together.
@@ -503,7 +505,7 @@ class Producer:
             for run in batch.runs:
                 _number(run)
 
-    def _settle(self, run: Run, outcome: int, now: float) -> None:
+    def _settle(self, run: QueueRecords, outcome: int, now: float) -> None:
         run.outcome = outcome
         self._settled.append(run)
         target = run.target
@@ -516,13 +518,13 @@ class Producer:
             on_idle, target.on_idle = target.on_idle, None
             on_idle()
 
-    def _give_up(self, run: Run, outcome: int, now: float) -> None:
+    def _give_up(self, run: QueueRecords, outcome: int, now: float) -> None:
         if not run.is_settled:
             self.refused_records += len(run.records)
             self._settle(run, outcome, now)
 
 
-def _number(run: Run) -> None:
+def _number(run: QueueRecords) -> None:
     """Give a run the next sequences of its target."""
     target = run.target
     run.first_sequence = target.next_sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.brokers.core.producer import Target
 from gateway.ground.entries import TopicEntry
-from gateway.session.received import Received
+from gateway.session.received import ReceivedQueues
 from holdmq.mqtt import RETAIN
 from holdmq.record.codec import (
     SYS_QOS_SHIFT,
@@ -19,7 +19,7 @@ def sys_flag_of(kind: int) -> int:
     return kind >> 1 << SYS_QOS_SHIFT | (SYS_RETAIN if kind & RETAIN else 0)
 
 
-class Plan(RecordTemplate):
+class TopicPlan(RecordTemplate):
     """For publishes of `kind` (QoS and retain bits) to the topic of `entry`, which become records of
     `target`; `packet_type` is their answer's, 0 for none.
 
@@ -67,7 +67,7 @@ class NotedRecords:
 
     def __init__(
         self,
-        received: Received,
+        received: ReceivedQueues,
         kind: int,
         target: Target,
         properties: bytes,

@@ -24,7 +24,7 @@ CHUNK_OVERHEAD_BYTES: Final = 6_000
 _RECORD_OVERHEAD_BYTES: Final = 40
 
 
-class Chunk:
+class RecordChunk:
     """Whole records of one segment, one behind the other, checked when they came from disk.
 
     `batch` is made for the first who follows the log.
@@ -76,7 +76,7 @@ class ChunkCache:
         self.dropped = 0
         self.refused = 0
         self._positions: list[int] = []
-        self._chunks: OrderedDict[int, Chunk] = OrderedDict()
+        self._chunks: OrderedDict[int, RecordChunk] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -86,7 +86,7 @@ class ChunkCache:
         """Whether something new may stay."""
         return self.max_bytes > 0 and self.used_share < ADD_BELOW
 
-    def get(self, position: int, now: float) -> Chunk | None:
+    def get(self, position: int, now: float) -> RecordChunk | None:
         """The chunk that holds a position."""
         chunk = self.before(position)
         if chunk is None or position >= chunk.end:
@@ -97,7 +97,7 @@ class ChunkCache:
         self._chunks.move_to_end(chunk.position)
         return chunk
 
-    def before(self, position: int) -> Chunk | None:
+    def before(self, position: int) -> RecordChunk | None:
         """The last chunk that begins at or before a position; this is no use of it."""
         index = bisect_right(self._positions, position) - 1
         return self._chunks[self._positions[index]] if index >= 0 else None
@@ -107,7 +107,7 @@ class ChunkCache:
         index = bisect_right(self._positions, position)
         return self._positions[index] if index < len(self._positions) else -1
 
-    def add(self, chunk: Chunk, now: float) -> bool:
+    def add(self, chunk: RecordChunk, now: float) -> bool:
         """Keep a chunk; False = it overlaps one that is here, or memory is short."""
         before = self.before(chunk.position)
         following = self.following(chunk.position)

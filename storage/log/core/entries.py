@@ -123,7 +123,7 @@ def first_at_or_after(low: int, high: int, limit: int, position_of: Callable[[in
     return low
 
 
-class Range(NamedTuple):
+class EntryRange(NamedTuple):
     """Entries `first` … `first + entries` of a read, whose records lie within one stretch of the log."""
 
     position: int
@@ -134,9 +134,9 @@ class Range(NamedTuple):
 
 def ranges_of(
     positions: Ints, sizes: Ints, segment_starts: list[int], gap_max: int, size_max: int
-) -> list[Range]:
+) -> list[EntryRange]:
     """Group records (ascending positions) into stretches of one segment that are worth one read each."""
-    ranges: list[Range] = []
+    ranges: list[EntryRange] = []
     first = 0
     begin = end = segment = -1
     segments = np.searchsorted(np.array(segment_starts, np.int64), positions, "right")
@@ -146,11 +146,11 @@ def ranges_of(
         if begin >= 0 and (
             its_segment != segment or position - end > gap_max or position + size - begin > size_max
         ):
-            ranges.append(Range(begin, end - begin, first, index - first))
+            ranges.append(EntryRange(begin, end - begin, first, index - first))
             begin = -1
         if begin < 0:
             begin, first, segment = position, index, its_segment
         end = position + size
     if begin >= 0:
-        ranges.append(Range(begin, end - begin, first, len(positions) - first))
+        ranges.append(EntryRange(begin, end - begin, first, len(positions) - first))
     return ranges

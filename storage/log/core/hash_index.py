@@ -50,7 +50,7 @@ Keys = npt.NDArray[np.void]
 Numbers = npt.NDArray[np.int64]
 
 
-class Header(NamedTuple):
+class IndexHeader(NamedTuple):
     """What is durable of a file: `entries` of them, for the log from `first` to `end`."""
 
     slots: int
@@ -66,7 +66,7 @@ class Header(NamedTuple):
         return bytes(raw)
 
     @classmethod
-    def unpack(cls, raw: bytes | bytearray) -> Header | None:
+    def unpack(cls, raw: bytes | bytearray) -> IndexHeader | None:
         """Read 40 bytes; None when they are no header."""
         if len(raw) != HEADER_SIZE or raw[:4] != MAGIC:
             return None

@@ -23,7 +23,7 @@ _COMPACT_AT: Final = 64
 _base_of = itemgetter(0)
 
 
-class Chunk(NamedTuple):
+class QueueRun(NamedTuple):
     """One run of a confirmed batch: its records are `first` … `first + size` of the batch."""
 
     base_offset: int
@@ -49,10 +49,10 @@ class Queue:
         self.stamped = next_offset
         self.confirmed = next_offset
         self.indexed = next_offset
-        self.chunks: list[Chunk] = []
+        self.chunks: list[QueueRun] = []
         self.head = 0
 
-    def confirm(self, chunk: Chunk) -> None:
+    def confirm(self, chunk: QueueRun) -> None:
         """Make a run visible."""
         self.chunks.append(chunk)
         self.confirmed = chunk.base_offset + chunk.size
@@ -75,14 +75,14 @@ class Queue:
         return self.chunks[self.head].base_offset if self.head < len(self.chunks) else self.confirmed
 
 
-_GONE: Final = Chunk(0, 0, 0, Batch(memoryview(b""), np.empty(0, np.int64), []), None)
+_GONE: Final = QueueRun(0, 0, 0, Batch(memoryview(b""), np.empty(0, np.int64), []), None)
 
 
 def confirm_runs(batch: Batch, queues: list[Queue]) -> None:
     """Make the runs of a batch visible, each in its queue."""
     first = 0
     for run, queue in zip(batch.runs, queues, strict=True):
-        queue.confirm(Chunk(run.base_offset, run.count, first, batch, run.hashes))
+        queue.confirm(QueueRun(run.base_offset, run.count, first, batch, run.hashes))
         first += run.count
 
 
@@ -124,7 +124,7 @@ def read_memory(
     return read
 
 
-def _take_all(read: QueueRead, chunk: Chunk, skip: int, max_bytes: int, max_count: int) -> bool:
+def _take_all(read: QueueRead, chunk: QueueRun, skip: int, max_bytes: int, max_count: int) -> bool:
     """Add the chunk's records from `skip` on; False = a bound was reached."""
     batch = chunk.batch
     first = chunk.first + skip
@@ -154,7 +154,7 @@ def _take_all(read: QueueRead, chunk: Chunk, skip: int, max_bytes: int, max_coun
 
 
 def _take_wanted(
-    read: QueueRead, chunk: Chunk, skip: int, max_bytes: int, max_count: int, wanted: HashFilter
+    read: QueueRead, chunk: QueueRun, skip: int, max_bytes: int, max_count: int, wanted: HashFilter
 ) -> bool:
     """Add the chunk's records that may match; False = a bound was reached."""
     if chunk.hashes is None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 Key = tuple[str, int]
 
 
-class Limits(NamedTuple):
+class RetentionLimits(NamedTuple):
     """What is kept: ms, bytes and segments (0 = no limit), watermarks in percent of the file system.
 
     `keeps_needed`: a due segment goes only when no reader needs it. Readers not seen for
@@ -49,7 +49,9 @@ class Oldest(NamedTuple):
     segments: int
 
 
-def reasons_to_delete(oldest: Oldest, now_ms: int, used_percent: float, limits: Limits) -> list[Reason]:
+def reasons_to_delete(
+    oldest: Oldest, now_ms: int, used_percent: float, limits: RetentionLimits
+) -> list[Reason]:
     """Everything that makes the oldest segment due, the mildest first; empty = it stays."""
     found: list[Reason] = []
     if oldest.newest_ms + limits.age_ms <= now_ms:

@@ -24,7 +24,7 @@ from holdmq.record.codec import (
 )
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.core.checks import Checker
 
@@ -149,7 +149,7 @@ def batch_of(
         topic = bytes(view[begin : begin + int(columns.topic_size[first])]).decode("utf-8", "surrogateescape")
         at = int(starts[first]) + QUEUE_ID_AT
         queue_id = int.from_bytes(view[at : at + 4], "big")
-        batch.runs.append(Run(topic, queue_id, last - first, key_levels(topic), base_offset))
+        batch.runs.append(BatchRun(topic, queue_id, last - first, key_levels(topic), base_offset))
     levels = {run.key_levels for run in batch.runs}
     # Most topics have one key level: their hashes are made for the whole batch at once.
     every = hashes_of(batch.records, starts, sizes, levels.pop()) if len(levels) == 1 else None
@@ -175,7 +175,7 @@ def part_of(batch: Batch, first: int, last: int) -> Batch:
         if low < high:
             hashes = None if run.hashes is None else run.hashes[low:high]
             part.runs.append(
-                Run(run.topic, run.queue_id, high - low, run.key_levels, run.base_offset + low, hashes)
+                BatchRun(run.topic, run.queue_id, high - low, run.key_levels, run.base_offset + low, hashes)
             )
         at += run.count
     return part

@@ -29,8 +29,8 @@ from holdmq.record.codec import (
 from holdmq.record.properties import unescape_tag
 from storage.api.lookups import (
     ORDERED_KEY_BYTES,
-    Change,
-    Row,
+    RowChanged,
+    VersionedRow,
     WalkedRow,
 )
 from storage.api.store import Batch
@@ -62,12 +62,12 @@ def encode_row(key: bytes, value: bytes, version: int) -> bytes:
     return _HEAD.pack(version, len(key)) + key + value
 
 
-def decode_row(topic: str, row_key_: bytes, raw: bytes) -> Row:
+def decode_row(topic: str, row_key_: bytes, raw: bytes) -> VersionedRow:
     """The row of a database's key and value."""
     version, length = _HEAD.unpack_from(raw)
     end = _HEAD.size + length
     key = raw[_HEAD.size : end] if length else row_key_[len(topic) + 1 :]
-    return Row(key.decode(), raw[end:], version)
+    return VersionedRow(key.decode(), raw[end:], version)
 
 
 def split_row(topic: str, row_key_: bytes, raw: memoryview) -> WalkedRow:
@@ -91,9 +91,9 @@ def table_record(
     return encode_record(topic.encode(), queue_id, value or b"", encode_properties(pairs), born_ms)
 
 
-def changes_in(batch: Batch, tables: set[str]) -> tuple[list[Change], int]:
+def changes_in(batch: Batch, tables: set[str]) -> tuple[list[RowChanged], int]:
     """What a stamped batch changes in these tables, in its order; how many records had no key."""
-    found: list[Change] = []
+    found: list[RowChanged] = []
     keyless = first = 0
     data = bytes(batch.records)
     for run in batch.runs:
@@ -115,7 +115,7 @@ def changes_in(batch: Batch, tables: set[str]) -> tuple[list[Change], int]:
                     continue
                 is_deleted = pairs.startswith(b"DELETED\x01") or b"\x02DELETED\x01" in pairs
                 value = None if is_deleted else data[body : body + length]
-                found.append(Change(run.topic, key, value, position))
+                found.append(RowChanged(run.topic, key, value, position))
         first = last
     return found, keyless
 

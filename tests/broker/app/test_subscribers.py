@@ -8,7 +8,7 @@ from group_peer import GroupPeer
 from broker.app.subscribers import SHOWN_MAX
 from holdmq.rpc.client import Client
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.group_headers import CLUSTERING, SHARED, GroupJoinRequest, Subscription
+from holdmq.wire.group_headers import CLUSTERING, SHARED, GroupJoinRequest, GroupSubscription
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     ConnectionListResponse,
@@ -32,7 +32,7 @@ async def test_members_of_every_mode_are_listed_with_their_subscriptions(broker:
     peer = GroupPeer(broker.server.rpc.port, "one", "clustered")
     await peer.join("t")
     opened = await peer.client.call(
-        RequestCode.SHARED_OPEN, SharedOpenRequest("workers", [Subscription("t", "a/#")])
+        RequestCode.SHARED_OPEN, SharedOpenRequest("workers", [GroupSubscription("t", "a/#")])
     )
     await peer.client.call(RequestCode.HEARTBEAT, HeartbeatRequest({"sent": 5}))
     row = await connection_of(broker, "one")
@@ -55,7 +55,7 @@ async def test_who_subscribes_to_nothing_has_no_subscriptions(broker: Stack) -> 
 
 async def test_of_many_subscriptions_the_first_are_shown_and_all_are_counted(broker: Stack) -> None:
     client = Client(f"127.0.0.1:{broker.server.rpc.port}", "client", "many")
-    wanted = [Subscription(f"t{i:03}", "*") for i in range(SHOWN_MAX + 5)]
+    wanted = [GroupSubscription(f"t{i:03}", "*") for i in range(SHOWN_MAX + 5)]
     await client.call(RequestCode.GROUP_JOIN, GroupJoinRequest("g", CLUSTERING, wanted))
     row = await connection_of(broker, "many")
     assert [one[2] for one in row.subscriptions] == [f"t{i:03}" for i in range(SHOWN_MAX)]

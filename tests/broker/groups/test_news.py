@@ -12,11 +12,11 @@ from structlog.testing import capture_logs
 
 from holdmq.errors import RemoteError
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.group_headers import BROADCAST, CLUSTERING, GroupJoinRequest, Subscription
+from holdmq.wire.group_headers import BROADCAST, CLUSTERING, GroupJoinRequest, GroupSubscription
 
 Join = Callable[[str], GroupPeer]
 DIFFER = "members of a group differ"
-T, U = Subscription("t", "*"), Subscription("u", "*")
+T, U = GroupSubscription("t", "*"), GroupSubscription("u", "*")
 
 
 @pytest.fixture
@@ -25,17 +25,19 @@ def member(broker: Stack, member: Callable[..., GroupPeer]) -> Join:
     return partial(member, broker)
 
 
-async def join(peer: GroupPeer, wanted: list[Subscription], strategy: str, mode: str = CLUSTERING) -> None:
+async def join(
+    peer: GroupPeer, wanted: list[GroupSubscription], strategy: str, mode: str = CLUSTERING
+) -> None:
     await peer.client.call(RequestCode.GROUP_JOIN, GroupJoinRequest("g", mode, wanted, strategy))
 
 
 @pytest.mark.parametrize(
     ("wanted", "strategy"),
-    [([T, U], "average"), ([T], "circle"), ([Subscription("t", "a")], "average")],
+    [([T, U], "average"), ([T], "circle"), ([GroupSubscription("t", "a")], "average")],
     ids=["topics", "strategy", "filter"],
 )
 async def test_members_that_differ_are_named_with_what_they_want(
-    member: Join, wanted: list[Subscription], strategy: str
+    member: Join, wanted: list[GroupSubscription], strategy: str
 ) -> None:
     await join(member("one"), [T], "average")
     two = member("two")

@@ -21,9 +21,9 @@ from holdmq.wire.group_headers import (
     GroupJoinRequest,
     GroupMembersResponse,
     GroupRequest,
+    GroupSubscription,
     GroupUpdateRequest,
     MemberRow,
-    Subscription,
     WantedQueue,
 )
 from holdmq.wire.header import rows
@@ -127,9 +127,9 @@ async def test_groups_members_and_subscriptions_are_bounded(start: Start, member
     await member(broker, "two").join()
     assert await refused(member(broker, "three").join()) == Code.LIMIT_EXCEEDED
     assert await refused(member(broker, "one", "h").join()) == Code.LIMIT_EXCEEDED
-    many = GroupJoinRequest("g", CLUSTERING, [Subscription(f"t{i}", "*") for i in range(1001)])
+    many = GroupJoinRequest("g", CLUSTERING, [GroupSubscription(f"t{i}", "*") for i in range(1001)])
     assert await refused(broker.client.call(RequestCode.GROUP_JOIN, many)) == Code.LIMIT_EXCEEDED
-    long = GroupJoinRequest("g", CLUSTERING, [Subscription("t", "x" * 70_000)])
+    long = GroupJoinRequest("g", CLUSTERING, [GroupSubscription("t", "x" * 70_000)])
     assert await refused(broker.client.call(RequestCode.GROUP_JOIN, long)) == Code.LIMIT_EXCEEDED
 
 
@@ -154,7 +154,7 @@ async def test_members_are_listed_with_what_they_do(broker: Stack, member: Join)
         "average",
         2,
     )
-    assert [Subscription(*s).topic for s in listed.subscriptions] == ["t", "u"]
+    assert [GroupSubscription(*s).topic for s in listed.subscriptions] == ["t", "u"]
     assert listed.language
 
 

@@ -18,7 +18,7 @@ from broker.kernel.statistics import (
 )
 from holdmq.errors import Code, RemoteError
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.group_headers import GroupRequest, GroupUpdateRequest, Subscription
+from holdmq.wire.group_headers import GroupRequest, GroupSubscription, GroupUpdateRequest
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     PullQueue,
@@ -217,7 +217,7 @@ async def test_a_shared_groups_pulls_count_for_it_and_its_topic(broker: Stack) -
 async def shared_member(stack: Stack, group: str, messages: int) -> tuple[int, list[SharedDelivery]]:
     """A member of a shared group that was given so many messages, and has them in flight."""
     opened = await stack.client.call(
-        RequestCode.SHARED_OPEN, SharedOpenRequest(group, [Subscription("t", "*")])
+        RequestCode.SHARED_OPEN, SharedOpenRequest(group, [GroupSubscription("t", "*")])
     )
     member_id = opened.header(SharedOpenResponse).member_id
     await stack.produce("t", 0, *((b"%d" % i, None) for i in range(messages)))

@@ -33,7 +33,7 @@ from holdmq.record.codec import (
 from holdmq.wire.headers import ProduceRequest, ProduceRun
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.core.delayed import TIMER_TOPIC
 
@@ -115,7 +115,7 @@ class Broker:
     def other_append(self, queue_id: int, body: bytes) -> None:
         """What a broker itself puts into a queue: a released or moved copy."""
         raw = encode_record(b"devices", queue_id, body, b"", NOW_MS, prepared=COPY_MARK)
-        batch = Batch(memoryview(bytearray(raw)), split_records(raw), [Run("devices", queue_id, 1)])
+        batch = Batch(memoryview(bytearray(raw)), split_records(raw), [BatchRun("devices", queue_id, 1)])
         self.stepped.store.append(batch, lambda _batch, _error: None)
         self.turn()
 

@@ -12,7 +12,7 @@ from broker_stack import Stack, make_record, produce_body
 
 from broker.retry.copies import (
     DeadLetter,
-    Moved,
+    MovedMessage,
 )
 from broker.retry.moves import MOVES_MAX
 from broker.topics.requests import OWN_TABLES
@@ -349,14 +349,14 @@ def _full() -> Any:
 async def test_other_parts_move_messages_with_a_delay_of_their_own(start: Start, clock: Clock) -> None:
     stack = await begin(start, clock, "g")
     await stack.produce("t", 0, (b"one", None), (b"two", None))
-    told: asyncio.Queue[Moved | HoldMQError] = asyncio.Queue()
+    told: asyncio.Queue[MovedMessage | HoldMQError] = asyncio.Queue()
     moves = stack.server.moves
     moves.move("g", "t", 0, 0, 4, 90_000, told.put_nowait)
-    assert await told.get() == Moved(5, clock.ms + 90_000, False, False)
+    assert await told.get() == MovedMessage(5, clock.ms + 90_000, False, False)
     moves.move("g", "t", 0, 1, 16, 90_000, told.put_nowait)
-    assert await told.get() == Moved(17, -1, True, False)
+    assert await told.get() == MovedMessage(17, -1, True, False)
     moves.move("g", "t", 0, 0, 1, None, told.put_nowait)
-    assert await told.get() == Moved(5, -1, False, True)
+    assert await told.get() == MovedMessage(5, -1, False, True)
     moves.move("g", "nowhere", 0, 0, 1, None, told.put_nowait)
     refused = told.get_nowait()
     assert isinstance(refused, RemoteError)

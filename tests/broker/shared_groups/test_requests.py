@@ -13,8 +13,8 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import (
     GroupJoinRequest,
     GroupPauseRequest,
+    GroupSubscription,
     GroupUpdateRequest,
-    Subscription,
 )
 from holdmq.wire.shared_headers import SharedRange
 from holdmq.wire.topic_headers import TopicGrowRequest, TopicPauseRequest
@@ -259,7 +259,7 @@ async def test_members_with_another_filter_are_refused(broker: Stack, join: Join
 async def test_modes_do_not_mix(broker: Stack, join: Join) -> None:
     await broker.create("t", 1)
     await broker.client.call(
-        RequestCode.GROUP_JOIN, GroupJoinRequest("c", "clustering", [Subscription("t", "*")])
+        RequestCode.GROUP_JOIN, GroupJoinRequest("c", "clustering", [GroupSubscription("t", "*")])
     )
     with pytest.raises(RemoteError) as caught:
         await join(broker, group="c")
@@ -267,7 +267,7 @@ async def test_modes_do_not_mix(broker: Stack, join: Join) -> None:
     await join(broker, group="s")
     with pytest.raises(RemoteError) as caught:
         await broker.client.call(
-            RequestCode.GROUP_JOIN, GroupJoinRequest("s", "clustering", [Subscription("t", "*")])
+            RequestCode.GROUP_JOIN, GroupJoinRequest("s", "clustering", [GroupSubscription("t", "*")])
         )
     assert caught.value.code == Code.MODE_CONFLICT
 

@@ -18,7 +18,7 @@ from broker.topics.core.table import (
     TopicTable,
 )
 from broker.topics.queue_deletion import NoGroups
-from broker.topics.requests import Topics
+from broker.topics.requests import TopicRequests
 from holdmq.errors import RemoteError
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Connection
@@ -49,7 +49,7 @@ class Broker:
     def __init__(self, disk: SimDisk) -> None:
         self.stepped = Stepped(disk, 1 << 16)
         self.table = TopicTable(100, QUEUES)
-        self.topics = Topics(TOPIC_JSON, self.table, True, 0.0, disk)
+        self.topics = TopicRequests(TOPIC_JSON, self.table, True, 0.0, disk)
         self.topics.load()
         self.topics.start(self.stepped.store, NoGroups())
 

@@ -16,7 +16,7 @@ from holdmq.wire.headers import PullQueue, TopicCreateRequest
 from holdmq.wire.topic_headers import DELETE, HIDE_FROM_CONSUMERS, HIDE_FROM_PRODUCERS
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 
 
@@ -199,7 +199,7 @@ async def release(broker: Stack, topic: str, queue_id: int, body: bytes) -> None
     stored: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
     record = make_record(topic, queue_id, body)
     sizes = np.array([len(record)], np.int64)
-    batch = Batch(memoryview(bytearray(record)), sizes, [Run(topic, queue_id, 1)])
+    batch = Batch(memoryview(bytearray(record)), sizes, [BatchRun(topic, queue_id, 1)])
     broker.store.append(batch, lambda _batch, error: stored.set_result(error))
     assert await stored is None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from console.core.history import POINTS_MAX, RANGE_MAX_S, Plan, answer, plan
+from console.core.history import POINTS_MAX, RANGE_MAX_S, ReadPlan, answer, plan
 
 NOW = 1_800_000_000
 ALL = {"tps_1s", "tps_1m", "tps_1h"}
@@ -56,7 +56,7 @@ def test_a_finer_table_stands_in_for_those_that_are_not_there_yet() -> None:
 def test_an_answer_has_a_number_for_every_step_and_the_busiest_topic_first() -> None:
     chosen = plan(NOW - 4, NOW, ALL, {})
     assert chosen is not None
-    chosen = Plan(chosen.table, NOW - 4, NOW, 2)
+    chosen = ReadPlan(chosen.table, NOW - 4, NOW, 2)
     rows = [(NOW - 4, "few", 1, 10, 3), (NOW - 2, "many", 9, 90, 4), (NOW - 4, None, 2, 20, 5)]
     found = answer(chosen, rows)
     assert [line["topic"] for line in found["topics"]] == ["many", "few"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from console.sql.box import QUERIES, BoxFullError, QueryBox
-from console.sql.questions import Question
+from console.sql.questions import SqlQuestion
 
 MEMORY = 64 << 20
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT count(*) FROM n WHERE i = 2"
@@ -19,8 +19,8 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT co
 DEAF = "SELECT levenshtein(repeat('a', 2000000), repeat('b', 2000000))"
 
 
-def question(sql: str, seconds: float = 120) -> Question:
-    return Question("sql", {"sql": sql}, "json", seconds, 100, 1 << 20)
+def question(sql: str, seconds: float = 120) -> SqlQuestion:
+    return SqlQuestion("sql", {"sql": sql}, "json", seconds, 100, 1 << 20)
 
 
 @asynccontextmanager
@@ -116,7 +116,7 @@ async def test_a_process_that_failed_sends_to_the_log_which_has_the_cause(
 ) -> None:
     async with box_over(tmp_path) as box:
         # What is captured goes to a file, which a query process may not write.
-        reply = await box.ask(Question("no such report", {}, "json", 120, 100, 1 << 20))
+        reply = await box.ask(SqlQuestion("no such report", {}, "json", 120, 100, 1 << 20))
         assert reply.outcome == "ended"
         assert "the console's log has the cause" in reply.message
         assert "KeyError: \\'no such report\\'" in "".join(capfd.readouterr())

@@ -14,11 +14,11 @@ from deltalake import write_deltalake
 from console.core.cells import csv_line, json_line
 from console.core.functions import FUNCTIONS
 from console.core.select import TABLE_FUNCTIONS
-from console.sql.engine import Bounds, Engine, QueryError, check, csv_body, json_body, open_database
+from console.sql.engine import Engine, QueryError, StatementBounds, check, csv_body, json_body, open_database
 
 SECOND = 1_800_000_000
 MEMORY = 64 << 20
-BOUNDS = Bounds(seconds=120, rows_max=100, bytes_max=1 << 20)
+BOUNDS = StatementBounds(seconds=120, rows_max=100, bytes_max=1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +45,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine(tables, MEMORY)
 
 
-def rows(engine: Engine, text: str, bounds: Bounds = BOUNDS) -> list[Any]:
+def rows(engine: Engine, text: str, bounds: StatementBounds = BOUNDS) -> list[Any]:
     return [json.loads(line) for line in engine.select(text, bounds, json_line).lines]
 
 
-def outcome(engine: Engine, text: str, bounds: Bounds = BOUNDS) -> tuple[str, str]:
+def outcome(engine: Engine, text: str, bounds: StatementBounds = BOUNDS) -> tuple[str, str]:
     with pytest.raises(QueryError) as caught:
         engine.select(text, bounds, json_line)
     return caught.value.outcome, str(caught.value)

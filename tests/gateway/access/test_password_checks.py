@@ -11,9 +11,9 @@ import pytest
 from access_files import QUICK
 from argon2 import PasswordHasher
 
-from gateway.access.askers import Answer, Question
+from gateway.access.askers import AccessAnswer, AccessQuestion
 from gateway.access.password_checks import BUSY, UNTRIED, PasswordChecks
-from gateway.access.plugins import Client
+from gateway.access.plugins import PluginClient
 from gateway.access.user_file import write_users
 from gateway.ground.counters import Counters
 from holdmq.mqtt import MQTT_5, Connect, encode
@@ -25,9 +25,9 @@ PROXIED = {"proxy": True, "proxy_networks": ["127.0.0.0/8"]}
 HASH = QUICK.hash("secret")
 
 
-def question(password: bytes) -> Question:
-    client = Client("c1", "ada", password, "192.0.2.1", 1000, None, "", True, 60)
-    return Question(client, hash_text=HASH, is_of_file=True)
+def question(password: bytes) -> AccessQuestion:
+    client = PluginClient("c1", "ada", password, "192.0.2.1", 1000, None, "", True, 60)
+    return AccessQuestion(client, hash_text=HASH, is_of_file=True)
 
 
 class Asked:
@@ -37,14 +37,14 @@ class Asked:
         self.counters = Counters()
         fields = {"threads": 1, "waiting_max": 1000, "wait_s": 600.0, **settings}
         self.checks = PasswordChecks(self.counters, **fields)
-        self.answers: list[tuple[str, Answer, int]] = []
+        self.answers: list[tuple[str, AccessAnswer, int]] = []
 
     def ask(self, name: str, address: bytes, password: bytes = b"wrong", **fields: Any) -> None:
         asked = question(password)
         for field, value in fields.items():
             setattr(asked, field, value)
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: AccessAnswer) -> None:
             self.answers.append((name, answer, self.counters.password_checks_total))
 
         self.checks.ask(address, asked, answered)
@@ -54,7 +54,7 @@ class Asked:
             while not condition():
                 await asyncio.sleep(0)
 
-    def answer_of(self, name: str) -> Answer:
+    def answer_of(self, name: str) -> AccessAnswer:
         return next(answer for who, answer, _ in self.answers if who == name)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from session_bench import Bench
 
-from gateway.deliver.delivery import Delivery
+from gateway.deliver.delivery import LiveDelivery
 from gateway.ground.counters import Counters
 from gateway.session.outbound import Planned
 from holdmq.mqtt import (
@@ -124,7 +124,7 @@ def test_what_was_sent_with_qos_2_does_not_expire_and_what_was_sent_with_qos_1_d
         outbound.inflight[packet_id] = Planned("b1", packet_id, qos << 1, ())
     bench.sent()
     trie: FilterTrie[Any, Any] = FilterTrie()
-    delivery = Delivery(trie, Counters(), lambda: 3_600_000)
+    delivery = LiveDelivery(trie, Counters(), lambda: 3_600_000)
     delivery.resend(Link(), memoryview(records), bench.session, [1, 2])  # type: ignore[arg-type]
     (again,) = bench.sent()
     assert (again.packet_id, again.qos, again.dup) == (2, 2, True)

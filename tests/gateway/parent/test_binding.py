@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.parent.binding import (
-    Place,
+    BoundListener,
     bind,
 )
 from holdmq.config.listeners import ListenerSettings
@@ -18,8 +18,8 @@ from holdmq.errors import StartupError
 
 
 @pytest.fixture
-def places() -> Iterator[list[Place]]:
-    made: list[Place] = []
+def places() -> Iterator[list[BoundListener]]:
+    made: list[BoundListener] = []
     yield made
     for place in made:
         place.close()
@@ -40,7 +40,7 @@ def mode_of(path: Path) -> int:
 # TCP
 
 
-def test_every_worker_has_a_socket_of_its_own_on_one_port(places: list[Place]) -> None:
+def test_every_worker_has_a_socket_of_its_own_on_one_port(places: list[BoundListener]) -> None:
     places.append(bind(tcp(0), 3))
     sockets = [places[0].of_worker(index) for index in range(3)]
     assert len({s.fileno() for s in sockets}) == 3
@@ -63,7 +63,7 @@ def test_a_busy_port_is_said_with_the_listener_and_what_to_do() -> None:
             bind(tcp(port, "default"), 2)
 
 
-def test_a_second_gateway_on_the_port_is_not_let_in_beside_the_first(places: list[Place]) -> None:
+def test_a_second_gateway_on_the_port_is_not_let_in_beside_the_first(places: list[BoundListener]) -> None:
     places.append(bind(tcp(0), 1))
     port = places[0].of_worker(0).getsockname()[1]
     with pytest.raises(StartupError, match="in use"):
@@ -98,7 +98,7 @@ def test_all_workers_share_a_unix_socket_whose_file_has_the_mode_and_goes_at_the
     place.close()
 
 
-def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path, places: list[Place]) -> None:
+def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path, places: list[BoundListener]) -> None:
     before = os.umask(0o077)
     try:
         places.append(bind(unix(tmp_path / "mqtt.sock"), 1))
@@ -107,7 +107,9 @@ def test_the_mode_does_not_depend_on_the_umask(tmp_path: Path, places: list[Plac
     assert mode_of(tmp_path / "mqtt.sock") == 0o660
 
 
-def test_the_file_of_a_gateway_that_was_killed_is_replaced(tmp_path: Path, places: list[Place]) -> None:
+def test_the_file_of_a_gateway_that_was_killed_is_replaced(
+    tmp_path: Path, places: list[BoundListener]
+) -> None:
     path = tmp_path / "mqtt.sock"
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
@@ -118,7 +120,7 @@ def test_the_file_of_a_gateway_that_was_killed_is_replaced(tmp_path: Path, place
         client.connect(str(path))
 
 
-def test_a_socket_where_somebody_listens_is_left_alone(tmp_path: Path, places: list[Place]) -> None:
+def test_a_socket_where_somebody_listens_is_left_alone(tmp_path: Path, places: list[BoundListener]) -> None:
     path = tmp_path / "mqtt.sock"
     places.append(bind(unix(path), 1))
     with pytest.raises(StartupError, match=r"another process listens at .*mqtt\.sock .*'local'"):

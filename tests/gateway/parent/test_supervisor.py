@@ -14,7 +14,7 @@ from gateway.parent import supervisor
 from gateway.parent.supervisor import (
     SILENT_KILL_S,
     SILENT_UNREADY_S,
-    Supervisor,
+    WorkerSupervisor,
 )
 from holdmq.config.model import Config
 
@@ -28,12 +28,12 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture
-def parent(child: subprocess.Popen[bytes]) -> Iterator[tuple[Supervisor, Any]]:
+def parent(child: subprocess.Popen[bytes]) -> Iterator[tuple[WorkerSupervisor, Any]]:
     """A supervisor with one worker, which reported just now."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     now = time.monotonic()
-    made = Supervisor(Config())
-    worker = supervisor._Child(0, child.pid, ours, now, now)
+    made = WorkerSupervisor(Config())
+    worker = supervisor._WorkerProcess(0, child.pid, ours, now, now)
     made._children[child.pid] = worker
     made._reports.received(0, {"ready": True, "numbers": {"connections": 3}, "refused": {}})
     yield made, worker
@@ -43,7 +43,7 @@ def parent(child: subprocess.Popen[bytes]) -> Iterator[tuple[Supervisor, Any]]:
 
 
 def test_a_worker_that_is_silent_makes_the_gateway_unready_and_is_killed_in_the_end(
-    parent: tuple[Supervisor, Any], child: subprocess.Popen[bytes]
+    parent: tuple[WorkerSupervisor, Any], child: subprocess.Popen[bytes]
 ) -> None:
     made, worker = parent
     made._end_silent(worker.heard_at + SILENT_UNREADY_S)
@@ -57,7 +57,7 @@ def test_a_worker_that_is_silent_makes_the_gateway_unready_and_is_killed_in_the_
 
 
 def test_workers_are_not_blamed_for_a_time_in_which_their_parent_did_not_run_either(
-    parent: tuple[Supervisor, Any], child: subprocess.Popen[bytes]
+    parent: tuple[WorkerSupervisor, Any], child: subprocess.Popen[bytes]
 ) -> None:
     made, worker = parent
     wake, other = socket.socketpair()
@@ -72,7 +72,7 @@ def test_workers_are_not_blamed_for_a_time_in_which_their_parent_did_not_run_eit
 
 
 def test_a_signal_is_only_noted_by_its_handler_and_passed_on_by_the_next_turn(
-    parent: tuple[Supervisor, Any], child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    parent: tuple[WorkerSupervisor, Any], child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = parent
     said: list[str] = []
@@ -91,7 +91,7 @@ def test_a_signal_is_only_noted_by_its_handler_and_passed_on_by_the_next_turn(
     other.close()
 
 
-def test_connections_are_told_by_worker(parent: tuple[Supervisor, Any]) -> None:
+def test_connections_are_told_by_worker(parent: tuple[WorkerSupervisor, Any]) -> None:
     made, _ = parent
     family = next(f for f in made._reports.families() if f.name == "holdmq_gateway_worker_connections")
     assert [(sample.labels, sample.value) for sample in family.samples] == [({"worker": "0"}, 3)]

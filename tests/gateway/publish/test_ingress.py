@@ -11,7 +11,7 @@ import pytest
 from session_bench import VERSIONS, Bench, ids
 
 from gateway.brokers.core.producer import (
-    Producer,
+    BrokerProducer,
     Target,
 )
 from gateway.brokers.link import BrokerLink
@@ -37,7 +37,7 @@ def ingress_to(places: dict[str, Target]) -> Ingress:
 
 
 def test_a_full_producer_is_told_of_also_when_a_later_message_waits_for_its_topic() -> None:
-    away = Producer(1, Link())
+    away = BrokerProducer(1, Link())
     ingress = ingress_to({"away": away.target("away", 0)})
     bench = Bench(MQTT_3_1_1)
     bench.connect()
@@ -71,7 +71,7 @@ async def test_who_publishes_to_a_broker_that_is_away_is_held_whatever_else_it_p
 
 
 def test_a_plan_whose_queue_is_retired_is_replaced_for_good() -> None:
-    producer = Producer(1, Link())
+    producer = BrokerProducer(1, Link())
     places = {"a": producer.target("a", 0)}
     ingress = ingress_to(places)
     bench = Bench(MQTT_3_1_1)
@@ -101,7 +101,7 @@ class Publishing:
     """A session that has published to `a/b` once, and what its records and receipts are."""
 
     def __init__(self, version: int = MQTT_5, **section: Any) -> None:
-        self.producer = Producer(1, Link())
+        self.producer = BrokerProducer(1, Link())
         self.producer.connected()
         self.target = self.producer.target("a", 0)
         self.ingress = ingress_to({"a": self.target})

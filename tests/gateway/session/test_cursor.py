@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from gateway.session.cursor import Cursor
+from gateway.session.cursor import SessionCursor
 
 
 def test_what_waits_leaves_with_the_next_state_and_stays_if_that_fails() -> None:
-    cursor = Cursor(1)
+    cursor = SessionCursor(1)
     assert not cursor.is_waiting
     cursor.hold(b"h", 1, b"t")
     cursor.release(7)

@@ -15,9 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from broker.produce.core.received import Received as Known
+from broker.produce.core.received import ReceivedIds as Known
 from gateway.session.received import (
-    Received,
+    ReceivedQueues,
     ReceivedWrite,
 )
 from holdmq.record.codec import (
@@ -28,7 +28,7 @@ from holdmq.record.once import Once
 from holdmq.wire.session_state import ReceivedRow, SessionState, decode_state
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 
 UID = 77
@@ -47,7 +47,7 @@ class Connection:
     """A gateway's side: `sending` are records on their way, `writing` the row on its way."""
 
     def __init__(self, epoch: int, row: ReceivedRow | None) -> None:
-        self.received = Received(UID, epoch, row)
+        self.received = ReceivedQueues(UID, epoch, row)
         self.unreleased: dict[int, bool] = dict.fromkeys(self.received.recorded, True)
         self.sending: list[tuple[int, int, bytes]] = []
         self.writing: tuple[ReceivedRow, ReceivedWrite] | None = None
@@ -294,7 +294,7 @@ def batch_of(records: list[tuple[int, bytes]], base_offset: int) -> Batch:
         encode_record(b"t", 0, b"%d" % body, pair, 1, sys_flag=2 << SYS_QOS_SHIFT) for body, pair in records
     ]
     sizes = np.fromiter(map(len, raw), np.int64, len(raw))
-    return Batch(memoryview(b"".join(raw)), sizes, [Run("t", 0, len(raw), base_offset=base_offset)])
+    return Batch(memoryview(b"".join(raw)), sizes, [BatchRun("t", 0, len(raw), base_offset=base_offset)])
 
 
 STEPS = {

@@ -6,15 +6,15 @@ import pytest
 
 from gateway.session.lag import Lag
 from gateway.session.replay import (
-    Replay,
     ReplayError,
+    ReplayStart,
     replay_of,
 )
 
 NOON_MS = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp() * 1000)
 
 
-def asked(value: str) -> Replay | None:
+def asked(value: str) -> ReplayStart | None:
     return replay_of((("unit", "s"), ("from", value)))
 
 

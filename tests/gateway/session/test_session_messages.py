@@ -9,9 +9,9 @@ from session_bench import VERSIONS, Bench, ids, reasons
 
 from gateway.ground.receipts import (
     CLOSE,
-    Receipt,
+    PublishReceipt,
 )
-from gateway.session.cursor import Cursor
+from gateway.session.cursor import SessionCursor
 from gateway.session.events import Closed, Subscribing, Unsubscribing, WindowOpened
 from gateway.session.receiving import take_publishes
 from holdmq.mqtt import (
@@ -66,7 +66,7 @@ def test_acknowledgements_leave_in_the_order_of_the_publishes() -> None:  # [MQT
     bench.feed(*[Publish("a/b", b"x", 1, packet_id=n) for n in (1, 2, 3)])
     receipts = []
     for packet_id in (1, 2, 3):
-        receipt = Receipt(bench.session, PUBACK, packet_id)
+        receipt = PublishReceipt(bench.session, PUBACK, packet_id)
         bench.session.expect(receipt)
         receipts.append(receipt)
     receipts[2].settle(0)
@@ -85,7 +85,7 @@ def test_what_is_not_settled_yet_holds_back_only_what_came_after_it() -> None:
     bench.feed(*[Publish("a/b", b"x", 1, packet_id=n) for n in (1, 2)])
     receipts = []
     for packet_id in (1, 2):
-        receipt = Receipt(bench.session, PUBACK, packet_id)
+        receipt = PublishReceipt(bench.session, PUBACK, packet_id)
         bench.session.expect(receipt)
         receipts.append(receipt)
     receipts[0].settle(0)
@@ -368,7 +368,7 @@ def test_a_refused_qos_2_message_is_settled_without_a_pubrel() -> None:  # [MQTT
 def test_a_cursor_plans_qos_2_before_it_is_sent_and_notes_pubrec_before_pubrel() -> None:
     bench = Bench()
     bench.connect(properties=Properties(session_expiry_interval=60))
-    cursor = bench.session.cursor = Cursor(1)
+    cursor = bench.session.cursor = SessionCursor(1)
     bench.feed(subscribe(("a", 2)))
     assert bench.push(2, 10)
     assert bench.push(4, 20)

@@ -9,7 +9,7 @@ import pytest
 from processes import free_port
 
 from gateway.edge.sockets import ClientSocket
-from gateway.ground.receipts import Receipt
+from gateway.ground.receipts import PublishReceipt
 from gateway.session.session import Session
 from gateway.worker.draining import drain
 from holdmq.errors import Code, RemoteError
@@ -445,7 +445,7 @@ async def test_a_batch_is_answered_behind_the_next_one_and_each_client_with_one_
         await client.acked(1)
     producer = running.worker.links["b0"].producer
     seen: list[object] = []
-    write, request, settle = ClientSocket.write, Connection.request, Receipt.settle
+    write, request, settle = ClientSocket.write, Connection.request, PublishReceipt.settle
 
     def written(self: ClientSocket, data: bytes) -> None:
         seen.append(bytes(data))
@@ -456,7 +456,7 @@ async def test_a_batch_is_answered_behind_the_next_one_and_each_client_with_one_
             seen.append("next batch")
         return request(self, code, *rest)
 
-    def settled(self: Receipt, outcome: int) -> None:
+    def settled(self: PublishReceipt, outcome: int) -> None:
         seen.append(f"told {self.packet_id}")
         settle(self, outcome)
 
@@ -473,7 +473,7 @@ async def test_a_batch_is_answered_behind_the_next_one_and_each_client_with_one_
         await publish(name, packet_id)
     monkeypatch.setattr(ClientSocket, "write", written)
     monkeypatch.setattr(Connection, "request", requested)
-    monkeypatch.setattr(Receipt, "settle", settled)
+    monkeypatch.setattr(PublishReceipt, "settle", settled)
     broker.release()
     assert await clients["last"].acked(1) == [7]
     assert await clients["busy"].acked(2) == [5, 6]

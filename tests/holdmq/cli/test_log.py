@@ -16,7 +16,7 @@ from holdmq.record.batch import encode_batch
 from holdmq.record.codec import encode_properties
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.store import open_store
 
@@ -37,7 +37,7 @@ def write(directory: Path, topic: str = "devices") -> int:
             encode_properties([("TAGS", "42/temp"), ("KEYS", f"{queue_id}-{i}")]) for i in range(count)
         ]
         raw, sizes = encode_batch(topic.encode(), queue_id, [body] * count, properties, 5)
-        batch = Batch(memoryview(bytearray(raw)), sizes, [Run(topic, queue_id, count)])
+        batch = Batch(memoryview(bytearray(raw)), sizes, [BatchRun(topic, queue_id, count)])
         store.append(batch, lambda _, error: answers.append(error))
     while len(answers) < 3:
         posted.get(timeout=20)()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 import holdmq.cli
-from holdmq.cli.plain_table import Table
+from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 
 MODULES = sorted(Path(holdmq.cli.__path__[0]).glob("*.py"))
@@ -51,7 +51,7 @@ def test_a_sentence_is_one_line_whatever_its_names(capsys: pytest.CaptureFixture
 
 
 def test_a_cell_is_neither_markup_nor_an_escape_sequence() -> None:
-    table = Table("client id", "state")
+    table = PlainTable("client id", "state")
     table.add_row("[link=http://evil]x[/link]", Text("connected", style="green"))
     table.add_row("[/]\x1b]8;;http://evil\x1b\\\\\u202ey", None)
     console = Console(width=120, force_terminal=True, color_system="standard", highlight=False)

@@ -19,8 +19,8 @@ from processes import free_port
 from holdmq.cli.supervisor import (
     LINE_MAX_BYTES,
     RESTART_DELAY_MAX_S,
-    Child,
-    Supervisor,
+    ServiceCommand,
+    ServiceSupervisor,
     describe_exit,
     restart_delay_s,
 )
@@ -56,18 +56,20 @@ class Stage:
         self.directory = directory
         self.lines: list[str] = []
         self.stopping = asyncio.Event()
-        self.supervisor = Supervisor(lambda name, line: self.lines.append(f"{name}: {line}"), self.stopping)
+        self.supervisor = ServiceSupervisor(
+            lambda name, line: self.lines.append(f"{name}: {line}"), self.stopping
+        )
 
     def child(
         self, name: str, body: str = "", drain: str = "", *, limit_s: float = 60, essential: bool = True
-    ) -> Child:
+    ) -> ServiceCommand:
         script = self.directory / f"{name}.py"
         script.write_text(
             SERVICE.replace("{body}", f"    {body}").replace("{drain}", f"    {drain}"), encoding="utf-8"
         )
         port = free_port()
         argv = [sys.executable, str(script), name, str(port)]
-        return Child(name, argv, ("127.0.0.1", port), limit_s, essential)
+        return ServiceCommand(name, argv, ("127.0.0.1", port), limit_s, essential)
 
     async def said(self, pattern: str, times: int = 1) -> re.Match[str]:
         """Wait until `times` lines match `pattern`; return the last match."""
@@ -127,7 +129,7 @@ async def until_gone(pid: int) -> None:
 
 async def test_a_program_that_is_not_there_is_said(stage: Stage) -> None:
     child = stage.child("a")
-    absent = Child(child.name, ["/no/such/program"], child.admin, child.stop_limit_s)
+    absent = ServiceCommand(child.name, ["/no/such/program"], child.admin, child.stop_limit_s)
     stage.supervisor.start(absent)
     assert not await stage.supervisor.wait_ready("a")
     assert "up: a cannot be started: No such file or directory: /no/such/program" in stage.lines

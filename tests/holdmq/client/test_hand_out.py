@@ -4,9 +4,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from holdmq.client import hand_out as module
-from holdmq.client.hand_out import LATER_MAX, HandOut, Job
+from holdmq.client.hand_out import LATER_MAX, HandedMessage, HandOut
 from holdmq.client.process_queue import ProcessQueue
-from holdmq.client.rebalance import Lease
+from holdmq.client.rebalance import HeldLease
 from holdmq.client.subscriptions import TagFilter
 from holdmq.message import TopicQueue
 from holdmq.record.codec import encode_record
@@ -39,7 +39,7 @@ class World:
     ) -> ProcessQueue:
         queue = TopicQueue(topic, "b", queue_id)
         process = self.queues[queue] = ProcessQueue(queue, 1, 0, 1)
-        lease = Lease(queue, 0.0)
+        lease = HeldLease(queue, 0.0)
         lease.expires_at = expires_at
         self.hand_out.add(process, lease)
         if tags:
@@ -47,13 +47,13 @@ class World:
             self.hand_out.offer(process)
         return process
 
-    def take(self, now: float = 0.0) -> Job:
+    def take(self, now: float = 0.0) -> HandedMessage:
         job = self.hand_out.take(now)
         assert job is not None
         return job
 
 
-def offsets(jobs: list[Job]) -> list[tuple[int, int]]:
+def offsets(jobs: list[HandedMessage]) -> list[tuple[int, int]]:
     return [(job.process.queue.queue_id, job.taken.offset) for job in jobs]
 
 

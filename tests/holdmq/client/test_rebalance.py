@@ -26,13 +26,13 @@ from holdmq.client.rebalance import (
     Join,
     Phase,
     Rebalance,
-    Release,
+    ReleaseLease,
     Start,
     Stop,
 )
 from holdmq.errors import Code
 from holdmq.message import TopicQueue
-from holdmq.wire.group_headers import CLUSTERING, LeasedQueue, Subscription, WantedQueue
+from holdmq.wire.group_headers import CLUSTERING, GroupSubscription, LeasedQueue, WantedQueue
 
 LEASE_S = 20.0
 QUEUES = [TopicQueue("t", "b", i) for i in range(4)]
@@ -112,7 +112,7 @@ def test_a_lease_that_is_not_renewed_is_lost_before_the_broker_gives_it_away() -
     core.handle_deadline(LEASE_S)
     actions = core.actions()
     assert [d.queue for d in of_kind(Drop, actions)] == QUEUES
-    assert [r.generation for r in of_kind(Release, actions)] == [10, 11, 12, 13]
+    assert [r.generation for r in of_kind(ReleaseLease, actions)] == [10, 11, 12, 13]
     assert all(lease.phase is Phase.WANTED for lease in core.leases.values())
 
 
@@ -131,7 +131,7 @@ def test_a_queue_that_goes_elsewhere_drains_before_it_is_released() -> None:
     core.joined("b", 2, ["me", "z"], False, 1.0)
     assert core.actions() == [Stop(QUEUES[2]), Stop(QUEUES[3])]
     core.drained(QUEUES[2])
-    assert core.actions() == [Release(QUEUES[2], 12)]
+    assert core.actions() == [ReleaseLease(QUEUES[2], 12)]
     core.handle_deadline(5.0)
     assert [row.queue_id for row in asked(core)] == [0, 1, 3]  # what drains is renewed too
     core.released(QUEUES[2], 12, 5.1)
@@ -149,7 +149,7 @@ def test_work_that_does_not_end_holds_a_queue_for_a_bounded_time() -> None:
     core.actions()
     assert core.next_deadline() == 4.0
     core.handle_deadline(4.0)
-    assert of_kind(Release, core.actions()) == [Release(QUEUES[0], 5)]
+    assert of_kind(ReleaseLease, core.actions()) == [ReleaseLease(QUEUES[0], 5)]
 
 
 def test_a_reset_ends_the_lease_and_the_new_one_starts_elsewhere() -> None:
@@ -178,7 +178,7 @@ def test_a_lease_granted_after_it_was_given_up_goes_back() -> None:
     core.leased("b", [granted(q, 10) for q in QUEUES], LEASE_S, 0.2)
     actions = core.actions()
     assert [s.lease.queue for s in of_kind(Start, actions)] == QUEUES[2:]
-    assert of_kind(Release, actions) == [Release(QUEUES[0], 10), Release(QUEUES[1], 10)]
+    assert of_kind(ReleaseLease, actions) == [ReleaseLease(QUEUES[0], 10), ReleaseLease(QUEUES[1], 10)]
 
 
 def test_a_broker_that_does_not_know_the_member_is_joined_again() -> None:
@@ -197,7 +197,7 @@ def test_closing_gives_everything_back() -> None:
     assert len(of_kind(Stop, core.actions())) == 4
     for queue in QUEUES:
         core.drained(queue)
-    assert len(of_kind(Release, core.actions())) == 4
+    assert len(of_kind(ReleaseLease, core.actions())) == 4
     assert not core.is_idle
     for queue in QUEUES:
         core.released(queue, 10 + queue.queue_id, 1.1)
@@ -289,7 +289,7 @@ class Cluster(RuleBasedStateMachine):
         kind, *rest = link.to_broker.popleft()
         self.ended(self.leases.expire(self.now))
         if kind == "join":
-            wanted = [Subscription("t", "*")]
+            wanted = [GroupSubscription("t", "*")]
             joined = self.members.join(link, link.owner.name, "g", CLUSTERING, "", wanted, self.now, 0)
             if joined.is_change:
                 self.tell()
@@ -347,7 +347,7 @@ class Cluster(RuleBasedStateMachine):
                     peer.consuming.pop(action.queue, None)
                     peer.draining.pop(action.queue, None)
                 elif peer.link is None:
-                    assert isinstance(action, Release)
+                    assert isinstance(action, ReleaseLease)
                     peer.core.released(action.queue, action.generation, self.now)
                 elif isinstance(action, Join):
                     peer.link.to_broker.append(("join",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdmq.client.statistics import BacklogView, Rates, StatisticsView, group_backlogs, traffic
+from holdmq.client.statistics import BacklogView, StatisticsView, TrafficRates, group_backlogs, traffic
 from holdmq.wire.statistics_headers import BacklogRow, CountsRow
 
 
@@ -24,10 +24,10 @@ def test_rates_are_those_of_each_brokers_own_windows_together() -> None:
     second = view([2000, 2000, 2000, 2000], counts("t", 600), counts("u", 2))
     t, u = traffic([first, second], lambda one: one.topics)
     assert (t.name, u.name) == ("t", "u")
-    assert t.second == Rates(900, 9000, 0, 0)
-    assert t.minute == Rates(310, 3100, 0, 0)
+    assert t.second == TrafficRates(900, 9000, 0, 0)
+    assert t.minute == TrafficRates(310, 3100, 0, 0)
     assert round(t.hour.messages_in, 3) == round(600 / 3600 + 300, 3)
-    assert u.day == Rates(1, 10, 0, 0)
+    assert u.day == TrafficRates(1, 10, 0, 0)
 
 
 def test_latencies_are_means_over_brokers_of_the_last_minute() -> None:
@@ -39,7 +39,7 @@ def test_latencies_are_means_over_brokers_of_the_last_minute() -> None:
 
 def test_a_window_of_no_time_is_no_rate() -> None:
     (t,) = traffic([view([0, 0, 0, 0], counts("t", 0))], lambda one: one.topics)
-    assert t.second == Rates(0, 0, 0, 0)
+    assert t.second == TrafficRates(0, 0, 0, 0)
 
 
 def test_backlogs_are_added_over_topics_and_brokers_and_aged_by_each_brokers_clock() -> None:

@@ -11,10 +11,10 @@ from holdmq.mqtt import (
     PUBREC,
     PUBREL,
     AckRun,
+    CheckedTopics,
     Decoder,
     MqttError,
     PubAck,
-    TopicTable,
     encode_acks,
     encode_pubacks,
     encode_pubcomps,
@@ -32,7 +32,7 @@ def test_a_burst_is_written_and_read_as_one_run(packet_type: int, count: int) ->
     ids = [(index * 7919) % 65_535 + 1 for index in range(count)]
     wire = encode_acks(packet_type, ids)
     assert len(wire) == 4 * count
-    (run,) = Decoder(TopicTable(bytes), version=MQTT_3_1_1).feed(wire)
+    (run,) = Decoder(CheckedTopics(bytes), version=MQTT_3_1_1).feed(wire)
     assert isinstance(run, AckRun)
     assert (run.packet_type, run.packet_ids, len(run)) == (packet_type, ids, count)
 
@@ -58,14 +58,14 @@ def test_runs_split_by_type_and_by_long_forms() -> None:
         + b"\x40\x03\x00\x04\x10"
         + encode_acks(PUBACK, [5])
     )
-    items = Decoder(TopicTable(bytes), version=MQTT_5).feed(wire)
+    items = Decoder(CheckedTopics(bytes), version=MQTT_5).feed(wire)
     runs = [(item.packet_type, item.packet_ids) for item in items if isinstance(item, AckRun)]
     assert runs == [(PUBACK, [1, 2]), (PUBREC, [3]), (PUBACK, [5])]
     assert items[2] == PubAck(4, 0x10)
 
 
 def test_an_acknowledgement_that_is_cut_waits_for_its_rest() -> None:
-    decoder = Decoder(TopicTable(bytes), version=MQTT_3_1_1)
+    decoder = Decoder(CheckedTopics(bytes), version=MQTT_3_1_1)
     wire = encode_pubacks([1, 2, 3])
     (first,) = decoder.feed(wire[:10])
     (rest,) = decoder.feed(wire[10:])
@@ -75,7 +75,7 @@ def test_an_acknowledgement_that_is_cut_waits_for_its_rest() -> None:
 
 
 def test_what_came_before_packet_id_0_is_not_lost() -> None:
-    decoder = Decoder(TopicTable(bytes), version=MQTT_3_1_1)
+    decoder = Decoder(CheckedTopics(bytes), version=MQTT_3_1_1)
     with pytest.raises(MqttError) as raised:
         decoder.feed(b"\xc0\x00" + encode_pubacks([1, 2]) + b"\x40\x02\x00\x00" + encode_pubacks([3]))
     _, run = raised.value.decoded

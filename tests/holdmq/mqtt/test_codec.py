@@ -19,6 +19,7 @@ from holdmq.mqtt import (
     SERVER,
     AckRun,
     Auth,
+    CheckedTopics,
     ConnAck,
     Connect,
     Decoder,
@@ -38,7 +39,6 @@ from holdmq.mqtt import (
     SubAck,
     Subscribe,
     Subscription,
-    TopicTable,
     UnsubAck,
     Unsubscribe,
     Will,
@@ -398,7 +398,7 @@ def by_name(golden: Golden) -> str:
 
 def decoder_for(golden: Golden) -> Decoder[bytes]:
     version = 0 if isinstance(golden.packet, Connect) else golden.version
-    return Decoder(TopicTable(bytes), sender=golden.sender, version=version)
+    return Decoder(CheckedTopics(bytes), sender=golden.sender, version=version)
 
 
 def flatten(items: list[PublishRun[bytes] | AckRun | Packet]) -> list[Packet]:
@@ -482,7 +482,7 @@ def test_all_packets_of_a_connection_in_one_feed_keep_their_order() -> None:
 
 
 def test_packets_before_a_violation_come_with_the_error() -> None:
-    decoder = Decoder(TopicTable(bytes), version=MQTT_3_1_1)
+    decoder = Decoder(CheckedTopics(bytes), version=MQTT_3_1_1)
     good = b"\x30\x03\x00\x01a" * 2 + encode_acks(PUBACK, [1, 2]) + b"\xc0\x00" + b"\x30\x03\x00\x01b"
     with pytest.raises(MqttError) as raised:
         decoder.feed(good + b"\x36\x05\x00\x01a\x00\x01")
@@ -497,7 +497,7 @@ def test_packets_before_a_violation_come_with_the_error() -> None:
 
 
 def test_a_decoder_that_refused_refuses_all_further_bytes() -> None:
-    decoder = Decoder(TopicTable(bytes), version=MQTT_3_1_1)
+    decoder = Decoder(CheckedTopics(bytes), version=MQTT_3_1_1)
     with pytest.raises(MqttError, match="type 0"):
         decoder.feed(b"\xc0\x00\x00\x00")
     with pytest.raises(MqttError, match="type 0") as raised:
@@ -510,7 +510,7 @@ def test_a_decoder_that_refused_refuses_all_further_bytes() -> None:
 @pytest.mark.parametrize("first", [0x10, 0x30, 0x82])
 def test_a_packet_above_the_maximum_is_refused_by_its_fixed_header(first: int) -> None:
     version = 0 if first == 0x10 else MQTT_5
-    decoder = Decoder(TopicTable(bytes), 300, version=version)
+    decoder = Decoder(CheckedTopics(bytes), 300, version=version)
     with pytest.raises(MqttError, match="maximum packet size here is 300") as raised:
         decoder.feed(bytes((first, 0xAA, 0x02)))  # 298 bytes would follow
     assert raised.value.reason_code == ReasonCode.PACKET_TOO_LARGE
@@ -518,7 +518,7 @@ def test_a_packet_above_the_maximum_is_refused_by_its_fixed_header(first: int) -
 
 
 def test_a_300_megabyte_remaining_length_is_refused_at_once() -> None:
-    decoder = Decoder(TopicTable(bytes))
+    decoder = Decoder(CheckedTopics(bytes))
     with pytest.raises(MqttError) as raised:
         decoder.feed(b"\x10\xff\xff\xff\x7f")
     assert raised.value.reason_code == ReasonCode.PACKET_TOO_LARGE
@@ -526,7 +526,7 @@ def test_a_300_megabyte_remaining_length_is_refused_at_once() -> None:
 
 
 def test_what_is_kept_of_a_cut_packet_stays_within_the_maximum() -> None:
-    decoder = Decoder(TopicTable(bytes), 300, version=MQTT_3_1_1)
+    decoder = Decoder(CheckedTopics(bytes), 300, version=MQTT_3_1_1)
     wire = b"\x30\xa9\x02\x00\x01a" + b"p" * 294
     assert len(wire) == 300
     for index in range(299):
@@ -553,7 +553,7 @@ def test_what_is_kept_of_a_cut_packet_stays_within_the_maximum() -> None:
 def test_after_a_refused_connect_the_version_says_how_to_answer(
     wire: bytes, version: int, reason: int
 ) -> None:
-    decoder = Decoder(TopicTable(bytes))
+    decoder = Decoder(CheckedTopics(bytes))
     with pytest.raises(MqttError) as raised:
         decoder.feed(wire)
     assert (decoder.version, raised.value.reason_code) == (version, reason)
@@ -561,7 +561,7 @@ def test_after_a_refused_connect_the_version_says_how_to_answer(
 
 def test_a_decoder_of_a_server_needs_the_version() -> None:
     with pytest.raises(UsageError, match="protocol level"):
-        Decoder(TopicTable(bytes), sender=SERVER)
+        Decoder(CheckedTopics(bytes), sender=SERVER)
 
 
 def test_a_password_is_not_shown() -> None:
@@ -569,22 +569,22 @@ def test_a_password_is_not_shown() -> None:
 
 
 def test_a_connect_has_a_bound_of_its_own_and_what_follows_the_other() -> None:
-    decoder = Decoder(TopicTable(bytes), 1_000, connect_max_size=100)
+    decoder = Decoder(CheckedTopics(bytes), 1_000, connect_max_size=100)
     with pytest.raises(MqttError) as raised:
         decoder.feed(b"\x10\x63" + b"x" * 50)  # a body of 99 bytes
     assert raised.value.reason_code == ReasonCode.PACKET_TOO_LARGE
     assert decoder.buffered == 0
-    decoder = Decoder(TopicTable(bytes), 1_000, connect_max_size=100)
+    decoder = Decoder(CheckedTopics(bytes), 1_000, connect_max_size=100)
     assert decoder.feed(b"\x10\x62" + b"x" * 50) == []
     assert decoder.buffered == 52
-    decoder = Decoder(TopicTable(bytes), 1_000, connect_max_size=100)
+    decoder = Decoder(CheckedTopics(bytes), 1_000, connect_max_size=100)
     publish = encode(Publish("a", b"x" * 900), MQTT_5)
     items = decoder.feed(encode(Connect(client_id="c", version=MQTT_5), MQTT_5) + publish)
     assert [type(item) for item in items] == [Connect, PublishRun]
 
 
 def test_a_bound_that_is_lowered_holds_for_a_packet_under_way() -> None:
-    decoder = Decoder(TopicTable(bytes), 1_000, version=MQTT_5)
+    decoder = Decoder(CheckedTopics(bytes), 1_000, version=MQTT_5)
     publish = encode(Publish("a", b"x" * 900), MQTT_5)
     assert decoder.feed(publish[:300]) == []
     decoder.max_packet_size = 500

@@ -22,6 +22,7 @@ from holdmq.mqtt import (
     SERVER,
     AckRun,
     Auth,
+    CheckedTopics,
     ConnAck,
     Connect,
     Decoder,
@@ -40,7 +41,6 @@ from holdmq.mqtt import (
     SubAck,
     Subscribe,
     Subscription,
-    TopicTable,
     UnsubAck,
     Unsubscribe,
     Will,
@@ -221,14 +221,14 @@ slow = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCh
 @given(connects, st.lists(from_client, max_size=5), cuts_anywhere)
 def test_what_a_client_encodes_a_server_decodes(first: Connect, rest: list[Packet], cuts: list[int]) -> None:
     wire = b"".join(encode(packet, MQTT_5) for packet in [first, *rest])
-    assert feed(Decoder(TopicTable(bytes)), wire, cuts) == [first, *rest]
+    assert feed(Decoder(CheckedTopics(bytes)), wire, cuts) == [first, *rest]
 
 
 @slow
 @given(st.lists(from_server, max_size=5), cuts_anywhere)
 def test_what_a_server_encodes_a_client_decodes(sent: list[Packet], cuts: list[int]) -> None:
     wire = b"".join(encode(packet, MQTT_5) for packet in sent)
-    assert feed(Decoder(TopicTable(bytes), version=MQTT_5, sender=SERVER), wire, cuts) == sent
+    assert feed(Decoder(CheckedTopics(bytes), version=MQTT_5, sender=SERVER), wire, cuts) == sent
 
 
 starts = st.sampled_from([0, MQTT_3_1, MQTT_3_1_1, MQTT_5])
@@ -246,7 +246,7 @@ first_bytes = st.integers(0, 255) | st.sampled_from(
 def test_random_packets_raise_nothing_but_mqtt_errors(
     version: int, sender: int, bodies: list[tuple[int, bytes]]
 ) -> None:
-    decoder = Decoder(TopicTable(bytes), 50, sender=sender, version=version or (sender - 1) * MQTT_5)
+    decoder = Decoder(CheckedTopics(bytes), 50, sender=sender, version=version or (sender - 1) * MQTT_5)
     wire = b"".join(bytes((first, len(body))) + body for first, body in bodies)
     assert refusal(lambda: feed(decoder, wire, [])) in REFUSALS
     assert decoder.buffered <= 50
@@ -259,7 +259,7 @@ def test_a_changed_byte_raises_nothing_but_mqtt_errors(packet: Packet, data: st.
     wire[data.draw(st.integers(0, len(wire) - 1))] = data.draw(st.integers(0, 255))
     for sender in (CLIENT, SERVER):
         version = 0 if isinstance(packet, Connect) and sender == CLIENT else MQTT_5
-        decoder = Decoder(TopicTable(bytes), sender=sender, version=version, topic_alias_maximum=10)
+        decoder = Decoder(CheckedTopics(bytes), sender=sender, version=version, topic_alias_maximum=10)
         assert refusal(partial(feed, decoder, bytes(wire), [])) in REFUSALS
 
 

@@ -12,9 +12,9 @@ from holdmq.mqtt import (
     MQTT_3_1_1,
     MQTT_5,
     SERVER,
+    CheckedTopics,
     Decoder,
     MqttError,
-    TopicTable,
     encode_acks,
 )
 from holdmq.mqtt.protocol import FILTERS_PER_PACKET_MAX, PROPERTIES_BYTES_MAX, PUBACK
@@ -401,7 +401,7 @@ SHOWN = {
 
 
 def decoder_for(bad: Bad) -> Decoder[bytes]:
-    return Decoder(TopicTable(bytes), version=bad.version, sender=bad.sender, topic_alias_maximum=5)
+    return Decoder(CheckedTopics(bytes), version=bad.version, sender=bad.sender, topic_alias_maximum=5)
 
 
 @pytest.mark.mqtt(*SHOWN)
@@ -428,7 +428,7 @@ def test_malformed_input_is_refused_the_same_byte_by_byte(bad: Bad) -> None:
 
 
 def test_the_bounds_themselves_are_accepted() -> None:
-    decoder = Decoder(TopicTable(bytes), version=V5)
+    decoder = Decoder(CheckedTopics(bytes), version=V5)
     many = packet(0x82, b"\0\1\0", b"\0\1a\0" * FILTERS_PER_PACKET_MAX)
     full = packet(0x30, PUB5, b"\xff\xff\x03", b"\x26\0\0\0\0" * (PROPERTIES_BYTES_MAX // 5))
     assert [len(decoder.feed(wire)) for wire in (many, full)] == [1, 1]

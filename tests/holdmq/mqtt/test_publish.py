@@ -10,12 +10,12 @@ from holdmq.mqtt import (
     MQTT_3_1_1,
     MQTT_5,
     SERVER,
+    CheckedTopics,
     Decoder,
     MqttError,
     Properties,
     Publish,
     PublishRun,
-    TopicTable,
     decode_publish_properties,
     delivery_properties,
     encode,
@@ -35,7 +35,7 @@ def only_run(decoder: Decoder[bytes], wire: bytes) -> PublishRun[bytes]:
 
 
 def test_a_run_carries_entries_offsets_and_raw_properties() -> None:
-    topics: TopicTable[int] = TopicTable(len)
+    topics: CheckedTopics[int] = CheckedTopics(len)
     decoder = Decoder(topics, version=MQTT_5)
     said = Properties(content_type="t", user_properties=(("k", "v"),))
     first = encode(Publish("a/bc", b"xy", 1, True, True, 7, said), MQTT_5)
@@ -54,14 +54,14 @@ def test_a_run_carries_entries_offsets_and_raw_properties() -> None:
 
 
 def test_a_run_ends_where_another_packet_stands() -> None:
-    decoder = Decoder(TopicTable(bytes), version=MQTT_3_1_1)
+    decoder = Decoder(CheckedTopics(bytes), version=MQTT_3_1_1)
     one = b"\x30\x03\x00\x01a"
     items = decoder.feed(one + one + b"\xc0\x00" + one)
     assert [len(item) if isinstance(item, PublishRun) else "ping" for item in items] == [2, "ping", 1]
 
 
 def test_a_large_packet_in_pieces_comes_out_as_one_buffer() -> None:
-    decoder = Decoder(TopicTable(bytes), version=MQTT_3_1_1)
+    decoder = Decoder(CheckedTopics(bytes), version=MQTT_3_1_1)
     payload = bytes(range(256)) * 4096
     wire = encode(Publish("a", payload, 1, packet_id=1), MQTT_3_1_1) + b"\x30\x03\x00\x01b"
     found: list[Publish] = []
@@ -77,7 +77,7 @@ def test_a_large_packet_in_pieces_comes_out_as_one_buffer() -> None:
     "extra", [Properties(), Properties(content_type="t"), Properties(correlation_data=b"c")]
 )
 def test_an_alias_is_resolved_and_taken_out_of_the_properties(extra: Properties) -> None:
-    decoder = Decoder(TopicTable(bytes), version=MQTT_5, topic_alias_maximum=2)
+    decoder = Decoder(CheckedTopics(bytes), version=MQTT_5, topic_alias_maximum=2)
     rest = encode_block(extra, PUBLISH)
     block = rest + b"\x23\x00\x02"
     head = bytes((len(block),)) + block
@@ -91,7 +91,7 @@ def test_an_alias_is_resolved_and_taken_out_of_the_properties(extra: Properties)
 
 @pytest.mark.mqtt("MQTT-3.3.2-12")
 def test_an_alias_can_be_given_another_topic() -> None:
-    decoder = Decoder(TopicTable(bytes), version=MQTT_5)
+    decoder = Decoder(CheckedTopics(bytes), version=MQTT_5)
     decoder.allow_topic_aliases(1)
     alias = Properties(topic_alias=1)
     wire = b"".join(encode(Publish(topic, properties=alias), MQTT_5) for topic in ("a", "", "b", ""))
@@ -104,7 +104,7 @@ def test_a_refusal_by_the_topic_table_is_the_decoders() -> None:
             raise MqttError(0x90, "no client may publish to $")
         return topic
 
-    decoder = Decoder(TopicTable(create), version=MQTT_3_1_1)
+    decoder = Decoder(CheckedTopics(create), version=MQTT_3_1_1)
     with pytest.raises(MqttError, match="no client") as raised:
         decoder.feed(b"\x30\x03\x00\x01a\x30\x03\x00\x01$")
     assert len(raised.value.decoded) == 1
@@ -163,7 +163,7 @@ def test_an_expiry_is_not_added_to_a_message_that_has_none() -> None:
 
 
 def test_subscription_identifiers_of_a_server_reach_the_client() -> None:
-    decoder = Decoder(TopicTable(bytes), version=MQTT_5, sender=SERVER)
+    decoder = Decoder(CheckedTopics(bytes), version=MQTT_5, sender=SERVER)
     wire = encode(Publish("a", properties=Properties(subscription_identifiers=(5, 6))), MQTT_5)
     (packet,) = publishes(only_run(decoder, wire))
     assert packet.properties.subscription_identifiers == (5, 6)
@@ -192,7 +192,7 @@ def test_a_lone_publish_is_what_the_decoder_says_it_is(version: int, size: int) 
             stop = read_lone_publish(data, qos << 1, b"a/b", version)
             assert stop or data != wire or size == 16_384
             if stop:
-                decoder = Decoder(TopicTable(bytes), version=version)
+                decoder = Decoder(CheckedTopics(bytes), version=version)
                 (message,) = only_run(decoder, data).messages
                 packet_id = data[stop] << 8 | data[stop + 1] if qos else 0
                 start = stop + 2 * qos + (version == MQTT_5)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdmq.mqtt import MqttError, TopicTable
+from holdmq.mqtt import CheckedTopics, MqttError
 from holdmq.mqtt.topics import CACHED_TOPIC_BYTES_MAX
 
 
@@ -17,14 +17,14 @@ class Counting:
 
 def test_an_entry_is_made_once() -> None:
     create = Counting()
-    table = TopicTable(create)
+    table = CheckedTopics(create)
     assert [table.admit(topic) for topic in (b"a", b"b", b"a", b"b")] == [1, 2, 1, 2]
     assert create.made == [b"a", b"b"]
 
 
 def test_the_table_is_bounded_and_keeps_what_is_used() -> None:
     create = Counting()
-    table = TopicTable(create, max_entries=10)
+    table = CheckedTopics(create, max_entries=10)
     hot = table.admit(b"hot")
     for index in range(100):
         table.admit(b"cold/%d" % index)
@@ -36,7 +36,7 @@ def test_the_table_is_bounded_and_keeps_what_is_used() -> None:
 
 def test_a_long_topic_is_checked_each_time_and_not_kept() -> None:
     create = Counting()
-    table = TopicTable(create)
+    table = CheckedTopics(create)
     longest = b"t" * CACHED_TOPIC_BYTES_MAX
     table.admit(longest)
     table.admit(longest)
@@ -48,7 +48,7 @@ def test_a_long_topic_is_checked_each_time_and_not_kept() -> None:
 
 def test_an_invalid_topic_makes_no_entry() -> None:
     create = Counting()
-    table = TopicTable(create)
+    table = CheckedTopics(create)
     with pytest.raises(MqttError):
         table.admit(b"a/#")
     assert create.made == []

@@ -12,7 +12,7 @@ from holdmq.record.batch import (
 from holdmq.record.codec import encode_record
 from holdmq.record.columns import (
     PIECE_BYTES_MIN,
-    Taken,
+    QueueRecordsTaken,
     encode_columns,
 )
 from holdmq.record.properties import (
@@ -57,7 +57,7 @@ def test_a_value_is_found_wherever_it_stands_and_nowhere_else() -> None:
 
 @pytest.mark.parametrize("beside", [[], ["body"]])
 def test_properties_are_shown_with_the_records_or_without(beside: list[str]) -> None:
-    taken = [Taken(records_of(0, *(raw for raw, _ in CASES), body=bytes(1000)), 99)] * 2
+    taken = [QueueRecordsTaken(records_of(0, *(raw for raw, _ in CASES), body=bytes(1000)), 99)] * 2
     encoded = encode_columns(taken, ["properties", *beside])
     assert encoded.counts == [len(CASES)] * 2
     joined = [b"".join(buffer) for buffer in encoded.buffers]
@@ -68,9 +68,11 @@ def test_properties_are_shown_with_the_records_or_without(beside: list[str]) -> 
 @pytest.mark.parametrize("sizes", [(10, 10, 10), (PIECE_BYTES_MIN, 10, PIECE_BYTES_MIN)])
 def test_parts_of_any_size_are_one_column_and_bodies_lie_where_they_are_told(sizes: tuple[int, ...]) -> None:
     taken = [
-        Taken([view for at, size in enumerate(sizes) for view in records_of(at, b"", body=bytes(size))], 2),
-        Taken([], 9),
-        Taken(records_of(5, b"", b"", body=b"other"), 9),
+        QueueRecordsTaken(
+            [view for at, size in enumerate(sizes) for view in records_of(at, b"", body=bytes(size))], 2
+        ),
+        QueueRecordsTaken([], 9),
+        QueueRecordsTaken(records_of(5, b"", b"", body=b"other"), 9),
     ]
     encoded = encode_columns(taken, ["offset", "body", "body_size"])
     assert encoded.counts == [2, 0, 2]
@@ -83,7 +85,7 @@ def test_parts_of_any_size_are_one_column_and_bodies_lie_where_they_are_told(siz
 
 def test_only_records_with_wanted_tags_are_rows() -> None:
     parts = records_of(0, *(raw for raw, _ in CASES))
-    encoded = encode_columns([Taken(parts, 99)], ["offset"], frozenset({b"b", b""}))
+    encoded = encode_columns([QueueRecordsTaken(parts, 99)], ["offset"], frozenset({b"b", b""}))
     assert encoded.counts == [2]
     (offsets,) = (b"".join(buffer) for buffer in encoded.buffers)
     assert np.frombuffer(offsets, "<i8").tolist() == [1, 3]

@@ -9,7 +9,7 @@ from holdmq.errors import WireError
 from holdmq.wire.session_headers import Content, decode_content, session_owner
 from holdmq.wire.session_state import (
     FilterOptions,
-    Place,
+    LogPlace,
     PlannedRow,
     RetainedPlace,
     RetainedRest,
@@ -20,11 +20,11 @@ from holdmq.wire.session_state import (
 )
 
 STATE = SessionState(
-    {"b1": Place(3, 1 << 40), "b2": Place(1, 0)},
+    {"b1": LogPlace(3, 1 << 40), "b2": LogPlace(1, 0)},
     [PlannedRow(7, "b1", 99, 5, [1, 268_435_455], True), PlannedRow(65_535, "b2", 0, 2, [], False)],
     8,
 )
-OPTIONS = FilterOptions(2, True, False, 1, None, {"b1": Place(1, 5)})
+OPTIONS = FilterOptions(2, True, False, 1, None, {"b1": LogPlace(1, 5)})
 
 
 def test_a_state_comes_back_as_it_was() -> None:

@@ -21,13 +21,13 @@ from holdmq.wire.untrusted import (
     PEER_LIMITS,
     STRANGER_LIMITS,
     WALKED_FROM_BYTES,
-    Limits,
+    UnpackLimits,
     unpack,
     weigh,
 )
 
-WALKED = Limits(walked_from_bytes=0)
-NEVER_WALKED = Limits(walked_from_bytes=1 << 30)
+WALKED = UnpackLimits(walked_from_bytes=0)
+NEVER_WALKED = UnpackLimits(walked_from_bytes=1 << 30)
 EITHER_WAY = pytest.mark.parametrize("limits", [PEER_LIMITS, WALKED, STRANGER_LIMITS])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
@@ -95,7 +95,7 @@ def test_nor_are_the_dearest_shapes(value: Any) -> None:
         b"\x92\x01\x81\xa1k\xd6\xff" + bytes(4),
     ],
 )
-def test_extension_types_are_refused_wherever_they_are(data: bytes, limits: Limits) -> None:
+def test_extension_types_are_refused_wherever_they_are(data: bytes, limits: UnpackLimits) -> None:
     with pytest.raises(WireError, match="extension type"):
         unpack(data, "it", limits)
 
@@ -115,7 +115,7 @@ def test_extension_types_are_refused_wherever_they_are(data: bytes, limits: Limi
     ],
 )
 @pytest.mark.parametrize("around", [b"", b"\x91", b"\x81\xa1k", b"\x91\x82\xa1a\x01\xa1b"])
-def test_only_strings_are_keys_at_every_depth(key: bytes, around: bytes, limits: Limits) -> None:
+def test_only_strings_are_keys_at_every_depth(key: bytes, around: bytes, limits: UnpackLimits) -> None:
     for data in (around + b"\x81" + key + b"\x01", around + b"\x82\xa1k\x01" + key + b"\x01"):
         with pytest.raises(WireError, match=r"no string|extension type"):
             unpack(data, "it", limits)
@@ -176,7 +176,7 @@ def test_a_list_longer_than_usual_is_read_all_the_same() -> None:
 
 
 def test_depth_is_bounded_in_what_is_walked() -> None:
-    limits = Limits(depth_max=3, walked_from_bytes=0)
+    limits = UnpackLimits(depth_max=3, walked_from_bytes=0)
     assert unpack(nested(3), "it", limits) == [[[None]]]
     with pytest.raises(WireError, match="more than 3 arrays and maps deep"):
         unpack(nested(4), "it", limits)
@@ -202,7 +202,7 @@ def test_items_are_bounded_together(count: int) -> None:
 
 
 def test_memory_is_bounded() -> None:
-    limits = Limits(decoded_max_bytes=10_000, walked_from_bytes=0)
+    limits = UnpackLimits(decoded_max_bytes=10_000, walked_from_bytes=0)
     assert unpack(msgpack.packb(b"a" * 9_000), "it", limits)
     with pytest.raises(WireError, match="it would take more than 10000 bytes of memory"):
         unpack(msgpack.packb(b"a" * 10_000), "it", limits)

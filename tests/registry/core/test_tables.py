@@ -7,7 +7,7 @@ import pytest
 from holdmq.errors import Code, HoldMQError
 from holdmq.wire.headers import BrokerRow, OrderRow, RouteRow, TopicRow
 from registry.core import tables as module
-from registry.core.tables import BrokerKey, Tables
+from registry.core.tables import BrokerKey, RegistryTables
 
 
 def topic(name: str, queues: int = 4) -> TopicRow:
@@ -23,7 +23,7 @@ def broker(name: str = "a", broker_id: int = 0, address: str = "h:1", cluster: s
 
 
 def test_a_broker_enters_every_table_and_leaves_every_table() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     tables.register(broker(), [topic("t"), topic("%SESSION", 64)], "conn", 0.0)
     assert tables.routes(["t", "none"]) == ([route("t", "a")], "")
     assert tables.brokers() == [broker()]
@@ -37,7 +37,7 @@ def test_a_broker_enters_every_table_and_leaves_every_table() -> None:
 
 
 def test_a_registration_replaces_what_the_broker_said_before() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     tables.register(broker(), [topic("t"), topic("gone")], "conn", 0.0)
     assert tables.register(broker(address="h:2"), [topic("t", 8), topic("new")], "conn2", 1.0) == "h:1"
     assert tables.routes() == ([route("new", "a"), route("t", "a", 8)], "")
@@ -45,7 +45,7 @@ def test_a_registration_replaces_what_the_broker_said_before() -> None:
 
 
 def test_the_version_rises_with_changes_only() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     tables.register(broker(), [topic("t")], "conn", 0.0)
     version = tables.version
     tables.register(broker(), [topic("t")], "conn", 30.0)
@@ -57,7 +57,7 @@ def test_the_version_rises_with_changes_only() -> None:
 
 
 def test_who_was_silent_too_long_is_dropped_and_others_stay() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     tables.register(broker("a"), [topic("t")], "ca", 0.0)
     tables.register(broker("b"), [topic("t")], "cb", 100.0)
     assert tables.expire(120.0, 120.0) == []
@@ -68,14 +68,14 @@ def test_who_was_silent_too_long_is_dropped_and_others_stay() -> None:
 
 
 def test_a_registration_keeps_a_broker_from_expiring() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     for second in range(0, 600, 30):
         tables.register(broker(), [], "conn", float(second))
         assert tables.expire(second + 29.0, 120.0) == []
 
 
 def test_a_closed_connection_takes_its_brokers_along() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     tables.register(broker("a"), [topic("t")], "one", 0.0)
     tables.register(broker("b"), [topic("t")], "one", 0.0)
     tables.register(broker("z"), [topic("t")], "two", 0.0)
@@ -85,7 +85,7 @@ def test_a_closed_connection_takes_its_brokers_along() -> None:
 
 
 def test_an_old_connection_s_end_does_not_drop_a_broker_that_came_back() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     tables.register(broker(), [topic("t")], "old", 0.0)
     tables.register(broker(), [topic("t")], "new", 1.0)
     assert tables.connection_closed("old") == []
@@ -95,7 +95,7 @@ def test_an_old_connection_s_end_does_not_drop_a_broker_that_came_back() -> None
 
 
 def test_the_lowest_id_speaks_for_a_broker_s_name() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     tables.register(broker(broker_id=1, address="h:2"), [topic("t", 2)], "slave", 0.0)
     assert tables.routes(["t"])[0] == [route("t", "a", 2)]
     tables.register(broker(), [topic("t", 4), topic("m")], "master", 0.0)
@@ -108,7 +108,7 @@ def test_the_lowest_id_speaks_for_a_broker_s_name() -> None:
 
 
 def test_a_name_belongs_to_one_cluster() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     tables.register(broker(), [], "conn", 0.0)
     with pytest.raises(HoldMQError, match="belongs to cluster 'c'") as caught:
         tables.register(broker(cluster="other"), [], "conn2", 0.0)
@@ -116,7 +116,7 @@ def test_a_name_belongs_to_one_cluster() -> None:
 
 
 def test_brokers_are_bounded_and_a_known_one_may_still_register() -> None:
-    tables = Tables(brokers_max=2)
+    tables = RegistryTables(brokers_max=2)
     tables.register(broker("a"), [], 1, 0.0)
     tables.register(broker("b"), [], 2, 0.0)
     with pytest.raises(HoldMQError, match="BROKERS_MAX") as caught:
@@ -126,7 +126,7 @@ def test_brokers_are_bounded_and_a_known_one_may_still_register() -> None:
 
 
 def test_routes_are_bounded_and_a_refusal_changes_nothing() -> None:
-    tables = Tables(routes_max=3)
+    tables = RegistryTables(routes_max=3)
     tables.register(broker("a"), [topic("t"), topic("u")], 1, 0.0)
     with pytest.raises(HoldMQError, match="ROUTES_MAX"):
         tables.register(broker("b"), [topic("t"), topic("u")], 2, 0.0)
@@ -138,7 +138,7 @@ def test_routes_are_bounded_and_a_refusal_changes_nothing() -> None:
     assert len(tables.routes()[0]) == 3
 
 
-def pages(tables: Tables, topics: list[str] | None, max_bytes: int) -> list[list[RouteRow]]:
+def pages(tables: RegistryTables, topics: list[str] | None, max_bytes: int) -> list[list[RouteRow]]:
     found: list[list[RouteRow]] = []
     after = ""
     while True:
@@ -150,7 +150,7 @@ def pages(tables: Tables, topics: list[str] | None, max_bytes: int) -> list[list
 
 @pytest.mark.parametrize("topics", [None, ["b", "none", "a", "c", "b"]])
 def test_an_answer_comes_in_pages_that_split_no_topic(topics: list[str] | None) -> None:
-    tables = Tables()
+    tables = RegistryTables()
     for name in "xy":
         tables.register(broker(name), [topic(t) for t in "abc"], name, 0.0)
     for max_bytes in (1, 100, 1000):
@@ -161,7 +161,7 @@ def test_an_answer_comes_in_pages_that_split_no_topic(topics: list[str] | None) 
 
 
 def test_a_page_goes_on_after_a_topic_that_is_gone() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     tables.register(broker(), [topic(t) for t in "abc"], 1, 0.0)
     rows, after = tables.routes(None, "", 1)
     assert (rows, after) == ([route("a", "a")], "a")
@@ -170,7 +170,7 @@ def test_a_page_goes_on_after_a_topic_that_is_gone() -> None:
 
 
 def test_what_changed_is_told_once_by_topic() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     tables.register(broker("a"), [topic("t"), topic("u")], 1, 0.0)
     assert tables.take_changed() == ({"t", "u"}, True)
     tables.register(broker("a"), [topic("t"), topic("u", 8)], 1, 0.0)
@@ -190,7 +190,7 @@ def absent(name: str, broker: str, queues: int = 4) -> RouteRow:
 
 
 def test_an_ordered_topic_keeps_the_queues_of_an_absent_broker() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     for name in "ab":
         tables.register(broker(name), [ordered("t", 2), topic("u")], name, 0.0)
     tables.connection_closed("b")
@@ -207,7 +207,7 @@ def test_an_ordered_topic_keeps_the_queues_of_an_absent_broker() -> None:
 
 
 def test_a_broker_leaves_an_ordered_topic_that_it_deleted_or_made_unordered() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     tables.register(broker("a"), [ordered("t"), ordered("u")], "a", 0.0)
     tables.register(broker("a"), [topic("u")], "a", 0.0)
     assert len(tables.order) == 0
@@ -216,7 +216,7 @@ def test_a_broker_leaves_an_ordered_topic_that_it_deleted_or_made_unordered() ->
 
 
 def test_order_can_be_set_for_topics_and_brokers_that_are_absent() -> None:
-    tables = Tables()
+    tables = RegistryTables()
     tables.register(broker("a"), [topic("t", 2)], "a", 0.0)
     version = tables.version
     assert tables.set_order(OrderRow("t", {"a": 2, "gone": 3}))
@@ -244,7 +244,7 @@ def test_order_can_be_set_for_topics_and_brokers_that_are_absent() -> None:
     ],
 )
 def test_a_bad_broker_is_refused_by_what_is_wrong(row: BrokerRow, fault: str) -> None:
-    tables = Tables()
+    tables = RegistryTables()
     with pytest.raises(HoldMQError, match=fault):
         tables.register(row, [], 1, 0.0)
     assert tables.size() == 0
@@ -254,7 +254,7 @@ def test_a_bad_broker_is_refused_by_what_is_wrong(row: BrokerRow, fault: str) ->
     "address", ["127.0.0.1:1", "host.example:65535", "[::1]:9876", "::1:9876", "unix:/run/b"]
 )
 def test_addresses_of_every_kind_are_taken(address: str) -> None:
-    tables = Tables()
+    tables = RegistryTables()
     tables.register(broker(address=address), [], 1, 0.0)
     assert tables.brokers()[0].address == address
 
@@ -270,7 +270,7 @@ def test_addresses_of_every_kind_are_taken(address: str) -> None:
     ],
 )
 def test_a_bad_topic_refuses_the_registration(row: TopicRow, code: Code) -> None:
-    tables = Tables()
+    tables = RegistryTables()
     with pytest.raises(HoldMQError) as caught:
         tables.register(broker(), [topic("good"), row], 1, 0.0)
     assert caught.value.code == code
@@ -279,7 +279,7 @@ def test_a_bad_topic_refuses_the_registration(row: TopicRow, code: Code) -> None
 
 def test_any_sequence_of_changes_leaves_the_tables_consistent() -> None:
     rng = random.Random(7)
-    tables = Tables()
+    tables = RegistryTables()
     expected: dict[BrokerKey, tuple[int, float, list[TopicRow]]] = {}
     for step in range(3000):
         now = float(step)

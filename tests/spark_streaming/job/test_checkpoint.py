@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 
 from holdmq.errors import StartupError
-from spark_streaming.job.checkpoint import Checkpoint
+from spark_streaming.job.checkpoint import QueryCheckpoint
 from spark_streaming.job.sink import Standing
 
 TABLES = ["tps_1s", "tps_1m"]
 
 
-def made(path: Path, *commits: int) -> Checkpoint:
+def made(path: Path, *commits: int) -> QueryCheckpoint:
     """A checkpoint as Spark leaves it."""
     (path / "commits").mkdir(parents=True, exist_ok=True)
     (path / "metadata").write_text('{"id":"5d09"}')
     for number in commits:
         (path / "commits" / str(number)).write_text("v1\n{}")
         (path / "commits" / f".{number}.crc").write_bytes(b"crc")
-    return Checkpoint(path)
+    return QueryCheckpoint(path)
 
 
 def standing(name: str, last_batch: int, *, is_used: bool = True) -> dict[str, Standing]:
@@ -30,23 +30,23 @@ def both(last_batch: int, *, is_used: bool = True) -> dict[str, Standing]:
 
 
 def test_the_app_is_the_checkpoint_s_own_id(tmp_path: Path) -> None:
-    assert Checkpoint(tmp_path / "absent").app == ""
+    assert QueryCheckpoint(tmp_path / "absent").app == ""
     assert made(tmp_path / "tps_1s").app == "holdmq-tps-5d09"
     (tmp_path / "tps_1s" / "metadata").write_text('{"id"')
     with pytest.raises(
         StartupError, match=r"tps_1s/metadata is damaged: .*; restore the checkpoint, or holdmq"
     ):
-        assert Checkpoint(tmp_path / "tps_1s").app
+        assert QueryCheckpoint(tmp_path / "tps_1s").app
 
 
 def test_the_newest_commit_is_told_from_what_else_lies_there(tmp_path: Path) -> None:
-    assert Checkpoint(tmp_path / "absent").newest_commit() == -1
+    assert QueryCheckpoint(tmp_path / "absent").newest_commit() == -1
     assert made(tmp_path / "tps_1s").newest_commit() == -1
     assert made(tmp_path / "tps_1s", 9, 10).newest_commit() == 10
 
 
 def test_a_first_start_makes_every_table(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path / "tps_1s")
+    checkpoint = QueryCheckpoint(tmp_path / "tps_1s")
     assert checkpoint.check("delta", TABLES, {}) == TABLES
     checkpoint.note_tables("delta", TABLES)
     # Killed before the first batch, or in it.
@@ -96,7 +96,7 @@ def test_a_checkpoint_from_a_backup_is_refused(tmp_path: Path) -> None:
 
 def test_a_table_with_rows_whose_checkpoint_is_gone_is_not_counted_twice(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"tps_1s has rows, but its checkpoint .* is gone or another one"):
-        Checkpoint(tmp_path / "absent").check("delta", TABLES, both(-1))
+        QueryCheckpoint(tmp_path / "absent").check("delta", TABLES, both(-1))
 
 
 def test_a_table_that_a_newer_holdmq_adds_has_rows_from_then_on(tmp_path: Path) -> None:

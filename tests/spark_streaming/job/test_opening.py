@@ -8,7 +8,7 @@ import pytest
 
 from holdmq.config.analytics import StatsSection
 from holdmq.errors import ConfigError, StartupError
-from spark_streaming.job.home import Home
+from spark_streaming.job.home import JobDirectory
 from spark_streaming.job.opening import open_query, open_sink, put_aside
 from spark_streaming.job.parts import parts_of
 from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA, TPS_1S_TABLE, table_path
@@ -40,7 +40,7 @@ def test_tables_of_all_parts_are_different_and_say_how_every_column_is_merged_an
 def test_a_table_whose_checkpoint_is_gone_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     stats = StatsSection(data_dir=str(tmp_path))
     count_one(stats)
-    home = Home(tmp_path)
+    home = JobDirectory(tmp_path)
     (part,) = [part for part in parts_of(stats) if TPS_1S_TABLE in part.tables]
     with pytest.raises(StartupError, match=r"tps_1s has rows, but its checkpoint .* is gone or another one"):
         open_query(stats, home, part)
@@ -50,7 +50,7 @@ def test_a_table_whose_checkpoint_is_gone_is_refused_before_anything_is_made(tmp
 
 def test_what_is_put_aside_is_where_it_says_and_the_next_start_is_a_first_one(tmp_path: Path) -> None:
     stats = StatsSection(data_dir=str(tmp_path))
-    home = Home(tmp_path)
+    home = JobDirectory(tmp_path)
     parts = parts_of(stats)
     assert put_aside(stats, home, parts, NOW) == []
     count_one(stats)
@@ -66,7 +66,7 @@ def test_what_is_put_aside_is_where_it_says_and_the_next_start_is_a_first_one(tm
 
 def test_a_rebuild_that_was_killed_half_way_is_refused_and_then_done_again(tmp_path: Path) -> None:
     stats = StatsSection(data_dir=str(tmp_path))
-    home = Home(tmp_path)
+    home = JobDirectory(tmp_path)
     parts = parts_of(stats)
     for part in parts:
         open_query(stats, home, part).close()
@@ -83,7 +83,7 @@ def test_a_rebuild_that_was_killed_half_way_is_refused_and_then_done_again(tmp_p
 def test_a_place_that_nothing_can_be_put_aside_to_is_one_sentence(tmp_path: Path) -> None:
     stats = StatsSection(data_dir=str(tmp_path))
     count_one(stats)
-    home = Home(tmp_path)
+    home = JobDirectory(tmp_path)
     (tmp_path / "aside").write_text("a file in the way")
     with pytest.raises(
         StartupError, match=r"the directory .* \(stats\.data_dir\) cannot be used: .*directory"

@@ -15,14 +15,14 @@ from pydantic import ValidationError
 
 from holdmq.config.analytics import StatsSection
 from holdmq.errors import StartupError
-from spark_streaming.job.session import Session, cluster_settings, start_session, submitted_cores
+from spark_streaming.job.session import SparkJobSession, cluster_settings, start_session, submitted_cores
 
 RPC_REQUEST, RPC_RESPONSE, OPEN_BLOCKS = 3, 4, 0
 """Of Spark's transport (`Message.Type`, `BlockTransferMessage.Type`)."""
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkJobSession]:
     """A session on this machine, as the job has it."""
     session = start_session(StatsSection(data_dir=str(tmp_path_factory.mktemp("stats"))), lambda _: None)
     yield session
@@ -78,7 +78,9 @@ def test_a_master_that_is_no_standalone_cluster_is_for_spark_submit(wrong: str) 
         StatsSection(master=wrong)
 
 
-def test_on_one_machine_spark_asks_everybody_for_its_secret_and_shows_it_nowhere(alone: Session) -> None:
+def test_on_one_machine_spark_asks_everybody_for_its_secret_and_shows_it_nowhere(
+    alone: SparkJobSession,
+) -> None:
     conf = dict(alone.spark.sparkContext.getConf().getAll())
     assert conf["spark.authenticate"] == conf["spark.network.crypto.enabled"] == "true"
     assert conf["spark.network.crypto.saslFallback"] == "false"
@@ -89,14 +91,14 @@ def test_on_one_machine_spark_asks_everybody_for_its_secret_and_shows_it_nowhere
     assert not [word for word in words if "spark.authenticate.secret" in word]
 
 
-def test_on_one_machine_everything_of_spark_listens_on_loopback(alone: Session) -> None:
+def test_on_one_machine_everything_of_spark_listens_on_loopback(alone: SparkJobSession) -> None:
     alone.spark.range(3).rdd.map(str).collect()  # Python workers too
     listening = [place.laddr.ip for place in _below(_listening)]
     assert len(listening) >= 3, "driver, block manager, py4j"
     assert {ip.removeprefix("::ffff:") for ip in listening} <= {"127.0.0.1", "::1"}
 
 
-def test_a_stranger_gets_no_answer_of_sparks_block_manager(alone: Session) -> None:
+def test_a_stranger_gets_no_answer_of_sparks_block_manager(alone: SparkJobSession) -> None:
     context = alone.spark.sparkContext
     known = {int(context.getConf().get("spark.driver.port") or 0), context._gateway.java_parameters.port}
     (port,) = {place.laddr.port for place in _listening(_jvm())} - known

@@ -14,11 +14,11 @@ from holdmq.errors import StartupError
 from spark_streaming.java import find_java_home
 from spark_streaming.job import write_class_archive
 from spark_streaming.job.class_archive import archive_path
-from spark_streaming.job.parts import Part
+from spark_streaming.job.parts import QueryPart
 from spark_streaming.job.session import start_session
 
 
-def little(spark: SparkSession, _parts: Iterable[Part]) -> None:
+def little(spark: SparkSession, _parts: Iterable[QueryPart]) -> None:
     """Load some classes, not all that the job's plans take."""
     assert spark.range(3).count() == 3
 

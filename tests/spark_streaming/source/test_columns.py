@@ -20,14 +20,14 @@ from holdmq.record.codec import (
     encode_record,
 )
 from holdmq.record.columns import (
-    Taken,
+    QueueRecordsTaken,
     encode_columns,
 )
 from holdmq.wire.column_headers import split_buffers
 from spark_streaming.source.columns import (
     COLUMNS,
-    Answer,
-    Part,
+    ColumnAnswer,
+    QueueRows,
     arrow_schema,
     asked_of,
     build_batch,
@@ -56,16 +56,16 @@ def built(
     tags: frozenset[bytes] | None = None,
 ) -> pa.RecordBatch:
     """The batch of records as a broker encodes them: topic, first offset, records, end of each part."""
-    taken = [Taken([memoryview(stamped(records, base))], end) for _, base, records, end in parts]
+    taken = [QueueRecordsTaken([memoryview(stamped(records, base))], end) for _, base, records, end in parts]
     asked = asked_of(columns)
     encoded = encode_columns(taken, asked, tags)
     body = b"".join(piece for buffer in encoded.buffers for piece in buffer)
     buffers = split_buffers(memoryview(body), asked, [sum(map(len, buffer)) for buffer in encoded.buffers])
     rows = [
-        Part(TopicQueue(topic, "b", 1), count)
+        QueueRows(TopicQueue(topic, "b", 1), count)
         for (topic, *_), count in zip(parts, encoded.counts, strict=True)
     ]
-    found = build_batch(Answer(rows, asked, buffers), arrow_schema(columns))
+    found = build_batch(ColumnAnswer(rows, asked, buffers), arrow_schema(columns))
     found.validate(full=True)
     return found
 
@@ -153,6 +153,6 @@ def ints(*values: int) -> memoryview:
     ],
 )
 def test_buffers_that_do_not_fit_are_refused(column: str, buffers: list[memoryview], reason: str) -> None:
-    answer = Answer([Part(TopicQueue("t", "b", 1), 1)], (column,), buffers)
+    answer = ColumnAnswer([QueueRows(TopicQueue("t", "b", 1), 1)], (column,), buffers)
     with pytest.raises(WireError, match=reason):
         build_batch(answer, arrow_schema((column,)))

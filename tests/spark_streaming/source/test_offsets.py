@@ -10,8 +10,8 @@ from holdmq.message import TopicQueue
 from spark_streaming.source.offsets import (
     FROM_FIRST,
     LOST,
-    Bounds,
-    Range,
+    OffsetRange,
+    SourceBounds,
     advance,
     check_offsets,
     cut_back,
@@ -46,24 +46,28 @@ def test_offsets_of_the_wrong_shape_are_refused(value: object) -> None:
 
 
 def test_a_batch_takes_all_there_is_within_the_limit() -> None:
-    bounds = {queue("t", 0): Bounds(0, 10), queue("t", 1): Bounds(5, 9)}
+    bounds = {queue("t", 0): SourceBounds(0, 10), queue("t", 1): SourceBounds(5, 9)}
     assert advance({"b/t/0": 4}, bounds, {"b": 2}, 100) == {"b": 2, "b/t/0": 10, "b/t/1": 9}
 
 
 def test_a_queue_that_was_not_known_is_read_from_its_first_record() -> None:
     start = {"b/t/0": 4}
-    end = advance(start, {queue("new"): Bounds(7, 9), queue("t"): Bounds(0, 4)}, {}, None)
-    assert ranges(start, end) == [Range(queue("new"), 0, FROM_FIRST, 9)]
+    end = advance(start, {queue("new"): SourceBounds(7, 9), queue("t"): SourceBounds(0, 4)}, {}, None)
+    assert ranges(start, end) == [OffsetRange(queue("new"), 0, FROM_FIRST, 9)]
 
 
 def test_small_backlogs_are_taken_whole_and_large_ones_share_the_rest() -> None:
-    bounds = {queue("live"): Bounds(0, 50), queue("a"): Bounds(0, 10_000), queue("z"): Bounds(0, 90_000)}
+    bounds = {
+        queue("live"): SourceBounds(0, 50),
+        queue("a"): SourceBounds(0, 10_000),
+        queue("z"): SourceBounds(0, 90_000),
+    }
     end = advance({}, bounds, {}, 1_050)
     assert end == {"b/a/0": 500, "b/live/0": 50, "b/z/0": 500}
 
 
 def test_more_queues_than_the_limit_has_records_still_move() -> None:
-    bounds = {queue("t", i): Bounds(0, 5) for i in range(10)}
+    bounds = {queue("t", i): SourceBounds(0, 5) for i in range(10)}
     start: dict[str, int] = {}
     for _ in range(50):
         following = advance(start, bounds, {}, 1)
@@ -74,30 +78,34 @@ def test_more_queues_than_the_limit_has_records_still_move() -> None:
 
 def test_a_broker_that_does_not_answer_keeps_its_offsets_and_epoch() -> None:
     start = {"b": 1, "b/t/0": 4, "c": 2, "c/t/0": 7}
-    assert advance(start, {queue("t"): Bounds(0, 9)}, {"b": 1}, None) == {**start, "b/t/0": 9}
+    assert advance(start, {queue("t"): SourceBounds(0, 9)}, {"b": 1}, None) == {**start, "b/t/0": 9}
 
 
 def test_a_log_that_was_cut_takes_the_offset_back() -> None:
-    bounds = {queue("t"): Bounds(0, 6)}
-    assert cut_back({"b/t/0": 9}, bounds) == [Range(queue("t"), 0, 6, 9)]
+    bounds = {queue("t"): SourceBounds(0, 6)}
+    assert cut_back({"b/t/0": 9}, bounds) == [OffsetRange(queue("t"), 0, 6, 9)]
     end = advance({"b": 1, "b/t/0": 9}, bounds, {"b": 2}, None)
     assert end == {"b": 2, "b/t/0": 6}
     # Where the cut was only the broker knows: it is asked from the old offset in the old epoch.
-    assert ranges({"b": 1, "b/t/0": 9}, end) == [Range(queue("t"), 1, 9, 6)]
+    assert ranges({"b": 1, "b/t/0": 9}, end) == [OffsetRange(queue("t"), 1, 9, 6)]
 
 
 def test_what_retention_took_on_the_way_is_known_and_its_count_travels_in_the_offsets() -> None:
-    bounds = {queue("t", 0): Bounds(7, 9), queue("t", 1): Bounds(7, 7), queue("t", 2): Bounds(7, 9)}
+    bounds = {
+        queue("t", 0): SourceBounds(7, 9),
+        queue("t", 1): SourceBounds(7, 7),
+        queue("t", 2): SourceBounds(7, 9),
+    }
     start = {LOST: 2, "b/t/0": 4, "b/t/1": 1}
     end = advance(start, bounds, {}, None)
     assert overtaken(ranges(start, end), bounds) == [
-        Range(queue("t", 0), 0, 4, 7),
-        Range(queue("t", 1), 0, 1, 7),
+        OffsetRange(queue("t", 0), 0, 4, 7),
+        OffsetRange(queue("t", 1), 0, 1, 7),
     ]
     assert overtaken(ranges(end, end), bounds) == []
     # A target that retention passed, too: what lies behind it is the next batch's loss.
     near = {**end, "b/t/0": 5}
-    assert overtaken(ranges(start, near), bounds)[0] == Range(queue("t", 0), 0, 4, 5)
+    assert overtaken(ranges(start, near), bounds)[0] == OffsetRange(queue("t", 0), 0, 4, 5)
     assert end[LOST] == 2
     assert parse_queue(LOST) is None
     assert check_offsets(end) == end
@@ -105,7 +113,7 @@ def test_what_retention_took_on_the_way_is_known_and_its_count_travels_in_the_of
 
 
 def test_a_range_carries_the_epoch_in_which_its_start_was_seen() -> None:
-    assert ranges({"b": 3, "b/t/0": 1}, {"b": 4, "b/t/0": 5}) == [Range(queue("t"), 3, 1, 5)]
+    assert ranges({"b": 3, "b/t/0": 1}, {"b": 4, "b/t/0": 5}) == [OffsetRange(queue("t"), 3, 1, 5)]
 
 
 @given(
@@ -116,7 +124,7 @@ def test_a_range_carries_the_epoch_in_which_its_start_was_seen() -> None:
 def test_a_batch_never_takes_more_than_its_limit_and_never_stands_still(
     held: dict[int, tuple[int, int]], known: dict[int, int], limit: int
 ) -> None:
-    bounds = {queue("t", i): Bounds(first, first + count) for i, (first, count) in held.items()}
+    bounds = {queue("t", i): SourceBounds(first, first + count) for i, (first, count) in held.items()}
     start = {str(q): min(known.get(q.queue_id, b.first), b.end) for q, b in bounds.items()}
     end = advance(start, bounds, {}, limit)
     backlog = sum(b.end - max(start[str(q)], b.first) for q, b in bounds.items())

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdmq.message import TopicQueue
-from spark_streaming.source.offsets import FROM_FIRST, Range
+from spark_streaming.source.offsets import FROM_FIRST, OffsetRange
 from spark_streaming.source.plan import PARTITION_RECORDS_MIN, split
 
 
-def one(queue_id: int, start: int, end: int) -> Range:
-    return Range(TopicQueue("t", "b", queue_id), 7, start, end)
+def one(queue_id: int, start: int, end: int) -> OffsetRange:
+    return OffsetRange(TopicQueue("t", "b", queue_id), 7, start, end)
 
 
 def test_nothing_to_read_is_no_partition() -> None:

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 
 from holdmq.message import TopicQueue
 from holdmq.wire.column_headers import COLUMNS_TAGS_MAX
-from spark_streaming.source.offsets import FROM_FIRST, Bounds, Range
+from spark_streaming.source.offsets import FROM_FIRST, OffsetRange, SourceBounds
 from spark_streaming.source.pushdown import Pushed, narrow, push
 
 MOMENT = dt.datetime(2023, 11, 14, 22, 13, 20, 123_000, dt.UTC)
@@ -131,16 +131,20 @@ def test_the_narrowest_of_several_bounds_counts() -> None:
 
 
 def test_ranges_are_narrowed_where_a_filter_ends_inside_them() -> None:
-    wanted = [Range(queue(), 3, 10, 20), Range(queue("u"), 3, FROM_FIRST, 20), Range(queue("v"), 3, 9, 6)]
-    bounds = {queue(): Bounds(5, 30), queue("u"): Bounds(5, 30), queue("v"): Bounds(0, 6)}
+    wanted = [
+        OffsetRange(queue(), 3, 10, 20),
+        OffsetRange(queue("u"), 3, FROM_FIRST, 20),
+        OffsetRange(queue("v"), 3, 9, 6),
+    ]
+    bounds = {queue(): SourceBounds(5, 30), queue("u"): SourceBounds(5, 30), queue("v"): SourceBounds(0, 6)}
     assert narrow(wanted, Pushed(), bounds, {}, {}) == wanted
     assert narrow(wanted, Pushed({"topic": frozenset("t")}), bounds, {}, {}) == wanted[:1]
     # In the middle of a queue the epoch of its start says nothing.
     assert narrow(wanted[:2], Pushed(offset_first=12, offset_end=15), bounds, {}, {}) == [
-        Range(queue(), 0, 12, 15),
-        Range(queue("u"), 0, 12, 15),
+        OffsetRange(queue(), 0, 12, 15),
+        OffsetRange(queue("u"), 0, 12, 15),
     ]
     assert narrow(wanted[:2], Pushed(offset_first=5), bounds, {}, {}) == wanted[:2]
     assert narrow(wanted, Pushed(offset_first=25), bounds, {}, {}) == wanted[2:]
     at_times = narrow(wanted[:2], Pushed(), bounds, {queue(): 11}, {queue("u"): 8})
-    assert at_times == [Range(queue(), 0, 11, 20), Range(queue("u"), 3, FROM_FIRST, 8)]
+    assert at_times == [OffsetRange(queue(), 0, 11, 20), OffsetRange(queue("u"), 3, FROM_FIRST, 8)]

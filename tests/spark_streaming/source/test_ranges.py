@@ -9,8 +9,8 @@ from holdmq.errors import Code, RemoteError, TransportError, WireError
 from holdmq.message import TopicQueue
 from holdmq.wire.column_headers import COLUMNS_QUEUES_MAX, ColumnQueue
 from holdmq.wire.headers import PulledQueue
-from spark_streaming.source.link import Pulled
-from spark_streaming.source.offsets import FROM_FIRST, Range
+from spark_streaming.source.link import PulledColumns
+from spark_streaming.source.offsets import FROM_FIRST, OffsetRange
 from spark_streaming.source.ranges import DataLossError, RangeReader
 
 EPOCH = 5
@@ -24,7 +24,7 @@ class Pulls:
         self.scripts = list(scripts)
         self.asked: list[list[ColumnQueue]] = []
 
-    def pull(self, broker: str, queues: Sequence[ColumnQueue]) -> Pulled:
+    def pull(self, broker: str, queues: Sequence[ColumnQueue]) -> PulledColumns:
         self.asked.append(list(queues))
         script = self.scripts.pop(0)
         rows = []
@@ -33,7 +33,7 @@ class Pulls:
             if isinstance(row, Exception):
                 raise row
             rows.append(row)
-        return Pulled(rows, (), [], EPOCH)
+        return PulledColumns(rows, (), [], EPOCH)
 
 
 def answer(status: Code = Code.OK, records: int = 0, next_offset: int = -1, end: int = 1000) -> Script:
@@ -48,7 +48,7 @@ def fails(error: Exception) -> Script:
     return lambda _: error
 
 
-def reader(pulls: Pulls, *wanted: Range, fail: bool = True, timeout_s: float = 10) -> RangeReader:
+def reader(pulls: Pulls, *wanted: OffsetRange, fail: bool = True, timeout_s: float = 10) -> RangeReader:
     clock = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -59,8 +59,8 @@ def reader(pulls: Pulls, *wanted: Range, fail: bool = True, timeout_s: float = 1
     )
 
 
-def one(start: int, end: int, queue_id: int = 0) -> Range:
-    return Range(TopicQueue("t", "b", queue_id), 3, start, end)
+def one(start: int, end: int, queue_id: int = 0) -> OffsetRange:
+    return OffsetRange(TopicQueue("t", "b", queue_id), 3, start, end)
 
 
 def counts(found: RangeReader) -> list[int]:
@@ -78,7 +78,7 @@ def test_queues_that_an_answer_had_no_room_for_are_asked_again() -> None:
     pulls = Pulls(answer(records=5), answer(records=5))
     whole = pulls.pull
 
-    def short(broker: str, queues: Sequence[ColumnQueue]) -> Pulled:
+    def short(broker: str, queues: Sequence[ColumnQueue]) -> PulledColumns:
         return whole(broker, queues)._replace(queues=whole_rows(queues)[:1])
 
     def whole_rows(queues: Sequence[ColumnQueue]) -> list[PulledQueue]:

@@ -22,7 +22,7 @@ from holdmq.errors import TransportError, UsageError
 from holdmq.message import Message, TopicQueue
 from spark_streaming.source import HoldMQDataSource
 from spark_streaming.source import link as link_module
-from spark_streaming.source.link import Link, link_to
+from spark_streaming.source.link import ClusterLink, link_to
 from spark_streaming.source.offsets import LOST, Offsets
 from spark_streaming.source.ranges import DataLossError
 from spark_streaming.source.reader import StreamReader
@@ -196,7 +196,7 @@ def test_an_available_now_query_stops_at_what_there_was(stack: Stack, producer: 
 
 def lose(stack: Stack, producer: SyncProducer, *topics: str) -> None:
     """Have retention take all that topics of one queue hold."""
-    link = Link([stack.registry])
+    link = ClusterLink([stack.registry])
 
     # Bytes that no producer's compression makes less of.
     producer.send_bodies("filler", [os.urandom(1 << 16)] * (6 << 4))

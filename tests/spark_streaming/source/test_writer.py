@@ -15,7 +15,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, MapType, String
 from holdmq.errors import BatchError, ConfigError, UsageError
 from spark_streaming.source import HoldMQDataSource
 from spark_streaming.source.link import link_to
-from spark_streaming.source.writer import MESSAGES_PER_SEND, Written, close_producers
+from spark_streaming.source.writer import MESSAGES_PER_SEND, TaskWritten, close_producers
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def rows_of(stack: Stack, topics: str) -> list[dict[str, Any]]:
     return [row for one in reader.partitions() for batch in reader.read(one) for row in batch.to_pylist()]
 
 
-def write(stack: Stack, schema: StructType, *batches: dict[str, list[Any]], **options: str) -> Written:
+def write(stack: Stack, schema: StructType, *batches: dict[str, list[Any]], **options: str) -> TaskWritten:
     """Write batches of columns through a writer that travelled to a worker."""
     source = HoldMQDataSource({"registry": stack.registry, **options})
     writer = pickle.loads(pickle.dumps(source.writer(schema, False)))
@@ -58,7 +58,7 @@ def write(stack: Stack, schema: StructType, *batches: dict[str, list[Any]], **op
     written = writer.write(
         iter([pa.record_batch({k: pa.array(v, types.get(k)) for k, v in one.items()}) for one in batches])
     )
-    assert isinstance(written, Written)
+    assert isinstance(written, TaskWritten)
     return written
 
 

@@ -21,7 +21,7 @@ from holdmq.files.disk import RealDisk
 from holdmq.record.batch import encode_batch
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.consume_queue import OPEN_FILES_MAX
 from storage.log.open_files import READ_FILES_MAX
@@ -70,7 +70,7 @@ class Store:
             ]
             raw = bytearray(b"".join(part[0] for part in parts))
             sizes = np.concatenate([part[1] for part in parts])
-            runs = [Run(f"t{i % 100}", i // 100, 1) for i in range(first, first + 10)]
+            runs = [BatchRun(f"t{i % 100}", i // 100, 1) for i in range(first, first + 10)]
             self.store.append(Batch(memoryview(raw), sizes, runs), done)
         while left:
             self.posted.get(timeout=120)()

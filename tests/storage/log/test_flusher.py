@@ -15,7 +15,7 @@ from holdmq.config.model import StorageSection
 from holdmq.record.batch import encode_batch
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.flusher import PART_RUNS_MAX, REST_MAX_S, WORK_S
 from storage.log.store import LogStore, open_store
@@ -45,7 +45,7 @@ def appended(store: LogStore, posted: queue.SimpleQueue[Callable[[], object]], b
     raw, sizes = encode_batch(b"devices", 0, [b"21"], b"", 5)
     answers: list[object] = []
     for _ in range(batches):
-        batch = Batch(memoryview(bytearray(raw)), sizes, [Run("devices", 0, 1)])
+        batch = Batch(memoryview(bytearray(raw)), sizes, [BatchRun("devices", 0, 1)])
         store.append(batch, lambda _batch, error: answers.append(error))
     while len(answers) < batches:
         posted.get(timeout=40)()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdmq.files.disk import (
-    File,
+    OpenFile,
     RealDisk,
 )
 from storage.log.open_files import OpenFiles
@@ -26,7 +26,7 @@ class Counting(RealDisk):
         self.open_now = self.most = 0
         self._counting = Lock()
 
-    def open_to_read(self, path: Path) -> File:
+    def open_to_read(self, path: Path) -> OpenFile:
         file: Any = super().open_to_read(path)
         with self._counting:
             self.open_now += 1

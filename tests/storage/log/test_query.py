@@ -25,11 +25,11 @@ from holdmq.record.properties import KEY
 from storage.api.lookups import (
     LATEST_MS,
     LOG_END,
-    Place,
+    MessagePlace,
 )
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log import key_index, query
 from storage.log.core.keys import hash_of
@@ -59,7 +59,7 @@ def keyed(d: Any, *keys: str, topic: str = "devices", unique: str = "", size: in
     """Append one message with these keys; its log offset."""
     pairs = [("KEYS", key) for key in keys] + ([("UNIQ_KEY", unique)] if unique else [])
     raw, sizes = encode_batch(topic.encode(), 0, [bytes(size)], encode_properties(pairs), 5)
-    batch = Batch(memoryview(bytearray(raw)), sizes, [Run(topic, 0, 1)])
+    batch = Batch(memoryview(bytearray(raw)), sizes, [BatchRun(topic, 0, 1)])
     d.store.append(batch, lambda _batch, error: d.results.append(error))
     assert d.wait(1) == [None]
     return batch.position
@@ -343,15 +343,15 @@ def test_a_message_id_is_answered_whatever_it_names(driver: MakeDriver, tmp_path
     message = d.store.index.message
     at = batches[2].position + int(batches[2].starts[7])
     found = message(MessageId(store_id, at))
-    assert found.place is Place.FOUND
+    assert found.place is MessagePlace.FOUND
     raw = bytes(batches[2].records[int(batches[2].starts[7]) :])
     assert found.record.queue_offset == decode_record(raw).queue_offset == 607
     for message_id, place, reason in (
-        (MessageId(b"12345678", at), Place.OTHER_STORE, "3132333435363738"),
-        (MessageId(store_id, 0), Place.GONE, f"begins at {batches[2].position}"),
-        (MessageId(store_id, batches[2].end), Place.AHEAD, "ends at"),
-        (MessageId(store_id, -1), Place.GONE, "begins at"),
-        (MessageId(store_id, at + 1), Place.NO_RECORD, "not a record's start"),
+        (MessageId(b"12345678", at), MessagePlace.OTHER_STORE, "3132333435363738"),
+        (MessageId(store_id, 0), MessagePlace.GONE, f"begins at {batches[2].position}"),
+        (MessageId(store_id, batches[2].end), MessagePlace.AHEAD, "ends at"),
+        (MessageId(store_id, -1), MessagePlace.GONE, "begins at"),
+        (MessageId(store_id, at + 1), MessagePlace.NO_RECORD, "not a record's start"),
     ):
         answer = message(message_id)
         assert (answer.place, answer.record) == (place, None)
@@ -363,14 +363,14 @@ def test_a_message_id_is_answered_whatever_it_names(driver: MakeDriver, tmp_path
     d.store.close()
     d.open()
     message = d.store.index.message
-    assert message(MessageId(store_id, at)).place is Place.CORRUPT
+    assert message(MessageId(store_id, at)).place is MessagePlace.CORRUPT
 
 
 def test_a_blank_is_no_message(driver: MakeDriver) -> None:
     d = driver().open()
     first = d.append_and_wait(300, body=bytes(3000))
     d.append_and_wait(300, body=bytes(3000))
-    assert d.store.index.message(MessageId(d.store.store_id, first.end)).place is Place.NO_RECORD
+    assert d.store.index.message(MessageId(d.store.store_id, first.end)).place is MessagePlace.NO_RECORD
 
 
 def test_no_position_inside_a_record_is_a_message_not_even_in_the_log_s_last(driver: MakeDriver) -> None:
@@ -379,4 +379,4 @@ def test_no_position_inside_a_record_is_a_message_not_even_in_the_log_s_last(dri
     starts = {batch.position + int(start) for start in batch.starts}
     for position in range(batch.position, batch.end):
         place = d.store.index.message(MessageId(d.store.store_id, position)).place
-        assert place is (Place.FOUND if position in starts else Place.NO_RECORD)
+        assert place is (MessagePlace.FOUND if position in starts else MessagePlace.NO_RECORD)

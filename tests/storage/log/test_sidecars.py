@@ -11,9 +11,9 @@ import pytest
 from holdmq.record.batch import encode_batch
 from storage.api.store import (
     Batch,
+    BatchRun,
     HashFilter,
     ReadStatus,
-    Run,
 )
 from storage.log.core.sidecar import RUN_ENTRIES
 
@@ -35,7 +35,7 @@ def store(driver: MakeDriver) -> Any:
         ]
         raw, sizes = encode_batch(b"devices", 0, [b"x"] * part, tags, 5)
         d.store.append(
-            Batch(memoryview(bytearray(raw)), sizes, [Run("devices", 0, part)]),
+            Batch(memoryview(bytearray(raw)), sizes, [BatchRun("devices", 0, part)]),
             lambda _batch, error: d.results.append(error),
         )
     assert set(d.wait(RUNS * 8 + 1)) == {None}

@@ -27,12 +27,12 @@ from storage.api.lookups import (
     END_OF_WALK,
     STOP,
     TAKE,
-    Change,
     Judged,
     KeyChange,
+    RowChanged,
     TableSize,
 )
-from storage.api.store import Delayed
+from storage.api.store import DelayedRecord
 from storage.log import table_files, tables
 from storage.log.core.tables import encode_row, row_key
 from storage.log.store import LogStore, open_store
@@ -61,7 +61,7 @@ class Tabled:
         self.store.open()
 
     @property
-    def tables(self) -> tables.Tables:
+    def tables(self) -> tables.LogTables:
         assert self.store.tables is not None
         return self.store.tables
 
@@ -199,7 +199,7 @@ def test_pages_end_at_their_bounds(t: Tabled) -> None:
 
 
 def test_watchers_hear_of_their_keys_until_they_end(t: Tabled) -> None:
-    heard: list[Change] = []
+    heard: list[RowChanged] = []
     end = t.tables.watch(T, "a/", heard.extend)
     t.put([("a/1", b"x"), ("b", b"y"), ("a/1", None)])
     t.put([("a/2", b"z")], "%T2")
@@ -284,7 +284,7 @@ def test_a_snapshot_is_made_once_while_nothing_changes(t: Tabled) -> None:
     t.put([("a", b"1")])
     t.pump(lambda: t.tables.is_free(t.store.confirmed_position))
     end = t.store.confirmed_position
-    message = Delayed(encode_record(b"devices", 0, b"x", b"", 1), 1 << 60)
+    message = DelayedRecord(encode_record(b"devices", 0, b"x", b"", 1), 1 << 60)
     t.store.timer.schedule([message], t.done)
     t.pump(lambda: t.store.confirmed_position > end)
     t.pump(lambda: t.tables.is_free(t.store.confirmed_position))

@@ -16,9 +16,9 @@ from holdmq.record.codec import (
 )
 from storage.api.store import (
     Batch,
+    BatchRun,
     HashFilter,
     ReadStatus,
-    Run,
 )
 from storage.log.temporary import OFFSETS_PER_MS
 
@@ -118,7 +118,7 @@ def test_a_batch_of_both_kinds_is_refused(driver: MakeDriver) -> None:
     for chosen in (runs, runs[::-1]):
         raw = bytearray(b"".join(part[0] for _, part in chosen))
         sizes = np.concatenate([part[1] for _, part in chosen])
-        batch = Batch(memoryview(raw), sizes, [Run(topic, 0, 1) for topic, _ in chosen])
+        batch = Batch(memoryview(raw), sizes, [BatchRun(topic, 0, 1) for topic, _ in chosen])
         d.store.append(batch, lambda _batch, error: d.results.append(error))
         [error] = d.wait(1)
         assert isinstance(error, StorageError)

@@ -20,7 +20,7 @@ from holdmq.record.codec import (
     decode_record,
     encode_record,
 )
-from storage.api.store import Delayed
+from storage.api.store import DelayedRecord
 from storage.log import releases, timer
 from storage.log.core.delayed import value_of
 
@@ -46,12 +46,12 @@ def pump(d: Any, holds: Callable[[], bool]) -> None:
             continue
 
 
-def delayed(name: str, due_ms: int, topic: str = "devices", queue_id: int = 0, pad: int = 0) -> Delayed:
+def delayed(name: str, due_ms: int, topic: str = "devices", queue_id: int = 0, pad: int = 0) -> DelayedRecord:
     body = name.encode() + b"." * pad
-    return Delayed(encode_record(topic.encode(), queue_id, body, b"TAGS\x01t\x02", 5), due_ms)
+    return DelayedRecord(encode_record(topic.encode(), queue_id, body, b"TAGS\x01t\x02", 5), due_ms)
 
 
-def schedule(d: Any, *messages: Delayed) -> None:
+def schedule(d: Any, *messages: DelayedRecord) -> None:
     d.store.timer.schedule(messages, lambda _batch, error: d.results.append(error))
     assert d.wait(1) == [None]
 

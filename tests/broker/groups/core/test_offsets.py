@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker.groups.core.offsets import (
+    GroupOffset,
     OffsetTable,
-    Position,
     Reported,
     clamp,
     positions,
@@ -93,7 +93,10 @@ def test_a_file_is_loaded_as_it_was_saved() -> None:
     table.load({"t@g": {"0": 38}, "%RETRY%g@g": {"0": 0}}, "path")
     assert table.get("g", "t", 0) == 38
     assert table.snapshot() == table.saved == {"t@g": {"0": 38}, "%RETRY%g@g": {"0": 0}}
-    assert set(positions(table.saved, ["g"])) == {Position("g", "t", 0, 38), Position("g", "%RETRY%g", 0, 0)}
+    assert set(positions(table.saved, ["g"])) == {
+        GroupOffset("g", "t", 0, 38),
+        GroupOffset("g", "%RETRY%g", 0, 0),
+    }
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker.groups.core.members import Members
 from broker.groups.core.settings import (
-    Group,
+    GroupSetting,
     GroupTable,
 )
 from holdmq.errors import Code, RemoteError, StoreFormatError
@@ -24,7 +24,7 @@ EXPIRY_S = 60.0
 # Settings
 
 
-def planned(table: GroupTable, **header: Any) -> Group:
+def planned(table: GroupTable, **header: Any) -> GroupSetting:
     groups = dict(table.groups)
     table.plan_update(groups, GroupUpdateRequest("g", **header))
     table.take(groups)
@@ -64,7 +64,7 @@ def test_a_file_is_loaded_as_it_was_written_and_names_are_those_that_operators_k
     assert (loaded.groups, loaded.data_version) == (groups, 7)
     # What a later version adds, and an earlier one left out, is no damage.
     loaded.load({"g": {"retryMaxTimes": 2, "colour": "red"}}, 8, "path")
-    assert loaded.groups == {"g": Group("g", retry_max_times=2)}
+    assert loaded.groups == {"g": GroupSetting("g", retry_max_times=2)}
 
 
 @pytest.mark.parametrize(

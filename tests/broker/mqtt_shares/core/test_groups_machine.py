@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from broker.mqtt_shares.core.groups import ShareGroups
-from broker.mqtt_shares.core.records import Restored
+from broker.mqtt_shares.core.records import RestoredShares
 from holdmq.errors import Code
 from holdmq.wire.share_headers import ShareJoin
 
@@ -317,7 +317,7 @@ class ShareMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         """kill -9 of the broker: what is not durable is forgotten, and every connection is lost."""
         offset, entries = self.snapshot
-        restored = Restored()
+        restored = RestoredShares()
         restored.apply(json.loads(entries))
         for body in self.durable[offset:]:
             restored.apply_body(body)
@@ -420,8 +420,8 @@ def test_qos_2_that_a_session_has_begun_is_for_nobody_after_it() -> None:
     assert machine.core.counts.nobody == 3
 
 
-def entries_of(*entries: list[Any]) -> Restored:
-    restored = Restored()
+def entries_of(*entries: list[Any]) -> RestoredShares:
+    restored = RestoredShares()
     restored.apply([list(entry) for entry in entries])
     return restored
 

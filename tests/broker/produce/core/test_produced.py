@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from broker.produce.core.produced import (
     PRODUCED_QUEUE,
-    Replay,
+    ProducedReplay,
     binding,
     capture,
     crcs_of,
@@ -29,7 +29,7 @@ from holdmq.record.batch import (
 from holdmq.record.codec import encode_record
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 
 NOW_MS = 1_700_000_000_000
@@ -86,10 +86,10 @@ class Model:
         return Code.OK
 
     def append(self, records: list[bytes], has_note: bool = False) -> None:
-        runs = [Run(PRODUCED_TOPIC, PRODUCED_QUEUE, 1, 1, self.notes)] if has_note else []
+        runs = [BatchRun(PRODUCED_TOPIC, PRODUCED_QUEUE, 1, 1, self.notes)] if has_note else []
         self.notes += len(runs)
         if len(records) > len(runs):
-            runs.append(Run("t", 0, len(records) - len(runs), 1, len(self.messages)))
+            runs.append(BatchRun("t", 0, len(records) - len(runs), 1, len(self.messages)))
         raw = b"".join(records)
         self.log.append(Batch(memoryview(raw), split_records(raw), runs, self.end))
         self.end += len(raw)
@@ -117,7 +117,7 @@ class Model:
                 self.messages += names[: len(records) - note]
         self.began = None
         position, windows = self.snapshot
-        replay = Replay(lambda _: None)
+        replay = ProducedReplay(lambda _: None)
         replay.load(windows, position)
         for batch in self.log:
             if batch.position >= position:
@@ -172,11 +172,11 @@ def test_whatever_happens_each_sequence_is_in_the_log_once_in_order_and_repeats_
 
 
 def test_a_snapshot_or_a_note_that_is_none_is_an_error_that_says_so() -> None:
-    replay = Replay(lambda _: None)
+    replay = ProducedReplay(lambda _: None)
     with pytest.raises(RecordError, match="snapshot of producers' windows is malformed"):
         replay.load({"00000000": [1, 2]}, 0)
     raw = encode_record(PRODUCED_TOPIC.encode(), 0, b"\x93\x01\x02\x03", b"", NOW_MS)
-    note = Batch(memoryview(raw), split_records(raw), [Run(PRODUCED_TOPIC, 0, 1, 1, 0)], 0)
+    note = Batch(memoryview(raw), split_records(raw), [BatchRun(PRODUCED_TOPIC, 0, 1, 1, 0)], 0)
     with pytest.raises(RecordError, match="%PRODUCED% is malformed"):
         replay.apply(note)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from broker.produce.core.received import Received
+from broker.produce.core.received import ReceivedIds
 from holdmq.errors import RecordError
 from holdmq.record.codec import (
     SYS_QOS_SHIFT,
@@ -18,7 +18,7 @@ from holdmq.record.once import (
 )
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.core.delayed import TIMER_TOPIC
 
@@ -31,7 +31,7 @@ def pair(
     return Once(uid, packet_id, generation, epoch, settled).pair()
 
 
-def store(received: Received, *pairs: bytes, offset: int = 0) -> list[int]:
+def store(received: ReceivedIds, *pairs: bytes, offset: int = 0) -> list[int]:
     """Sift a run and confirm what is left; the indices that are."""
     sifted = received.sift(pairs)
     assert sifted is not None
@@ -40,7 +40,7 @@ def store(received: Received, *pairs: bytes, offset: int = 0) -> list[int]:
 
 
 def test_a_generation_that_is_not_higher_is_a_repeat_and_told_where_it_is() -> None:
-    received = Received()
+    received = ReceivedIds()
     assert store(received, pair(1, (1, 2)), b"TAGS\x01t\x02", pair(2, (1, 2)), offset=40) == [0, 1, 2]
     sifted = received.sift([pair(2, (1, 1)), pair(1, (1, 2)), pair(3, (1, 2))])
     assert sifted is not None
@@ -51,7 +51,7 @@ def test_a_generation_that_is_not_higher_is_a_repeat_and_told_where_it_is() -> N
 
 
 def test_what_is_on_its_way_is_not_decided_and_may_come_again() -> None:
-    received = Received()
+    received = ReceivedIds()
     first = received.sift([pair(1, (1, 1))])
     assert first is not None
     assert received.sift([pair(2, (1, 1)), pair(1, (1, 1))]) is None
@@ -61,7 +61,7 @@ def test_what_is_on_its_way_is_not_decided_and_may_come_again() -> None:
 
 
 def test_what_an_older_connection_sends_is_too_late_once_a_newer_one_published() -> None:
-    received = Received()
+    received = ReceivedIds()
     # A gateway that stood still has a publish of a higher generation than the row ever had.
     assert store(received, pair(5, (0, 0), epoch=2)) == [0]
     assert store(received, pair(5, (1, 1), epoch=1)) == []
@@ -69,7 +69,7 @@ def test_what_an_older_connection_sends_is_too_late_once_a_newer_one_published()
 
 
 def test_what_is_settled_is_forgotten() -> None:
-    received = Received(trim_from=2)
+    received = ReceivedIds(trim_from=2)
     for packet_id in range(1, 11):
         store(received, pair(packet_id, (1, packet_id), settled=max(0, packet_id - 1)))
     assert received.ids <= 4
@@ -77,7 +77,7 @@ def test_what_is_settled_is_forgotten() -> None:
 
 
 def test_the_sessions_that_published_longest_ago_go_at_the_bound() -> None:
-    received = Received(ids_max=10)
+    received = ReceivedIds(ids_max=10)
     for uid in range(20):
         store(received, pair(1, (1, 1), uid=uid))
     assert received.ids == 10
@@ -87,7 +87,7 @@ def test_the_sessions_that_published_longest_ago_go_at_the_bound() -> None:
 
 
 def test_wills_do_not_drive_out_publishes() -> None:
-    received = Received(ids_max=10, wills_max=3)
+    received = ReceivedIds(ids_max=10, wills_max=3)
     store(received, pair(1, (1, 1)))
     for n in range(20):
         store(received, pair(0, (1, 1), uid=WILL_UID | n))
@@ -97,7 +97,7 @@ def test_wills_do_not_drive_out_publishes() -> None:
 
 
 def test_a_snapshot_and_the_log_behind_it_say_what_was_known() -> None:
-    received = Received()
+    received = ReceivedIds()
     store(received, pair(1, (1, 1)), pair(2, (1, 1)), offset=5)
     rows = [received.capture(uid) for uid in received.uids()]
     assert received.capture(99) is None
@@ -109,8 +109,12 @@ def test_a_snapshot_and_the_log_behind_it_say_what_was_known() -> None:
         encode_record(TIMER_TOPIC.encode(), 0, b"z", pair(4, (1, 2), epoch=3), 1, sys_flag=flags),
     ]
     sizes = np.fromiter(map(len, raw), np.int64, len(raw))
-    runs = [Run("other", 0, 1, base_offset=0), Run("t", 0, 2, base_offset=70), Run(TIMER_TOPIC, 0, 1)]
-    again = Received()
+    runs = [
+        BatchRun("other", 0, 1, base_offset=0),
+        BatchRun("t", 0, 2, base_offset=70),
+        BatchRun(TIMER_TOPIC, 0, 1),
+    ]
+    again = ReceivedIds()
     again.load({"00000000": rows[0]})
     again.apply(Batch(memoryview(b"".join(raw)), sizes, runs))
     for packet_id, offset in ((1, 70), (2, 6), (4, -1), (9, 0)):
@@ -126,7 +130,7 @@ def test_a_snapshot_and_the_log_behind_it_say_what_was_known() -> None:
 )
 def test_a_snapshot_that_is_none_is_refused(content: object) -> None:
     with pytest.raises(RecordError):
-        Received().load(content)
+        ReceivedIds().load(content)
 
 
 @pytest.mark.parametrize(

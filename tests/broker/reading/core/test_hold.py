@@ -7,19 +7,19 @@ import numpy as np
 from broker.kernel.core.filters import FilterSet
 from broker.reading.core.hold import (
     Hold,
-    Parked,
+    ParkedPull,
 )
 from holdmq.wire.headers import FilterTerm, TermKind
 
 
 def parked(
     owner: str, *queues: tuple[str, int], tag: int | None = None, deadline: float = 10.0
-) -> Parked[str]:
+) -> ParkedPull[str]:
     wanted = None
     if tag is not None:
         wanted = FilterSet()
         wanted.change([FilterTerm(TermKind.TAG, "t", tag, "")], ())
-    return Parked(owner, queues, wanted, deadline)
+    return ParkedPull(owner, queues, wanted, deadline)
 
 
 def hashes(*values: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

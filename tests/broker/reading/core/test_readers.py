@@ -10,7 +10,7 @@ from broker.reading.core.readers import (
     SERVE_AT_BYTES,
     SERVE_INTERVAL_S,
     SERVES_AHEAD_MAX,
-    Reader,
+    BulkReader,
     scan,
 )
 from holdmq.record.batch import (
@@ -23,13 +23,13 @@ from holdmq.record.tags import tag_hash
 from holdmq.wire.headers import FilterTerm, TermKind
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 
 
 def batch(position: int, *runs: tuple[str, list[str | None]]) -> Batch:
     records: list[bytes] = []
-    made: list[Run] = []
+    made: list[BatchRun] = []
     for topic, tags in runs:
         encoded = [
             encode_record(
@@ -43,7 +43,7 @@ def batch(position: int, *runs: tuple[str, list[str | None]]) -> Batch:
             for t in tags
         ]
         sizes = np.array([len(r) for r in encoded], dtype=np.int64)
-        run = Run(topic, 0, len(tags))
+        run = BatchRun(topic, 0, len(tags))
         run.hashes = tag_hashes(memoryview(b"".join(encoded)), starts_of(sizes), sizes)
         made.append(run)
         records += encoded
@@ -151,7 +151,7 @@ def test_a_position_inside_a_run_skips_what_lies_below() -> None:
 
 
 def test_a_reader_is_served_at_once_a_few_times_and_then_at_intervals_unless_much_waits() -> None:
-    reader = Reader(1, 0)
+    reader = BulkReader(1, 0)
     for _ in range(SERVES_AHEAD_MAX + 1):
         assert reader.due_at(100, 10.0) == pytest.approx(10.0, abs=1e-9)
         reader.served(10.0)
@@ -161,7 +161,7 @@ def test_a_reader_is_served_at_once_a_few_times_and_then_at_intervals_unless_muc
 
 
 def test_a_reader_that_is_always_busy_is_served_once_per_interval_on_average() -> None:
-    reader = Reader(1, 0)
+    reader = BulkReader(1, 0)
     now, end, served = 10.0, 10.0 + 1_000 * SERVE_INTERVAL_S, 0
     while now < end:
         reader.served(now)

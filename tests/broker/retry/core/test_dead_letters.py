@@ -7,13 +7,13 @@ import pytest
 
 from broker.retry.core.dead_letters import (
     Marks,
-    Offsets,
+    OffsetRanges,
 )
 from holdmq.errors import StoreFormatError
 
 
 def test_offsets_are_a_set_in_as_few_ranges_as_can_be() -> None:
-    offsets, model = Offsets(), set[int]()
+    offsets, model = OffsetRanges(), set[int]()
     chance = random.Random(7)
     for _ in range(3_000):
         value = chance.randrange(120)

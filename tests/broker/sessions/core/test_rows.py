@@ -4,7 +4,7 @@ import msgpack
 import pytest
 
 from broker.sessions.core.rows import (
-    Found,
+    FoundSession,
     Meta,
     decode_meta,
     filter_key,
@@ -37,7 +37,7 @@ def test_a_client_id_that_begins_another_shares_no_row_with_it() -> None:
 
 
 def test_all_rows_of_a_session_go() -> None:
-    gone = rows_of("a", Found(META, b"s", [("x", b""), ("y", b"")]))
+    gone = rows_of("a", FoundSession(META, b"s", [("x", b""), ("y", b"")]))
     assert [key for _, key, _ in gone] == [filter_key("a", "x"), filter_key("a", "y"), "sa", "ma"]
     assert {value for _, _, value in gone} == {None}
 

@@ -9,7 +9,7 @@ from broker.sessions.core.openings import (
     Opening,
 )
 from broker.sessions.core.rows import (
-    Found,
+    FoundSession,
     Meta,
     RowChange,
     decode_meta,
@@ -19,7 +19,7 @@ from broker.sessions.core.rows import (
 )
 from broker.sessions.core.sessions import (
     TAKEOVER_S,
-    Sessions,
+    OwnedSessions,
 )
 from holdmq.errors import Code
 from holdmq.wire.session_headers import (
@@ -40,17 +40,17 @@ class Table:
 
     def __init__(self, user_max: int = 0) -> None:
         uids = itertools.count(1)
-        self.core: Sessions[str] = Sessions(100, NOW_MS, lambda: next(uids), user_max=user_max)
+        self.core: OwnedSessions[str] = OwnedSessions(100, NOW_MS, lambda: next(uids), user_max=user_max)
         self.rows: dict[str, bytes] = {}
         self.now = 0.0
 
-    def found(self, client_id: str) -> Found | None:
+    def found(self, client_id: str) -> FoundSession | None:
         meta = self.rows.get(meta_key(client_id))
         if meta is None:
             return None
         prefix = filter_key(client_id, "")
         filters = [(key[len(prefix) :], v) for key, v in self.rows.items() if key.startswith(prefix)]
-        return Found(decode_meta(meta), self.rows.get(state_key(client_id), b""), filters)
+        return FoundSession(decode_meta(meta), self.rows.get(state_key(client_id), b""), filters)
 
     def write(self, changes: list[RowChange]) -> None:
         for _, key, value in changes:

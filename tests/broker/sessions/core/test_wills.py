@@ -8,7 +8,7 @@ import pytest
 
 from broker.sessions.core.openings import Opening
 from broker.sessions.core.rows import (
-    Found,
+    FoundSession,
     RowChange,
     decode_meta,
     meta_key,
@@ -16,12 +16,12 @@ from broker.sessions.core.rows import (
     state_key,
     will_key,
 )
-from broker.sessions.core.sessions import Sessions
+from broker.sessions.core.sessions import OwnedSessions
 from broker.sessions.core.wills import (
     HEAP_SPARE,
     LEASE_S,
+    OwnedWills,
     WillKey,
-    Wills,
 )
 from holdmq.errors import Code, RecordError, WireError
 from holdmq.wire.session_headers import END, WILL_DONE, SessionChange, SessionOpening
@@ -50,7 +50,7 @@ class Owner:
 
     def __init__(self) -> None:
         uids = itertools.count(1)
-        self.core: Sessions[str] = Sessions(100, NOW_MS, lambda: next(uids))
+        self.core: OwnedSessions[str] = OwnedSessions(100, NOW_MS, lambda: next(uids))
         self.rows: dict[str, bytes] = {}
         self.now = 0.0
         self.published: list[tuple[float, WillKey]] = []
@@ -71,7 +71,7 @@ class Owner:
         while self.core.to_read:
             opening = self.core.to_read.pop(0)
             meta = self.rows.get(meta_key(opening.wanted.client_id))
-            found = None if meta is None else Found(decode_meta(meta), b"", [])
+            found = None if meta is None else FoundSession(decode_meta(meta), b"", [])
             self.core.loaded(opening, found, self.now_ms, self.now)
             self.write(opening.changes)
             self.core.settled(opening, None, self.now)
@@ -246,7 +246,7 @@ def test_an_opening_that_is_refused_leaves_the_will_of_who_was_taken_over() -> N
     owner.core.handle_deadline(1.0)
     owner.core.to_read.clear()
     meta = owner.rows[meta_key("c")]
-    owner.core.loaded(opening, Found(decode_meta(meta), b"", []), NOW_MS, 1.0)
+    owner.core.loaded(opening, FoundSession(decode_meta(meta), b"", []), NOW_MS, 1.0)
     assert (opening.cancelled, opening.changes[0]) == ([("c", epoch)], ("c", will_key("c", epoch), None))
     owner.core.settled(opening, (Code.STORE_FULL, "full"), 1.0)
     assert owner.core.wills.has("c", epoch), "nothing is written of its end"
@@ -255,7 +255,7 @@ def test_an_opening_that_is_refused_leaves_the_will_of_who_was_taken_over() -> N
 
 
 def test_what_was_due_stays_due_until_somebody_has_published_it() -> None:
-    wills: Wills[str] = Wills()
+    wills: OwnedWills[str] = OwnedWills()
     wills.arm("c", 1, 60)
     wills.ended("c", 1, 10, 0.0, 0.0, "g1")
     assert wills.next_deadline() == 10.0
@@ -275,14 +275,14 @@ def test_what_was_due_stays_due_until_somebody_has_published_it() -> None:
 
 
 def test_so_many_are_taken_at_a_time_and_so_many_are_kept() -> None:
-    wills: Wills[str] = Wills(wills_max=3)
+    wills: OwnedWills[str] = OwnedWills(wills_max=3)
     for n in range(3):
         wills.restore(f"c{n}", 1, 0, 5.0)
     assert wills.is_full
     assert len(wills.take_due(5.0, 2)) == 2
     assert len(wills.take_due(5.0, 2)) == 1
     owner = Owner()
-    owner.core.wills = Wills(wills_max=0)
+    owner.core.wills = OwnedWills(wills_max=0)
     opening = owner.open(1)
     assert opening.answer is not None
     assert opening.answer.code == Code.LIMIT_EXCEEDED
@@ -290,7 +290,7 @@ def test_so_many_are_taken_at_a_time_and_so_many_are_kept() -> None:
 
 
 def test_times_of_clients_that_came_back_are_swept_out() -> None:
-    wills: Wills[str] = Wills()
+    wills: OwnedWills[str] = OwnedWills()
     for epoch in range(1, 5_000):
         wills.arm("flaps", epoch, 86_400)
         wills.ended("flaps", epoch, 86_400, 0.0, float(epoch), None)
@@ -301,7 +301,7 @@ def test_times_of_clients_that_came_back_are_swept_out() -> None:
 
 
 def test_a_will_that_is_being_published_is_not_due_again_when_its_connection_is_lost() -> None:
-    wills: Wills[str] = Wills()
+    wills: OwnedWills[str] = OwnedWills()
     wills.arm("c", 1, 0)
     assert wills.opened("c", is_over=False, now=1.0) == []
     assert wills.take_due(1.0, 10) == [(("c", 1), None)]

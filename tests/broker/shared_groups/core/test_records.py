@@ -10,8 +10,8 @@ from broker.shared_groups.core.queue import (
 )
 from broker.shared_groups.core.records import (
     ENTRY_NUMBERS_MAX,
-    News,
-    Restored,
+    ProgressNews,
+    RestoredShared,
 )
 from holdmq.errors import RecordError
 
@@ -19,7 +19,7 @@ KEY = QueueKey("g", "t", 0)
 
 
 def restored(*bodies: bytes) -> list[SharedQueue]:
-    found = Restored()
+    found = RestoredShared()
     for body in bodies:
         found.apply_body(body)
     return found.queues(65_536)
@@ -27,7 +27,7 @@ def restored(*bodies: bytes) -> list[SharedQueue]:
 
 def test_what_was_written_is_put_together_again() -> None:
     queue = SharedQueue(KEY, 100)
-    news = News()
+    news = ProgressNews()
     news.began(queue)
     news.acknowledged(queue, 102, 0b1011)
     news.attempted(queue, 101, 0b1, 2)
@@ -41,12 +41,12 @@ def test_what_was_written_is_put_together_again() -> None:
 def test_a_group_that_was_forgotten_begins_anew() -> None:
     queue = SharedQueue(KEY, 100)
     other = SharedQueue(QueueKey("other", "t", 0), 7)
-    first, second = News(), News()
+    first, second = ProgressNews(), ProgressNews()
     first.began(queue)
     first.began(other)
     second.forgot("g")
     assert [again.key for again in restored(*first.bodies(), *second.bodies())] == [other.key]
-    third = News()
+    third = ProgressNews()
     third.began(SharedQueue(KEY, 3))
     again = {q.key: q.floor for q in restored(*first.bodies(), *second.bodies(), *third.bodies())}
     assert again == {KEY: 3, other.key: 7}
@@ -54,7 +54,7 @@ def test_a_group_that_was_forgotten_begins_anew() -> None:
 
 def test_a_window_of_holes_is_split_over_records() -> None:
     queue = SharedQueue(KEY, 0)
-    news = News()
+    news = ProgressNews()
     holes = sum(1 << offset for offset in range(1, 65_536, 2))
     news.acknowledged(queue, 0, holes)
     news.attempted(queue, 0, bits(65_536) & ~holes, 1)

@@ -12,21 +12,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from broker.shared_groups.core.acknowledged import ranges_of
 from broker.shared_groups.core.members import (
-    Delivery,
-    Member,
+    InFlightMessages,
     Moving,
+    SharedGroupMember,
 )
 from broker.shared_groups.core.queue import (
     Claim,
     QueueKey,
 )
 from broker.shared_groups.core.records import (
-    News,
-    Restored,
+    ProgressNews,
+    RestoredShared,
     snapshot_entry,
 )
 from broker.shared_groups.core.shared import (
-    Settling,
+    SettlingMember,
     Shared,
 )
 from broker.shared_groups.core.subscriptions import SubscriptionFilter
@@ -44,8 +44,8 @@ def is_wanted(place: Place) -> bool:
 
 
 class Flight(NamedTuple):
-    member: Member
-    delivery: Delivery
+    member: SharedGroupMember
+    delivery: InFlightMessages
     deadline: float
 
 
@@ -72,7 +72,7 @@ class Record(NamedTuple):
 
     bodies: list[bytes]
     effects: list[Effect]
-    settlings: list[Settling]
+    settlings: list[SettlingMember]
     moved: list[Moving]
 
 
@@ -88,21 +88,21 @@ class SharedMachine(RuleBasedStateMachine):
         self.pending: list[Record] = []
         self.snapshot: tuple[int, str] = (0, "[]")
         self.starts = 0
-        self.start(Restored())
+        self.start(RestoredShared())
         for topic in (ALL, SOME):
             self.produce(topic, 0, 7)
 
-    def start(self, restored: Restored) -> None:
+    def start(self, restored: RestoredShared) -> None:
         self.starts += 1
         self.core = Shared(self.bounds, lambda _: RETRY_MAX, self.starts << 40, WINDOW)
         for queue in restored.queues(WINDOW):
             self.core.group(GROUP).add_queue(queue)
         group = self.core.group(GROUP)
         group.filters = {ALL: SubscriptionFilter("*"), SOME: SubscriptionFilter("a")}
-        self.members: list[Member] = []
-        self.claims: list[tuple[Member, Claim]] = []
+        self.members: list[SharedGroupMember] = []
+        self.claims: list[tuple[SharedGroupMember, Claim]] = []
         self.moving: list[Moving] = []
-        self.overfull: set[Member] = set()
+        self.overfull: set[SharedGroupMember] = set()
         """Members that got messages back, as the log refused that they are done with them."""
         self.records_at_start = len(self.log)
         self.settle_queues()
@@ -179,7 +179,7 @@ class SharedMachine(RuleBasedStateMachine):
         member, claim = self.claims.pop(data.draw(st.integers(0, len(self.claims) - 1)))
         self.hand_out(member, claim, claim.first + round(share * (claim.end - claim.first)))
 
-    def hand_out(self, member: Member, claim: Claim, upto: int) -> list[Place]:
+    def hand_out(self, member: SharedGroupMember, claim: Claim, upto: int) -> list[Place]:
         key = claim.queue.key
         offsets = [o for o in range(claim.first, upto) if is_wanted((key.topic, key.queue_id, o))]
         offsets = offsets[: claim.count]
@@ -224,8 +224,8 @@ class SharedMachine(RuleBasedStateMachine):
             self.confirm()
 
     def acknowledge(self, places: list[Place]) -> None:
-        news = News()
-        settlings: list[Settling] = []
+        news = ProgressNews()
+        settlings: list[SettlingMember] = []
         effects: list[Effect] = []
         for place in dict.fromkeys(places):
             known = self.messages[place]
@@ -286,7 +286,7 @@ class SharedMachine(RuleBasedStateMachine):
     def take_outcome(self) -> None:
         outcome = self.core.take_outcome()
         self.moving += outcome.moving
-        news = News()
+        news = ProgressNews()
         effects: list[Effect] = []
         for queue, first, mask, attempts in outcome.attempted:
             news.attempted(queue, first, mask, attempts)
@@ -349,7 +349,7 @@ class SharedMachine(RuleBasedStateMachine):
             return
         key = moving.queue.key
         assert moving.attempts >= RETRY_MAX or moving.delay_ms
-        news = News()
+        news = ProgressNews()
         news.acknowledged(moving.queue, moving.offset, 1)
         effects = [Effect((key.topic, key.queue_id, moving.offset), -1)]
         self.pending.append(Record(list(news.bodies()), effects, [], [moving]))
@@ -374,7 +374,7 @@ class SharedMachine(RuleBasedStateMachine):
             known.is_settling = known.is_moving = False
             known.not_before = 0.0
             known.low = min(known.low, known.durable)
-        restored = Restored()
+        restored = RestoredShared()
         seen, entries = self.snapshot
         restored.apply(json.loads(entries))
         for body in self.log[seen:]:

@@ -12,26 +12,26 @@ from gateway.brokers.core.producer import (
     IN_FLIGHT_MAX,
     LARGE_RECORDS,
     PENDING_MAX_BYTES,
-    Batch,
-    Producer,
-    Run,
+    BrokerProducer,
+    ProduceBatch,
+    QueueRecords,
     new_producer_id,
 )
 from gateway.ground.receipts import (
     CLOSE,
-    Owner,
-    Receipt,
+    PublishReceipt,
+    ReceiptOwner,
 )
 from holdmq.errors import Code, WireError
 from holdmq.mqtt import PUBACK
 from holdmq.wire.headers import RunResult
 
 
-class Owed(Owner):
+class Owed(ReceiptOwner):
     def __init__(self) -> None:
         self.outcomes: list[tuple[int, int]] = []
 
-    def receipt_settled(self, receipt: Receipt) -> None:
+    def receipt_settled(self, receipt: PublishReceipt) -> None:
         assert receipt.outcome is not None
         self.outcomes += [(packet_id, receipt.outcome) for packet_id in receipt.packet_ids]
 
@@ -40,7 +40,7 @@ OWNER = Owed()
 
 
 def add(
-    producer: Producer,
+    producer: BrokerProducer,
     packet_id: int,
     queue_id: int = 0,
     size: int = 100,
@@ -48,24 +48,24 @@ def add(
     now: float = 0.0,
 ) -> None:
     run = producer.open_run(producer.target("t", queue_id), now)
-    receipt = Receipt(owner or OWNER, PUBACK, packet_id)
+    receipt = PublishReceipt(owner or OWNER, PUBACK, packet_id)
     run.receipts.append(receipt)
     run.records.append(b"r" * size)
     producer.added(size)
 
 
-def answer(producer: Producer, batch: Batch, *codes: int, now: float = 0.0) -> None:
+def answer(producer: BrokerProducer, batch: ProduceBatch, *codes: int, now: float = 0.0) -> None:
     results = [RunResult(code, 0, "") for code in codes or [0] * len(batch.runs)]
     producer.answered(batch, results, 0, now)
 
 
-def connected() -> Producer:
-    producer = Producer(1, new_id=iter(range(2, 99)).__next__)
+def connected() -> BrokerProducer:
+    producer = BrokerProducer(1, new_id=iter(range(2, 99)).__next__)
     producer.connected()
     return producer
 
 
-def told(producer: Producer, owner: Owed) -> list[tuple[int, int]]:
+def told(producer: BrokerProducer, owner: Owed) -> list[tuple[int, int]]:
     """What the owner was told, once all that was settled is."""
     for run in producer.take_settled():
         assert run.outcome is not None
@@ -74,13 +74,13 @@ def told(producer: Producer, owner: Owed) -> list[tuple[int, int]]:
     return owner.outcomes
 
 
-def send(producer: Producer, now: float = 0.0) -> Batch:
+def send(producer: BrokerProducer, now: float = 0.0) -> ProduceBatch:
     batch = producer.next_batch(now)
     assert batch is not None
     return batch
 
 
-def sequences(batch: Batch) -> list[tuple[int, int, int]]:
+def sequences(batch: ProduceBatch) -> list[tuple[int, int, int]]:
     return [(run.target.queue_id, run.first_sequence, len(run.records)) for run in batch.runs]
 
 
@@ -187,7 +187,7 @@ def test_pauses_between_refusals_grow_and_are_bounded() -> None:
 def test_workers_that_are_refused_together_come_again_at_different_times() -> None:
     pauses = set()
     for producer_id in range(1, 21):
-        producer = Producer(producer_id)
+        producer = BrokerProducer(producer_id)
         producer.connected()
         add(producer, 1)
         batch = send(producer)
@@ -256,12 +256,12 @@ class Broker:
         self.log: list[bytes] = []
         self.consumes = True
 
-    def results(self, producer: Producer, batch: Batch, *codes: Code) -> list[RunResult]:
+    def results(self, producer: BrokerProducer, batch: ProduceBatch, *codes: Code) -> list[RunResult]:
         """Take a batch as it is on the wire now. `codes` refuse runs before their sequences are looked at."""
         given = list(codes) or [Code.OK] * len(batch.runs)
         return [self._run(producer, run, code) for run, code in zip(batch.runs, given, strict=True)]
 
-    def _run(self, producer: Producer, run: Run, code: Code) -> RunResult:
+    def _run(self, producer: BrokerProducer, run: QueueRecords, code: Code) -> RunResult:
         key = (producer.producer_id, run.target.topic, run.target.queue_id)
         place = (key, producer.epoch, run.first_sequence)
         if code == Code.BUSY:
@@ -277,7 +277,7 @@ class Broker:
             self.log += run.records
         return RunResult(int(verdict.code), 0, "")
 
-    def run(self, producer: Producer, now: float = 0.0) -> float:
+    def run(self, producer: BrokerProducer, now: float = 0.0) -> float:
         """Answer all there is to answer; the time at which nothing was left to send."""
         for _ in range(50):
             while (batch := producer.next_batch(now)) is not None:
@@ -292,15 +292,15 @@ def body(packet_id: int) -> bytes:
     return b"%d" % packet_id
 
 
-def put(producer: Producer, packet_id: int, owner: Owed, queue_id: int = 0) -> None:
+def put(producer: BrokerProducer, packet_id: int, owner: Owed, queue_id: int = 0) -> None:
     run = producer.open_run(producer.target("t", queue_id), 0.0)
-    receipt = Receipt(owner, PUBACK, packet_id)
+    receipt = PublishReceipt(owner, PUBACK, packet_id)
     run.receipts.append(receipt)
     run.records.append(body(packet_id))
     producer.added(1)
 
 
-def acknowledged(producer: Producer, owner: Owed) -> list[bytes]:
+def acknowledged(producer: BrokerProducer, owner: Owed) -> list[bytes]:
     return [body(packet_id) for packet_id, outcome in told(producer, owner) if outcome == 0]
 
 

@@ -15,6 +15,7 @@ from holdmq.mqtt import (
     MQTT_5,
     SERVER,
     Auth,
+    CheckedTopics,
     ConnAck,
     Connect,
     Decoder,
@@ -27,7 +28,6 @@ from holdmq.mqtt import (
     SubAck,
     Subscribe,
     Subscription,
-    TopicTable,
     Unsubscribe,
     Will,
     encode,
@@ -37,9 +37,9 @@ from holdmq.mqtt import (
 def shown(packet: Packet, *, sender: int = 0) -> list[dict[str, Any]]:
     """What a trace shows of a packet that came over the wire."""
     if sender:
-        decoder: Decoder[Any] = Decoder(TopicTable(bytes), sender=sender, version=MQTT_5)
+        decoder: Decoder[Any] = Decoder(CheckedTopics(bytes), sender=sender, version=MQTT_5)
     else:
-        decoder = Decoder(TopicTable(lambda raw: make_entry(raw, 1000, 100)), topic_alias_maximum=10)
+        decoder = Decoder(CheckedTopics(lambda raw: make_entry(raw, 1000, 100)), topic_alias_maximum=10)
         if not isinstance(packet, Connect):
             decoder.feed(encode(Connect(client_id="c", version=MQTT_5), MQTT_5))
     found = [view for item in decoder.feed(encode(packet, MQTT_5)) for view in views(item)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from storage.log.core.chunks import ADD_BELOW, DROP_ABOVE, IDLE_S, Chunk, ChunkCache
+from storage.log.core.chunks import ADD_BELOW, DROP_ABOVE, IDLE_S, ChunkCache, RecordChunk
 
 
-def chunk(position: int, size: int = 1000) -> Chunk:
+def chunk(position: int, size: int = 1000) -> RecordChunk:
     one = np.array([0], np.int64)
-    return Chunk(0, position, memoryview(bytes(size)), one, np.array([size], np.int64), one)
+    return RecordChunk(0, position, memoryview(bytes(size)), one, np.array([size], np.int64), one)
 
 
 def cache(chunks: int) -> ChunkCache:

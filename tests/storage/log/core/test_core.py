@@ -13,7 +13,7 @@ from holdmq.errors import StoreFormatError
 from holdmq.record.codec import BLANK_SIZE_MIN
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.core.entries import (
     ENTRY,
@@ -27,12 +27,14 @@ from storage.log.core.entries import (
 )
 from storage.log.core.epochs import Epoch, Epochs
 from storage.log.core.names import Placement, blank_parts, blank_size_at, holding, name_of, offsets_of, place
-from storage.log.core.queues import Chunk, Queue, read_memory
+from storage.log.core.queues import Queue, QueueRun, read_memory
 from storage.log.core.tail import BATCH_OVERHEAD_BYTES, Tail
 
 
 def a_batch(position: int, size: int = 100, count: int = 1) -> Batch:
-    batch = Batch(memoryview(bytearray(size * count)), np.full(count, size), [Run("t", 0, count)], position)
+    batch = Batch(
+        memoryview(bytearray(size * count)), np.full(count, size), [BatchRun("t", 0, count)], position
+    )
     batch.runs[0].base_offset = position // size
     return batch
 
@@ -181,7 +183,7 @@ def test_a_queue_drops_its_oldest_runs_and_goes_on() -> None:
     queue = Queue("t", 0)
     batches = [a_batch(i * 100) for i in range(300)]
     for i, batch in enumerate(batches):
-        queue.confirm(Chunk(i, 1, 0, batch, None))
+        queue.confirm(QueueRun(i, 1, 0, batch, None))
     for dropped in range(299):
         queue.drop_oldest()
         assert queue.memory_offset == dropped + 1

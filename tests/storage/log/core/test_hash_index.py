@@ -14,12 +14,12 @@ from holdmq.record.properties import (
 )
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.core.hash_index import (
     KEYS,
     SLOT,
-    Header,
+    IndexHeader,
     add_to_slots,
     keys_of,
     link,
@@ -28,15 +28,15 @@ from storage.log.core.keys import hash_of, keys_in
 
 
 def test_a_header_survives_packing_and_no_flipped_byte() -> None:
-    header = Header(8, 3, 1 << 40, 1 << 41, 1_700_000_000_000)
+    header = IndexHeader(8, 3, 1 << 40, 1 << 41, 1_700_000_000_000)
     raw = bytearray(header.pack())
     assert len(raw) == 40
-    assert Header.unpack(raw) == header
+    assert IndexHeader.unpack(raw) == header
     for at in range(40):
         raw[at] ^= 1
-        assert Header.unpack(raw) is None
+        assert IndexHeader.unpack(raw) is None
         raw[at] ^= 1
-    assert Header.unpack(raw[:39]) is None
+    assert IndexHeader.unpack(raw[:39]) is None
 
 
 def test_keys_are_found_where_pairs_begin_and_nowhere_else() -> None:
@@ -60,7 +60,7 @@ def test_a_batch_gives_an_entry_per_different_key_of_each_record() -> None:
         encode_properties([("KEYS", "b")]),
     ]
     raw, sizes = encode_batch(b"devices", 0, [b""] * 3, properties, 5)
-    batch = Batch(memoryview(raw), sizes, [Run("devices", 0, 2), Run("other", 0, 1)], 1000, 77)
+    batch = Batch(memoryview(raw), sizes, [BatchRun("devices", 0, 2), BatchRun("other", 0, 1)], 1000, 77)
     starts = batch.starts.tolist()
     assert keys_of(batch).tolist() == [
         (hash_of(KEY, b"devices", b"a"), 1000, 77),
@@ -83,7 +83,7 @@ def test_the_quick_way_of_ids_gives_what_all_keys_give(
 
 def assert_keys_of_all(properties: list[bytes]) -> None:
     raw, sizes = encode_batch(b"t", 0, [b"body"] * len(properties), properties, 5)
-    batch = Batch(memoryview(raw), sizes, [Run("t", 0, len(properties))], 1000, 77)
+    batch = Batch(memoryview(raw), sizes, [BatchRun("t", 0, len(properties))], 1000, 77)
     starts = batch.starts.tolist()
     assert keys_of(batch).tolist() == [
         (hash_of(marker, b"t", value), 1000 + start, 77)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from storage.log.core.retention import (
-    Limits,
     LogNeed,
     Oldest,
     QueueNeed,
     Reason,
+    RetentionLimits,
     percent_used,
     reasons_to_delete,
     who_needs,
 )
 
-LIMITS = Limits(1000, 0, 0, 75, 85, 90, False, 500)
+LIMITS = RetentionLimits(1000, 0, 0, 75, 85, 90, False, 500)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ LIMITS = Limits(1000, 0, 0, 75, 85, 90, False, 500)
     ],
 )
 def test_each_limit_makes_the_oldest_segment_due(
-    oldest: Oldest, used: float, limits: Limits, reasons: list[Reason]
+    oldest: Oldest, used: float, limits: RetentionLimits, reasons: list[Reason]
 ) -> None:
     assert reasons_to_delete(oldest, 10_000, used, limits) == reasons
 

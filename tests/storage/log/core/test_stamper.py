@@ -21,7 +21,7 @@ from holdmq.record.codec import (
 from holdmq.record.tags import PROPERTIES_CACHE_MAX
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.core.stamper import Stamper
 from storage.log.core.stamps import EACH_BYTES_MAX, TagHashes
@@ -46,7 +46,7 @@ records = st.builds(
 
 def batch_of(made: list[bytes], counts: list[int], levels: int = 1) -> Batch:
     sizes = np.array([len(record) for record in made], np.int64)
-    runs = [Run("t", 0, count, levels, base_offset=1_000 * n) for n, count in enumerate(counts)]
+    runs = [BatchRun("t", 0, count, levels, base_offset=1_000 * n) for n, count in enumerate(counts)]
     return Batch(memoryview(bytearray(b"".join(made))), sizes, runs, (1 << 40) + 7, 1_700_000_000_123)
 
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from holdmq.errors import RecordError
 from holdmq.record.codec import encode_record
 from storage.api.lookups import (
-    Change,
-    Row,
+    RowChanged,
+    VersionedRow,
 )
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.core.tables import (
     KEY_BYTES_MAX,
@@ -33,7 +33,9 @@ LONG = "k" * PLAIN_KEY_MAX
 
 def batch_of(*records: bytes, topic: str = "t") -> Batch:
     sizes = np.array([len(record) for record in records], np.int64)
-    return Batch(memoryview(bytearray(b"".join(records))), sizes, [Run(topic, 0, len(records))], position=0)
+    return Batch(
+        memoryview(bytearray(b"".join(records))), sizes, [BatchRun(topic, 0, len(records))], position=0
+    )
 
 
 @given(
@@ -44,7 +46,9 @@ def test_a_row_comes_back_whatever_the_length_of_its_key(key: str, value: bytes,
     name = row_key("t" * 127, raw)
     assert len(name) <= 511
     assert name.startswith(scan_prefix("t" * 127, raw[:100]))
-    assert decode_row("t" * 127, name, encode_row(raw, value, version)) == Row(raw.decode(), value, version)
+    assert decode_row("t" * 127, name, encode_row(raw, value, version)) == VersionedRow(
+        raw.decode(), value, version
+    )
 
 
 def test_keys_that_differ_have_different_rows() -> None:
@@ -74,7 +78,7 @@ def test_records_say_what_changes() -> None:
     ]
     assert keyless == 3
     assert changes_in(batch_of(*records), {"other"}) == ([], 0)
-    assert found[0] == Change("t", b"a", b"1", 0)
+    assert found[0] == RowChanged("t", b"a", b"1", 0)
 
 
 @pytest.mark.parametrize("key", ["", "k" * (KEY_BYTES_MAX + 1)])

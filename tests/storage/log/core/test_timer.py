@@ -22,7 +22,7 @@ from holdmq.record.codec import (
 )
 from storage.api.store import (
     Batch,
-    Run,
+    BatchRun,
 )
 from storage.log.core.delayed import (
     DUE_LIMIT_MS,
@@ -71,7 +71,7 @@ def message(
 def stamped(record: bytes, queue_offset: int, position: int, topic: str = "%TIMER") -> Batch:
     raw = bytearray(record)
     batch = Batch(
-        memoryview(raw), np.array([len(raw)], np.int64), [Run(topic, 0, 1, base_offset=queue_offset)]
+        memoryview(raw), np.array([len(raw)], np.int64), [BatchRun(topic, 0, 1, base_offset=queue_offset)]
     )
     offsets = np.array([queue_offset], np.int64)
     stamp(batch.records, batch.starts, batch.sizes, offsets, position, 99, STORE)
@@ -261,7 +261,7 @@ def test_a_replay_finds_copies_among_other_records_and_no_look_alikes() -> None:
     trap = encode_record(b"devices", 3, b"\x02ORIGIN\x01%TIMER/0/9/0\x02", b"TAGS\x01t\x02", 1)
     raw = bytearray(trap + copy + trap)
     sizes = np.array([len(trap), len(copy), len(trap)], np.int64)
-    replayed = Batch(memoryview(raw), sizes, [Run("devices", 3, 3)])
+    replayed = Batch(memoryview(raw), sizes, [BatchRun("devices", 3, 3)])
     stamp(replayed.records, replayed.starts, sizes, np.arange(3), 5000, 99, STORE)
     assert entries_in(replayed, with_copies=True) == [Entry(5, 4, 5000 + len(trap), 0)]
     assert entries_in(replayed, with_copies=False) == []
@@ -303,7 +303,7 @@ def test_a_record_of_the_topic_that_says_no_due_time_makes_no_entry() -> None:
     assert entry_of(b"TAGS\x01DUE\x02", 1, 2, 3) is None
     assert entry_of(b"DUE\x01soon\x02", 1, 2, 3) is None
     raw, sizes = encode_batch(b"%TIMER", 0, [b"x"])
-    assert entries_in(Batch(memoryview(bytearray(raw)), sizes, [Run("%TIMER", 0, 1)]), False) == []
+    assert entries_in(Batch(memoryview(bytearray(raw)), sizes, [BatchRun("%TIMER", 0, 1)]), False) == []
 
 
 def test_minutes_come_in_order_once_each_and_those_passed_are_forgotten() -> None:
