@@ -212,11 +212,11 @@ async def test_children_end_when_the_supervisor_is_killed(tmp_path: Path) -> Non
     script.write_text(
         f"""
 import asyncio
-from holdmq.cli.supervisor import Child, Supervisor
+from holdmq.cli.supervisor import ServiceCommand, ServiceSupervisor
 
 async def main():
-    supervisor = Supervisor(lambda name, line: print(line, flush=True), asyncio.Event())
-    supervisor.start(Child{(child.name, child.argv, child.admin, child.stop_limit_s)!r})
+    supervisor = ServiceSupervisor(lambda name, line: print(line, flush=True), asyncio.Event())
+    supervisor.start(ServiceCommand{(child.name, child.argv, child.admin, child.stop_limit_s)!r})
     await supervisor.wait_ready("a")
     print("all ready", flush=True)
     await asyncio.sleep(60)

@@ -266,7 +266,7 @@ import json, queue, sys
 from holdmq.config.model import StorageSection
 from holdmq.record.batch import encode_batch
 from storage.log.store import open_store
-from storage.api.store import Batch, Run
+from storage.api.store import Batch, BatchRun
 posted = queue.SimpleQueue()
 directory, any_disk = sys.argv[1], json.loads(sys.argv[2])
 settings = StorageSection.model_validate(
@@ -286,7 +286,7 @@ print("open", store.epoch, flush=True)
 while True:
     number += 1
     raw, sizes = encode_batch(b"devices", number % 3, [b"%d" % number * 30] * (1 + number % 7), b"", 5)
-    store.append(Batch(memoryview(bytearray(raw)), sizes, [Run("devices", number % 3, len(sizes))]), done)
+    store.append(Batch(memoryview(bytearray(raw)), sizes, [BatchRun("devices", number % 3, len(sizes))]), done)
     waiting += 1
     while waiting > 8:
         posted.get()()

@@ -25,7 +25,7 @@ from holdmq.config.model import StorageSection
 from holdmq.record.codec import encode_record
 from storage.log import timer
 from storage.log.store import now_ms, open_store
-from storage.api.store import Delayed
+from storage.api.store import DelayedRecord
 
 timer.CHECKPOINT_INTERVAL_S = 0.05
 directory, seed = sys.argv[1], int(sys.argv[2])
@@ -54,7 +54,7 @@ while True:
     for name in names:
         body = name.encode() + bytes(rnd.randrange(300))
         due_ms = now_ms() + rnd.choice([0, 5, 50, 300, 60_000])
-        messages.append(Delayed(encode_record(b"devices", 0, body, b"", 1), due_ms))
+        messages.append(DelayedRecord(encode_record(b"devices", 0, body, b"", 1), due_ms))
     store.timer.schedule(messages, confirmed(names))
     until = time.monotonic() + 0.002
     while time.monotonic() < until:
