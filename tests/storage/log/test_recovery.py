@@ -286,7 +286,8 @@ print("open", store.epoch, flush=True)
 while True:
     number += 1
     raw, sizes = encode_batch(b"devices", number % 3, [b"%d" % number * 30] * (1 + number % 7), b"", 5)
-    store.append(Batch(memoryview(bytearray(raw)), sizes, [BatchRun("devices", number % 3, len(sizes))]), done)
+    run = BatchRun("devices", number % 3, len(sizes))
+    store.append(Batch(memoryview(bytearray(raw)), sizes, [run]), done)
     waiting += 1
     while waiting > 8:
         posted.get()()
