@@ -50,7 +50,7 @@ class Cluster:
         await self._admin.__aenter__()
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection to the cluster."""
         await self._admin.close()
 
     async def listing(self, name: str) -> dict[str, Any]:

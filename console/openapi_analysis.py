@@ -75,7 +75,7 @@ def schemas() -> dict[str, Any]:
 
 
 def paths() -> dict[str, Any]:
-    """Return the paths."""
+    """Return the paths of the history and of SQL."""
     form = _text(
         "format", "As JSON or as a file of comma-separated values.", enum=list(FORMS), default=FORMS[0]
     )

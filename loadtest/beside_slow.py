@@ -96,7 +96,7 @@ class SlowSubscriber:
         self._order.check(body)
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection without DISCONNECT."""
         self._swarm.close()
 
 
@@ -135,12 +135,12 @@ class LoadPlan:
 
     @property
     def publishers(self) -> int:
-        """How many publish."""
+        """The number of clients that publish."""
         return self.readers if self.is_pairs else 1
 
     @property
     def copies(self) -> int:
-        """How many readers get a message."""
+        """The number of readers that get a message."""
         return 1 if self.is_pairs else self.readers
 
 

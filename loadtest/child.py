@@ -27,7 +27,7 @@ class ChildProcess:
         theirs.close()
 
     def tell(self, word: Any) -> None:
-        """Tell it something."""
+        """Send `word` to the process."""
         self._pipe.send(word)
 
     def told(self) -> Any:

@@ -173,7 +173,7 @@ class Device(asyncio.Protocol):
             self._transport.abort()
 
     def ping(self) -> None:
-        """Send PINGREQ."""
+        """Send PINGREQ when it is connected."""
         if self.is_connected and self._transport is not None:
             self._transport.write(encode(PingReq(), self._plan.level))
 

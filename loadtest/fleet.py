@@ -244,7 +244,7 @@ class Fleet:
                 device.ping()
 
     async def leave(self) -> None:
-        """Disconnect every device."""
+        """Disconnect every device of the fleet."""
         for start in range(0, len(self._devices), 500):
             for device in self._devices[start : start + 500]:
                 device.leave()

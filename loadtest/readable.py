@@ -123,5 +123,5 @@ class PostgresqlSeconds:
             return {}
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection to the database."""
         self._connection.close()

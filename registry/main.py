@@ -1,4 +1,4 @@
-"""The registry's process."""
+"""Starts and ends the registry's process."""
 
 from __future__ import annotations
 

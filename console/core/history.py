@@ -24,7 +24,7 @@ class CountTable(NamedTuple):
     column: str
     unit_s: int
     width_max_s: int
-    """It is read for ranges up to this width, so that an answer takes some million rows at most."""
+    """The widest range that is read from this table, so that an answer takes some million rows at most."""
 
 
 TABLES: Final = (

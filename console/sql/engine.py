@@ -74,7 +74,7 @@ class Result(NamedTuple):
     """Rows as they came; `notice` says what was left out, if anything was."""
 
     columns: list[tuple[str, str]]
-    """(name, DuckDB's type)"""
+    """Name and DuckDB's type of each column."""
     lines: list[str]
     notice: str
     seconds: float

@@ -33,7 +33,7 @@ class SqlQuestion(NamedTuple):
     kind: str
     arguments: dict[str, Any]
     form: str
-    """``json`` or ``csv``"""
+    """The form of the answer: ``json`` or ``csv``."""
     seconds: float
     rows_max: int
     bytes_max: int

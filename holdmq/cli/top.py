@@ -38,7 +38,7 @@ View = dict[str, Any]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `top`, a live picture, to `app`."""
     app.command("top", epilog="Example: holdmq top, or: holdmq top --once --json")(top)
 
 

@@ -14,7 +14,7 @@ from holdmq.cli.times import show_time
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command `trace` to `app`."""
     app.command("trace", epilog="Example: holdmq trace meter-42 --topic 'meters/#' --seconds 60")(trace)
 
 

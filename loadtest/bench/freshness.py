@@ -182,7 +182,7 @@ class FreshnessBench:
         return sum(map(proportional_bytes, tree_of(self._stats.pid)))
 
     def usage(self) -> Usage:
-        """CPU until now."""
+        """Return the CPU used until now."""
         whole, driver = self._cpu.look(), cpu_s(self._stats.pid)
         jvm = sum(map(cpu_s, children_of(self._stats.pid)))
         broker = cpu_s(self._broker_pid)
@@ -190,7 +190,7 @@ class FreshnessBench:
 
 
 def busy(bench: FreshnessBench, registry: str, given: argparse.Namespace) -> None:
-    """Freshness under load."""
+    """Print how fresh the counts are under load."""
     producer = ChildProcess(produce, registry, given.rate, given.topics, given.clients, given.body_bytes)
     try:
         producer.told()

@@ -79,7 +79,7 @@ class OwnLag:
             self._near.send(b"x")
 
     def close(self) -> None:
-        """Free its sockets."""
+        """Free the pair of sockets."""
         self._loop.remove_reader(self._far)
         self._near.close()
         self._far.close()
@@ -182,7 +182,7 @@ class SteadyLoad:
 
 
 def line(name: str, times_s: list[float], what: str = "messages") -> str:
-    """Percentiles in ms."""
+    """Return the percentiles, in ms, as a line."""
     ordered = sorted(times_s)
 
     def at(part: float) -> float:

@@ -86,7 +86,7 @@ class BlockingClient:
             self._socket.sendall(encode_acks(PUBACK, ids))
 
     def close(self) -> None:
-        """Cut the connection."""
+        """Cut the connection without DISCONNECT."""
         self._socket.close()
 
 
@@ -100,7 +100,7 @@ class RetainedFigures(NamedTuple):
 
 
 def topics_of(count: int) -> list[str]:
-    """What is kept."""
+    """Return the topics whose messages are kept."""
     half = (count - SPREAD) // 2
     topics = [f"a/{n}/b" for n in range(count - SPREAD - half)] + [f"a/{n}/c/d" for n in range(half)]
     return topics + [f"{n}/b" for n in range(SPREAD)]

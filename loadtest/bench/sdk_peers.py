@@ -59,7 +59,7 @@ class RoundPlan(NamedTuple):
 
 
 class RoundRates(NamedTuple):
-    """Messages per second."""
+    """Messages per second of one round."""
 
     produced: float
     consumed: float
@@ -82,7 +82,7 @@ async def _in_flight(plan: RoundPlan, send: Callable[[list[bytes]], Awaitable[An
 
 
 async def holdmq_bodies(registry: str, plan: RoundPlan, serial: int) -> RoundRates:
-    """`send_bodies`, then `poll_raw`."""
+    """Measure `send_bodies`, then `poll_raw`."""
     topic = f"bodies-{serial}"
     async with Producer([registry]) as producer:
         seconds = await _in_flight(plan, lambda batch: producer.send_bodies(topic, batch))
@@ -96,7 +96,7 @@ async def holdmq_bodies(registry: str, plan: RoundPlan, serial: int) -> RoundRat
 
 
 async def holdmq_messages(registry: str, plan: RoundPlan, serial: int) -> RoundRates:
-    """`send_batch`, then `poll`."""
+    """Measure `send_batch`, then `poll`."""
     topic = f"messages-{serial}"
     async with Producer([registry]) as producer:
         seconds = await _in_flight(

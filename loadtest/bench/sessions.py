@@ -90,7 +90,7 @@ def connect(services: Services, count: int) -> None:
 
 
 class PairLatency(NamedTuple):
-    """In ms."""
+    """How long messages took, in ms."""
 
     p50: float
     p99: float
@@ -127,7 +127,7 @@ class Pair:
                 self.latencies.append(time.perf_counter() - sent_at)
 
     def run(self, seconds: float) -> None:
-        """Only this."""
+        """Exchange messages for so many seconds."""
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             self.turn()
@@ -142,7 +142,7 @@ class Pair:
         return PairLatency(p50, p99, found[-1] * 1e3)
 
     def close(self) -> None:
-        """End both."""
+        """End both clients' connections."""
         self._subscriber.close()
         self._publisher.close()
 

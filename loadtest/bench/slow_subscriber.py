@@ -74,7 +74,7 @@ class MemoryWatch:
         return self.looks[-1]
 
     def close(self) -> None:
-        """Look no more."""
+        """End the thread that looks."""
         self._ending.set()
         self._thread.join()
 

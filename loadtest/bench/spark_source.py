@@ -162,7 +162,7 @@ def report(name: str, what: str, samples: list[Sample], rows: int) -> str:
 
 
 def main() -> None:
-    """Run the benchmark."""
+    """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--body-bytes", type=int, default=130)

@@ -67,7 +67,7 @@ class StorageBench:
         self.done += 1
 
     def append(self, made: list[tuple[bytearray, Ints]], queues: int, window: int) -> Appending:
-        """Append prepared batches."""
+        """Append prepared batches; return what it took."""
         self.done = 0
         cpu, loop_cpu = time.process_time(), time.thread_time()
         busy = 0.0

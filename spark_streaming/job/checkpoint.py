@@ -35,7 +35,7 @@ class QueryCheckpoint:
 
     @property
     def app(self) -> str:
-        """Who writes its batches: Spark's id of the query, which it holds; empty before the first start."""
+        """The name of its batches' writer: Spark's id of the query; empty before the first start."""
         try:
             query = json.loads((self.path / "metadata").read_text(encoding="utf-8"))
             return f"holdmq-tps-{query['id']}"

@@ -55,7 +55,7 @@ class JobDirectory:
 
     @property
     def scratch(self) -> Path:
-        """Spark's scratch space."""
+        """The directory of Spark's scratch space."""
         return self.data / "tmp"
 
     def checkpoint(self, name: str) -> Path:
@@ -76,7 +76,7 @@ class JobDirectory:
         return str(aside)
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the directory's lock."""
         os.close(self._lock)
 
 

@@ -281,7 +281,7 @@ class ColumnPuller(NamedTuple):
     tags: list[str] | None
 
     def pull(self, broker: str, queues: Sequence[ColumnQueue]) -> PulledColumns:
-        """As `ClusterLink.pull`."""
+        """Pull chosen columns as `ClusterLink.pull` does."""
         return self.link.pull(broker, queues, self.columns, self.tags)
 
 

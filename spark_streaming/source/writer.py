@@ -61,11 +61,11 @@ class _Producing:
 
 
 class BatchWriter(_Producing, DataSourceArrowWriter):
-    """Of ``df.write``."""
+    """The writer of a ``df.write``."""
 
 
 class StreamWriter(_Producing, DataSourceStreamArrowWriter):
-    """Of ``df.writeStream``."""
+    """The writer of a ``df.writeStream``."""
 
 
 def check_schema(schema: StructType, default_topic: str) -> None:
