@@ -116,7 +116,7 @@ class AlarmWatch(RequestFamily):
             channel.close()
 
     def list_alarms(self, request: Request) -> None:
-        """ALARM_LIST."""
+        """Answer ALARM_LIST with every alarm that is raised."""
         raised = sorted(self.alarms.raised.values(), key=lambda alarm: (alarm.since_ms, alarm.key))
         rows = [
             AlarmRow(

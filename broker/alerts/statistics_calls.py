@@ -111,7 +111,7 @@ class StatisticsRequests(RequestFamily):
     # Requests
 
     def statistics(self, request: Request) -> None:
-        """STATISTICS."""
+        """Answer STATISTICS with the windows that were asked for."""
         header = request.header(StatisticsRequest)
         rows_max = _rows_max(header.rows_max, header.topics, header.groups)
         counted = self._statistics

@@ -35,7 +35,7 @@ from storage.api.store import MessageStore
 
 
 class Identity(NamedTuple):
-    """Who a broker is, and the largest record that it takes."""
+    """The name and cluster of a broker, and the largest record that it takes."""
 
     name: str
     cluster: str

@@ -1,4 +1,4 @@
-"""Who still has messages of a queue to consume: what a safe removal waits for.
+"""Consumers that still have messages of a queue to read: what a safe removal waits for.
 
 Counted are groups that keep an offset in the topic, those that a `clustering` member subscribes to it for,
 and `shared` groups that read it. Members of `broadcast` groups keep their own offsets, which no broker

@@ -163,7 +163,7 @@ class OffsetRequests(RequestFamily):
     # Reports
 
     def report(self, request: Request) -> None:
-        """OFFSET_REPORT."""
+        """Answer OFFSET_REPORT: take the offsets that a member confirms."""
         header = request.header(OffsetReportRequest)
         reports = _bounded(rows(OffsetReport, header.offsets))
         group = self._consumers.require(header.group)

@@ -392,7 +392,7 @@ class Groups(RequestFamily):
             self.offsets.group_deleted(group)
 
     def list_members(self, request: Request) -> None:
-        """GROUP_MEMBERS."""
+        """Answer GROUP_MEMBERS with a group's members and leases."""
         group = self.require(request.header(GroupRequest).group)
         found = self._shared.members(group.name)
         for member in self.members.of(group.name):
@@ -541,7 +541,7 @@ class Groups(RequestFamily):
     # Settings
 
     def list_groups(self, request: Request) -> None:
-        """GROUP_LIST."""
+        """Answer GROUP_LIST with the settings of groups."""
         groups = dict(self.settings.table.groups)
         for name in (*self.members.groups(), *self._shared.groups()):
             if name not in groups:
@@ -582,7 +582,7 @@ class Groups(RequestFamily):
         request: Request,
         name: str,
         plan: Callable[[dict[str, GroupSetting]], None],
-        and_then: Callable[[], None] = lambda: None,
+        and_then: Callable[[], None],
     ) -> None:
         def changed(error: HoldMQError | None) -> None:
             if error is not None:

@@ -32,7 +32,7 @@ class SharedMembers(SharedProgress, Protocol):
         """SHARED if the group has members, else ""."""
 
     def members(self, group: str) -> list[MemberRow]:
-        """A group's members."""
+        """The connections that are members of a group."""
 
 
 def hand_over(group: str, shared: SharedProgress, offsets: OffsetRequests, done: Done) -> None:

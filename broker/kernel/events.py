@@ -31,5 +31,5 @@ class Event(Generic[P]):
 
     @property
     def is_heard(self) -> bool:
-        """Whether anybody subscribed."""
+        """Whether there is a subscriber."""
         return bool(self._subscribers)

@@ -57,7 +57,7 @@ class ShareAnswer:
         self.has_taken = self.has_taken or is_taken
 
     def send(self) -> None:
-        """Answer the request."""
+        """Answer the request with what was gathered."""
         given = [
             ShareGiven(member_id, len(share.positions), share.size_bytes)
             for member_id, share in self.shares.items()

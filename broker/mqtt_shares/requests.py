@@ -186,7 +186,7 @@ class ShareMode(RequestFamily):
         }
 
     def confirmed(self, batches: list[Batch]) -> None:
-        """Messages became visible."""
+        """Hand out messages that became visible."""
         if self.core.groups:
             self.serving.confirmed(batches)
 
@@ -292,7 +292,7 @@ class ShareMode(RequestFamily):
         return feed
 
     def list_(self, request: Request) -> None:
-        """SHARE_LIST."""
+        """Answer SHARE_LIST with the groups of this broker."""
         header = request.header(ShareListRequest)
         count = max(1, min(header.max_count, ROWS_MAX))
         names = (n for n in self.core.groups if n.startswith(header.prefix) and n > header.after)

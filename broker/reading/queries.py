@@ -73,7 +73,7 @@ class Queries(RequestFamily):
         }
 
     def get(self, request: Request) -> None:
-        """MESSAGE_GET."""
+        """Answer MESSAGE_GET with the record of a message id."""
         message_id = MessageId.parse(request.header(MessageGetRequest).message_id)
 
         def look_up() -> memoryview:
@@ -90,7 +90,7 @@ class Queries(RequestFamily):
         self.lookups.run(request, look_up, lambda raw: request.reply(Empty(), [raw], len(raw)))
 
     def find(self, request: Request) -> None:
-        """MESSAGE_FIND."""
+        """Answer MESSAGE_FIND with the newest records of a key."""
         header = request.header(MessageFindRequest)
         self._readable(header.topic)
         index = self._store.index
@@ -117,7 +117,7 @@ class Queries(RequestFamily):
         self.lookups.run(request, look_up, _answer_with(request))
 
     def backwards(self, request: Request) -> None:
-        """MESSAGE_BACKWARDS."""
+        """Answer MESSAGE_BACKWARDS with records before a log position."""
         header = request.header(MessageBackwardsRequest)
         topic = self._readable(header.topic)
         if not 0 <= header.queue_id < topic.read_queues:
@@ -139,7 +139,7 @@ class Queries(RequestFamily):
         self.lookups.run(request, look_up, _answer_with(request))
 
     def offset_at(self, request: Request) -> None:
-        """OFFSET_AT."""
+        """Answer OFFSET_AT with each queue's offset at a moment."""
         header = request.header(OffsetAtRequest)
         topic = self._readable(header.topic)
         store = self._store
@@ -158,7 +158,7 @@ class Queries(RequestFamily):
         self.lookups.run(request, look_up, request.reply)
 
     def read_at(self, request: Request) -> None:
-        """READ_AT."""
+        """Answer READ_AT with the records at offsets."""
         store_ms = request.header(ReadAtRequest).store_ms
         store = self._store
         if store_ms <= 0:

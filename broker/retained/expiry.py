@@ -29,11 +29,11 @@ log = structlog.get_logger("holdmq.broker")
 
 
 class Remover(Protocol):
-    """Who takes messages away."""
+    """Removes the retained messages of topics."""
 
     @property
     def tables(self) -> TableStore:
-        """The store's tables."""
+        """The tables of the store."""
 
     def remove(self, topics: Sequence[str], done: Callable[[StorageError | None], None]) -> None:
         """Have these topics no message any more."""
@@ -77,7 +77,7 @@ class RetainedExpiry:
         self._begin_pass()
 
     def stop(self) -> None:
-        """Remove nothing more."""
+        """Stop: nothing more is removed."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()

@@ -191,7 +191,7 @@ class Retained(RequestFamily):
 
     @property
     def tables(self) -> TableStore:
-        """The store's tables."""
+        """The tables of the store."""
         tables = self._store.tables
         assert tables is not None
         return tables
@@ -355,7 +355,7 @@ class Retained(RequestFamily):
     # Reading
 
     def scan(self, request: Request) -> None:
-        """RETAINED_SCAN."""
+        """Answer RETAINED_SCAN with the next slice of matching messages."""
         self._check_ready()
         header = request.header(RetainedScanRequest)
         items = rows(RetainedItem, header.items)
@@ -385,7 +385,7 @@ class Retained(RequestFamily):
         self.once_shown(request, look)
 
     def get(self, request: Request) -> None:
-        """RETAINED_GET."""
+        """Answer RETAINED_GET with the messages of topics."""
         self._check_ready()
         wanted = rows(RetainedVersion, request.header(RetainedGetRequest).wanted)
         if not 0 < len(wanted) <= ITEMS_MAX or not all(each.topic for each in wanted):

@@ -74,7 +74,7 @@ class SessionQueries:
         }
 
     def list_(self, request: Request) -> None:
-        """SESSION_LIST."""
+        """Answer SESSION_LIST with a page of sessions."""
         self._check_ready()
         header = request.header(SessionListRequest)
         count = max(1, min(header.max_count, ROWS_MAX))
@@ -128,7 +128,7 @@ class SessionQueries:
         )
 
     def show(self, request: Request) -> None:
-        """SESSION_SHOW."""
+        """Answer SESSION_SHOW with one session and its filters."""
         self._check_ready()
         client_id = request.header(SessionShowRequest).client_id
         check_client_id(client_id)
@@ -153,7 +153,7 @@ class SessionQueries:
         self.rows.load([client_id], loaded)
 
     def records(self, request: Request) -> None:
-        """SESSION_RECORDS."""
+        """Answer SESSION_RECORDS with the rows of a session."""
         header = request.header(SessionRecordsRequest)
         positions: list[Any] = header.positions[:RECORDS_MAX]
         if not positions or not all(isinstance(position, int) and position >= 0 for position in positions):

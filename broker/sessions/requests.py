@@ -92,7 +92,7 @@ log = structlog.get_logger("holdmq.broker")
 
 
 class TopicsLike(Protocol):
-    """Who makes topics."""
+    """Makes topics that do not exist yet."""
 
     def require(
         self, name: str, queues: int, done: Callable[[HoldMQError | None], None], *, is_table: bool = False

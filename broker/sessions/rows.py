@@ -68,7 +68,7 @@ class SessionRows:
 
     @property
     def tables(self) -> TableStore:
-        """The store's tables."""
+        """The tables of the store."""
         tables = self._store.tables
         assert tables is not None
         return tables

@@ -86,7 +86,7 @@ class DueWills:
         self._turn = 0
 
     def numbers(self) -> Mapping[str, int]:
-        """Gauges and counters."""
+        """Gauges and counters of the wills."""
         wills = self._core.wills
         return {
             "wills": wills.count,

@@ -126,7 +126,7 @@ class TableRequests(RequestFamily):
     # Reads
 
     def get(self, request: Request) -> None:
-        """TABLE_GET."""
+        """Answer TABLE_GET with the rows of keys."""
         header = request.header(TableGetRequest)
         tables = self._readable(header.topic)
         keys = header.keys
@@ -147,7 +147,7 @@ class TableRequests(RequestFamily):
         )
 
     def scan(self, request: Request) -> None:
-        """TABLE_SCAN."""
+        """Answer TABLE_SCAN with a slice of rows."""
         header = request.header(TableScanRequest)
         tables = self._readable(header.topic)
         count = max(1, min(header.max_count, KEYS_MAX))
@@ -169,25 +169,25 @@ class TableRequests(RequestFamily):
         )
 
     def watch(self, request: Request) -> None:
-        """TABLE_WATCH."""
+        """Answer TABLE_WATCH: tell the connection of changes from now on."""
         header = request.header(TableWatchRequest)
         self._readable(header.topic)
         self.watches.begin(request.connection, header.watch_id, header.topic, header.prefix)
         request.reply(TableWatching(self._changed_to))
 
     def unwatch(self, request: Request) -> None:
-        """TABLE_UNWATCH."""
+        """Answer TABLE_UNWATCH: tell the connection nothing more."""
         self.watches.end(request.connection, request.header(TableUnwatchRequest).watch_id)
         request.reply(Empty())
 
     # Changes
 
     def put(self, request: Request) -> None:
-        """TABLE_PUT."""
+        """Answer TABLE_PUT when the row is in the log."""
         self._change(request, request.header(TableChangeRequest), bytes(request.body))
 
     def delete(self, request: Request) -> None:
-        """TABLE_DELETE."""
+        """Answer TABLE_DELETE when the deletion is in the log."""
         self._change(request, request.header(TableChangeRequest), None)
 
     def _change(

@@ -60,11 +60,11 @@ class NoGroups:
     """A broker without consumer groups: nobody is behind."""
 
     def behind(self, topic: str, queue_id: int, end_offset: int) -> Sequence[tuple[str, int]]:
-        """Nobody."""
+        """No group is behind."""
         return ()
 
     def queue_deleted(self, topic: str, queue_id: int) -> None:
-        """Nothing to forget."""
+        """There is nothing to forget."""
 
 
 class QueueDeletion:
@@ -86,7 +86,7 @@ class QueueDeletion:
 
     @property
     def table(self) -> TopicTable:
-        """The topics."""
+        """The table of topics."""
         return self._file.table
 
     def begin_all(self) -> None:

@@ -309,7 +309,7 @@ class TopicRequests(RequestFamily):
         )
 
     def remove_queues(self, request: Request) -> None:
-        """QUEUES_REMOVE: one step."""
+        """Answer QUEUES_REMOVE: take one step of the removal."""
         header = request.header(QueuesRemoveRequest)
         queues = header.queues
         if header.step not in STEPS:

@@ -28,7 +28,7 @@ class TemporaryQueues(Protocol):
 
 
 class TemporaryTopics:
-    """Who subscribes to which temporary topic. `drop(topic)` is called for one that is to go."""
+    """Subscribers of temporary topics. `drop(topic)` is called for one that is to go."""
 
     def __init__(self, drop: Callable[[str], None], unsubscribed_s: float = UNSUBSCRIBED_S) -> None:
         self.store: TemporaryQueues | None = None
@@ -60,7 +60,7 @@ class TemporaryTopics:
             self._timer = self._loop.call_later(self._unsubscribed_s, self._expire)
 
     def removed(self, topic: str) -> None:
-        """It is gone from the table: forget its messages and its subscribers."""
+        """Forget a topic that is gone from the table, with its subscribers."""
         for connection in self._subscribers.pop(topic, set()):
             topics = self._topics_of.get(connection, set())
             topics.discard(topic)
@@ -89,7 +89,7 @@ class TemporaryTopics:
                 self._drop(topic)
 
     def close(self) -> None:
-        """The broker ends."""
+        """Stop the timer with the broker."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Who consumes in a group: its members are connections, all in the same mode.
+"""The members of a group: its members are connections, all in the same mode.
 
 A member that was silent for `expiry_s` (no join, no lease) is dropped: a process that hangs keeps its
 connection, and what is allocated to it would wait for ever. A second connection of the same client

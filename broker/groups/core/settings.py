@@ -65,7 +65,7 @@ class GroupSetting:
         return self.name.endswith(TEMPORARY_SUFFIX)
 
     def row(self, members: int) -> GroupRow:
-        """The wire's form."""
+        """The settings as the wire has them."""
         return GroupRow(
             self.name,
             self.mode,
@@ -166,7 +166,7 @@ class GroupTable:
         groups[name] = replace(_known(groups, name), is_paused=pause)
 
     def plan_delete(self, groups: dict[str, GroupSetting], name: str) -> None:
-        """Forget a group."""
+        """Plan a table without the group."""
         _known(groups, name)
         del groups[name]
 

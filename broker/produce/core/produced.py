@@ -65,7 +65,7 @@ _CRC: Final = np.dtype("V4")
 _MARK: Final = np.dtype(">i8")
 
 LimitOf = Callable[[int], int | None]
-"""`MessageStore.epoch_limit`."""
+"""Tells where a log epoch was cut, as `MessageStore.epoch_limit` does."""
 
 
 class ProducedRow(NamedTuple):

@@ -296,7 +296,7 @@ class BulkReader:
             self.late.clear()
 
     def served(self, now: float) -> None:
-        """It is being served."""
+        """Note that a READ is being served: other readers come first for a while."""
         self.served_until = max(self.served_until, now) + SERVE_INTERVAL_S
 
     def due_at(self, waiting_bytes: int, now: float) -> float:

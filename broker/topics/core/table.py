@@ -99,7 +99,7 @@ class Topic:
         return self.deleting_to == 0
 
     def row(self) -> TopicRow:
-        """The wire's form."""
+        """The topic as the wire has it."""
         return TopicRow(
             self.name,
             self.read_queues,
@@ -204,7 +204,7 @@ class TopicTable:
         self._held.add(name)
 
     def release(self, name: str) -> None:
-        """Take records again."""
+        """Let the topic take records again."""
         self._held.discard(name)
 
     def is_held(self, name: str) -> bool:
