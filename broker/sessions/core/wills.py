@@ -171,7 +171,7 @@ class OwnedWills(Generic[O]):
             self.published += 1
 
     def put_back(self, key: WillKey, due_at: float) -> None:
-        """Publish again a will of which it is not known whether it was published; its record makes it once."""
+        """Publish again a will that may have been published already; its record makes it once."""
         will = self._find(*key)
         if will is not None:
             self.retried += 1
