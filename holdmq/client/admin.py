@@ -126,7 +126,7 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
         return read_each(answers, lambda reply: reply.header(BrokerStatusResponse))
 
     async def connections(self) -> dict[str, list[ConnectionRow] | HoldMQError]:
-        """Who is connected to every live broker."""
+        """List the connections of every live broker."""
 
         def read(reply: Reply) -> list[ConnectionRow]:
             return rows(ConnectionRow, reply.header(ConnectionListResponse).connections)

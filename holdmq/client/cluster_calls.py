@@ -52,7 +52,7 @@ class ClusterCalls:
         await self.close()
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Disconnect from the brokers and registries."""
         if self._owns_routes:
             await self.routes.close()
 

@@ -70,14 +70,14 @@ class Faults:
             state.silent_since = now
 
     def answered(self, broker: str, latency_s: float, now: float) -> None:
-        """It was answered, with whatever."""
+        """Note that a broker answered, whatever it said."""
         state = self.of(broker)
         state.unanswered -= 1
         state.silent_since = now if state.unanswered > 0 else None
         self.observe(broker, latency_s * 1000, now)
 
     def unheard(self, broker: str) -> None:
-        """It was given up without an answer; the broker stays silent."""
+        """Note that a request was given up without an answer; the broker stays silent."""
         self.of(broker).unanswered -= 1
 
     def observe(self, broker: str, latency_ms: float, now: float) -> None:

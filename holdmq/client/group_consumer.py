@@ -256,7 +256,7 @@ class Consumer:
         self._pulls.is_paused = True
 
     def resume(self) -> None:
-        """End a `pause`."""
+        """Pull again what a `pause` stopped."""
         self._check_started()
         self._hand_out.is_paused = False
         self._pulls.is_paused = False

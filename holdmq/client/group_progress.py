@@ -36,14 +36,14 @@ class BrokerProgress:
         self._starts = StartPositions(routes, group, start)
 
     async def open(self) -> None:
-        """Nothing to open."""
+        """Open nothing: the brokers have the positions."""
 
     def first_seen(self, topic: str) -> None:
-        """A subscription begins."""
+        """Note that a subscription begins, and which brokers have its topic now."""
         self._starts.first_seen(topic)
 
     async def prepare(self, broker: str, topics: Iterable[str]) -> None:
-        """See StartPositions.prepare."""
+        """Begin the topics at this broker, as `StartPositions.prepare` does."""
         await self._starts.prepare(broker, topics)
 
     async def report(self, queues: Queues) -> None:
@@ -90,7 +90,7 @@ class FileProgress:
         self._begun = {queue.topic for queue in self._positions}
 
     def first_seen(self, topic: str) -> None:
-        """A subscription begins."""
+        """Note that a subscription begins, and which brokers have its topic now."""
         route = self._routes.get(topic)
         queues = () if route is None else route.read_queues
         self._brokers.setdefault(topic, frozenset(queue.broker for queue in queues))

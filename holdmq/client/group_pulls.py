@@ -109,7 +109,7 @@ class GroupPulls:
             self._loop.call_soon(self._pull_all)
 
     def close(self) -> None:
-        """Pull nothing more."""
+        """Stop the pulls and pull nothing more."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -233,7 +233,7 @@ class Lane:
 
     @property
     def topic(self) -> str:
-        """The queue's topic."""
+        """Return the topic of the lane's queue."""
         return self.queue.topic
 
     @property

@@ -38,7 +38,7 @@ class OrderedTopics:
         await self.close()
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Disconnect from the registries."""
         for client in self._clients:
             await client.close()
 

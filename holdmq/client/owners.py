@@ -1,4 +1,4 @@
-"""Who waits for messages: one send, a batch, many bodies, or nobody."""
+"""What waits for sent messages: one send, a batch, many bodies, or nothing."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Bodies:
 
 
 class OneWay:
-    """Nobody waits; failures are counted and logged."""
+    """Takes results that no caller waits for; failures are counted and logged."""
 
     __slots__ = ("failed_messages", "stored_messages")
     wants_positions = False

@@ -159,7 +159,7 @@ class RouteTable:
             self._keeper = asyncio.get_running_loop().create_task(self._keep_fresh(), name="routes")
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection that the table opened."""
         tasks = [t for t in (self._keeper, self._refreshing, *self._creating.values()) if t is not None]
         for task in tasks:
             task.cancel()
@@ -179,7 +179,7 @@ class RouteTable:
         return self._routes.get(topic)
 
     def all(self) -> list[TopicRoute]:
-        """All cached routes."""
+        """Return all routes that are cached."""
         return list(self._routes.values())
 
     def brokers(self) -> dict[str, str]:

@@ -59,7 +59,7 @@ class AlarmsView:
 
 
 class TrafficRates(NamedTuple):
-    """Per second."""
+    """Holds what passes per second."""
 
     messages_in: float
     bytes_in: float

@@ -313,10 +313,10 @@ class SyncAdmin(_Blocking[Admin]):
     alarms = _awaited(Admin.alarms)
 
     def create_topic(self, topic: str, queues: int = 0, key_levels: int = 1) -> None:
-        """See `Admin.create_topic`."""
+        """Create a topic, as `Admin.create_topic` does."""
         self._run(lambda a: a.create_topic(topic, queues, key_levels))
 
     def queue_bounds(self, topics: Iterable[str]) -> dict[TopicQueue, Bounds]:
-        """See `Admin.queue_bounds`."""
+        """Return the bounds of queues, as `Admin.queue_bounds` does."""
         wanted = list(topics)
         return self._run(lambda a: a.queue_bounds(wanted))

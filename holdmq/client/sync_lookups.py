@@ -68,7 +68,7 @@ class SyncTableWatch:
         return self._table._run(lambda _: self._watch.poll(timeout_s))
 
     def close(self) -> None:
-        """End the watch."""
+        """End the watch of the table."""
         self._table._run(lambda _: self._watch.close())
 
 

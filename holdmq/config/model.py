@@ -73,7 +73,7 @@ class ClusterSection(Section):
 
 
 class RegistrySection(Section):
-    """The name service."""
+    """Configure the registry, by which clients find the brokers of a topic."""
 
     bind: str = Field("127.0.0.1", description="Listening address: internal, so loopback unless told.")
     port: Port = Field(9876, description="Port of the registry's RPC.")

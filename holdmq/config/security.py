@@ -13,7 +13,7 @@ from holdmq.service.host_rule import is_host_name
 
 
 class SecuritySection(Section):
-    """Who may use the RPC of registry and broker, TLS on it, and the names that this installation has."""
+    """Configure access to the RPC of registry and broker, its TLS, and the names of this installation."""
 
     allow_anonymous: bool | None = Field(
         None,

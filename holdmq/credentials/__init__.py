@@ -1,1 +1,1 @@
-"""Who may connect and what they may do: access keys, permissions, certificates."""
+"""Access keys, permissions and certificates: they decide which clients may connect and what each may do."""

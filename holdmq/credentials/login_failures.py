@@ -160,7 +160,7 @@ def _put(entries: OrderedDict[bytes, _Failures], key: bytes, entry: _Failures, e
 
 
 class LoginFailures:
-    """Who failed, who is known, who must wait. Processes that share one tell each other of each failure.
+    """Counts failed logins and says who must wait. Processes that share one tell each other of failures.
 
     `key` is secret, the same in all of them: nobody can tell names and guesses from what is kept.
     """
@@ -207,7 +207,7 @@ class LoginFailures:
         )
 
     def failed(self, login: Login, now: float) -> tuple[str, ...]:
-        """It was tried, and failed: who is held back from now on and was not before (ADDRESS, USER, PAIR)."""
+        """Count a failed login; return what is newly held back (ADDRESS, USER, PAIR)."""
         began: list[str] = []
         if self._addresses.failed(login.address, login.guess, self._known_at.get(login.address, 0), now):
             began.append(ADDRESS)
@@ -219,7 +219,7 @@ class LoginFailures:
         return tuple(began)
 
     def succeeded(self, login: Login, now: float) -> bool:
-        """It was right; whether other processes are to be told: that is new, or they were told long ago."""
+        """Note a login that was right; True = tell other processes: it is new, or they were told long ago."""
         if not login.user:
             return False
         pair = _pair(login)

@@ -55,7 +55,7 @@ class OpenFile(Protocol):
         """Reserve blocks up to `size`; what was not written reads as zeros."""
 
     def size(self) -> int:
-        """The file's size."""
+        """Return the file's size in bytes."""
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         """(begin, end) of what may have been written from `offset` on; the rest reads as zeros."""
@@ -86,7 +86,7 @@ class Disk(Protocol):
         """Make it and its parents, for their owner only, durably or not, unless it is there."""
 
     def rename(self, source: Path, target: Path) -> None:
-        """Replace `target` atomically."""
+        """Give `source` the name `target`, atomically; a file that has it is replaced."""
 
     def unlink(self, path: Path) -> None:
         """Remove a file; a missing one is no error."""

@@ -23,7 +23,7 @@ def protocol_error(message: str) -> MqttError:
 
 
 def read_byte(data: bytes, pos: int, end: int, what: str) -> tuple[int, int]:
-    """Read one byte."""
+    """Read one byte; return it and the position behind it."""
     if pos >= end:
         raise malformed(f"the packet ends before its {what}")
     return data[pos], pos + 1

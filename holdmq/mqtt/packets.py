@@ -165,14 +165,14 @@ class UnsubAck:
 
 @dataclass(slots=True)
 class PingReq:
-    """PINGREQ (3.12)."""
+    """Ask the server whether it is there: PINGREQ (3.12)."""
 
     packet_type: ClassVar[int] = protocol.PINGREQ
 
 
 @dataclass(slots=True)
 class PingResp:
-    """PINGRESP (3.13)."""
+    """Answer a PINGREQ: PINGRESP (3.13)."""
 
     packet_type: ClassVar[int] = protocol.PINGRESP
 

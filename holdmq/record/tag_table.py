@@ -48,7 +48,7 @@ class TagTable:
         self._hashes = np.zeros(1 << SLOTS_BITS, np.uint64)
 
     def hashes(self, records: Buffer, starts: Ints, sizes: Ints) -> Hashes | None:
-        """As `tag_hashes`."""
+        """Return what `tag_hashes` does, faster where a tag is known."""
         raw = np.frombuffer(records, np.uint8)
         begins, ends = properties_bounds(raw, starts, sizes)
         if int(begins[-1]) + 5 > len(raw):

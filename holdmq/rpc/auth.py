@@ -1,4 +1,4 @@
-"""Who may connect to a broker or registry, and as whom: access keys, certificates, anonymous.
+"""Admission to a broker or registry: by access key, by certificate, or anonymous.
 
 The files are looked at every `reload_interval_s` and on SIGHUP. An entry that changed or went ends the
 connections that it admitted: they come back with what holds now. A file that cannot be read changes

@@ -22,7 +22,7 @@ A quarter, and not less, as a fleet may be behind one address."""
 
 
 class Strangers(Generic[S]):
-    """Who has which of `places` (at least 1); `displaced` counts those that had to make room."""
+    """Gives unauthenticated connections `places` (at least 1); `displaced` counts those that made room."""
 
     def __init__(self, places: int = UNAUTHENTICATED_MAX) -> None:
         self.places = places
@@ -58,7 +58,7 @@ class Strangers(Generic[S]):
         return found
 
     def leave(self, stranger: S) -> None:
-        """It is gone or known now; nothing happens if it had no place."""
+        """Free the place of a connection that is gone or authenticated; without a place nothing happens."""
         origin = self._origins.pop(stranger, None)
         if origin is None:
             return

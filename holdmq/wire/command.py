@@ -46,7 +46,7 @@ class Command:
         return bool(self.flag & ONE_WAY)
 
     def encode(self) -> bytes:
-        """The header's bytes."""
+        """Return the header as msgpack bytes."""
         packed: bytes = msgpack.packb(
             (self.code, self.language, self.version, self.opaque, self.flag, self.remark, self.ext_fields)
         )

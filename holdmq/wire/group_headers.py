@@ -79,7 +79,7 @@ class MemberRow(NamedTuple):
 
 @header
 class GroupMembersResponse(Header):
-    """Rows are MemberRow."""
+    """List the members of a group, a MemberRow each."""
 
     members: list[MemberRow]
 

@@ -41,7 +41,7 @@ class HelloRequest(Header):
 
 @header
 class HelloResponse(Header):
-    """Who answers. `store_id` and `log_epoch` are empty and 0 at a registry.
+    """Name the server that answers. `store_id` and `log_epoch` are empty and 0 at a registry.
 
     `principal`: as whom the connection was admitted, "" = anonymous. `proof`: holdmq.wire.auth.
     """
@@ -258,7 +258,7 @@ class ReadResponse(Header):
 
 @header
 class ReadCloseRequest(Header):
-    """Forget a reader."""
+    """Forget a reader and what it has not read."""
 
     reader_id: int
 
@@ -368,7 +368,7 @@ class QueueBoundsRequest(Header):
 
 @header
 class QueueBoundsResponse(Header):
-    """Rows are QueueBounds."""
+    """List the first and next offset of queues, a QueueBounds each."""
 
     queues: list[QueueBounds]
     log_epoch: int
@@ -404,7 +404,7 @@ class ConnectionRow(NamedTuple):
 
 @header
 class ConnectionListResponse(Header):
-    """Rows are ConnectionRow."""
+    """List the broker's connections, a ConnectionRow each."""
 
     connections: list[ConnectionRow]
 

@@ -86,7 +86,7 @@ class OffsetGetRequest(Header):
 
 @header
 class OffsetGetResponse(Header):
-    """Rows are OffsetRow."""
+    """List the committed offsets, an OffsetRow each."""
 
     offsets: list[OffsetRow]
     log_epoch: int

@@ -213,7 +213,7 @@ class SessionListResponse(Header):
 
 @header
 class SessionShowRequest(Header):
-    """One session."""
+    """Ask for one session and what it has."""
 
     client_id: str
 
