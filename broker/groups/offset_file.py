@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -28,8 +28,8 @@ from broker.groups.core.offsets import (
     clamp,
     positions,
 )
+from broker.state.state_file import Done, StateFile
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, StoreFormatError
-from holdmq.files.atomic_file import AtomicFile
 from storage.api.store import MessageStore
 from storage.log.core.retention import QueueNeed
 
@@ -43,8 +43,6 @@ SEEN_SAVE_S: Final = 3_600.0
 fraction of any group_expiry."""
 GENERATION_SHIFT: Final = 28
 """A start's generations begin at its seconds since the epoch times 2^28: more than are granted in one."""
-
-Done = Callable[[HoldMQError | None], None]
 
 log = structlog.get_logger("holdmq.broker")
 
@@ -83,14 +81,12 @@ class OffsetFile:
         """Leases of this start have generations above it."""
         self.saves = self.failures = self.moved = 0
         self._path = path
-        self._file = AtomicFile(path)
+        self._file = StateFile(path)
         self._table = table
         self._store = store
         self._interval_s = interval_s
         self._live_groups = live_groups
         self._waiters_max = waiters_max
-        self._thread = ThreadPoolExecutor(1, "offsets")
-        self._data_version = 0
         self._saved_change = 0
         self._backed_change = 0
         """Of the last save that the .bak has too."""
@@ -131,11 +127,11 @@ class OffsetFile:
         self._move_inside()
         self._refresh_needed()
         try:
-            self._write(self._table.snapshot(), self._seen_ms, self._data_version + 1, is_twice=True)
+            content = self._whole(self._table.snapshot(), self._seen_ms)
+            self._file.write(content, self._file.data_version + 1, times=2)
         except StorageError as error:
             log.warning("consumerOffset.json could not be written at the start", reason=str(error))
         else:
-            self._data_version += 1
             self._table.saved = self._table.snapshot()
             self._saved_seen_ms = dict(self._seen_ms)
             self._saved_change = self._backed_change = self._table.change
@@ -153,7 +149,6 @@ class OffsetFile:
                 entries=len(loaded.content.get(TABLE, {})),
             )
         if loaded is not None:
-            self._data_version = loaded.data_version
             return loaded.content
         if not has_records:
             return {}
@@ -202,7 +197,7 @@ class OffsetFile:
             saved: asyncio.Future[None] = loop.create_future()
             self._add_waiter(lambda _: saved.set_result(None))
             await saved
-        await loop.run_in_executor(None, self._thread.shutdown)
+        await loop.run_in_executor(None, self._file.close)
 
     def wait(self, done: Done) -> None:
         """Call `done` when the file has everything of this moment; raises BUSY when too many wait."""
@@ -275,31 +270,21 @@ class OffsetFile:
             reason = f"the log is not on disk up to {save.position}"
             self._ended(save, StorageError(reason, operation="write", path=str(self._path)))
             return
-        future = loop.run_in_executor(
-            self._thread, self._write, save.content, save.seen_ms, self._data_version + 1, save.is_twice
+        # The second write makes the first the .bak.
+        self._file.save(
+            self._whole(save.content, save.seen_ms),
+            self._file.data_version + 1,
+            partial(self._ended, save),
+            times=1 + save.is_twice,
         )
 
-        def written(finished: asyncio.Future[None]) -> None:
-            if finished.cancelled():
-                return
-            error = finished.exception()
-            if error is None or isinstance(error, HoldMQError):
-                self._ended(save, error)
-            else:
-                self._ended(save, RemoteError(Code.SYSTEM_ERROR, f"consumerOffset.json: {error}"))
-
-        future.add_done_callback(written)
-
-    def _write(self, content: Content, seen_ms: dict[str, int], data_version: int, is_twice: bool) -> None:
-        whole = {TABLE: content, GENERATION: self.generation, SEEN: seen_ms}
-        for _ in range(1 + is_twice):  # the second one makes the first the .bak
-            self._file.save(whole, data_version)
+    def _whole(self, content: Content, seen_ms: dict[str, int]) -> dict[str, Any]:
+        return {TABLE: content, GENERATION: self.generation, SEEN: seen_ms}
 
     def _ended(self, save: _Save, error: HoldMQError | None) -> None:
         self._is_saving = False
         if error is None:
             self.saves += 1
-            self._data_version += 1
             self._table.saved = save.content
             self._saved_seen_ms = save.seen_ms
             self._saved_change = save.change

@@ -1,16 +1,10 @@
-"""subscriptionGroup.json: a group's settings are durable before anybody is told of them.
-
-Changes are written by one thread, one file after the other; what is asked for while a write is under
-way goes into the next one together.
-"""
+"""subscriptionGroup.json: a group's settings are durable before anybody is told of them."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 
@@ -19,23 +13,17 @@ from broker.groups.core.settings import (
     GroupTable,
 )
 from broker.retry.core.moves import RETRY_MAX_TIMES
-from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, StoreFormatError
-from holdmq.files.atomic_file import AtomicFile
+from broker.state.planned_changes import PlannedChanges
+from broker.state.state_file import Done, StateFile
+from holdmq.errors import HoldMQError, StorageError, StoreFormatError
 
 CHANGES_MAX: Final = 1_000
 """Changes that wait for the file; past it BUSY."""
 
 Plan = Callable[[dict[str, GroupSetting]], None]
 """Changes a copy of the groups; raises RemoteError when it must not."""
-Done = Callable[[HoldMQError | None], None]
-"""Called once: None = the change is durable and in the table."""
 
 log = structlog.get_logger("holdmq.broker")
-
-
-class _SettingChange(NamedTuple):
-    plan: Plan
-    done: Done
 
 
 class GroupSettings:
@@ -43,17 +31,20 @@ class GroupSettings:
 
     def __init__(self, path: Path, table: GroupTable, changes_max: int = CHANGES_MAX) -> None:
         self.table = table
-        self.failures = 0
-        self._file = AtomicFile(path)
-        self._changes_max = changes_max
-        self._thread = ThreadPoolExecutor(1, "groups")
-        self._waiting: list[_SettingChange] = []
-        self._writing: asyncio.Future[None] | None = None
+        self._file = StateFile(path)
+        self._changes = PlannedChanges(
+            self._file, lambda: dict(table.groups), self._content_of, table.take, changes_max
+        )
 
     @property
     def waiting(self) -> int:
         """Changes that wait for the file."""
-        return len(self._waiting)
+        return self._changes.waiting
+
+    @property
+    def failures(self) -> int:
+        """Writes of the file that failed."""
+        return self._file.failures
 
     def retry_max_times(self, name: str) -> int:
         """How often a group gets a message again, before it is a dead letter."""
@@ -81,7 +72,7 @@ class GroupSettings:
         if has_records:
             log.error("subscriptionGroup.json is missing: groups have the default settings", path=str(path))
         try:
-            self._file.save(self.table.content({}), self.table.data_version)
+            self._file.write(self.table.content({}), self.table.data_version)
         except StorageError as error:
             # No group is lost by it, and the first one that is created needs it again.
             log.warning("subscriptionGroup.json could not be begun", reason=str(error))
@@ -91,66 +82,23 @@ class GroupSettings:
 
         Raises BUSY when too many wait.
         """
-        if len(self._waiting) >= self._changes_max:
-            raise RemoteError(Code.BUSY, f"{self._changes_max} changes of groups wait to be written")
-        self._waiting.append(_SettingChange(plan, done))
-        if self._writing is None:
-            self._write_next()
+
+        def whole(groups: dict[str, GroupSetting]) -> None:
+            changed = dict(groups)
+            plan(changed)
+            groups.clear()
+            groups.update(changed)
+
+        self._changes.submit(whole, done)
 
     def close(self) -> None:
         """Finish the write under way (blocking)."""
-        self._thread.shutdown(wait=True)
+        self._changes.close()
 
-    def _write_next(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        groups = dict(self.table.groups)
-        planned: list[_SettingChange] = []
-        refused: list[tuple[_SettingChange, HoldMQError]] = []
-        for change in waiting:
-            before = dict(groups)
-            try:
-                change.plan(groups)
-            except HoldMQError as refusal:
-                groups = before
-                refused.append((change, refusal))
-            else:
-                planned.append(change)
-        if groups != self.table.groups:
-            self._write(groups, planned)
-        else:
-            for change in planned:
-                change.done(None)
-        for change, why in refused:
-            change.done(why)
-
-    def _write(self, groups: dict[str, GroupSetting], planned: list[_SettingChange]) -> None:
-        loop = asyncio.get_running_loop()
-        content = self.table.content(groups)
-        future = loop.run_in_executor(self._thread, self._file.save, content, self.table.data_version + 1)
-        self._writing = future
-
-        def written(finished: asyncio.Future[None]) -> None:
-            self._writing = None
-            if finished.cancelled():
-                return
-            raised = finished.exception()
-            failure: HoldMQError | None = None
-            if raised is None:
-                self.table.take(groups)
-            else:
-                self.failures += 1
-                log.error("subscriptionGroup.json could not be written", reason=str(raised))
-                failure = (
-                    raised
-                    if isinstance(raised, HoldMQError)
-                    else RemoteError(Code.SYSTEM_ERROR, f"subscriptionGroup.json: {raised}")
-                )
-            for change in planned:
-                change.done(failure)
-            if self._waiting and self._writing is None:
-                self._write_next()
-
-        future.add_done_callback(written)
+    def _content_of(self, groups: dict[str, GroupSetting]) -> tuple[dict[str, Any], int] | None:
+        return (
+            None if groups == self.table.groups else (self.table.content(groups), self.table.data_version + 1)
+        )
 
 
 def unless_failed(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -28,9 +27,9 @@ from broker.retry.core.dead_letters import (
     Marks,
 )
 from broker.retry.core.moves import resent_copy
+from broker.state.state_file import StateFile
 from broker.topics.requests import TopicRequests
 from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError
-from holdmq.files.atomic_file import AtomicFile
 from holdmq.names.topics import (
     group_fault,
     is_system_topic,
@@ -123,14 +122,11 @@ class DeadLetterRequests(RequestFamily):
         self._topics = topics
         self._clock_ms = clock_ms
         self._loop = asyncio.get_running_loop()
-        self._file: AtomicFile | None = None
-        self._version = 0
-        self._thread = ThreadPoolExecutor(1, "dead-letters")
+        self._file: StateFile | None = None
         self._resends: deque[_Resend] = deque()
         self._purges: list[tuple[Request, str, int]] = []
         self._unsaved: list[_Resend] = []
         self._working: asyncio.Future[Any] | None = None
-        self._saving: asyncio.Future[Any] | None = None
         self._early: list[tuple[OnRequest, Request]] = []
         self._is_dirty = False
         self._is_closed = False
@@ -165,14 +161,13 @@ class DeadLetterRequests(RequestFamily):
 
     def load(self, path: Path, accept_backup: bool = False) -> None:
         """Read deadLetters.json (blocking), and keep it from now on; StorageError if it is damaged."""
-        self._file = AtomicFile(path)
+        self._file = StateFile(path)
         loaded = self._file.load(accept_backup)
         if loaded is not None:
             self.marks.load(loaded.content, str(path))
             for group, marks in self.marks.items():
                 # What power loss took: a later letter may get the offset of one that was sent again.
                 marks.cut(*self._ends(group))
-            self._version = loaded.data_version
 
     def forget(self, group: str, topics: Collection[str] | None = None) -> None:
         """A group begins anew in these topics (None = all): what it fails with again is moved again.
@@ -198,7 +193,8 @@ class DeadLetterRequests(RequestFamily):
 
     def close(self) -> None:
         """Finish the write under way (blocking)."""
-        self._thread.shutdown(wait=True)
+        if self._file is not None:
+            self._file.close()
 
     def _handle(self, handler: OnRequest, request: Request) -> None:
         """Handle a request, but not before it is known what was sent again."""
@@ -417,7 +413,7 @@ class DeadLetterRequests(RequestFamily):
 
     def _save(self) -> None:
         """Write the marks, then answer whoever waits for them."""
-        if self._saving is not None:
+        if self._file is not None and self._file.is_saving:
             self._is_dirty = True
             return
         self._is_dirty = False
@@ -430,25 +426,19 @@ class DeadLetterRequests(RequestFamily):
             self._saved(purges, resends)
             return
         self.marks.prune(self._firsts)
-        content = self.marks.content(purging)
-        self._version += 1
-        work = partial(self._file.save, content, self._version)
-        self._saving = self._loop.run_in_executor(self._thread, work)
-        self._saving.add_done_callback(partial(self._save_ended, purges, resends))
+        self._file.save(
+            self.marks.content(purging),
+            self._file.data_version + 1,
+            partial(self._save_ended, purges, resends),
+        )
 
     def _save_ended(
-        self, purges: list[tuple[Request, str, int]], resends: list[_Resend], finished: asyncio.Future[None]
+        self, purges: list[tuple[Request, str, int]], resends: list[_Resend], error: HoldMQError | None
     ) -> None:
-        self._saving = None
-        if finished.cancelled():
-            return
-        error = finished.exception()
         if error is None:
             self._saved(purges, resends)
         else:
             self.failed_saves += 1
-            if not isinstance(error, HoldMQError):
-                error = RemoteError(Code.SYSTEM_ERROR, f"deadLetters.json could not be written: {error}")
             log.error("what was done to dead letters is not saved", reason=str(error))
             for request, _, _ in purges:
                 request.refuse(error)

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from broker.state.state_file import Done
 from broker.topics.core import changes as topic_changes
 from broker.topics.core.table import (
     NOT_DELETING,
@@ -24,7 +25,6 @@ from broker.topics.core.table import (
     TopicTable,
 )
 from broker.topics.topic_file import (
-    Done,
     Staged,
     TopicFile,
 )

@@ -18,6 +18,7 @@ import structlog
 
 from broker.kernel.events import Event
 from broker.kernel.request_family import RequestFamily
+from broker.state.state_file import Done, StateFile
 from broker.topics.core import changes as topic_changes
 from broker.topics.core.changes import Undrained
 from broker.topics.core.table import (
@@ -39,13 +40,11 @@ from broker.topics.temporary import (
     TemporaryTopics,
 )
 from broker.topics.topic_file import (
-    Done,
     Plan,
     Staged,
     TopicFile,
 )
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, UsageError, WireError
-from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
@@ -140,7 +139,7 @@ class TopicRequests(RequestFamily):
         self.is_new = True
         """Whether there was no file to load: a log with records and no topics has lost it."""
         self.temporary = TemporaryTopics(self.drop_temporary)
-        self._file = TopicFile(AtomicFile(path, disk), table, self._applied)
+        self._file = TopicFile(StateFile(path, disk), table, self._applied)
         self._auto_create = auto_create
         self._hide_grace_s = hide_grace_s
         self._loop = asyncio.get_running_loop()

@@ -137,7 +137,7 @@ async def test_changes_that_wait_for_the_file_are_bounded_and_written_together(
     broker: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = broker.server.groups.settings
-    monkeypatch.setattr(settings, "_changes_max", 5)
+    monkeypatch.setattr(settings._changes, "_changes_max", 5)
     calls = [broker.client.call(RequestCode.GROUP_UPDATE, GroupUpdateRequest(f"g{i}")) for i in range(20)]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     busy = [a for a in answers if isinstance(a, RemoteError)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.state.state_file import StateFile
 from broker.topics.core.table import (
     Topic,
     TopicTable,
@@ -17,7 +18,6 @@ from broker.topics.topic_file import (
     TopicFile,
 )
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError
-from holdmq.files.atomic_file import AtomicFile
 
 
 class Changes:
@@ -27,7 +27,7 @@ class Changes:
         self.table = TopicTable(100_000, 4)
         self.applied: list[tuple[str, str]] = []
         self.done: list[HoldMQError | None] = []
-        self.file = TopicFile(AtomicFile(directory / "topic.json"), self.table, self._applied)
+        self.file = TopicFile(StateFile(directory / "topic.json"), self.table, self._applied)
 
     def _applied(self, before: Topic | None, after: Topic | None) -> None:
         self.applied.append((_name(before), _name(after)))
@@ -52,7 +52,7 @@ async def test_what_waits_for_the_file_is_bounded_and_written_together(tmp_path:
     # The broker's own changes are not refused: they are what makes room.
     changes.file.submit(lambda staged: staged.remove("first"), changes.done.append, is_bounded=False)
     await all_done(changes, CHANGES_MAX + 2)
-    assert changes.file.writes == 2
+    assert changes.file.file.writes == 2
     assert changes.table.get("first") is None
     assert len(changes.table) == CHANGES_MAX
     changes.file.close()
@@ -83,7 +83,7 @@ async def test_temporary_topics_wait_for_no_file(tmp_path: Path) -> None:
     topic = Topic("c#tmp", 1, 1, kind="temporary")
     changes.file.submit(lambda staged: staged.put(topic), changes.done.append)
     assert changes.done == [None]
-    assert changes.file.writes == 0
+    assert changes.file.file.writes == 0
     changes.file.close()
 
 
