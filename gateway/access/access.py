@@ -30,6 +30,7 @@ from gateway.access.rehash import REHASH_INTERVAL_S, Rehash
 from gateway.access.scram_file import Exchanges
 from gateway.ground.addresses import address_key
 from gateway.ground.entries import TopicEntry
+from gateway.session.connection import close_connection
 from gateway.session.events import Subscribing
 from gateway.session.permit import (
     ALLOWED,
@@ -171,14 +172,14 @@ class Access:
         if self.version != self.files.acl_version or now >= self._look_at:
             self.version = self.files.acl_version
             self._look_at = now + max(1.0, self._section.cache_age_s) if self._plugins_decide else NEVER
-            self._looking = iter(self._worker.client_ids())
+            self._looking = iter(self._worker.clients.client_ids())
         looks = 0
         while self._looking is not None and looks < LOOKS_PER_TICK and not self._is_busy:
             client_id = next(self._looking, None)
             if client_id is None:
                 self._looking = None
                 return
-            session = self._worker.session(client_id)
+            session = self._worker.clients.session(client_id)
             looks += 1 if session is None else self.look(session)
 
     @property
@@ -188,7 +189,7 @@ class Access:
     # Who comes in
 
     def admit(self, shell: Shell) -> None:
-        """A CONNECT is right: `Worker.identified` follows, or the client is refused."""
+        """A CONNECT is right: the connection's `identified` follows, or the client is refused."""
         session = shell.session
         connect = session.credentials
         if not isinstance(connect, Connect):
@@ -318,14 +319,14 @@ class Access:
         """A will is a publish [MQTT-3.1.2-8] that nobody would be told about later: it is decided now."""
         permit, will = session.permit, session.will
         if permit is None or will is None:
-            self._worker.identified(session)
+            _identified(session)
             return
 
         def answered(answer: AccessAnswer) -> None:
             if session.state == CLOSED:
                 return
             if answer.is_yes:
-                self._worker.identified(session)
+                _identified(session)
             else:
                 why = f"no permission for the will's topic {will.topic[:64]!r}"
                 self._refuse(session, _Refusal(ReasonCode.NOT_AUTHORIZED, why))
@@ -337,7 +338,9 @@ class Access:
             answered(AccessAnswer(verdict == ALLOWED))
 
     def _refuse(self, session: Session, refusal: _Refusal) -> None:
-        self._worker.admitted(session, session.refuse(MqttError(refusal.code, refusal.sentence)))
+        connection = session.connection
+        if connection is not None:
+            connection.admitted(session.refuse(MqttError(refusal.code, refusal.sentence)))
 
     # Who may publish
 
@@ -499,7 +502,7 @@ class Access:
             self._counters.client_ids_revoked_total += 1
             log.info("a client id is not allowed any more; its connection ends", client=session.client_id)
             sentence = "no permission for this client identifier any more"
-            self._worker.close_session(session, ReasonCode.NOT_AUTHORIZED, "client_id_revoked", sentence)
+            close_connection(session, ReasonCode.NOT_AUTHORIZED, "client_id_revoked", sentence)
             return 1
         if outbound is None or session.permit is None or session.state == CLOSED:
             return 1
@@ -586,6 +589,11 @@ class Access:
             made.update(b"%d:" % (-1 if part is None else len(raw)))
             made.update(raw)
         return made.digest()
+
+
+def _identified(session: Session) -> None:
+    if session.connection is not None:
+        session.connection.identified()
 
 
 def _say_if_failed(task: asyncio.Task[None]) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from gateway.brokers.core.producer import (
+    PENDING_MAX_BYTES,
     BrokerProducer,
     ProduceBatch,
     new_producer_id,
 )
-from gateway.brokers.reader import LiveReader
+from gateway.brokers.reader import FilterSource, LiveFeed, LiveReader
+from gateway.brokers.turn import Turn
+from gateway.ground.clock import wall_ms
+from gateway.ground.counters import Counters
 from gateway.ground.limits import REROUTE_S
+from gateway.ground.targets import HeldSocket, ProducerLink
 from holdmq.errors import BusyError, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
 from holdmq.mqtt import ReasonCode
 from holdmq.rpc.connection import Connection, Reply
@@ -21,26 +27,25 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import HeartbeatRequest, HelloResponse, ProduceRequest, ProduceResponse, RunResult
 
-if TYPE_CHECKING:
-    from gateway.edge.connection import Shell
-    from gateway.worker.worker import Worker
-
 PRODUCE_TIMEOUT_S: Final = 30.0
 """A broker that takes longer is taken for gone: the connection is closed, and the batch sent again."""
+RESUME_BELOW_BYTES: Final = PENDING_MAX_BYTES // 2
+"""Sockets are read again once a broker owes fewer answers."""
 STUCK_LOGGED_MAX: Final = 8
 """Queues named in one line: a broker that hangs has thousands."""
 
 log = telemetry.get_logger()
 
 
-class BrokerLink:
+class BrokerLink(ProducerLink):
     """Sends what the producer has at the end of each turn, and holds back sockets that it cannot serve."""
 
     __slots__ = (
         "_flush_due",
         "_loop",
+        "_on_stale_route",
         "_retry",
-        "_worker",
+        "_turn",
         "clock_ahead_ms",
         "connection",
         "held",
@@ -50,8 +55,17 @@ class BrokerLink:
         "reader",
     )
 
-    def __init__(self, worker: Worker, name: str) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        name: str,
+        turn: Turn,
+        filters: FilterSource,
+        feed: LiveFeed,
+        counters: Counters,
+        on_stale_route: Callable[[], None],
+    ) -> None:
+        self._turn = turn
+        self._on_stale_route = on_stale_route
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
         self._retry: asyncio.TimerHandle | None = None
@@ -62,16 +76,16 @@ class BrokerLink:
         self.clock_ahead_ms = 0
         """The broker's clock minus ours: message expiry counts on the broker's."""
         self.producer = BrokerProducer(new_producer_id(), self)
-        self.reader = LiveReader(worker, self)
-        self.held: dict[Shell, None] = {}
-        """Shells whose sockets are not read until this broker takes more."""
+        self.reader = LiveReader(self, turn, filters, feed, counters)
+        self.held: dict[HeldSocket, None] = {}
+        """Connections whose sockets are not read until this broker takes more."""
 
     # Connection
 
     def up(self, connection: Connection, hello: HelloResponse) -> None:
         """A connection is there: resend, read on."""
         self.connection = connection
-        self.clock_ahead_ms = hello.now_ms - self._worker.wall_ms()
+        self.clock_ahead_ms = hello.now_ms - wall_ms()
         self.producer.record_max_bytes = hello.record_max_bytes
         self.producer.connected()
         self.reader.connected(connection)
@@ -142,7 +156,7 @@ class BrokerLink:
                 return
             if producer.must_reroute:
                 producer.must_reroute = False
-                self._worker.route_is_stale()
+                self._on_stale_route()
         elif isinstance(result, RequestTimeout):
             self._connect_again(str(result))
             return
@@ -154,7 +168,7 @@ class BrokerLink:
             producer.refused(batch, result.code, retry_after_ms, now)
         # First the broker's next work, then the answers to all these clients: both go on at once.
         self.flush()
-        self._worker.answer(producer.take_settled())
+        self._turn.answer(producer.take_settled())
         if self.held and not producer.is_full:
             self.release()
 
@@ -166,9 +180,9 @@ class BrokerLink:
 
     # Holding sockets
 
-    def hold(self, shell: Shell) -> None:
+    def hold(self, socket: HeldSocket) -> None:
         """Do not read this socket until the broker takes more."""
-        self.held[shell] = None
+        self.held[socket] = None
 
     def each_second(self, now: float, *, is_resting: bool) -> None:
         """Give up the queues that take nothing; while the broker rests, the sockets that wait for it."""
@@ -182,16 +196,16 @@ class BrokerLink:
             )
             self.producer.abandon(stuck, now)
             self.flush()
-            self._worker.answer(self.producer.take_settled())
+            self._turn.answer(self.producer.take_settled())
             self.release()
         if self.connection is None and is_resting:
-            for shell in list(self.held):
-                shell.close(ReasonCode.SERVER_BUSY, "broker_unavailable", f"broker {self.name} is away")
+            for socket in list(self.held):
+                socket.close(ReasonCode.SERVER_BUSY, "broker_unavailable", f"broker {self.name} is away")
             self.held.clear()
 
     def release(self) -> None:
         """Read the held sockets again, if the broker has room."""
-        if self.producer.is_connected and self.producer.pending_bytes <= self._worker.resume_below_bytes:
+        if self.producer.is_connected and self.producer.pending_bytes <= RESUME_BELOW_BYTES:
             held, self.held = self.held, {}
-            for shell in held:
-                shell.broker_is_back()
+            for socket in held:
+                socket.broker_is_back()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final, Protocol
 
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Reply
@@ -22,7 +22,8 @@ from holdmq.wire.headers import (
 
 if TYPE_CHECKING:
     from gateway.brokers.link import BrokerLink
-    from gateway.worker.worker import Worker
+    from gateway.brokers.turn import Turn
+    from gateway.ground.counters import Counters
 
 LIVE_READER_ID: Final = 0
 READS_OUTSTANDING: Final = 2
@@ -41,6 +42,30 @@ WAITING_MAX: Final = 10_000
 """SUBACKs that wait for one broker; more are sent without waiting: it has been away for long."""
 
 log = telemetry.get_logger()
+
+
+class FilterSource(Protocol):
+    """The filters that a worker's subscribers have; `terms_version` counts changes of what they mean."""
+
+    terms_version: int
+
+    def filters(self) -> Iterator[str]:
+        """Every filter that brokers must know, once; nothing may change meanwhile."""
+
+    def terms_of_filters(self, topic_filters: Iterable[str]) -> list[FilterTerm]:
+        """The terms of some filters, with their repeats: brokers count them."""
+
+
+class LiveFeed(Protocol):
+    """Takes what live readers get."""
+
+    def live(
+        self, link: BrokerLink, body: memoryview, position: int, records: int, is_late: bool = False
+    ) -> None:
+        """A live reader got records up to `position`; `is_late`: from below it, kept by paused topics."""
+
+    def reader_opened(self) -> None:
+        """A live reader is open (again): sessions that lag may go on."""
 
 
 class _Opening:
@@ -80,22 +105,30 @@ class LiveReader:
         "_add",
         "_change_due",
         "_connection",
+        "_counters",
+        "_feed",
+        "_filters",
         "_generation",
         "_is_open",
         "_link",
         "_loop",
         "_remove",
+        "_turn",
         "_unanswered",
         "_waiting",
-        "_worker",
         "in_effect_from",
         "log_epoch",
         "position",
     )
 
-    def __init__(self, worker: Worker, link: BrokerLink) -> None:
-        self._worker = worker
+    def __init__(
+        self, link: BrokerLink, turn: Turn, filters: FilterSource, feed: LiveFeed, counters: Counters
+    ) -> None:
         self._link = link
+        self._turn = turn
+        self._filters = filters
+        self._feed = feed
+        self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._add: list[FilterTerm] = []
         self._remove: list[FilterTerm] = []
@@ -194,7 +227,7 @@ class LiveReader:
             self.in_effect_from = max(self.in_effect_from, result.header(ReadPosition).position)
         for on_effect in waiting:
             on_effect()
-        self._worker.settle()
+        self._turn.settle()
 
     # Life
 
@@ -221,9 +254,8 @@ class LiveReader:
         self._add.clear()
         self._remove.clear()
         waiting, self._waiting = self._waiting, []
-        subscriptions = self._worker.subscriptions
         opening = _Opening(
-            self._generation, connection, waiting, list(subscriptions.filters()), subscriptions.terms_version
+            self._generation, connection, waiting, list(self._filters.filters()), self._filters.terms_version
         )
         connection.request(
             RequestCode.READ_OPEN,
@@ -235,7 +267,7 @@ class LiveReader:
     def _next_terms(self, opening: _Opening) -> list[FilterTerm]:
         part = opening.filters[opening.at : opening.at + FILTERS_PER_STEP]
         opening.at += FILTERS_PER_STEP
-        return self._worker.subscriptions.terms_of_filters(part)
+        return self._filters.terms_of_filters(part)
 
     def _opened(self, opening: _Opening, result: Reply | HoldMQError) -> None:
         if opening.generation != self._generation:
@@ -256,7 +288,7 @@ class LiveReader:
 
     def _open_on(self, opening: _Opening) -> None:
         """Give the broker more filters, or begin to read: nothing was scanned for this reader until then."""
-        if opening.terms_version != self._worker.subscriptions.terms_version:
+        if opening.terms_version != self._filters.terms_version:
             # What is sent already means something else now.
             self._waiting += opening.waiting
             self._open()
@@ -276,8 +308,8 @@ class LiveReader:
             self._read(opening.generation, opening.connection)
         if self._add or self._remove or self._waiting:
             self._change_soon()
-        self._worker.reader_opened()
-        self._worker.settle()
+        self._feed.reader_opened()
+        self._turn.settle()
 
     def _opened_further(self, opening: _Opening, result: Reply | HoldMQError) -> None:
         if opening.generation != self._generation or isinstance(result, HoldMQError):
@@ -290,7 +322,7 @@ class LiveReader:
     def _go_back(self, error: RemoteError) -> None:
         """The log was cut, what was delivered from beyond it is gone: go on where the broker says."""
         log.warning("the broker's log ends before our position", broker=self._link.name, reason=str(error))
-        self._worker.counters.offset_ahead_total += 1
+        self._counters.offset_ahead_total += 1
         position = error.ext_fields.get("position")
         log_epoch = error.ext_fields.get("log_epoch")
         self.position = position if isinstance(position, int) else None
@@ -314,7 +346,7 @@ class LiveReader:
         # Asked for before the answer is handled, so that the broker fills it meanwhile.
         self._read(generation, connection)
         self.log_epoch = answer.log_epoch
-        self._worker.live(self._link, result.body, answer.position, answer.records, answer.is_late)
+        self._feed.live(self._link, result.body, answer.position, answer.records, answer.is_late)
 
     def _failed(self, generation: int, what: str, error: HoldMQError) -> None:
         """A lost connection opens the reader by itself; after any other failure open it again soon."""

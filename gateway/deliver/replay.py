@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from gateway.ground.clock import wall_ms
 from gateway.ground.limits import SUBACK_WAIT_S
 from gateway.ground.system_topics import is_system_filter
 from gateway.session.events import Subscribing
@@ -78,7 +79,7 @@ class Replays:
             return False
         self.locating += 1
         waiting = _Locating(event, len(links), on_located)
-        now_ms = self._worker.wall_ms()
+        now_ms = wall_ms()
         for link in links:
             assert link.connection is not None
             link.connection.request(

@@ -205,7 +205,7 @@ class RetainedAnswers:
     def brokers_known(self) -> None:
         """Brokers that keep messages came, or are connected (again): go on with whom they owe something."""
         brokers = self._brokers()
-        for session in self._worker.sessions():
+        for session in self._worker.clients.sessions():
             if session.outbound is not None and session.outbound.retained is not None:
                 session.outbound.retained.brokers_known(brokers)
                 self.ready(session)

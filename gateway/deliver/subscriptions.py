@@ -125,10 +125,10 @@ class Subscriptions:
         key_levels: Callable[[str], int],
         now: Callable[[], float],
         rows: PersistentSessions,
-        doom: Callable[[Session], None],
+        close_when_settled: Callable[[Session], None],
     ) -> None:
         self._rows = rows
-        self._doom = doom
+        self._close_when_settled = close_when_settled
         self.trie: FilterTrie[Session, Granted] = FilterTrie()
         self._links = links
         self._counters = counters
@@ -236,12 +236,12 @@ class Subscriptions:
             if is_written:
                 session.unsubscribed(event.packet_id, codes)
             else:
-                self._doom(session)
+                self._close_when_settled(session)
 
         for topic_filter in gone:
             done = written if topic_filter is gone[-1] else _ignore
             if not self._rows.drop_filter(session, DROP_FILTER, topic_filter, done):
-                self._doom(session)
+                self._close_when_settled(session)
                 return
 
     def revoke(self, session: Session, topic_filter: str) -> None:
@@ -249,7 +249,7 @@ class Subscriptions:
         if not self._take_away(session, topic_filter) or session.cursor is None:
             return
         if not self._rows.drop_filter(session, DROP_FILTER, topic_filter, _ignore):
-            self._doom(session)
+            self._close_when_settled(session)
 
     def _take_away(self, session: Session, topic_filter: str) -> bool:
         """Deliver nothing more for a filter, shared or not; whether the session had it."""
@@ -278,7 +278,7 @@ class Subscriptions:
             if is_written:
                 waiter.subscribed()
             else:
-                self._doom(session)
+                self._close_when_settled(session)
 
         # What was unsubscribed meanwhile has no row.
         left = [
@@ -292,10 +292,10 @@ class Subscriptions:
         for at, (name, is_new, granted) in enumerate(left, 1):
             done = written if at == len(left) and not waiter.is_replay else _ignore
             if not self._rows.store_filter(session, name, granted, is_new, done):
-                self._doom(session)
+                self._close_when_settled(session)
                 return
         if waiter.is_replay and not self._rows.store_state(session, written):
-            self._doom(session)
+            self._close_when_settled(session)
 
     def restore(self, session: Session, topic_filter: str, granted: Granted) -> None:
         """A session that came back has this filter."""

@@ -8,7 +8,6 @@ import termios
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from gateway.brokers.core.producer import BrokerProducer
 from gateway.edge.listeners import Listener
 from gateway.edge.parting import part
 from gateway.edge.sockets import (
@@ -20,10 +19,12 @@ from gateway.ground.peer import (
     Peer,
     peer_of,
 )
+from gateway.ground.targets import HeldSocket, RecordProducer
 from gateway.publish.ingress import (
     Keep,
     Unbound,
 )
+from gateway.session.connection import SessionConnection
 from gateway.session.events import Closed, Connected, Event, Subscribing, Unsubscribing
 from gateway.session.received import is_binding
 from gateway.session.session import CLOSED, CONNECTED_STATE, Session
@@ -44,7 +45,7 @@ OVERLOAD: Final = 256
 PARTING: Final = 64
 
 
-class Shell(Receiver):
+class Shell(Receiver, SessionConnection, HeldSocket):
     """One connection. `waiting` holds the events behind one that waits: for a topic that is being created, or
     for an answer of access."""
 
@@ -76,7 +77,7 @@ class Shell(Receiver):
         worker = self._worker
         self.transport = transport
         self.session = Session(worker.context, worker.now(), transport.host)
-        self.session.shell = self
+        self.session.connection = self
         worker.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -96,7 +97,7 @@ class Shell(Receiver):
             if events:
                 self.handle(events)
             context = worker.context
-            if context.dirty or context.planning or context.doomed:
+            if context.dirty or context.planning or context.unserved:
                 worker.settle()
         if session.is_saturated and session.version != MQTT_5:
             self.pause(WINDOW)
@@ -234,10 +235,20 @@ class Shell(Receiver):
             return
         self.close(ReasonCode.SERVER_BUSY, "topic_unavailable", "no broker answered for this topic")
 
+    # Coming in
+
+    def identified(self) -> None:
+        """It is known whose connection it is: ask the owner of the client id."""
+        self._worker.identified(self)
+
+    def admitted(self, events: list[Event]) -> None:
+        """It is decided whether the client comes in: do what follows."""
+        self._worker.admitted(self, events)
+
     # Reading and not reading
 
-    def _hold(self, producer: BrokerProducer) -> None:
-        producer.shell.hold(self)
+    def _hold(self, producer: RecordProducer) -> None:
+        producer.link.hold(self)
         self.pause(BROKER)
 
     def broker_is_back(self) -> None:

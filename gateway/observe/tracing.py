@@ -76,7 +76,7 @@ class Tracing:
         """Trace a client for so long."""
         trace = Trace(number, client_id, topic_filter, self._worker.now() + seconds)
         self._traces[number] = trace
-        session = self._worker.session(client_id)
+        session = self._worker.clients.session(client_id)
         if session is not None:
             self._add(trace, {"event": "is connected here", "mqtt": session.version})
 

@@ -22,6 +22,7 @@ from gateway.persistent.wills import (
     what_becomes_of_it,
 )
 from gateway.publish.ingress import Unbound
+from gateway.session.connection import SessionRows, close_connection
 from gateway.session.cursor import (
     SessionCursor,
     WrittenState,
@@ -143,7 +144,7 @@ class PersistentSessions:
                 session.epoch,
                 HAS_WILL if session.will is not None else b"",
             )
-            for session in self._worker.sessions()
+            for session in self._worker.clients.sessions()
             if session.owner is owner and session.epoch
         ]
 
@@ -173,7 +174,7 @@ class PersistentSessions:
     def connecting(self, session: Session) -> bool:
         """CONNECT may be accepted: ask the owner, if need be. Whether it is decided already."""
         if session.is_assigned and not session.expiry_s and session.will is None:
-            self._worker.admitted(session, self._admit(session, is_present=False))
+            _admitted(session, self._admit(session, is_present=False))
             return True
         older = self._opening.get(session.client_id)
         if older is not None:
@@ -198,13 +199,13 @@ class PersistentSessions:
             name = "that keeps this session" if owner is None else owner.name
             self._refuse(session, ReasonCode.SERVER_UNAVAILABLE, f"broker {name} is away: {why}")
             return
-        older = self._worker.session(session.client_id)
+        older = self._worker.clients.session(session.client_id)
         if older is not None and self._is_anothers(older, session):
             self._refuse_foreign(session)
             return
         session.owner = owner
         self._unregistered[session] = None
-        self._worker.admitted(session, self._admit(session, is_present=False))
+        _admitted(session, self._admit(session, is_present=False))
 
     def _is_anothers(self, older: Session, session: Session) -> bool:
         """Whether a client id is in use by somebody else, whose session stays.
@@ -218,7 +219,7 @@ class PersistentSessions:
         return session.admit(is_present, self._worker.now())
 
     def _refuse(self, session: Session, code: ReasonCode, sentence: str) -> None:
-        self._worker.admitted(session, session.refuse(MqttError(code, sentence)))
+        _admitted(session, session.refuse(MqttError(code, sentence)))
 
     def _refuse_foreign(self, session: Session) -> None:
         sentence = "the client id's session belongs to somebody else"
@@ -237,7 +238,7 @@ class PersistentSessions:
                 self._unreachable(session, owner, str(error))
             return
         if is_late:
-            self._worker.close_session(session, ReasonCode.NOT_AUTHORIZED, "session_refused", str(error))
+            close_connection(session, ReasonCode.NOT_AUTHORIZED, "session_refused", str(error))
             return
         code = REFUSALS.get(error.code, ReasonCode.SERVER_UNAVAILABLE)
         self._refuse(session, code, error.remark)
@@ -277,7 +278,7 @@ class PersistentSessions:
             session.cursor = None
             self._refuse(session, ReasonCode.UNSPECIFIED_ERROR, str(error))
             return
-        self._worker.admitted(session, self._admit(session, is_present=answer.is_present))
+        _admitted(session, self._admit(session, is_present=answer.is_present))
         if is_lagging and session.state != CLOSED:
             self._restoring.resume(session)
 
@@ -292,7 +293,7 @@ class PersistentSessions:
         if request.command.code != RequestCode.SESSION_TAKEN:
             return False
         taken = request.header(SessionTakenRequest)
-        session = self._worker.session(taken.client_id)
+        session = self._worker.clients.session(taken.client_id)
         if session is None or session.epoch != taken.epoch:
             if len(self._taken) >= TAKEN_MAX:
                 self._taken.clear()
@@ -305,12 +306,12 @@ class PersistentSessions:
 
     def fenced(self, client_id: str, epoch: int) -> None:
         """The session was opened anew elsewhere, or dropped: its connection ends."""
-        session = self._worker.session(client_id)
+        session = self._worker.clients.session(client_id)
         if session is not None and session.epoch == epoch:
             self._close_taken(session)
 
     def _close_taken(self, session: Session) -> None:
-        self._worker.close_session(
+        close_connection(
             session, ReasonCode.SESSION_TAKEN_OVER, "taken_over", "this client id connected again"
         )
 
@@ -323,7 +324,7 @@ class PersistentSessions:
         self._decided(session)
         self._stale.pop(session, None)
         self._unregistered.pop(session, None)
-        if not isinstance(owner, SessionOwner):
+        if owner is None:
             return False
         owner.forget(session)
         if session.epoch:
@@ -333,7 +334,7 @@ class PersistentSessions:
         session.owner = None
         return session.epoch > 0
 
-    def _end(self, session: Session, owner: SessionOwner, state: bytes, will: str = DELETE_WILL) -> None:
+    def _end(self, session: Session, owner: SessionRows, state: bytes, will: str = DELETE_WILL) -> None:
         owner.change(session, END, will, state)
         session.owner = None
 
@@ -354,7 +355,7 @@ class PersistentSessions:
         if cursor.received.bind(unbound.topic, unbound.queue, known):
             self._worker.context.planning.append(session)
             return
-        self._worker.close_session(
+        close_connection(
             session,
             ReasonCode.QUOTA_EXCEEDED,
             "publish_topics",
@@ -365,7 +366,7 @@ class PersistentSessions:
         """These wait for their row before they may send more."""
         for session in sessions:
             owner = session.owner
-            if isinstance(owner, SessionOwner) and session.state != CLOSED:
+            if owner is not None and session.state != CLOSED:
                 owner.want_state(session)
 
     def store_filter(
@@ -373,7 +374,7 @@ class PersistentSessions:
     ) -> bool:
         """Have a subscription's row written; False: too much waits."""
         owner = session.owner
-        assert isinstance(owner, SessionOwner)
+        assert owner is not None
         starts: dict[str, LogPlace] = {}
         if is_new or (granted.starts is not None and not granted.starts.is_empty):
             for broker, link in self._worker.links.items():
@@ -400,19 +401,19 @@ class PersistentSessions:
         for name in names if outbound is not None else ():
             assert outbound is not None
             if not self.store_filter(session, name, outbound.subscriptions[name], False, _ignore):
-                self._worker.doom(session)
+                self._worker.turn.close_when_settled(session)
                 return
 
     def store_state(self, session: Session, on_written: Callable[[bool], None]) -> bool:
         """Have the state as it is now written behind all that was asked for so far; False: too much waits."""
         owner = session.owner
-        assert isinstance(owner, SessionOwner)
+        assert owner is not None
         return owner.change(session, PUT_STATE, "", self.state_of(session), on_written)
 
     def drop_filter(self, session: Session, kind: str, name: str, on_written: Callable[[bool], None]) -> bool:
         """Have a subscription's row taken away; False: too much waits."""
         owner = session.owner
-        assert isinstance(owner, SessionOwner)
+        assert owner is not None
         return owner.change(session, kind, name, b"", on_written)
 
     def state_of(self, session: Session, *, is_over: bool = False) -> bytes:
@@ -502,9 +503,9 @@ class PersistentSessions:
             if client_id is None:
                 if now >= self._look_at:
                     self._look_at = now + LOOK_S
-                    self._looking = iter(self._worker.client_ids())
+                    self._looking = iter(self._worker.clients.client_ids())
                 return
-            session = self._worker.session(client_id)
+            session = self._worker.clients.session(client_id)
             if session is not None:
                 yield session
 
@@ -512,9 +513,7 @@ class PersistentSessions:
         """Register who was admitted while its owner was away; close who has waited too long for one."""
         for session in list(self._unregistered):
             # Which broker it is may not have been known yet.
-            owner = (
-                session.owner if isinstance(session.owner, SessionOwner) else self.owner_of(session.client_id)
-            )
+            owner = session.owner or self.owner_of(session.client_id)
             if owner is not None and owner.is_up:
                 del self._unregistered[session]
                 session.owner = owner
@@ -522,6 +521,12 @@ class PersistentSessions:
         for name, owner in self._owners.items():
             if not owner.is_up and self._worker.routes.is_resting(name, now):
                 owner.give_up()
+
+
+def _admitted(session: Session, events: list[Event]) -> None:
+    connection = session.connection
+    if connection is not None:
+        connection.admitted(events)
 
 
 def _ignore(_is_written: bool) -> None:

@@ -23,8 +23,8 @@ from gateway.ground.receipts import (
     ReceiptOwner,
 )
 from gateway.persistent.retained_puts import retained_put
-from gateway.publish.core.plans import sys_flag_of
 from gateway.session.events import Closed
+from gateway.session.plans import sys_flag_of
 from gateway.session.session import Session
 from holdmq.errors import RecordError, WireError
 from holdmq.mqtt import PUBLISH, RETAIN, ReasonCode, Will, encode_block
@@ -48,7 +48,7 @@ from holdmq.wire.session_will import (
 )
 
 if TYPE_CHECKING:
-    from gateway.brokers.core.producer import Target
+    from gateway.ground.targets import Target
     from gateway.worker.worker import Worker
     from holdmq.client.route import Link
     from holdmq.rpc.connection import Request
@@ -202,7 +202,7 @@ class WillPublisher:
         run.records.append(record)
         run.is_noted = run.is_noted or bool(pair)
         run.receipts.append(PublishReceipt(_WaitingWill(self, done), 0, 0))
-        producer.shell.added(len(record))
+        producer.link.added(len(record))
 
     def settled(self, outcome: int, done: Done, reason: str = "") -> None:
         """A will is in the log, or refused, or nobody knows; refusals count under `reason`, or their own."""

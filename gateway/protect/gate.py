@@ -130,7 +130,8 @@ class AdmissionGate:
         if ban is None:
             return True
         sentence = f"banned for another {ban.until - now:.0f} s, as it connected too often"
-        self._worker.admitted(session, session.refuse(MqttError(ReasonCode.BANNED, sentence)))
+        if session.connection is not None:
+            session.connection.admitted(session.refuse(MqttError(ReasonCode.BANNED, sentence)))
         return False
 
     def lift(self, principal: str | None) -> None:

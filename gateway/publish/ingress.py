@@ -7,11 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gateway.brokers.core.producer import (
-    BATCH_MAX_BYTES,
-    BrokerProducer,
-    Target,
-)
+from gateway.brokers.core.producer import BATCH_MAX_BYTES
 from gateway.ground.delayed import DELAYED_ROOM_BYTES
 from gateway.ground.entries import (
     TopicEntry,
@@ -19,15 +15,13 @@ from gateway.ground.entries import (
 )
 from gateway.ground.limits import PLANS_MAX
 from gateway.ground.receipts import PublishReceipt
-from gateway.publish.core.plans import (
-    NotedRecords,
-    TopicPlan,
-)
+from gateway.ground.targets import RecordProducer, Target
 from gateway.session.inbound import Inbound
 from gateway.session.permit import (
     ALLOWED,
     UNASKED,
 )
+from gateway.session.plans import NotedRecords, TopicPlan
 from gateway.session.received import Queue
 from gateway.session.session import Session
 from holdmq.errors import RecordError
@@ -78,7 +72,7 @@ class Ingress:
         self._mark = secrets.randbits(62) | 1
         self._uses_other = uses_other
         self._now = now
-        self.full: BrokerProducer | None = None
+        self.full: RecordProducer | None = None
         """A producer that the last `publish` gave messages and that must not get more (`must_hold`)."""
 
     @property
@@ -104,7 +98,7 @@ class Ingress:
         size = 0
         record_max = 0
         is_delayed = False
-        producer: BrokerProducer | None = None
+        producer: RecordProducer | None = None
         records: list[bytes] | None = None
         plan: TopicPlan | None = None
         noting: NotedRecords | None = None
@@ -232,8 +226,8 @@ class Ingress:
         self._added(producer, length)
         return True
 
-    def _added(self, producer: BrokerProducer, size_bytes: int) -> None:
-        producer.shell.added(size_bytes)
+    def _added(self, producer: RecordProducer, size_bytes: int) -> None:
+        producer.link.added(size_bytes)
         if producer.must_hold:
             self.full = producer
 
@@ -277,7 +271,7 @@ class Ingress:
             target = inbound.targets[topic] = located
         qos = kind >> 1
         is_noted = qos == 2 and session.cursor is not None
-        queue = (target.producer.shell.name, target.queue_id) if is_noted else None
+        queue = (target.producer.link.name, target.queue_id) if is_noted else None
         if queue is not None and (received is None or received.queues.get(topic) != queue):
             return Unbound(topic, queue)
         try:

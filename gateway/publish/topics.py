@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gateway.brokers.core.producer import Target
 from gateway.ground.counters import Counters
 from gateway.ground.limits import (
     TOPIC_WAIT_S,
     TOPIC_WAITERS_MAX,
 )
 from gateway.ground.rates import Allowances
+from gateway.ground.targets import Target
 from holdmq.client.route import RouteTable
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.mqtt import ReasonCode

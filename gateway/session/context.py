@@ -19,7 +19,7 @@ class SessionContext:
     """What all sessions of a worker share.
 
     `traced` is told what clients send, while somebody wants to see it. `dirty` lists sessions that have bytes
-    to send, `doomed` those that the worker must close because their broker did not take what they sent,
+    to send, `unserved` those that must be closed because their broker did not take what they sent,
     `planning` those whose row must be written before they send more, `stale` those whose row lags behind.
     `methods` are those of enhanced authentication; with `keeps_connect` a session keeps its CONNECT until its
     client was authenticated.
@@ -28,7 +28,6 @@ class SessionContext:
     __slots__ = (
         "counters",
         "dirty",
-        "doomed",
         "keeps_connect",
         "limits",
         "methods",
@@ -37,6 +36,7 @@ class SessionContext:
         "stale",
         "topics",
         "traced",
+        "unserved",
     )
 
     def __init__(
@@ -53,7 +53,7 @@ class SessionContext:
         self.methods: dict[str, BeginAt] = {}
         self.keeps_connect = False
         self.dirty: list[Session] = []
-        self.doomed: list[Session] = []
+        self.unserved: list[Session] = []
         self.planning: list[Session] = []
         self.stale: list[Session] = []
         self.traced: Callable[[Session, list[object]], None] | None = None

@@ -9,9 +9,9 @@ from gateway.ground.receipts import PublishReceipt
 from holdmq.mqtt import PUBREC
 
 if TYPE_CHECKING:
-    from gateway.brokers.core.producer import Target
     from gateway.ground.entries import TopicEntry
-    from gateway.publish.core.plans import TopicPlan
+    from gateway.ground.targets import Target
+    from gateway.session.plans import TopicPlan
 
 RECORDED = True
 PENDING = False
@@ -22,7 +22,7 @@ class Inbound:
 
     `count` is how many QoS 1 and 2 publishes are not acknowledged to the end (receive maximum),
     `unsettled` how many of them still wait for their broker.
-    `is_doomed`: a message of this session may or may not be in the log, so nothing later is answered.
+    `is_unanswerable`: a message of this session may or may not be in the log, so nothing later is answered.
     `unreleased` holds QoS 2 packet ids until PUBREL: RECORDED once the log has the message; `restored` are
     those of earlier connections among them, which take no part in this one's receive maximum.
     `kept` says of the next retained messages what became of them: 0, or the reason code to refuse with.
@@ -33,7 +33,7 @@ class Inbound:
     __slots__ = (
         "count",
         "head",
-        "is_doomed",
+        "is_unanswerable",
         "kept",
         "plan",
         "plans",
@@ -51,7 +51,7 @@ class Inbound:
         self.unsettled = 0
         self.head: PublishReceipt | None = None
         self.tail: PublishReceipt | None = None
-        self.is_doomed = False
+        self.is_unanswerable = False
         self.unreleased: dict[int, bool] | None = None
         self.restored: set[int] | None = None
         self.kept: deque[int] | None = None

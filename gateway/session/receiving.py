@@ -93,13 +93,13 @@ def _count(session: Session, run: PublishRun[TopicEntry]) -> int:
 def answer_settled(session: Session, receipt: PublishReceipt) -> None:
     """Answer what is settled at the head of the chain (gateway.ground.receipts)."""
     inbound = session.inbound
-    if inbound is None or inbound.is_doomed or inbound.head is not receipt:
+    if inbound is None or inbound.is_unanswerable or inbound.head is not receipt:
         return
     while (settled := inbound.take_settled()) is not None:
         outcome = settled.outcome or 0
         if outcome & CLOSE:
-            inbound.is_doomed = True
-            session.context.doomed.append(session)  # nothing later may be answered
+            inbound.is_unanswerable = True
+            session.context.unserved.append(session)  # nothing later may be answered
             return
         count = settled.count
         inbound.unsettled -= count

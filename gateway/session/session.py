@@ -8,9 +8,9 @@
     CONNECTING ──CONNECT with a method──► AUTHENTICATING ──AUTH …──► OPENING
 
 OPENING: the owner of the client id is asked; what the client sends meanwhile waits. A session that outlives
-its connection has a `cursor`; its row is the shell's affair (gateway.persistent.sessions). The shell feeds
-`receive_data`, handles the events in order, and writes `data_to_send()`; bytes also appear when receipts
-settle or messages are pushed, and the session then puts itself on `context.dirty`.
+its connection has a `cursor`; its row is its owner's affair (gateway.persistent.sessions). The connection
+feeds `receive_data`, handles the events in order, and writes `data_to_send()`; bytes also appear when
+receipts settle or messages are pushed, and the session then puts itself on `context.dirty`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,15 @@ from gateway.ground.receipts import (
 from gateway.ground.wheel import NOWHERE
 from gateway.session.acknowledging import after_acks, take_acks, take_pubrec
 from gateway.session.aliases import Aliases
-from gateway.session.authenticating import begin, take_auth, take_while_authenticating, with_authentication
+from gateway.session.authenticating import (
+    Enhanced,
+    begin,
+    take_auth,
+    take_while_authenticating,
+    with_authentication,
+)
 from gateway.session.connecting import check_connect, connack_properties, expiry_of, keep_alive_of
+from gateway.session.connection import SessionConnection, SessionRows
 from gateway.session.context import SessionContext
 from gateway.session.cursor import SessionCursor
 from gateway.session.events import CONNECTED, Closed, Event, Unsubscribing
@@ -90,6 +97,7 @@ class Session(ReceiptOwner):
         "began_at",
         "born_host",
         "client_id",
+        "connection",
         "context",
         "credentials",
         "cursor",
@@ -108,7 +116,6 @@ class Session(ReceiptOwner):
         "permit",
         "principal",
         "refuse_with",
-        "shell",
         "state",
         "version",
         "wheel_slot",
@@ -121,7 +128,7 @@ class Session(ReceiptOwner):
         self.state = CONNECTING
         self.version = 0
         self.heard_at = now
-        self.shell: object = None
+        self.connection: SessionConnection | None = None
         self.inbound: Inbound | None = None
         self.permit: Permit | None = None
         """What the client may do; None = everything, nobody is asked."""
@@ -140,7 +147,7 @@ class Session(ReceiptOwner):
         self.will: Will | None = None
         self.principal = ""
         """Whose connection this is: a user who was authenticated, "" = anonymous."""
-        self.credentials: object = None
+        self.credentials: Connect | Enhanced | None = None
         """CONNECT until it was looked at (`SessionContext.keeps_connect`), or the connection's `Enhanced`."""
         self.packet_max = 0
         self.wheel_slot = NOWHERE
@@ -148,7 +155,7 @@ class Session(ReceiptOwner):
         self.is_assigned = False
         self.expiry_s = 0
         self.epoch = 0
-        self.owner: object = None
+        self.owner: SessionRows | None = None
         self._connack: Properties | None = None
         self._early: list[object] | None = None
         limits = context.limits

@@ -6,17 +6,12 @@ import asyncio
 import os
 import secrets
 import socket
-import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from gateway.access.access import Access
 from gateway.access.logins import Logins
-from gateway.brokers.core.producer import (
-    PENDING_MAX_BYTES,
-    QueueRecords,
-)
 from gateway.brokers.link import BrokerLink
+from gateway.brokers.turn import Turn
 from gateway.deliver.catchup import CatchUp
 from gateway.deliver.delivery import LiveDelivery
 from gateway.deliver.replay import Replays
@@ -39,6 +34,7 @@ from gateway.edge.sockets import (
     Sockets,
 )
 from gateway.edge.stragglers import Stragglers
+from gateway.ground.clock import wall_ms
 from gateway.ground.counters import Counters
 from gateway.ground.entries import (
     TopicEntry,
@@ -63,6 +59,8 @@ from gateway.protect.metering import Meter
 from gateway.protect.overload import OverloadWatch
 from gateway.publish.ingress import Ingress
 from gateway.publish.topics import ClientTopics
+from gateway.session.clients import Clients
+from gateway.session.connection import close_connection
 from gateway.session.context import SessionContext
 from gateway.session.events import Closed, Event
 from gateway.session.session import CLOSED, Session
@@ -120,6 +118,9 @@ class Worker:
             follow_all=True,
             security=Security.of(config),
         )
+        self.turn = Turn(self.context)
+        self.settle = self.turn.settle
+        self.clients = Clients(self.counters)
         self.links: dict[str, BrokerLink] = {}
         self.topics = ClientTopics(
             self.routes,
@@ -132,10 +133,15 @@ class Worker:
         self.persistent = PersistentSessions(self)
         self.wills = WillPublisher(self)
         self.subscriptions = Subscriptions(
-            self.links, self.counters, self.topics.key_levels, self.now, self.persistent, self.doom
+            self.links,
+            self.counters,
+            self.topics.key_levels,
+            self.now,
+            self.persistent,
+            self.turn.close_when_settled,
         )
-        self.delivery = LiveDelivery(self.subscriptions.trie, self.counters, self.wall_ms)
-        self.retained_delivery = RetainedDelivery(self.counters, self.wall_ms)
+        self.delivery = LiveDelivery(self.subscriptions.trie, self.counters, wall_ms)
+        self.retained_delivery = RetainedDelivery(self.counters, wall_ms)
         self.retained_puts = RetainedPuts(self)
         self.retained = RetainedAnswers(self, self.retained_delivery, lambda: self.retained_puts.brokers)
         self.subscriptions.retained = self.retained
@@ -145,7 +151,6 @@ class Worker:
         self.replays = self.subscriptions.replays = Replays(self)
         self.system = self.subscriptions.system = SystemTopics(self, section.sys_interval_s)
         self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
-        self.resume_below_bytes = PENDING_MAX_BYTES // 2
         self._tls_reload_interval_s = section.tls_reload_interval_s
         self.listeners: list[Listener] = []
         self._certificates: CertificateWatch | None = None
@@ -154,11 +159,9 @@ class Worker:
         self._wheel: Wheel[Session] = Wheel(self.now())
         self.sockets = Sockets(self._loop)
         self.shells: set[Shell] = set()
-        self._sessions: dict[str, Session] = {}
         self.reporting = Reporting(self, report)
         self.stragglers = Stragglers(self.counters)
         self.is_draining = False
-        self._is_settling = False
         self._next_second = 0.0
         self.gate = AdmissionGate(self, section)
         self.overload = OverloadWatch(self, section, section.worker_count(os.cpu_count() or 1))
@@ -215,7 +218,7 @@ class Worker:
         for name in routed:
             link = self.links.get(name)
             if link is None:
-                link = self.links[name] = BrokerLink(self, name)
+                link = self.links[name] = self.make_link(name)
             client = self.routes.link(name).client
             if link.connection is None and client.connection is not None and client.hello is not None:
                 link.up(client.connection, client.hello)
@@ -223,6 +226,10 @@ class Worker:
         for name, link in self.links.items():
             link.is_routed = name in routed
         self.counters.brokers_known = len(routed)
+
+    def make_link(self, name: str) -> BrokerLink:
+        """The way to a broker that was not known yet."""
+        return BrokerLink(name, self.turn, self.subscriptions, self, self.counters, self.routes.refresh_soon)
 
     @property
     def is_ready(self) -> bool:
@@ -259,13 +266,9 @@ class Worker:
             if not self.is_draining:
                 log.warning("broker lost", broker=link.name, worker=self.index, reason=str(reason))
 
-    def route_is_stale(self) -> None:
-        """A broker said that it does not have a queue."""
-        self.routes.refresh_soon()
-
     def reader_opened(self) -> None:
         """A live reader is open (again): sessions that lag may go on."""
-        for session in self._sessions.values():
+        for session in self.clients.sessions():
             if session.outbound is not None and session.outbound.lag is not None:
                 self.catchup.ready(session)
 
@@ -280,11 +283,6 @@ class Worker:
         self.catchup.fed(link)
         self.settle()
 
-    @staticmethod
-    def wall_ms() -> int:
-        """The wall clock."""
-        return time.time_ns() // 1_000_000
-
     # Connections
 
     def opened(self, shell: Shell) -> None:
@@ -296,46 +294,32 @@ class Worker:
         self.gate.opened(shell)
         self._wheel.put(shell.session)
 
-    def sessions(self) -> Iterable[Session]:
-        """Sessions whose CONNECT was accepted."""
-        return self._sessions.values()
-
-    def client_ids(self) -> list[str]:
-        """Theirs, now: for who looks at all of them in steps, and must not keep those that end meanwhile."""
-        return list(self._sessions)
-
-    def session(self, client_id: str) -> Session | None:
-        """The session of a client id, once its CONNECT was accepted."""
-        return self._sessions.get(client_id)
-
     def connected(self, shell: Shell) -> None:
         """CONNECT may be accepted: its socket waits until who it is is known, and its owner has said so."""
         shell.pause(OPENING_PAUSE)
         self.access.admit(shell)
 
-    def identified(self, session: Session) -> None:
+    def identified(self, shell: Shell) -> None:
         """It is known whose connection it is: ask the owner of the client id."""
+        session = shell.session
         if self.gate.admits(session, session.principal or session.client_id):
             self.persistent.connecting(session)
 
-    def admitted(self, session: Session, events: list[Event]) -> None:
+    def admitted(self, shell: Shell, events: list[Event]) -> None:
         """The owner has decided; an older connection of this client id ends [MQTT-3.1.4-3]."""
-        shell = session.shell
-        if not isinstance(shell, Shell):
-            return
+        session = shell.session
         if session.state == CLOSED:
             shell.handle(events)
             self.settle()
             return
-        older = self._sessions.get(session.client_id)
+        older = self.clients.session(session.client_id)
         if older is not None and older is not session:
             self.counters.takeovers_total += 1
-            self.close_session(
+            close_connection(
                 older, ReasonCode.SESSION_TAKEN_OVER, "taken_over", "this client id connected again"
             )
         self.gate.is_known(shell)
-        self._sessions[session.client_id] = session
-        self.counters.sessions = len(self._sessions)
+        self.clients.add(session)
         is_outdated = self.access.is_outdated(session)
         self._wheel.put(session)
         self.connection_log.connected(shell)
@@ -345,15 +329,6 @@ class Worker:
         if is_outdated:
             self.access.look(session)
         self.settle()
-
-    def doom(self, session: Session) -> None:
-        """Close a session whose owner did not take what it wants, when this turn settles."""
-        self.context.doomed.append(session)
-
-    def close_session(self, session: Session, reason_code: int, reason: str, sentence: str) -> None:
-        """Close a session from this side, if its connection is still there."""
-        if isinstance(session.shell, Shell):
-            session.shell.close(reason_code, reason, sentence)
 
     def session_closed(self, shell: Shell, event: Closed) -> None:
         """A session ended: its filters go, its will is published, its socket closes."""
@@ -367,9 +342,7 @@ class Worker:
         if session.outbound is not None and session.outbound.lag is not None:
             session.outbound.lag = None
             self.counters.lagging_sessions -= 1
-        if self._sessions.get(session.client_id) is session:
-            del self._sessions[session.client_id]
-        self.counters.sessions = len(self._sessions)
+        self.clients.remove(session)
         if event.will is not None and not is_told:
             self.wills.ended(session, event.will)
         if event.reason:
@@ -381,7 +354,7 @@ class Worker:
         transport = shell.transport
         if transport is None:
             # Without the cycle a closed connection is freed at once, not at the next full collection.
-            session.shell = None
+            session.connection = None
         else:
             shell.write()
             # Nothing more is read: what the peer still sends must not keep the socket busy.
@@ -402,7 +375,7 @@ class Worker:
             link.held.pop(shell, None)
         self._wheel.remove(shell.session)
         if shell.waiting is None:
-            shell.session.shell = None
+            shell.session.connection = None
         self.counters.connections = len(self.shells)
 
     def window_opened(self, session: Session) -> None:
@@ -410,50 +383,6 @@ class Worker:
         if not self.retained.ready(session):
             self.catchup.ready(session)
         self.shares.ready(session)
-
-    def answer(self, runs: list[QueueRecords]) -> None:
-        """Tell the receipts of settled runs, and write.
-
-        A session that is owed nothing more is written at once, while what that takes is in the cache; one
-        that is gets its answers together.
-        """
-        context = self.context
-        for run in runs:
-            outcome = run.outcome
-            assert outcome is not None
-            for receipt in run.receipts:
-                receipt.settle(outcome)
-                dirty = context.dirty
-                if dirty and not dirty[-1].is_owed:
-                    _write(dirty.pop())
-        self.settle()
-
-    def settle(self) -> None:
-        """Write what sessions have to send, and close those whose broker did not take their messages."""
-        if self._is_settling:
-            return
-        self._is_settling = True
-        context = self.context
-        try:
-            while context.dirty or context.doomed or context.planning:
-                if context.planning:
-                    planning, context.planning = context.planning, []
-                    self.persistent.plan(planning)
-                dirty = context.dirty
-                context.dirty = []
-                for session in dirty:
-                    _write(session)
-                doomed = context.doomed
-                context.doomed = []
-                for session in doomed:
-                    if session.state != CLOSED and isinstance(session.shell, Shell):
-                        session.shell.close(
-                            ReasonCode.SERVER_BUSY,
-                            "broker_unavailable",
-                            "a broker did not take a message",
-                        )
-        finally:
-            self._is_settling = False
 
     def set_tracing(self, tracing: Tracing) -> None:
         """Have packets shown as long as there are traces."""
@@ -482,8 +411,8 @@ class Worker:
             self.tracing.tick(now)
             self.set_tracing(self.tracing)
         for session in self._wheel.advance(now):
-            if isinstance(session.shell, Shell):
-                session.shell.handle(session.handle_deadline(now))
+            if session.connection is not None:
+                session.connection.handle(session.handle_deadline(now))
             if session.state != CLOSED:
                 self._wheel.put(session)
         self.subscriptions.expire(now)
@@ -509,12 +438,6 @@ class Worker:
         for link in self.links.values():
             link.each_second(now, is_resting=self.routes.is_resting(link.name, now))
         self.reporting.send_report()
-
-
-def _write(session: Session) -> None:
-    shell = session.shell
-    if isinstance(shell, Shell):
-        shell.write()
 
 
 def _say_if_failed(task: asyncio.Task[None]) -> None:

@@ -23,6 +23,7 @@ from broker.produce.core.received import ReceivedIds
 from broker.produce.core.sequences import Sequences
 from gateway.access.logins import failures_of
 from gateway.edge.listeners import Listener
+from gateway.ground.clock import wall_ms
 from gateway.parent.binding import bind
 from gateway.worker import serving
 from gateway.worker.worker import Worker
@@ -124,7 +125,7 @@ class MemoryBroker:
         self.received = ReceivedIds()
         self.listed: MemoryBroker | None = self
         """The broker that the registry routes to; None = it calls none live."""
-        self.retained = MemoryRetained(lambda: self.end, self.put_row, Worker.wall_ms)
+        self.retained = MemoryRetained(lambda: self.end, self.put_row, wall_ms)
         self._readers: dict[tuple[int, int], _Reader] = {}
         self.server = Server(
             {
@@ -214,7 +215,7 @@ class MemoryBroker:
         )
 
     def _hello(self, _connection: Connection, _hello: HelloRequest) -> HelloResponse:
-        return HelloResponse(1, "b0", "test", Worker.wall_ms(), b"12345678", 1, 4 << 20, 16 << 20)
+        return HelloResponse(1, "b0", "test", wall_ms(), b"12345678", 1, 4 << 20, 16 << 20)
 
     def _gone(self, connection: Connection) -> None:
         self._readers = {k: v for k, v in self._readers.items() if k[0] != id(connection)}

@@ -23,14 +23,12 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
 from struct import pack
-from typing import Any, Final
+from typing import Final
 
 from zlib_ng.zlib_ng import crc32
 
-from gateway.ground.receipts import (
-    CLOSE,
-    PublishReceipt,
-)
+from gateway.ground.receipts import CLOSE
+from gateway.ground.targets import ProducerLink, QueueRecords, RecordProducer, Target
 from holdmq.errors import CODES, Code, WireError
 from holdmq.mqtt.reasons import ReasonCode
 from holdmq.wire.headers import ProduceRun, RunResult
@@ -71,78 +69,6 @@ _NOT_STORED: Final = frozenset((Code.OUT_OF_SEQUENCE, Code.STORE_FULL, Code.STOR
 def new_producer_id() -> int:
     """An id that no producer before had: a broker's memory of another must never answer for this one."""
     return secrets.randbits(63)
-
-
-class Target:
-    """One queue at one broker, as a place to send to; `run` is its part of the open batch.
-
-    `delayed_run` is the part whose records the broker keeps until they are due: one more, so that messages
-    of both kinds that take turns make no run each. `runs` are those not settled, oldest first; `progress_at`
-    is when one was settled last, or began to wait. `is_retired`: routes do not show the queue to producers
-    any more. Who sent here goes elsewhere once `runs` is empty, so that nothing overtakes; `on_idle` is
-    called then, once.
-    """
-
-    __slots__ = (
-        "delayed_run",
-        "is_retired",
-        "next_sequence",
-        "on_idle",
-        "producer",
-        "progress_at",
-        "queue_id",
-        "run",
-        "runs",
-        "topic",
-    )
-
-    def __init__(self, producer: BrokerProducer, topic: str, queue_id: int) -> None:
-        self.producer = producer
-        self.topic = topic
-        self.queue_id = queue_id
-        self.next_sequence = 0
-        self.progress_at = 0.0
-        self.run: QueueRecords | None = None
-        self.delayed_run: QueueRecords | None = None
-        self.runs: deque[QueueRecords] = deque()
-        self.is_retired = False
-        self.on_idle: Callable[[], None] | None = None
-
-
-class QueueRecords:
-    """Consecutive records of one queue, and who is owed for them.
-
-    `may_be_stored`: it was sent, and the connection was lost before the answer. `outcome` is what its
-    receipts are told, None = not known yet; once it is, nobody is owed for it any more, whatever becomes of
-    it. `is_delayed`: its records wait until they are due. `is_noted`: of some the broker is to see whether it
-    has them already.
-    """
-
-    __slots__ = (
-        "first_sequence",
-        "is_delayed",
-        "is_noted",
-        "may_be_stored",
-        "outcome",
-        "receipts",
-        "records",
-        "target",
-    )
-
-    def __init__(self, target: Target, is_delayed: bool = False) -> None:
-        self.target = target
-        self.is_delayed = is_delayed
-        self.is_noted = False
-        self.records: list[bytes] = []
-        self.receipts: list[PublishReceipt] = []
-        self.first_sequence = 0
-        self.outcome: int | None = None
-        self.may_be_stored = False
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it is known what became of it."""
-        return self.outcome is not None
 
 
 class ProduceBatch:
@@ -200,17 +126,16 @@ class ProduceBatch:
         return [index for index, run in enumerate(self.runs) if run.is_noted]
 
 
-class BrokerProducer:
+class BrokerProducer(RecordProducer):
     """Batches towards one broker.
 
-    The shell calls `next_batch` until None at the end of a turn, sends each, and tells what became
+    The link calls `next_batch` until None at the end of a turn, sends each, and tells what became
     of it: `answered`, `refused` (whole), or `disconnected` for all in flight. What that settled is in
     `take_settled`, so that the broker's next work can leave before all these are answered. Counters are plain
     attributes: `batches`, `records`, `refused_records`, `resent_batches`, `abandoned_records`, `epochs`,
     `delayed_records`.
-    `shell` is the owner's own; `record_max_bytes` is what the broker accepts (it refuses a whole batch
-    for one record that is larger), 0 = not known yet. `new_id` gives the next producer id when this one
-    is used up or fenced.
+    The broker refuses a whole batch for one record that is larger than `record_max_bytes`. `new_id` gives the
+    next producer id when this one is used up or fenced.
     """
 
     __slots__ = (
@@ -236,20 +161,17 @@ class BrokerProducer:
         "must_reroute",
         "pending_bytes",
         "producer_id",
-        "record_max_bytes",
         "records",
         "refused_records",
         "resent_batches",
         "retry_at",
-        "shell",
     )
 
     def __init__(
-        self, producer_id: int, shell: Any = None, new_id: Callable[[], int] = new_producer_id
+        self, producer_id: int, link: ProducerLink, new_id: Callable[[], int] = new_producer_id
     ) -> None:
+        super().__init__(link)
         self.producer_id = producer_id
-        self.shell = shell
-        self.record_max_bytes = 0
         self.epoch = 1
         self.is_connected = False
         self.in_flight: dict[int, ProduceBatch] = {}

@@ -40,7 +40,7 @@ async def test_the_password_file_plugin(start_worker: Start, tmp_path: Path) -> 
         access={"plugins": [plugin("plugins.authentication.FileAuthPlugin", password_file=path)]}
     )
     await running.client("c1", MQTT_5, username="ada", password=b"secret")
-    assert running.worker.session("c1").principal == "ada"
+    assert running.worker.clients.session("c1").principal == "ada"
     for name, word in (("ada", b"no"), ("eve", b"secret"), ("ada", b"\xff")):
         refused = await running.client("c2", MQTT_5, username=name, password=word, refused=True)
         assert refused.connack.reason_code == 0x86
@@ -210,7 +210,7 @@ async def test_the_certificate_plugin_admits_the_device_of_its_certificate(
     running = await start_worker(listener, access={"plugins": plugins})
     own = devices.device("meter-1")
     assert await connack_over_tls(running, devices, own, "meter-1") == b"\x20\x02\x00\x00"
-    assert running.worker.session("meter-1").principal == "cn-meter-1"
+    assert running.worker.clients.session("meter-1").principal == "cn-meter-1"
     bad_credentials = b"\x20\x02\x00\x04"
     assert await connack_over_tls(running, devices, own, "meter-2") == bad_credentials
     assert await connack_over_tls(running, devices, None, "meter-1") == bad_credentials
@@ -227,7 +227,7 @@ async def test_a_verified_certificate_is_a_user_without_any_plugin(
     running = await start_worker(listener, access={"certificates": True, "password_file": users})
     pair = devices.device("meter-9")
     assert await connack_over_tls(running, devices, pair, "any") == b"\x20\x02\x00\x00"
-    assert running.worker.session("any").principal == "cn-meter-9"
+    assert running.worker.clients.session("any").principal == "cn-meter-9"
     assert await connack_over_tls(running, devices, None, "any") == b"\x20\x02\x00\x05"
 
 
@@ -242,9 +242,9 @@ async def test_the_anonymous_plugin_admits_everybody_as_nobody(start_worker: Sta
         }
     )
     await running.client("c1", MQTT_5)
-    assert running.worker.session("c1").principal == ""
+    assert running.worker.clients.session("c1").principal == ""
     await running.client("c2", MQTT_5, username="ada", password=b"secret")
-    assert running.worker.session("c2").principal == "ada"
+    assert running.worker.clients.session("c2").principal == "ada"
     await running.client("c3", MQTT_5, username="ada", password=b"no", refused=True)
 
 

@@ -84,7 +84,7 @@ async def test_others_go_on_while_one_is_asked_about(start_worker: Start) -> Non
     writer.write(encode(Connect(client_id="slow", username="slow", version=MQTT_3_1_1), MQTT_3_1_1))
     await running.until(lambda: "slow" in Gated.asked)
     await ping(other)
-    assert running.worker.session("slow") is None
+    assert running.worker.clients.session("slow") is None
     Gated.gate.set()
     assert await asyncio.wait_for(reader.readexactly(4), 40) == b"\x20\x02\x00\x00"
 
@@ -99,7 +99,7 @@ async def test_a_client_that_leaves_while_it_is_asked_about_is_forgotten(start_w
     Gated.gate.set()
     await running.until(lambda: not running.worker.shells)
     await running.client("next", MQTT_5, username="next")
-    assert running.worker.session("gone") is None
+    assert running.worker.clients.session("gone") is None
 
 
 async def test_answers_are_remembered_for_their_time_only(start_worker: Start) -> None:
@@ -165,7 +165,7 @@ async def test_a_permission_that_has_aged_is_asked_for_again(start_worker: Start
     assert await client.acked(1) == [1]
     Gated.answers.update({"subscribe a": False, "publish x": False})
     await running.until(lambda: running.worker.counters.filters_revoked_total)
-    assert list(running.worker.session("c1").outbound.subscriptions) == ["b"]
+    assert list(running.worker.clients.session("c1").outbound.subscriptions) == ["b"]
     client.send(Publish("x", b"2", 1, packet_id=2))
     answer = await client.next()
     assert isinstance(answer, PubAck)
@@ -185,7 +185,7 @@ async def test_while_nobody_can_say_a_subscription_in_force_stays(
     monkeypatch.setattr(Gated, "topic_filtering", fails)
     await running.until(lambda: running.worker.counters.access_failures_total)
     await ping(client)
-    assert list(running.worker.session("c1").outbound.subscriptions) == ["a"]
+    assert list(running.worker.clients.session("c1").outbound.subscriptions) == ["a"]
 
 
 async def test_a_filter_whose_answer_ages_while_others_are_asked_about_is_asked_about_with_them(

@@ -50,7 +50,7 @@ async def test_an_id_that_was_made_here_needs_no_line(
     running = await start_worker(access=access)
     client = await running.client("", MQTT_5, **EVE)
     made = client.connack.properties.assigned_client_identifier
-    assert running.worker.session(made).principal == "eve"
+    assert running.worker.clients.session(made).principal == "eve"
     kept = await running.client("", MQTT_5, **EVE, will=Will("a", b"gone"))
     assert kept.connack.reason_code == 0
 
@@ -112,7 +112,7 @@ async def test_who_comes_while_the_other_still_waits_for_the_owner_has_it(
         await eve
     table.release_opens()
     assert (await ada).connack.reason_code == 0
-    assert running.worker.session("eve1").principal == "ada"
+    assert running.worker.clients.session("eve1").principal == "ada"
 
 
 async def test_an_acl_that_changes_while_the_owner_decides_counts_for_who_waits(
@@ -129,4 +129,4 @@ async def test_an_acl_that_changes_while_the_owner_decides_counts_for_who_waits(
     table.release_opens()
     eve = await waiting
     assert (await eve.next()).reason_code == 0x87
-    assert running.worker.session("ada:1") is None
+    assert running.worker.clients.session("ada:1") is None

@@ -35,7 +35,7 @@ async def test_a_user_of_the_password_file_comes_in_and_owns_the_connection(
 ) -> None:
     running = await start_worker(access={"password_file": users})
     await running.client("c1", version, username="ada", password=b"secret")
-    assert running.worker.session("c1").principal == "ada"
+    assert running.worker.clients.session("c1").principal == "ada"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ async def test_wrong_credentials_are_refused_with_the_versions_code(
     assert (await running.client("c1", MQTT_5, **refused)).connack.reason_code == 0x86
     assert (await running.client("c1", MQTT_3_1_1, **refused)).connack.reason_code == 0x86  # return code 4
     assert running.worker.counters.refused["bad_user_name_or_password"] == 2
-    assert running.worker.session("c1") is None
+    assert running.worker.clients.session("c1") is None
 
 
 async def test_who_says_nothing_is_refused_unless_anonymous_clients_are_allowed(
@@ -61,7 +61,7 @@ async def test_who_says_nothing_is_refused_unless_anonymous_clients_are_allowed(
     assert (await running.client("c1", MQTT_3_1_1, refused=True)).connack.reason_code == 0x87  # return code 5
     running = await start_worker(access={"password_file": users}, allow_anonymous=True)
     await running.client("c1", MQTT_5)
-    assert running.worker.session("c1").principal == ""
+    assert running.worker.clients.session("c1").principal == ""
     wrong = await running.client("c2", MQTT_5, username="ada", password=b"no", refused=True)
     assert wrong.connack.reason_code == 0x86
 
@@ -151,14 +151,14 @@ async def test_who_is_connected_keeps_the_client_id_from_other_users_while_no_ow
         assert refused.connack.reason_code == 0x85
     again = await running.client("c1", MQTT_5, username="ada", password=b"secret")
     assert (await ada.next()).reason_code == 0x8E
-    assert running.worker.session("c1").principal == "ada"
+    assert running.worker.clients.session("c1").principal == "ada"
     assert again.connack.reason_code == 0
 
 
 async def test_without_any_configuration_nobody_is_asked(start_worker: Start) -> None:
     running = await start_worker()
     await running.client("c1", MQTT_5, username="whoever", password=b"x", will=Will("a/b", b"gone"))
-    session = running.worker.session("c1")
+    session = running.worker.clients.session("c1")
     assert (session.principal, session.permit, session.credentials) == ("", None, None)
     assert running.worker.counters.access_asks_total == 0
 

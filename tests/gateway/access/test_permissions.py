@@ -161,7 +161,7 @@ async def test_a_permission_that_is_taken_away_ends_publishes_and_subscriptions(
     client.send(Publish("b/secret", b"3", 1, packet_id=3), Publish("b/x", b"4", 1, packet_id=4))
     got = [await client.next() for _ in range(2)]
     assert [item.payload for item in got if isinstance(item, Publish)] == [b"4"]
-    assert list(running.worker.session("c1").outbound.subscriptions) == ["b/#"]
+    assert list(running.worker.clients.session("c1").outbound.subscriptions) == ["b/#"]
 
 
 async def test_a_broken_acl_changes_nothing(start_worker: Start, acl: Callable[[str], str]) -> None:
@@ -176,7 +176,7 @@ async def test_a_broken_acl_changes_nothing(start_worker: Start, acl: Callable[[
 async def test_a_share_is_allowed_whole_or_not_at_all(start_worker: Start, acl: Callable[[str], str]) -> None:
     running = await start_worker(access={"acl_file": acl(NO_SUBSCRIBE)})
     await running.client("c1", MQTT_5)
-    session, access = running.worker.session("c1"), running.worker.access
+    session, access = running.worker.clients.session("c1"), running.worker.access
     assert access.filter_verdict(session, "test/#") == ("test/nosubscribe",)
     assert access.filter_verdict(session, "$share/g/test/#") is None
     assert access.filter_verdict(session, "$share/g/test/nosubscribe") is None

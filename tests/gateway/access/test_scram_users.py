@@ -62,7 +62,7 @@ async def test_a_user_comes_in_with_scram_only_and_owns_the_connection(
     running = await start_worker(access={"scram_file": users, "acl_file": acl})
     device, answer = await connect(running, "ada", "pencil", will=Will("a/gone", b"x"))
     assert answer.reason_code == 0
-    assert running.worker.session("c1").principal == "ada"
+    assert running.worker.clients.session("c1").principal == "ada"
     device.send(Publish("b", b"x", 1, packet_id=1))
     assert (await device.next()).reason_code == 0x87
     _, refused = await connect(running, "ada", "pencil", "c2", will=Will("b/gone", b"x"))

@@ -24,7 +24,7 @@ async def lagging(running: Any, client_id: str, messages: int, topic: str = "a/b
     publisher = await running.client(f"publisher of {client_id}")
     publisher.send(*[Publish(topic, b"%d" % n, 1, packet_id=n + 1) for n in range(messages)])
     await publisher.acked(messages)
-    session = running.worker.session(client_id)
+    session = running.worker.clients.session(client_id)
     await running.until(lambda: session.outbound.lag is not None)
     return client
 
@@ -81,9 +81,9 @@ async def test_who_does_not_read_takes_no_more_than_its_window_and_gets_everythi
     for client in reading:
         assert await take(client, 300) == everything
     await running.until(lambda: running.worker.counters.lagging_sessions == 1)
-    session = running.worker.session("silent")
+    session = running.worker.clients.session("silent")
     assert len(session.outbound.inflight) == 8
-    assert session.shell.transport.get_write_buffer_size() == 0
+    assert session.connection.transport.get_write_buffer_size() == 0
     assert running.worker.catchup.readers == 0
     assert await take(silent, 300) == everything
     await running.until(lambda: running.worker.counters.lagging_sessions == 0)
@@ -119,7 +119,7 @@ async def test_who_leaves_a_reader_in_the_middle_of_an_answer_gets_nothing_of_it
     await publisher.acked(24)
     await running.until(lambda: running.worker.counters.lagging_sessions == 2)
     catchup = running.worker.catchup
-    go_on, lag = catchup._go_on, running.worker.session("s0").outbound.lag
+    go_on, lag = catchup._go_on, running.worker.clients.session("s0").outbound.lag
     steps = []
 
     def changed(turn: Any) -> None:
@@ -153,14 +153,14 @@ async def test_who_caught_up_further_than_the_live_feed_is_live_as_soon_as_that_
     publisher.send(Publish("nobodys/topic", b"", 1, packet_id=1))
     await publisher.acked(1)
     await take(client, 8)
-    lag = running.worker.session("s").outbound.lag
+    lag = running.worker.clients.session("s").outbound.lag
     await running.until(lambda: lag.floor_at("b0") is not None)
     link = running.worker.links["b0"]
     assert lag.floor_at("b0") > link.reader.position
     publisher.send(Publish("other/x", b"", 1, packet_id=2))
     await other.next()
     await running.until(lambda: running.worker.counters.lagging_sessions == 0)
-    assert running.worker.session("s").outbound.lag is None
+    assert running.worker.clients.session("s").outbound.lag is None
 
 
 async def test_who_rests_for_long_gives_its_reader_up_and_gets_another(

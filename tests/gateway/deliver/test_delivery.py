@@ -8,6 +8,7 @@ import pytest
 
 from broker.produce.core.sequences import Sequences
 from gateway.brokers.reader import READS_OUTSTANDING
+from gateway.ground.clock import wall_ms
 from holdmq.errors import Code, RemoteError
 from holdmq.mqtt import (
     MQTT_3_1_1,
@@ -132,7 +133,7 @@ async def test_an_expired_message_is_not_delivered_and_the_rest_of_an_interval_i
     running = await start_worker()
     subscriber = await running.client("s", MQTT_5)
     await subscriber.subscribe("a/#")
-    now = running.worker.wall_ms()
+    now = wall_ms()
     # No time passes until it is delivered.
     monkeypatch.setattr(running.worker.delivery, "_wall_ms", lambda: now)
     running.worker.links["b0"].clock_ahead_ms = 0
@@ -431,7 +432,7 @@ async def test_qos_0_is_dropped_for_a_socket_that_is_full_and_counted(start_work
     running = await start_worker()
     slow, publisher = await pair(running)
     await slow.subscribe("a/#", qos=0)
-    session = running.worker._sessions["sub"]
+    session = running.worker.clients.session("sub")
     session.outbound.is_socket_full = True
     await publish(publisher, Publish("a/b", b"1", 1, packet_id=1))
     await running.until(lambda: running.worker.counters.messages_dropped_slow_total == 1)

@@ -391,7 +391,7 @@ async def test_a_client_that_does_not_read_holds_a_place_and_no_messages(start_w
     client.send(Subscribe(1, [Subscription("a/#", 0)]))
     assert isinstance(await client.next(), SubAck)
     reading.pause_reading()
-    session = running.worker.session("slow")
+    session = running.worker.clients.session("slow")
     await running.until(lambda: session.outbound.is_socket_full)
     due = session.outbound.retained
     await running.until(lambda: not due.is_asking)

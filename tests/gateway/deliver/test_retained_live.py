@@ -81,7 +81,7 @@ async def test_what_another_broker_may_have_replaced_is_asked_for_again(start_wo
     client = await running.client("s", MQTT_5)
     retained.holds.add(SCAN)
     await client.subscribe("a/+", "a/2")
-    due = running.worker.session("s").outbound.retained
+    due = running.worker.clients.session("s").outbound.retained
     due.came(b"a/2", "b1", 7)
     retained.release()
     got = await take(client, 4)

@@ -235,4 +235,4 @@ async def test_levels_of_shared_filters_with_plus_are_given_back_as_others(
     groups.refuses = Code.LIMIT_EXCEEDED  # the broker's answer comes later, and gives them back too
     assert (await client.subscribe("$share/h/+/t")).reason_codes == [0x97]
     assert (await client.subscribe("+/+/+/+")).reason_codes == [1]
-    assert running.worker.session("c").outbound.plus_levels == 4
+    assert running.worker.clients.session("c").outbound.plus_levels == 4

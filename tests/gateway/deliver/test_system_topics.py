@@ -146,7 +146,7 @@ async def test_filters_that_match_nothing_wait_for_their_turn_as_well(start_work
     running = await start_allowed(start_worker)
     client = await running.client("s")
     await subscribe(client, "$SYS/nothing/+")
-    session = running.worker.session("s")
+    session = running.worker.clients.session("s")
     steps = running.worker.system._each({"$SYS/a": "1", "$SYS/b": "2"}, [(session, "$SYS/nothing/+")] * 5, [])
     assert sum(1 for _ in steps) == 5
 

@@ -14,6 +14,7 @@ from gateway.edge import (
     stragglers,
 )
 from gateway.edge.sockets import ClientSocket
+from gateway.session.connection import close_connection
 from gateway.session.session import Session
 from holdmq.mqtt import MQTT_5, AckRun, Disconnect, Publish, PubRel
 
@@ -59,7 +60,7 @@ async def test_a_client_that_never_stops_sending_is_cut_off(
     client = await running.client("deaf", MQTT_5)
     client.send(Publish("a/b", b"", 1, packet_id=1))
     assert isinstance(await client.next(), AckRun)
-    running.worker.close_session(running.worker.session("deaf"), 0x98, "test", "ends")
+    close_connection(running.worker.clients.session("deaf"), 0x98, "test", "ends")
     client.writer.write(b"\xc0\x00" * 600)
     await running.until(lambda: running.worker.counters.connections == 0)
 
@@ -77,7 +78,7 @@ async def test_nothing_stays_of_a_connection_that_the_gateway_closed(start_worke
     gc.disable()
     try:
         client = await running.client("sent-away", MQTT_5)
-        running.worker.close_session(running.worker.session("sent-away"), 0x98, "test", "ends")
+        close_connection(running.worker.clients.session("sent-away"), 0x98, "test", "ends")
         assert isinstance(await last_packet(client), Disconnect)
         client.writer.close()
         await running.until(lambda: not [o for o in gc.get_objects() if type(o) in (Session, ClientSocket)])

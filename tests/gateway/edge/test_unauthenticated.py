@@ -58,7 +58,7 @@ async def test_a_large_connect_is_taken_and_what_it_held_is_given_back(start_wor
         if at + 50_000 < len(LARGEST):
             sent = at + 50_000
             await running.until(lambda sent=sent: running.worker.counters.unauthenticated_bytes == sent)
-    await running.until(lambda: running.worker.session("large") is not None)
+    await running.until(lambda: running.worker.clients.session("large") is not None)
     assert running.worker.counters.unauthenticated_bytes == 0
     assert len(running.worker.gate.unauthenticated) == 0
 

@@ -52,7 +52,7 @@ async def test_the_owner_has_the_will_and_says_when_it_is_due(
     running = await start_worker()
     client = await running.client("c", MQTT_5, will=WILL)
     assert [key[0] for key in table.rows] == ["w"], "a session that is not kept has no other row"
-    assert running.worker.session("c").will is wills_module.AT_OWNER, "it is not kept twice"
+    assert running.worker.clients.session("c").will is wills_module.AT_OWNER, "it is not kept twice"
     await client.close()
     await running.until(lambda: told(table, WILL_DONE))
     assert told(table, END) == [PUBLISH_WILL]

@@ -44,7 +44,7 @@ async def test_while_a_client_waits_for_its_rate_it_does_not_count_as_silent(sta
     client = await running.client("c1", keep_alive=60)
     client.send(*numbered(1, 9))
     await client.acked(9)
-    (session,) = running.worker.sessions()
+    (session,) = running.worker.clients.sessions()
     assert session.is_held
     assert session.handle_deadline(session.heard_at + 120) == []
 

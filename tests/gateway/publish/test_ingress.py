@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 from session_bench import VERSIONS, Bench, ids
 
-from gateway.brokers.core.producer import (
-    BrokerProducer,
-    Target,
-)
-from gateway.brokers.link import BrokerLink
+from gateway.brokers.core.producer import BrokerProducer
+from gateway.ground.targets import HeldSocket, Target
 from gateway.publish.ingress import Ingress
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Publish, encode
 
@@ -28,6 +25,9 @@ class Link:
 
     def added(self, size_bytes: int) -> None:
         """Nothing is sent."""
+
+    def hold(self, socket: HeldSocket) -> None:
+        """Nobody is held."""
 
 
 def ingress_to(places: dict[str, Target]) -> Ingress:
@@ -58,7 +58,7 @@ async def test_who_publishes_to_a_broker_that_is_away_is_held_whatever_else_it_p
     client = await running.client("c1")
     client.send(Publish("here/x", b"1", 1, packet_id=1))
     await client.acked(1)
-    away = worker.links["away"] = BrokerLink(worker, "away")
+    away = worker.links["away"] = worker.make_link("away")
     locate = worker.ingress._locate
     worker.ingress._uses_other = lambda _topic, _client_id: False
     worker.ingress._locate = lambda topic, client_id, bound: (

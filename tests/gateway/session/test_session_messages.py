@@ -108,7 +108,7 @@ def test_what_the_log_may_not_have_is_never_acknowledged_and_dooms_the_connectio
     bench.feed(Publish("a", b"", 1, packet_id=5), Publish("a", b"", 1, packet_id=6))
     bench.settle([5], outcome=CLOSE | 0x89)
     bench.settle([6])
-    assert bench.context.doomed == [bench.session]
+    assert bench.context.unserved == [bench.session]
     assert bench.sent() == [], "what is settled behind it is not answered either"
 
 

@@ -33,7 +33,7 @@ async def test_plans_of_a_connection_are_bounded_and_its_messages_are_not(
     client = await running.client("c")
     client.send(*[Publish(f"a/{n}", b"%d" % n, 1, packet_id=n + 1) for n in range(9)])
     assert await client.acked(9) == list(range(1, 10))
-    assert len(running.worker._sessions["c"].inbound.plans) <= 2
+    assert len(running.worker.clients.session("c").inbound.plans) <= 2
 
 
 async def test_with_too_many_topics_in_the_making_publishes_to_new_ones_are_refused(
@@ -142,10 +142,10 @@ async def test_a_closed_connection_that_does_not_read_is_reset(
     writer.transport.pause_reading()
     writer.write(encode(Connect(client_id="deaf"), 4))
     await running.until(lambda: running.worker.counters.sessions == 1)
-    session = running.worker._sessions["deaf"]
+    session = running.worker.clients.session("deaf")
     session.send(b"\xd0\x00" * (8 << 20))
     running.worker.settle()
-    session.shell.close(0x8B, "test", "ends")
+    session.connection.close(0x8B, "test", "ends")
     await running.until(lambda: running.worker.counters.refused["does_not_read"] == 1)
     await running.until(lambda: running.worker.counters.connections == 0)
     writer.close()
@@ -157,7 +157,7 @@ async def deaf(running: Any, **fields: Any) -> tuple[asyncio.StreamReader, async
     writer.transport.pause_reading()
     writer.write(encode(Connect(client_id="deaf", **fields), 4))
     await running.until(lambda: running.worker.counters.sessions == 1)
-    session = running.worker._sessions["deaf"]
+    session = running.worker.clients.session("deaf")
     session.send(b"\xd0\x00" * (8 << 20))
     running.worker.settle()
     assert running.worker.stragglers.stalled
@@ -175,8 +175,8 @@ async def test_a_client_that_takes_nothing_is_closed_and_one_that_takes_somethin
     reader, writer, session = await deaf(running)
     now = running.worker.now()
     look_at(now + SEND_STALLED_S - 1)
-    unsent = session.shell.unsent_bytes()
-    while session.shell.unsent_bytes() >= unsent:
+    unsent = session.connection.unsent_bytes()
+    while session.connection.unsent_bytes() >= unsent:
         writer.transport.resume_reading()
         await reader.read(1 << 16)
     writer.transport.pause_reading()
@@ -195,11 +195,11 @@ async def test_who_takes_nothing_is_not_spared_its_keep_alive_and_who_waits_for_
 ) -> None:
     running = await start_worker()
     _, writer, session = await deaf(running, keep_alive=60)
-    session.shell.pause(BROKER)
+    session.connection.pause(BROKER)
     assert session.is_held
-    session.shell.resume(BROKER)
+    session.connection.resume(BROKER)
     assert not session.is_held
-    session.shell.handle(session.handle_deadline(running.worker.now() + 120))
+    session.connection.handle(session.handle_deadline(running.worker.now() + 120))
     assert running.worker.counters.refused["keep_alive"] == 1
     writer.close()
 
@@ -217,7 +217,7 @@ async def test_levels_of_filters_with_plus_are_given_back_with_their_filters(sta
     client.send(Unsubscribe(9, ["a/+/c", "a/+/c", "x/+/y"]))
     await client.next()
     assert (await client.subscribe("+/+/+")).reason_codes == [1]
-    outbound = running.worker.session("c").outbound
+    outbound = running.worker.clients.session("c").outbound
     assert (outbound.plus_levels, outbound.asked) == (6, None)
 
 

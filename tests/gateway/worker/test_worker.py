@@ -272,7 +272,7 @@ async def test_draining_acknowledges_what_is_on_its_way_and_says_goodbye(start_w
     client.send(Publish("a/b", b"x", 1, packet_id=1))
     await running.until(lambda: running.broker.held)
     ending = asyncio.get_running_loop().create_task(drain(running.worker))
-    (session,) = running.worker.sessions()
+    (session,) = running.worker.clients.sessions()
     await running.until(lambda: session.is_held)
     running.broker.release()
     assert await client.acked(1) == [1]
@@ -291,7 +291,7 @@ async def test_who_is_on_the_way_out_is_not_read_so_that_who_goes_on_sending_can
     client.send(Publish("a/b", b"in time", 1, packet_id=1))
     await running.until(lambda: running.broker.held)
     ending = asyncio.get_running_loop().create_task(drain(running.worker))
-    (session,) = running.worker.sessions()
+    (session,) = running.worker.clients.sessions()
     await running.until(lambda: session.is_held)
     client.send(Publish("a/b", b"too late", 1, packet_id=2))
     await asyncio.sleep(0.1)

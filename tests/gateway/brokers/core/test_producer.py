@@ -22,6 +22,7 @@ from gateway.ground.receipts import (
     PublishReceipt,
     ReceiptOwner,
 )
+from gateway.ground.targets import HeldSocket
 from holdmq.errors import Code, WireError
 from holdmq.mqtt import PUBACK
 from holdmq.wire.headers import RunResult
@@ -54,13 +55,25 @@ def add(
     producer.added(size)
 
 
+class Link:
+    """The way to a broker that nothing is sent to by itself."""
+
+    name = "b"
+
+    def added(self, size_bytes: int) -> None:
+        """Nothing is sent."""
+
+    def hold(self, socket: HeldSocket) -> None:
+        """Nobody is held."""
+
+
 def answer(producer: BrokerProducer, batch: ProduceBatch, *codes: int, now: float = 0.0) -> None:
     results = [RunResult(code, 0, "") for code in codes or [0] * len(batch.runs)]
     producer.answered(batch, results, 0, now)
 
 
 def connected() -> BrokerProducer:
-    producer = BrokerProducer(1, new_id=iter(range(2, 99)).__next__)
+    producer = BrokerProducer(1, Link(), new_id=iter(range(2, 99)).__next__)
     producer.connected()
     return producer
 
@@ -187,7 +200,7 @@ def test_pauses_between_refusals_grow_and_are_bounded() -> None:
 def test_workers_that_are_refused_together_come_again_at_different_times() -> None:
     pauses = set()
     for producer_id in range(1, 21):
-        producer = BrokerProducer(producer_id)
+        producer = BrokerProducer(producer_id, Link())
         producer.connected()
         add(producer, 1)
         batch = send(producer)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.brokers.core.producer import Target
 from gateway.ground.entries import TopicEntry
+from gateway.ground.targets import Target
 from gateway.session.received import ReceivedQueues
 from holdmq.mqtt import RETAIN
 from holdmq.record.codec import (
