@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from broker.shared_groups.core.acknowledged import bits
 from broker.shared_groups.core.queue import Claim
@@ -11,6 +11,7 @@ from holdmq.record.batch import split_records
 from holdmq.record.codec import (
     IPV6_EXTRA,
     QUEUE_OFFSET_AT,
+    RECONSUME_AT,
     SYS_BORN_IPV6,
     SYS_FLAG_AT,
     tag_of_record,
@@ -19,8 +20,6 @@ from storage.api.store import (
     QueueRead,
     ReadStatus,
 )
-
-_RECONSUME_AT: Final = 72
 
 
 class Chosen(NamedTuple):
@@ -79,5 +78,5 @@ def _choose_each(claim: Claim, read: QueueRead, wanted: SubscriptionFilter, is_r
 
 
 def _reconsumed(record: memoryview) -> int:
-    at = _RECONSUME_AT + (IPV6_EXTRA if record[SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0)
+    at = RECONSUME_AT + (IPV6_EXTRA if record[SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0)
     return int.from_bytes(record[at : at + 4], "big")

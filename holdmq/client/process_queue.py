@@ -11,12 +11,12 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from holdmq.message import TopicQueue
+from holdmq.record.codec import QUEUE_OFFSET_AT
 
 SPAN_MAX: Final = 2_000
 """Offsets handed out past the floor: what one slow message may cause to be delivered again after a
 crash (RocketMQ's consumeConcurrentlyMaxSpan)."""
 
-_OFFSET_AT: Final = 20
 _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
 
@@ -122,7 +122,7 @@ class ProcessQueue:
             return None
         part = self._parts[0]
         records, at = part.records, part.at
-        offset: int = _U64.unpack_from(records, at + _OFFSET_AT)[0]
+        offset: int = _U64.unpack_from(records, at + QUEUE_OFFSET_AT)[0]
         part.at += _U32.unpack_from(records, at)[0]
         part.left -= 1
         self.waiting -= 1

@@ -19,8 +19,10 @@ from holdmq.record.bodies import (
     encode_each,
 )
 from holdmq.record.codec import (
+    CRC_AT,
     NO_HOST,
     QUEUE_ID_AT,
+    SUFFIX_BYTES,
     SYS_COMPRESSED,
     RecordTemplate,
     encode_properties,
@@ -41,8 +43,6 @@ TAGS_CACHED_MAX: Final = 16_384
 _mark = secrets.randbits(62) | 1
 
 _PRODUCER_DIGITS: Final = 16
-_CRC_AT: Final = 8
-_SUFFIX: Final = 8  # StampCheck, TotalSize
 _U32: Final = np.dtype(">u4")
 
 _OWN_ID: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{10}")
@@ -189,6 +189,6 @@ def _set_crcs(out: Bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.i
     """Fill BodyCRC of records that no broker stamped yet."""
     view = memoryview(out)  # type: ignore[arg-type]
     begins = (starts + QUEUE_ID_AT).tolist()
-    ends = (starts + sizes - _SUFFIX).tolist()
+    ends = (starts + sizes - SUFFIX_BYTES).tolist()
     crcs = [crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)]
-    _scatter(out, starts + _CRC_AT, np.array(crcs, _U32).view(np.uint8).reshape(len(crcs), 4))
+    _scatter(out, starts + CRC_AT, np.array(crcs, _U32).view(np.uint8).reshape(len(crcs), 4))

@@ -26,6 +26,7 @@ from holdmq.record.codec import (
     STAMP_ADDEND,
     STAMP_FACTORS,
     STORE_MS_AT,
+    SUFFIX_BYTES,
     SYS_BORN_IPV6,
     SYS_FLAG_AT,
     Buffer,
@@ -193,7 +194,7 @@ def stamp(
     pair = np.frombuffer(store_ms.to_bytes(8, "big") + store_host, _PAIR)
     _scatter(raw, _PAIR, starts + STORE_MS_AT + _ipv6_extra(raw, starts), pair)
     checks = stamp_checks(queue_offsets, physical, store_ms, int.from_bytes(store_host, "big"))
-    _scatter(raw, _WORD, starts + sizes - 8, checks.astype(_U32).view(_WORD))
+    _scatter(raw, _WORD, starts + sizes - SUFFIX_BYTES, checks.astype(_U32).view(_WORD))
 
 
 def _stamp_one(
@@ -210,7 +211,7 @@ def _stamp_one(
         store_at += IPV6_EXTRA
     _OFFSETS.pack_into(records, start + QUEUE_OFFSET_AT, offset, physical)
     _STORED.pack_into(records, store_at, store_ms, host)
-    _SIZE.pack_into(records, start + size - 8, stamp_check(offset, physical, store_ms, host))
+    _SIZE.pack_into(records, start + size - SUFFIX_BYTES, stamp_check(offset, physical, store_ms, host))
 
 
 def _first(bad: npt.NDArray[np.bool_]) -> int:
@@ -278,7 +279,7 @@ def decode_columns(records: Buffer | Bytes, starts: Ints, sizes: Ints) -> Column
         topic_start,
         topic_size,
         properties_start,
-        starts + sizes - 8 - properties_start,
+        starts + sizes - SUFFIX_BYTES - properties_start,
     )
 
 
@@ -286,7 +287,7 @@ def properties_bounds(raw: Bytes, starts: Ints, sizes: Ints) -> tuple[Ints, Ints
     """Start and end of every record's properties."""
     body_at = starts + BODY_LENGTH_AT + _ipv6_extra(raw, starts)
     topic_at = body_at + 4 + _gather(raw, _U32, body_at)
-    return topic_at + 3 + raw[topic_at], starts + sizes - 8
+    return topic_at + 3 + raw[topic_at], starts + sizes - SUFFIX_BYTES
 
 
 def tags(records: Buffer, starts: Ints, sizes: Ints) -> list[bytes | None]:

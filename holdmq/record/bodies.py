@@ -12,6 +12,7 @@ from holdmq.record.codec import (
     BODY_LENGTH_AT,
     MAGIC,
     QUEUE_ID_AT,
+    SUFFIX_BYTES,
 )
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ ID_DIGITS: Final = 10
 ID_MASK: Final = (1 << (4 * ID_DIGITS)) - 1
 
 _BODY_AT: Final = BODY_LENGTH_AT + 4
-_SUFFIX: Final = 8  # StampCheck, TotalSize
 _LOW_DIGITS: Final = 8
 _LOW: Final = 0xFFFFFFFF
 _SIGN: Final = 1 << 31
@@ -40,7 +40,7 @@ def encode_each(
     out = BytesWriter()
     sizes: list[int] = []
     before_body = template[QUEUE_ID_AT:BODY_LENGTH_AT]
-    after_id = template[id_at + ID_DIGITS : -_SUFFIX]
+    after_id = template[id_at + ID_DIGITS : -SUFFIX_BYTES]
     front = tail = b""
     front_size: i64 = -1
     tail_high: i64 = -1

@@ -100,14 +100,22 @@ SYS_QOS: Final = 0x300
 SYS_QOS_SHIFT: Final = 8
 SYS_KNOWN: Final = 0x3FE
 
-# Field positions of the diagram, for those who patch or gather them.
+# Field positions of the diagram: whoever patches or gathers fields takes them from here.
+MAGIC_AT: Final = 4
+CRC_AT: Final = 8
 QUEUE_ID_AT: Final = 12
 QUEUE_OFFSET_AT: Final = 20
 PHYSICAL_OFFSET_AT: Final = 28
 SYS_FLAG_AT: Final = 36
 BORN_MS_AT: Final = 40
 STORE_MS_AT: Final = 56
+STORE_HOST_AT: Final = 64
+RECONSUME_AT: Final = 72
+MARK_AT: Final = 76
+"""PreparedTransactionOffset, which holds COPY_MARK or a producer's mark."""
 BODY_LENGTH_AT: Final = 84
+SUFFIX_BYTES: Final = 8
+"""StampCheck and TotalSize, at the record's end."""
 
 COPY_MARK: Final = -1
 """Field 14 of a copy that a broker makes. Elsewhere, and not in a transaction, it is a producer's mark: a
@@ -454,10 +462,10 @@ def encode_message(
 def body_crc(record: Buffer) -> int:
     """What field 3 of this whole record must be: the stamp counts as zeros."""
     view = memoryview(record)
-    host_end = 68 if view[SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 56
+    store_at = STORE_MS_AT + (IPV6_EXTRA if view[SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0)
     zeros = bytes(16)
-    crc = crc32(view[36:host_end], crc32(zeros, crc32(view[12:20])))
-    return crc32(view[host_end + 16 : -8], crc32(zeros, crc))
+    crc = crc32(view[SYS_FLAG_AT:store_at], crc32(zeros, crc32(view[QUEUE_ID_AT:QUEUE_OFFSET_AT])))
+    return crc32(view[store_at + 16 : -SUFFIX_BYTES], crc32(zeros, crc))
 
 
 def decode_record(buffer: Buffer, pos: int = 0, verify: int = VERIFY_NONE) -> Record:
@@ -527,7 +535,7 @@ def decode_record(buffer: Buffer, pos: int = 0, verify: int = VERIFY_NONE) -> Re
         prepared,
         bytes(buffer[body_at : topic_at - 1]),
         bytes(buffer[topic_at : properties_at - 2]),
-        bytes(buffer[properties_at : end - 8]),
+        bytes(buffer[properties_at : end - SUFFIX_BYTES]),
     )
 
 
@@ -538,7 +546,7 @@ def _verify(buffer: Buffer, pos: int, end: int, crc: int, verify: int) -> None:
     if verify == VERIFY_ALL:
         stamp = _STAMP_IPV6 if record[SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else _STAMP
         fields = stamp.unpack_from(record, QUEUE_OFFSET_AT)
-        if stamp_check(*fields) != _U32.unpack_from(record, end - pos - 8)[0]:
+        if stamp_check(*fields) != _U32.unpack_from(record, end - pos - SUFFIX_BYTES)[0]:
             raise RecordError("StampCheck does not match: an offset, the store time or host is damaged")
 
 

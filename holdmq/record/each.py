@@ -16,12 +16,14 @@ from zlib_ng.zlib_ng import crc32
 
 from holdmq.record.codec import (
     BODY_LENGTH_AT,
+    CRC_AT,
     IPV6_EXTRA,
     MAGIC,
     PHYSICAL_OFFSET_AT,
     QUEUE_ID_AT,
     QUEUE_OFFSET_AT,
     STORE_MS_AT,
+    SUFFIX_BYTES,
     SYS_BORN_IPV6,
     SYS_FLAG_AT,
     SYS_KNOWN,
@@ -96,8 +98,8 @@ def check_each(
         for size in sizes[entry : entry + count]:
             end: i64 = start + size
             reason = _problem(data, start, end, name, name_size, wanted_queue)
-            crc: i64 = read_i64_be(data, start + 4) & _U32
-            if not reason and crc_of(data[start + QUEUE_ID_AT : end - 8]) != crc:
+            crc: i64 = read_i64_be(data, start + CRC_AT - 4) & _U32
+            if not reason and crc_of(data[start + QUEUE_ID_AT : end - SUFFIX_BYTES]) != crc:
                 reason = WRONG_CRC
             if reason:
                 if reason is _WRONG_QUEUE:
@@ -106,9 +108,10 @@ def check_each(
                     reason = f"its topic is not {topic.decode('utf-8', 'replace')!r}, its run's"
                 return BadEntry(entry, reason)
             at: i64 = properties_at(data, start)
-            if end - 8 - at != like_size or not is_alike(data, at, like_at, like_size, id_begin, id_end):
-                like = data[at : end - 8]
-                like_size = end - 8 - at
+            own_size: i64 = end - SUFFIX_BYTES - at
+            if own_size != like_size or not is_alike(data, at, like_at, like_size, id_begin, id_end):
+                like = data[at : at + own_size]
+                like_size = own_size
                 if may_have_ids:
                     id_begin, id_end = id_span(like)
                     # Who sends some without an id mostly sends all without: nothing but time is lost else.
@@ -126,7 +129,7 @@ def layout_fault(data: bytes, start: i64, end: i64) -> str:
     head: i64 = read_i64_be(data, start)
     if head >> 32 != size:
         return WRONG_SIZE
-    if read_i64_be(data, end - 8) & _U32 != size:
+    if read_i64_be(data, end - SUFFIX_BYTES) & _U32 != size:
         return WRONG_END
     if head & _U32 != MAGIC:
         return WRONG_MAGIC
@@ -162,11 +165,11 @@ def _problem(data: bytes, start: i64, end: i64, name: bytes, name_size: i64, que
         | read_i64_be(data, start + PHYSICAL_OFFSET_AT)
         | read_i64_be(data, store_at)
         | read_i64_be(data, store_at + 8)
-        | read_i64_be(data, end - 8) >> 32
+        | read_i64_be(data, end - SUFFIX_BYTES) >> 32
     )
     if stamp:
         return STAMPED
-    if read_i64_be(data, start + 8) & _U32 != queue_id:
+    if read_i64_be(data, start + QUEUE_ID_AT - 4) & _U32 != queue_id:
         return _WRONG_QUEUE
     body_at: i64 = start + BODY_LENGTH_AT + extra
     topic_at: i64 = body_at + 4 + (read_i64_be(data, body_at - 4) & _U32)
@@ -178,7 +181,7 @@ def each_properties(data: bytes, starts: list[int], sizes: list[int]) -> list[by
     found: list[bytes] = []
     for begin, size in zip(starts, sizes, strict=True):
         start: i64 = begin
-        found.append(data[properties_at(data, start) : start + size - 8])
+        found.append(data[properties_at(data, start) : start + size - SUFFIX_BYTES])
     return found
 
 

@@ -20,7 +20,10 @@ from holdmq.record.codec import (
     PHYSICAL_OFFSET_AT,
     QUEUE_ID_AT,
     QUEUE_OFFSET_AT,
+    RECONSUME_AT,
+    STORE_HOST_AT,
     STORE_MS_AT,
+    SUFFIX_BYTES,
     SYS_BORN_IPV6,
     SYS_COMPRESSED,
     SYS_FLAG_AT,
@@ -80,7 +83,7 @@ def decode_messages(data: bytes, broker: str | None) -> tuple[list[Message], lis
         at: i64 = 0 if fault else body_at + (read_i64_be(data, body_at - 8) & _U32)
         name_size: i64 = 0 if fault else data[at]
         properties_at: i64 = at + 3 + name_size
-        properties_size: i64 = end - 8 - properties_at
+        properties_size: i64 = end - SUFFIX_BYTES - properties_at
         if (
             like is None
             or fault
@@ -100,7 +103,7 @@ def decode_messages(data: bytes, broker: str | None) -> tuple[list[Message], lis
             if fault:
                 like = None  # readable, but not laid out as what brokers take
                 continue
-            id_begin, id_end = id_span(data[properties_at : end - 8])
+            id_begin, id_end = id_span(data[properties_at : end - SUFFIX_BYTES])
             like_at, like_size = properties_at, properties_size
             topic_at, topic_size = at + 1, name_size
             continue
@@ -112,11 +115,11 @@ def decode_messages(data: bytes, broker: str | None) -> tuple[list[Message], lis
                 bad.append(Undecodable(start, str(error)))
                 start = end
                 continue
-        stored_at: i64 = start + STORE_MS_AT + extra
-        own_host: i64 = read_i64_be(data, stored_at + 8)
+        host_at: i64 = start + STORE_HOST_AT + extra
+        own_host: i64 = read_i64_be(data, host_at)
         if own_host != host or not store_id:
             host = own_host
-            store_id = data[stored_at + 8 : stored_at + 16]
+            store_id = data[host_at : host_at + 8]
         unique_id = like.unique_id
         if id_end:
             unique_id = data[properties_at + id_begin : properties_at + id_end].decode()
@@ -134,8 +137,8 @@ def decode_messages(data: bytes, broker: str | None) -> tuple[list[Message], lis
                 born_ms if born_ms >= 0 else int(born_ms) + (1 << 64),
                 queue_and_flag >> 32 & _U32,
                 read_i64_be(data, start + QUEUE_OFFSET_AT),
-                read_i64_be(data, stored_at),
-                read_i64_be(data, stored_at + 12) & _U32,
+                read_i64_be(data, start + STORE_MS_AT + extra),
+                read_i64_be(data, start + RECONSUME_AT + extra - 4) & _U32,
                 unique_id,
                 MessageId(store_id, read_i64_be(data, start + PHYSICAL_OFFSET_AT)),
                 broker,

@@ -10,6 +10,7 @@ from holdmq.files.disk import Disk
 from holdmq.message import MessageId
 from holdmq.record.codec import (
     MAGIC,
+    MAGIC_AT,
     Record,
     decode_record,
 )
@@ -245,7 +246,7 @@ class Index:
         try:
             file = self._disk.open_to_read(segment.path)
             try:
-                raw = bytes(file.read(position - segment.start + 4, 4))
+                raw = bytes(file.read(position - segment.start + MAGIC_AT, 4))
             finally:
                 file.close()
         except OSError as error:

@@ -13,8 +13,10 @@ from holdmq.record.codec import (
     FIXED_SIZE,
     IPV6_EXTRA,
     MAGIC,
+    MAGIC_AT,
     QUEUE_OFFSET_AT,
     STORE_MS_AT,
+    SUFFIX_BYTES,
     SYS_BORN_IPV6,
     SYS_FLAG_AT,
     stamp_check,
@@ -72,10 +74,12 @@ class Times:
         file = self._disk.open_to_read(segment.path)
         try:
             head = file.read(position - segment.start, min(size, _HEAD_BYTES))
-            tail = file.read(position - segment.start + size - 8, 8)
+            tail = file.read(position - segment.start + size - SUFFIX_BYTES, SUFFIX_BYTES)
         finally:
             file.close()
-        if len(head) < min(size, _HEAD_BYTES) or len(tail) < 8 or _U32.unpack_from(head, 4)[0] != MAGIC:
+        if len(head) < min(size, _HEAD_BYTES) or len(tail) < SUFFIX_BYTES:
+            return -1
+        if _U32.unpack_from(head, MAGIC_AT)[0] != MAGIC:
             return -1
         at = STORE_MS_AT + (IPV6_EXTRA if head[SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0)
         offset, physical = _OFFSETS.unpack_from(head, QUEUE_OFFSET_AT)

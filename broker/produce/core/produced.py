@@ -44,8 +44,9 @@ from holdmq.errors import RecordError, WireError
 from holdmq.names.topics import PRODUCED_TOPIC
 from holdmq.record.batch import Ints
 from holdmq.record.codec import (
-    BODY_LENGTH_AT,
+    CRC_AT,
     IPV6_EXTRA,
+    MARK_AT,
     SYS_BORN_IPV6,
     SYS_FLAG_AT,
     decode_record,
@@ -59,8 +60,6 @@ PRODUCED_QUEUE: Final = 0
 _TOPIC: Final = PRODUCED_TOPIC.encode()
 _BINDING: Final = 0
 _DELAYED: Final = 1
-_CRC_AT: Final = 8
-_MARK_AT: Final = BODY_LENGTH_AT - 8
 _CRC: Final = np.dtype("V4")
 _MARK: Final = np.dtype(">i8")
 
@@ -107,7 +106,7 @@ def record_of(rows: Sequence[ProducedRow], log_epoch: int, size_bytes: int, now_
 
 def mark_of(record: memoryview) -> int:
     """The mark of the well-formed record that the buffer begins with."""
-    at = _MARK_AT + (IPV6_EXTRA if record[SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0)
+    at = MARK_AT + (IPV6_EXTRA if record[SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0)
     return int.from_bytes(record[at : at + 8], "big", signed=True)
 
 
@@ -115,12 +114,12 @@ def crcs_of(records: memoryview, starts: Ints) -> bytes:
     """The BodyCRCs of well-formed records, 4 bytes each."""
     raw = np.frombuffer(records, np.uint8)
     view: npt.NDArray[np.void] = np.ndarray((len(raw) - 3,), _CRC, raw, strides=(1,))
-    return view[starts + _CRC_AT].tobytes()
+    return view[starts + CRC_AT].tobytes()
 
 
 def _marks_of(records: memoryview, starts: Ints) -> npt.NDArray[np.int64]:
     raw = np.frombuffer(records, np.uint8)
-    at = starts + _MARK_AT
+    at = starts + MARK_AT
     longer = raw[starts + (SYS_FLAG_AT + 3)] & SYS_BORN_IPV6
     if longer.any():
         at = at + np.where(longer != 0, IPV6_EXTRA, 0)

@@ -12,6 +12,7 @@ from librt.strings import BytesWriter, read_i64_be, write_i64_le
 from zlib_ng.zlib_ng import crc32
 
 from holdmq.record.codec import (
+    CRC_AT,
     FIXED_SIZE,
     IPV6_EXTRA,
     PHYSICAL_OFFSET_AT,
@@ -19,6 +20,7 @@ from holdmq.record.codec import (
     QUEUE_OFFSET_AT,
     RECORD_BYTES_LIMIT,
     STORE_MS_AT,
+    SUFFIX_BYTES,
     SYS_BORN_IPV6,
     SYS_FLAG_AT,
 )
@@ -103,13 +105,13 @@ class Checker:
             return fault
         extra: i64 = IPV6_EXTRA if data[start + SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0
         store_at: i64 = start + STORE_MS_AT + extra
-        crc = crc32(data[store_at + 16 : end - 8], self._crc_of_head(data, start, store_at))
-        if crc != (read_i64_be(data, start + 8) >> 32) & _U32:
+        crc = crc32(data[store_at + 16 : end - SUFFIX_BYTES], self._crc_of_head(data, start, store_at))
+        if crc != (read_i64_be(data, start + CRC_AT) >> 32) & _U32:
             return WRONG_BODY_CRC
         offset: i64 = read_i64_be(data, start + QUEUE_OFFSET_AT)
         physical: i64 = read_i64_be(data, start + PHYSICAL_OFFSET_AT)
         stored: i64 = check_of(offset, physical, read_i64_be(data, store_at), read_i64_be(data, store_at + 8))
-        if stored != (read_i64_be(data, end - 8) >> 32) & _U32:
+        if stored != (read_i64_be(data, end - SUFFIX_BYTES) >> 32) & _U32:
             return WRONG_STAMP
         return "" if physical == position else WRONG_PLACE
 

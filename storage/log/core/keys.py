@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter, read_i64_be, write_i64_le
 from xxhash import xxh3_64_intdigest
 
+from holdmq.record.codec import SUFFIX_BYTES
 from holdmq.record.each import (
     NOT_ALIKE,
     id_span,
@@ -88,7 +89,7 @@ def add_hashes(topic: bytes, data: bytes, starts: list[int], sizes: list[int], f
     for begin, record_size in zip(starts, sizes, strict=True):
         start: i64 = begin
         at: i64 = properties_at(data, start)
-        size: i64 = start + record_size - 8 - at
+        size: i64 = start + record_size - SUFFIX_BYTES - at
         if size != like_size or not is_alike(data, at, like_at, size, id_begin, id_end):
             properties = data[at : at + size]
             id_begin, id_end = id_span(properties)

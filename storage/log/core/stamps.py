@@ -22,6 +22,7 @@ from holdmq.record.codec import (
     IPV6_EXTRA,
     QUEUE_OFFSET_AT,
     STORE_MS_AT,
+    SUFFIX_BYTES,
     SYS_BORN_IPV6,
     SYS_FLAG_AT,
     TagCache,
@@ -89,7 +90,7 @@ def stamp_each(
         _copy(part, data, start + SYS_FLAG_AT, store_at)
         write_i64_be(part, ms)
         write_i64_be(part, host)
-        part.write(data[store_at + 16 : end - 8])
+        part.write(data[store_at + 16 : end - SUFFIX_BYTES])
         check: i64 = ((offset * a + physical * b + same) >> 32) & _U32
         write_i64_be(part, (((check ^ _SIGN) - _SIGN) << 32) | total)
         start = end
@@ -148,7 +149,7 @@ class TagHashes:
         keyed = False
         for size in sizes:
             end: i64 = start + size
-            properties = data[properties_at(data, start) : end - 8]
+            properties = data[properties_at(data, start) : end - SUFFIX_BYTES]
             # Properties with a key come once: after the first ones of a batch none is looked for.
             found = None if keyed else known.get(properties)
             if found is None:
