@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 LOCKS := $(wildcard requirements/*.txt requirements/node/*.json)
 
-.PHONY: setup up check test bench compile conformance lock clean
+.PHONY: setup up check test test-system test-compiled bench compile conformance lock clean
 .DEFAULT_GOAL := up
 
 .make/up: pyproject.toml .ci/setup $(LOCKS)
@@ -53,8 +53,25 @@ check: .make/test $(if $(filter 1,$(COMPILE)),build/compiled)
 	@find $(SOURCE) tests -name '*.py' -exec awk 'FNR == 801 { print FILENAME ": more than 800 lines"; \
 		found = 1 } END { exit found }' {} +
 
+# Three runs. `test` takes pure cores and the shells around them, two minutes; `test-system` what starts whole
+# services, browsers or Spark, kills processes, or crashes a disk at each step. SYSTEM in tests/conftest.py is the
+# one list that says which is which; each test is in exactly one of the two.
+PYTEST := $(PY) -m pytest --dist loadfile --no-loadscope-reorder --durations=25
+
 test: .make/test
-	$(PY) -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder --durations=25 $(ARGS)
+	$(PYTEST) -n $(TESTERS) -m "not system" $(ARGS)
+
+test-system: .make/test
+	$(PYTEST) -n $(TESTERS) -m system $(ARGS)
+
+# The third: what ships is what is tested. Tests of modules that mypyc compiles, on these modules as it compiled them
+# (--compiled refuses to run otherwise), without those that change a module from outside (marked `interpreted`).
+COMPILED_TESTS := tests/holdmq/mqtt tests/holdmq/record tests/holdmq/wire tests/gateway/ground tests/gateway/session \
+	tests/gateway/publish tests/broker/produce/core tests/broker/reading tests/storage/log/core
+
+test-compiled: .make/test build/compiled
+	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled \
+		$(PYTEST) -n $(TESTERS) --compiled -m "not interpreted" $(COMPILED_TESTS) $(ARGS)
 
 bench: .make/bench $(if $(filter 1,$(COMPILE)),build/compiled)
 	@for file in loadtest/bench/[a-z]*.py; do \

@@ -4,17 +4,47 @@ from __future__ import annotations
 
 import asyncio.constants
 import ctypes
+import importlib
 import os
 import shutil
 import sys
+import tomllib
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+
+SYSTEM: Final = (
+    "integration",
+    "faults",
+    "packaging",
+    "loadtest",
+    "console/test_analysis_page.py",
+    "console/test_app.py",
+    "console/test_page.py",
+    "spark_streaming/source",
+    "spark_streaming/job",
+    "broker/groups/test_offsets_processes.py",
+    "broker/topics/test_crash.py",
+    "holdmq/cli",
+    "holdmq/client",
+    "holdmq/service/test_process.py",
+    "storage/log/test_bounds.py",
+    "storage/log/test_crashes.py",
+    "storage/log/test_power_loss.py",
+    "storage/log/test_recovery.py",
+    "storage/log/test_store.py::test_ten_thousand_queues_are_written_read_and_found_again",
+    "storage/log/test_tables.py::test_tables_are_exact_across_kills",
+    "storage/log/test_timer_killed.py",
+)
+"""Directories, modules and tests below this directory whose tests are marked `system`; all others are not.
+
+They start whole services, browsers or Spark, kill processes, or crash a disk at each step: minutes, where
+the others together take two. `make test` leaves them to `make test-system`.
+"""
 
 LONGEST_FIRST: Final = (
     "integration/test_stats_killed.py",
@@ -25,6 +55,7 @@ LONGEST_FIRST: Final = (
     "storage/log/test_power_loss.py",
     "integration/test_guides.py",
     "integration/test_sessions.py",
+    "spark_streaming/job/test_write_class_archive.py",
     "faults/test_broker_killed.py",
     "integration/test_guides_of_services.py",
     "integration/test_gateway.py",
@@ -33,15 +64,24 @@ LONGEST_FIRST: Final = (
     "spark_streaming/job",
     "storage/log/test_crashes.py",
     "storage/log/test_bounds.py",
+    "holdmq/client/test_sender.py",
     "integration/test_groups.py",
     "integration/test_listeners.py",
     "broker/groups/test_offsets_processes.py",
     "integration/test_retry.py",
-    "broker/shared_groups/test_requests_machine.py",
     "packaging/test_distribution.py",
+    "console",
     "faults",
     "integration",
     "holdmq/cli",
+    "holdmq/wire/test_untrusted.py",
+    "storage/log/test_store.py",
+    "storage/log/test_recovery.py",
+    "storage/log/test_tables.py",
+    "broker/groups/test_offsets.py",
+    "broker/shared_groups/test_requests_machine.py",
+    "gateway/persistent/test_sessions.py",
+    "gateway/access/test_asking.py",
     "storage",
 )
 """Modules and directories below this one, as `--dist loadfile` hands them out; then come the others.
@@ -86,16 +126,41 @@ def _note_short_origins() -> None:
     traceback.extract_stack.__defaults__ = (None, ORIGIN_FRAMES)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    root = Path(__file__).parent
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--compiled",
+        action="store_true",
+        help="refuse to run unless what mypyc compiles is imported compiled (make test-compiled)",
+    )
 
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not session.config.getoption("compiled"):
+        return
+    settings_of_the_project = tomllib.loads((session.config.rootpath / "pyproject.toml").read_text())
+    hook = settings_of_the_project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["mypyc"]
+    for path in hook["include"]:
+        module = importlib.import_module(path.strip("/").removesuffix(".py").replace("/", "."))
+        if not str(module.__file__).endswith(".so"):
+            raise pytest.UsageError(f"{module.__name__} is not compiled: {module.__file__}")
+
+
+def _is_below(item: pytest.Item, path: str) -> bool:
+    name = item.nodeid.removeprefix("tests/")
+    return name == path or name.startswith((f"{path}/", f"{path}::", f"{path}["))
+
+
+# Before pytest's own, which chooses by markers.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
-        name = item.path.relative_to(root).as_posix()
         return next(
-            (i for i, first in enumerate(LONGEST_FIRST) if name == first or name.startswith(f"{first}/")),
-            len(LONGEST_FIRST),
+            (i for i, first in enumerate(LONGEST_FIRST) if _is_below(item, first)), len(LONGEST_FIRST)
         )
 
+    for item in items:
+        if any(_is_below(item, path) for path in SYSTEM):
+            item.add_marker("system")
     items.sort(key=place)
 
 

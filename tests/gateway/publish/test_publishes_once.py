@@ -125,6 +125,7 @@ async def test_a_release_whose_answer_was_lost_is_answered_again(
     assert running.broker.bodies == [b"a", b"b"]
 
 
+@pytest.mark.interpreted
 async def test_a_session_that_ended_in_order_names_no_queue(
     start_worker: Start, table: SessionTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +211,7 @@ async def test_clean_sessions_and_lower_qos_write_nothing_down(
     assert table.writes == []
 
 
+@pytest.mark.interpreted
 async def test_a_session_publishes_to_so_many_log_topics(
     start_worker: Start, table: SessionTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

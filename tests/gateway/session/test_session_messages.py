@@ -196,6 +196,7 @@ class Topic:
     __hash__ = object.__hash__
 
 
+@pytest.mark.interpreted
 def test_a_read_full_of_repeats_is_not_compared_each_with_each() -> None:
     bench = Bench()
     bench.connect()

@@ -76,6 +76,7 @@ def test_what_cost_more_than_the_budget_is_remembered_until_a_filter_with_plus_c
     assert len(trie.match(topic.encode())) == 102
 
 
+@pytest.mark.interpreted
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdmq.mqtt.trie.DEAR_TOPICS_MAX", 3)
     monkeypatch.setattr("holdmq.mqtt.trie.DEAR_PAIRS_MAX", 5)

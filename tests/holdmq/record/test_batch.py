@@ -116,6 +116,7 @@ def test_a_hash_of_zero_becomes_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tag_hash(b"x") == 1
 
 
+@pytest.mark.interpreted
 def test_the_tag_cache_starts_over_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_tags, "TAG_CACHE_MAX", 3)
     cache = TagCache(1)
