@@ -11,11 +11,6 @@ from datetime import datetime
 from typing import Final
 
 from holdmq.errors import UsageError
-from holdmq.message import Message
-from holdmq.record.codec import (
-    encode_record,
-    message_properties,
-)
 from holdmq.wire.move_headers import DELAY_LEVELS_MS
 
 DUE_MAX_MS: Final = 1 << 53
@@ -45,19 +40,6 @@ def due_text(
             raise UsageError(f"due {due.isoformat()} has no time zone: it could be any of 24 moments")
         due = math.ceil(due.timestamp() * 1000)
     return str(_checked(due, "due"))
-
-
-def encode_delayed(message: Message, queue_id: int, born_ms: int, due: str) -> bytes:
-    """The record of a delayed message, for a run that PRODUCE names as delayed."""
-    return encode_record(
-        message.topic.encode(),
-        queue_id,
-        message.body,
-        message_properties(message) + f"DUE\x01{due}\x02".encode(),
-        message.born_ms or born_ms,
-        flag=message.flag,
-        reconsume_times=message.reconsume_times,
-    )
 
 
 def _checked(value_ms: int, name: str) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from holdmq.client.cluster_calls import AdminCalls
@@ -315,8 +315,3 @@ def _position(message: Message) -> int:
 
 def _newest_first(message: Message) -> tuple[int, int]:
     return -message.store_ms, -_position(message)
-
-
-def oldest_first(messages: Iterable[Message]) -> list[Message]:
-    """Messages in the order in which they were stored: what a person reads, of what was read backwards."""
-    return sorted(messages, key=_newest_first, reverse=True)

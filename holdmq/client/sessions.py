@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from holdmq.client.cluster_calls import AdminCalls, known
 from holdmq.mqtt.filters import SHARE_PREFIX
@@ -28,9 +28,6 @@ from holdmq.wire.share_headers import (
     ShareListRequest,
     ShareListResponse,
 )
-
-if TYPE_CHECKING:
-    pass
 
 TIMEOUT_S: Final = 10.0
 """Deadline of one request, retries included."""

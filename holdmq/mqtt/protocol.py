@@ -59,7 +59,6 @@ VARINT_MAX: Final = 268_435_455
 """The largest variable byte integer (1.5.5)."""
 
 # The largest packet any level can express: 5 bytes of fixed header and a full remaining length.
-PACKET_SIZE_MAX: Final = 5 + VARINT_MAX
 
 PROPERTIES_BYTES_MAX: Final = 65_535
 """The largest property block: what a log record's properties can hold. It also bounds the time

@@ -18,7 +18,6 @@ from holdmq.files.private_file import refuse_if_open_to_others
 
 EXPIRES_SOON_S: Final = 14 * 86_400
 """A certificate that ends sooner is warned of: two weeks are enough to renew one by hand."""
-_PEM_ERRORS: Final = "PEM lib", "NO_START_LINE", "no start line"
 
 
 class TlsKeys(NamedTuple):
