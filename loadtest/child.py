@@ -30,10 +30,10 @@ class ChildProcess:
         """Send `word` to the process."""
         self._pipe.send(word)
 
-    def told(self) -> Any:
+    def told(self, timeout_s: float = TOLD_S) -> Any:
         """What it tells next; StartupError when it says nothing, or is gone, or tells a StartupError."""
-        if not self._pipe.poll(TOLD_S):
-            raise StartupError(f"a process of the benchmark did not answer within {TOLD_S:.0f} s")
+        if not self._pipe.poll(timeout_s):
+            raise StartupError(f"a process of the benchmark did not answer within {timeout_s:.0f} s")
         try:
             word = self._pipe.recv()
         except EOFError as error:
@@ -41,6 +41,11 @@ class ChildProcess:
         if isinstance(word, StartupError):
             raise word
         return word
+
+    def kill(self) -> None:
+        """Kill the process in the middle of what it does."""
+        self._process.kill()
+        self.end()
 
     def end(self) -> None:
         """End it: its pipe closes, and it has END_S for the rest."""

@@ -58,9 +58,8 @@ def mosquitto(directory: Path) -> Iterator[str]:
     port = free_port()
     config = directory / "mosquitto.conf"
     config.write_text(MOSQUITTO.format(port=port))
-    with _process([_need("mosquitto"), "-c", str(config)], directory / "mosquitto.log") as child:
-        _wait_for(port, [child])
-        yield f"127.0.0.1:{port}"
+    with _listening("mosquitto", ["-c", str(config)], directory, port) as address:
+        yield address
 
 
 def if_installed(
@@ -89,17 +88,6 @@ class Services(NamedTuple):
     def workers(self) -> list[int]:
         """The process ids of the gateway's workers."""
         return children_of(self.gateway_pid)
-
-
-@contextmanager
-def holdmq_stack(directory: Path, *, flush: str, workers: int = 0) -> Iterator[str]:
-    """Run registry, broker and gateway as they are started by hand; yields the gateway's ``127.0.0.1:PORT``.
-
-    `flush` is storage.flush (async or sync), `workers` gateway.workers. Raises StartupError when one of
-    them does not come up; its log is in `directory`.
-    """
-    with holdmq_services(directory, f"storage.flush={flush}", f"gateway.workers={workers}") as services:
-        yield services.address
 
 
 @contextmanager
@@ -132,11 +120,9 @@ def nats(directory: Path) -> Iterator[str]:
     Raises StartupError when it is not installed or does not come up.
     """
     port = free_port()
-    command = [_need("nats-server"), "-a", "127.0.0.1", "-p", str(port), "-js"]
-    command += ["-sd", str(directory / "jetstream")]
-    with _process(command, directory / "nats.log") as child:
-        _wait_for(port, [child])
-        yield f"127.0.0.1:{port}"
+    command = ["-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(directory / "jetstream")]
+    with _listening("nats-server", command, directory, port) as address:
+        yield address
 
 
 @contextmanager
@@ -148,9 +134,8 @@ def nats_mqtt(directory: Path) -> Iterator[str]:
     port, own = free_port(), free_port()
     config = directory / "nats.conf"
     config.write_text(NATS_MQTT.format(port=port, own=own, store=directory / "jetstream"))
-    with _process([_need("nats-server"), "-c", str(config)], directory / "nats.log") as child:
-        _wait_for(port, [child])
-        yield f"127.0.0.1:{port}"
+    with _listening("nats-server", ["-c", str(config)], directory, port) as address:
+        yield address
 
 
 @contextmanager
@@ -160,9 +145,16 @@ def redis(directory: Path) -> Iterator[str]:
     Raises StartupError when it is not installed or does not come up.
     """
     port = free_port()
-    command = [_need("redis-server"), "--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory)]
+    command = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory)]
     command += ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"]
-    with _process(command, directory / "redis.log") as child:
+    with _listening("redis-server", command, directory, port) as address:
+        yield address
+
+
+@contextmanager
+def _listening(program: str, arguments: list[str], directory: Path, port: int) -> Iterator[str]:
+    """Run an installed program until it listens; yields ``127.0.0.1:PORT``."""
+    with _process([_need(program), *arguments], directory / f"{program}.log") as child:
         _wait_for(port, [child])
         yield f"127.0.0.1:{port}"
 

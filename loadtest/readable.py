@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -39,13 +39,6 @@ class Readable:
         In seconds after the second's end; in order of the seconds.
         """
         return [self._since[second] - (second + 1) for second in sorted(self._since) if first <= second < end]
-
-
-def quantile(sorted_values: Sequence[float], share: float) -> float:
-    """Return what `share` (0 to 1) of values that are in order do not exceed; NaN for none."""
-    if not sorted_values:
-        return float("nan")
-    return sorted_values[min(len(sorted_values) - 1, int(len(sorted_values) * share))]
 
 
 class Seconds(Protocol):

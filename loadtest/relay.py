@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from loadtest.figures import quantile
 from loadtest.swarm import payload_of, publish_run, swarm
 
 _TIME: Final = struct.Struct(">d")
@@ -88,9 +89,5 @@ class Relay:
 def _delivered(latencies: list[float], expected: int, seconds: float) -> Delivered:
     latencies.sort()
 
-    def pick(share: float) -> float:
-        return latencies[min(len(latencies) - 1, int(share * len(latencies)))] * 1e3
-
-    if not latencies:
-        return Delivered(0, expected, seconds, *[float("nan")] * 3)
-    return Delivered(len(latencies), expected, seconds, pick(0.5), pick(0.99), latencies[-1] * 1e3)
+    p50, p99, most = (quantile(latencies, share) * 1e3 for share in (0.5, 0.99, 1))
+    return Delivered(len(latencies), expected, seconds, p50, p99, most)

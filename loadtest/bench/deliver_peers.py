@@ -13,22 +13,16 @@ out, and that is said.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import sys
-import tempfile
-import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from holdmq.errors import HoldMQError
-from loadtest.peers import holdmq_stack, if_installed, mosquitto, nats_mqtt
+from loadtest.bench.harness.command import BenchCommand, Options, say, take_turns
+from loadtest.peers import holdmq_services, if_installed, mosquitto, nats_mqtt
 from loadtest.processes import raise_file_limit
 from loadtest.relay import Delivered, Relay
-
-PAUSE_S = 0.5
-"""Between two measurements: what the last one left behind is written by then."""
 
 
 def compare(
@@ -41,17 +35,14 @@ def compare(
         targets |= if_installed(stack, "mosquitto", mosquitto, directory)
         targets |= if_installed(stack, "nats", nats_mqtt, directory)
         (directory / "holdmq").mkdir()
-        targets["holdmq"] = stack.enter_context(
-            holdmq_stack(directory / "holdmq", flush="async", workers=workers)
-        )
+        settings = ("storage.flush=async", f"gateway.workers={workers}")
+        services = stack.enter_context(holdmq_services(directory / "holdmq", *settings))
+        targets["holdmq"] = services.address
         for target in targets.values():
             Relay(subscribers=1, seconds=1.0).measure(target)  # topics and routes are there
         for kind, relay in relays.items():
-            found = results[kind] = {name: [] for name in targets}
-            for _ in range(rounds):
-                for name, target in targets.items():
-                    found[name].append(relay.measure(target))
-                    time.sleep(PAUSE_S)
+            measures = {name: partial(relay.measure, target) for name, target in targets.items()}
+            results[kind] = take_turns(rounds, measures)
     return results
 
 
@@ -74,35 +65,30 @@ def show(results: dict[str, dict[str, list[Delivered]]]) -> str:
     return "\n".join(lines)
 
 
+def measure(options: Options, home: Path) -> None:
+    """Run the comparison and print its lines."""
+    relays: dict[str, Relay] = {}
+    if pairs := options.pairs:
+        relays["pairs"] = Relay(pairs, pairs, True, options.pair_rate, options.seconds, options.size)
+    if options.fan_out:
+        rate = options.fan_out_rate
+        relays["fan-out"] = Relay(1, options.fan_out, False, rate, options.seconds, options.size)
+    say(show(compare(relays, options.rounds, options.workers, home)))
+
+
 def main() -> int:
     """Run the comparison; exit code 0, or 1 with a sentence when a server cannot be started or fails."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--pairs", type=int, default=100, help="0 = not measured")
-    parser.add_argument("--pair-rate", type=float, default=20.0, help="msg/s of each publisher")
-    parser.add_argument("--fan-out", type=int, default=1_000, help="subscribers; 0 = not measured")
-    parser.add_argument("--fan-out-rate", type=float, default=100.0, help="msg/s")
-    parser.add_argument("--size", type=int, default=100, help="payload bytes")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of publishing in one measurement")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=0, help="gateway.workers; 0 = the default")
-    a = parser.parse_args()
-    shown = {**vars(a), "qos": 1, "cores": os.cpu_count(), "open_files": raise_file_limit()}
-    sys.stdout.write("parameters: " + " ".join(f"{k}={v}" for k, v in shown.items()) + "\n")
-    relays: dict[str, Relay] = {}
-    if a.pairs:
-        relays["pairs"] = Relay(a.pairs, a.pairs, True, a.pair_rate, a.seconds, a.size)
-    if a.fan_out:
-        relays["fan-out"] = Relay(1, a.fan_out, False, a.fan_out_rate, a.seconds, a.size)
-    try:
-        with tempfile.TemporaryDirectory(prefix="holdmq-deliver-") as directory:
-            results = compare(relays, a.rounds, a.workers, Path(directory))
-    except HoldMQError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    sys.stdout.write(show(results) + "\n")
-    return 0
+    return BenchCommand(
+        __doc__,
+        pairs=(100, "0 = not measured"),
+        pair_rate=(20.0, "msg/s of each publisher"),
+        fan_out=(1_000, "subscribers; 0 = not measured"),
+        fan_out_rate=(100.0, "msg/s"),
+        size=(100, "payload bytes"),
+        seconds=(4.0, "of publishing in one measurement"),
+        rounds=3,
+        workers=(0, "gateway.workers; 0 = the default"),
+    ).run(measure, qos=1, open_files=raise_file_limit())
 
 
 if __name__ == "__main__":

@@ -18,13 +18,11 @@ the load of others makes it slower. Exit code 1 when a message is not counted ex
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import platform
 import re
 import sys
-import tempfile
 import time
 from contextlib import ExitStack, closing, suppress
 from itertools import cycle, islice
@@ -36,10 +34,12 @@ import pyspark
 from holdmq.client import Producer
 from holdmq.errors import HoldMQError, StartupError
 from holdmq.message import Message
+from loadtest.bench.harness.command import BenchCommand, Options, say
 from loadtest.child import ChildProcess
+from loadtest.figures import quantile
 from loadtest.gateway_memory import read_metrics
 from loadtest.peers import StatsProcess, holdmq_broker, holdmq_stats
-from loadtest.readable import DeltaSeconds, PostgresqlSeconds, Readable, Seconds, quantile
+from loadtest.readable import DeltaSeconds, PostgresqlSeconds, Readable, Seconds
 from loadtest.usage import TreeCpu, children_of, cpu_s, proportional_bytes, tree_of
 
 TURN_S: Final = 0.01
@@ -52,11 +52,6 @@ LOOKS_AT_MEMORY: Final = 3
 CPU_LOOK_S: Final = 1.0
 _MIB: Final = 1 << 20
 _BATCHES: Final = re.compile(r'holdmq_stats_batch_seconds_(count|sum)\{query="tps_1s"\} (\S+)\n')
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 class Sent(NamedTuple):
@@ -189,7 +184,7 @@ class FreshnessBench:
         return Usage(time.monotonic(), driver, jvm, whole - driver - jvm, time.process_time(), broker)
 
 
-def busy(bench: FreshnessBench, registry: str, given: argparse.Namespace) -> None:
+def busy(bench: FreshnessBench, registry: str, given: Options) -> None:
     """Print how fresh the counts are under load."""
     producer = ChildProcess(produce, registry, given.rate, given.topics, given.clients, given.body_bytes)
     try:
@@ -206,17 +201,17 @@ def busy(bench: FreshnessBench, registry: str, given: argparse.Namespace) -> Non
     lags = sorted(bench.readable.lags_s(first, end))
     p50, p95 = (quantile(lags, share) for share in (0.5, 0.95))
     found = [bench.readable.totals.get(second, 0) for second in range(first, end)]
-    _say(
+    say(
         f"busy      {len(lags)} seconds of {min(found):,} to {max(found):,} messages; readable after their "
         f"end: p50 {p50:.2f} s, p95 {p95:.2f} s, max {lags[-1]:.2f} s"
     )
     count, took = (late - early for late, early in zip(ran, batches, strict=True))
-    _say(
+    say(
         f"          {count:.0f} batches, {took / max(1, count):.2f} s each; "
         f"memory {memory / _MIB:,.0f} MiB (PSS)"
     )
-    _say(f"          {after.since(before)}")
-    _say(f"          the producer {sent.cpu:.1%}, late by {sent.late_max_s:.2f} s at most; {_load()}")
+    say(f"          {after.since(before)}")
+    say(f"          the producer {sent.cpu:.1%}, late by {sent.late_max_s:.2f} s at most; {_load()}")
 
 
 def idle(bench: FreshnessBench, quiet_s: float, idle_s: float) -> None:
@@ -225,58 +220,48 @@ def idle(bench: FreshnessBench, quiet_s: float, idle_s: float) -> None:
     before = bench.usage()
     bench.rest(idle_s)
     after = bench.usage()
-    _say(f"idle      after {quiet_s:.0f} s without messages, over {idle_s:.0f} s: {after.since(before)}")
-    _say(f"          memory {bench.memory() / _MIB:,.0f} MiB (PSS); {_load()}")
+    say(f"idle      after {quiet_s:.0f} s without messages, over {idle_s:.0f} s: {after.since(before)}")
+    say(f"          memory {bench.memory() / _MIB:,.0f} MiB (PSS); {_load()}")
 
 
 def _load() -> str:
     return f"load of the machine {os.getloadavg()[0]:.1f}"
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rate", type=float, default=5_000)
-    parser.add_argument("--topics", type=int, default=50)
-    parser.add_argument("--clients", type=int, default=10_000)
-    parser.add_argument("--body-bytes", type=int, default=130)
-    parser.add_argument(
-        "--seconds", type=float, default=90, help="measured; devices are counted once a minute"
-    )
-    parser.add_argument("--poll-ms", type=float, default=100)
-    parser.add_argument("--quiet-s", type=float, default=60)
-    parser.add_argument("--idle-s", type=float, default=60)
-    parser.add_argument("--devices", choices=("true", "false"), default="true", help="stats.devices")
-    parser.add_argument("--postgresql-url", help="sink: an empty database; without it Delta tables")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="more settings")
-    return parser.parse_args()
+def measure(options: Options, home: Path) -> None:
+    """Start the servers and the job, and measure it busy and idle."""
+    settings = [f"stats.devices={options.devices}", *options.set]
+    if options.postgresql_url:
+        settings += ["stats.sink=postgresql", f"stats.postgresql_url={options.postgresql_url}"]
+    with ExitStack() as stack:
+        broker = stack.enter_context(holdmq_broker(home))
+        begin = time.monotonic()
+        stats = stack.enter_context(holdmq_stats(home, broker.registry, *settings))
+        say(f"start     ready after {time.monotonic() - begin:.1f} s")
+        seconds = stack.enter_context(closing(_seconds(options.postgresql_url, stats.data_dir)))
+        bench = FreshnessBench(stats, broker.pid, seconds, options.poll_ms / 1000)
+        busy(bench, broker.registry, options)
+        idle(bench, options.quiet_s, options.idle_s)
 
 
 def main() -> int:
     """Run the benchmark; exit code 0, or 1 with a sentence when something fails."""
-    given = _arguments()
-    shown = {**vars(given), "cores": os.cpu_count(), "machine": platform.machine()}
-    shown |= {"python": platform.python_version(), "pyspark": pyspark.__version__}
-    _say("parameters: " + " ".join(f"{key}={value}" for key, value in shown.items()) + f"; {_load()}")
-    settings = [f"stats.devices={given.devices}", *given.set]
-    if given.postgresql_url:
-        settings += ["stats.sink=postgresql", f"stats.postgresql_url={given.postgresql_url}"]
-    try:
-        with tempfile.TemporaryDirectory(prefix="holdmq-freshness-") as directory, ExitStack() as stack:
-            home = Path(directory)
-            broker = stack.enter_context(holdmq_broker(home))
-            begin = time.monotonic()
-            stats = stack.enter_context(holdmq_stats(home, broker.registry, *settings))
-            _say(f"start     ready after {time.monotonic() - begin:.1f} s")
-            seconds = stack.enter_context(closing(_seconds(given.postgresql_url, stats.data_dir)))
-            bench = FreshnessBench(stats, broker.pid, seconds, given.poll_ms / 1000)
-            busy(bench, broker.registry, given)
-            idle(bench, given.quiet_s, given.idle_s)
-    except HoldMQError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    return 0
+    command = BenchCommand(
+        __doc__,
+        rate=5_000.0,
+        topics=50,
+        clients=10_000,
+        body_bytes=130,
+        seconds=(90.0, "measured; devices are counted once a minute"),
+        poll_ms=100.0,
+        quiet_s=60.0,
+        idle_s=60.0,
+    )
+    command.add("--devices", choices=("true", "false"), default="true", help="stats.devices")
+    command.add("--postgresql-url", help="sink: an empty database; without it Delta tables")
+    command.add_settings()
+    load = f"{os.getloadavg()[0]:.1f}"
+    return command.run(measure, machine=platform.machine(), pyspark=pyspark.__version__, load=load)
 
 
 def _seconds(postgresql_url: str | None, data_dir: Path) -> Seconds:

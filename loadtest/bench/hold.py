@@ -16,14 +16,12 @@ that does other things too, the tails are those of its scheduler.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import os
 import socket
 import struct
 import sys
-import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -51,6 +49,8 @@ from holdmq.wire.headers import (
     PullResponse,
     TopicCreateRequest,
 )
+from loadtest.bench.harness.command import BenchCommand, Options, say
+from loadtest.figures import show_ms
 from loadtest.peers import BrokerProcess, holdmq_broker
 from loadtest.usage import cpu_s, resident_bytes, waited_s
 
@@ -181,15 +181,9 @@ class SteadyLoad:
         self._client.request(RequestCode.PRODUCE, header, answered, 30, [body], len(body))
 
 
-def line(name: str, times_s: list[float], what: str = "messages") -> str:
-    """Return the percentiles, in ms, as a line."""
-    ordered = sorted(times_s)
-
-    def at(part: float) -> float:
-        return ordered[min(len(ordered) - 1, int(len(ordered) * part))] * 1e3
-
-    shown = "  ".join(f"p{part * 100:g} {at(part):.2f} ms" for part in (0.5, 0.9, 0.99, 0.999))
-    return f"{name:30} {shown}  max {ordered[-1] * 1e3:.2f} ms  ({len(ordered):,} {what})\n"
+def line(name: str, times_s: list[float], what: str = "messages") -> None:
+    """Print the percentiles of some times."""
+    say(f"{name:30} {show_ms(times_s, 0.5, 0.9, 0.99, 0.999)}  ({len(times_s):,} {what})")
 
 
 async def connect(broker: BrokerProcess, count: int) -> list[Client]:
@@ -199,7 +193,7 @@ async def connect(broker: BrokerProcess, count: int) -> list[Client]:
     return clients
 
 
-async def idle(broker: BrokerProcess, options: argparse.Namespace) -> None:
+async def idle(broker: BrokerProcess, options: Options) -> None:
     """The first part: memory and CPU of pulls that wait."""
     clients = await connect(broker, CONNECTIONS)
     await clients[0].call(RequestCode.TOPIC_CREATE, TopicCreateRequest(TOPIC, options.queues))
@@ -214,9 +208,9 @@ async def idle(broker: BrokerProcess, options: argparse.Namespace) -> None:
     before = cpu_s(broker.pid)
     await asyncio.sleep(options.idle_s)
     loaded = (cpu_s(broker.pid) - before) / options.idle_s
-    sys.stdout.write(
+    say(
         f"{options.pulls:,} parked pulls on {options.queues:,} queues: {parked_bytes / 2**20:.1f} MiB more; "
-        f"CPU {loaded:.2%} of a core, {unloaded:.2%} without them\n"
+        f"CPU {loaded:.2%} of a core, {unloaded:.2%} without them"
     )
     for client in clients:
         await client.close()
@@ -232,7 +226,7 @@ async def ends_of(client: Client, queues: int) -> list[int]:
     return ends
 
 
-async def arrivals(broker: BrokerProcess, options: argparse.Namespace, count: int) -> None:
+async def arrivals(broker: BrokerProcess, options: Options, count: int) -> None:
     """The second part: from send and confirmation to so many readers."""
     clients = await connect(broker, count + 1)
     found: dict[int, float] = {}
@@ -263,17 +257,15 @@ async def arrivals(broker: BrokerProcess, options: argparse.Namespace, count: in
         await asyncio.sleep(0.01)
     for reader in readers:
         reader.is_done = True
-    sys.stdout.write(
-        f"{len(load.sent) / options.seconds:,.0f} msg/s of {queues} queues to {count} held readers\n"
-    )
+    say(f"{len(load.sent) / options.seconds:,.0f} msg/s of {queues} queues to {count} held readers")
     numbers = range(len(load.sent) // 10, len(load.sent))  # the first tenth warms up
-    sys.stdout.write(line("confirmation to reader", [found[n] - load.confirmed[n] for n in numbers]))
-    sys.stdout.write(line("send to reader", [found[n] - load.sent[n] for n in numbers]))
-    sys.stdout.write(line("this process reads its socket", lag.lags_s, "times"))
+    line("confirmation to reader", [found[n] - load.confirmed[n] for n in numbers])
+    line("send to reader", [found[n] - load.sent[n] for n in numbers])
+    line("this process reads its socket", lag.lags_s, "times")
     for name, (cpu, waited) in shares.items():
-        sys.stdout.write(
+        say(
             f"{name}: CPU {cpu / options.seconds:.0%} of a core, "
-            f"waited for one {waited / options.seconds:.1%} of the time\n"
+            f"waited for one {waited / options.seconds:.1%} of the time"
         )
     gc.enable()
     lag.close()
@@ -281,43 +273,32 @@ async def arrivals(broker: BrokerProcess, options: argparse.Namespace, count: in
         await client.close()
 
 
-async def run(options: argparse.Namespace) -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="holdmq-bench-", dir=options.data) as directory,
-        holdmq_broker(Path(directory)) as broker,
-    ):
+async def run(options: Options, home: Path) -> None:
+    with holdmq_broker(home) as broker:
         await idle(broker, options)
         for count in options.readers:
             await arrivals(broker, options, count)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def check(options: Options) -> str | None:
+    """Return what is wrong with the options."""
+    ordered = 1 <= min(options.readers) <= max(options.readers) <= options.busy_queues <= options.queues
+    return None if ordered else "1 <= readers <= busy queues <= queues"
+
+
+def main() -> int:
     """Run the benchmark; exit code 0, or 1 with a sentence when the broker fails."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.bench.hold",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--pulls", type=int, default=10_000)
-    parser.add_argument("--queues", type=int, default=1_000)
-    parser.add_argument("--idle-s", type=float, default=10.0)
-    parser.add_argument("--busy-queues", type=int, default=10, help="that messages come to")
-    parser.add_argument("--readers", type=int, nargs="+", default=[1, 10], help="at most one per busy queue")
-    parser.add_argument("--rate", type=int, default=10_000, help="messages per second")
-    parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--body-bytes", type=int, default=100)
-    parser.add_argument("--data", default=None, help="directory to work in (default: a temporary one)")
-    options = parser.parse_args(arguments)
-    if not 1 <= min(options.readers) <= max(options.readers) <= options.busy_queues <= options.queues:
-        parser.error("1 <= readers <= busy queues <= queues")
-    shown = ", ".join(f"{key}={value}" for key, value in sorted(vars(options).items()))
-    sys.stdout.write(f"hold bench: {shown}, hold_ms={HOLD_MS}\n")
-    try:
-        uvloop.run(run(options))
-    except HoldMQError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
+    return BenchCommand(
+        __doc__,
+        pulls=10_000,
+        queues=1_000,
+        idle_s=10.0,
+        busy_queues=(10, "that messages come to"),
+        readers=([1, 10], "at most one per busy queue"),
+        rate=(10_000, "messages per second"),
+        seconds=8.0,
+        body_bytes=100,
+    ).run(lambda options, home: uvloop.run(run(options, home)), check, hold_ms=HOLD_MS)
 
 
 if __name__ == "__main__":

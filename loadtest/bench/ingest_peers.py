@@ -10,22 +10,16 @@ machine's speed meets all of them; medians and ratios to Mosquitto are printed.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import sys
-import tempfile
-import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from holdmq.errors import HoldMQError
+from loadtest.bench.harness.command import BenchCommand, Options, say, show_rates, take_turns
 from loadtest.lockstep import Lockstep
-from loadtest.peers import holdmq_stack, if_installed, mosquitto, nats_mqtt
-
-PAUSE_S = 0.5
-"""Between two measurements: what the last one left behind is written by then."""
+from loadtest.peers import holdmq_services, if_installed, mosquitto, nats_mqtt
 
 WARM_S = 1.0
 
@@ -43,19 +37,15 @@ def compare(
         for flush in ("async", "sync"):
             place = directory / flush
             place.mkdir()
-            targets[f"holdmq {flush}"] = stack.enter_context(
-                holdmq_stack(place, flush=flush, workers=workers)
-            )
+            settings = (f"storage.flush={flush}", f"gateway.workers={workers}")
+            targets[f"holdmq {flush}"] = stack.enter_context(holdmq_services(place, *settings)).address
         for target in targets.values():
             # Topics are created, routes found, caches filled.
             Lockstep(plan.connections, 1, plan.payload_bytes, WARM_S).measure(target)
         for window in windows:
-            rates = results[window] = {name: [] for name in targets}
             step = Lockstep(plan.connections, window, plan.payload_bytes, plan.seconds)
-            for _ in range(rounds):
-                for name, target in targets.items():
-                    rates[name].append(step.measure(target))
-                    time.sleep(PAUSE_S)
+            measures = {name: partial(step.measure, target) for name, target in targets.items()}
+            results[window] = take_turns(rounds, measures)
     return results
 
 
@@ -65,38 +55,30 @@ def show(results: dict[int, dict[str, list[float]]]) -> str:
     for window, rates in results.items():
         first = statistics.median(next(iter(rates.values())))
         for name, found in rates.items():
-            median = statistics.median(found)
-            lines.append(
-                f"window {window:>3}  {name:14} median {median:>10,.0f} msg/s"
-                f"  (min {min(found):,.0f} max {max(found):,.0f})  x{median / first:.2f}"
-            )
+            ratio = statistics.median(found) / first
+            lines.append(f"window {window:>3}  {name:14} median {show_rates(found)}  x{ratio:.2f}")
     return "\n".join(lines)
+
+
+def measure(options: Options, home: Path) -> None:
+    """Run the comparison and print its lines."""
+    plan = Lockstep(options.connections, 1, options.size, options.seconds)
+    results = compare(options.windows, options.rounds, plan, options.workers, home)
+    say(json.dumps(results) if options.json else show(results))
 
 
 def main() -> int:
     """Run the comparison; exit code 0, or 1 with a sentence when a server cannot be started or fails."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--connections", type=int, default=200)
-    parser.add_argument("--windows", type=int, nargs="+", default=[1, 10], help="messages in flight")
-    parser.add_argument("--size", type=int, default=100, help="payload bytes")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of one measurement")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=0, help="gateway.workers; 0 = the default")
-    parser.add_argument("--json", action="store_true", help="print the rates of every round as JSON")
-    a = parser.parse_args()
-    plan = Lockstep(a.connections, 1, a.size, a.seconds)
-    shown = {**vars(a), "qos": 1, "cores": os.cpu_count()}
-    sys.stdout.write("parameters: " + " ".join(f"{k}={v}" for k, v in shown.items()) + "\n")
-    try:
-        with tempfile.TemporaryDirectory(prefix="holdmq-ingest-") as directory:
-            results = compare(a.windows, a.rounds, plan, a.workers, Path(directory))
-    except HoldMQError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    sys.stdout.write((json.dumps(results) if a.json else show(results)) + "\n")
-    return 0
+    return BenchCommand(
+        __doc__,
+        connections=200,
+        windows=([1, 10], "messages in flight"),
+        size=(100, "payload bytes"),
+        seconds=(4.0, "of one measurement"),
+        rounds=3,
+        workers=(0, "gateway.workers; 0 = the default"),
+        json=(False, "print the rates of every round as JSON"),
+    ).run(measure, qos=1)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,16 @@ Beside the time it says how many nodes and levels one match looked at. Again is 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Final
 
 from holdmq.mqtt import FilterTrie
+from loadtest.bench.harness.command import BenchCommand, Options, say
 from loadtest.usage import resident_bytes
 
 ROUNDS: Final = 5
@@ -95,29 +96,28 @@ def bytes_per_filter(topic_filter: str, count: int) -> float:
         return float(told.read())
 
 
-def main() -> int:
-    """Print both for every kind of filter; exit code 0."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--filters", type=int, nargs="+", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--memory", type=int, default=1_000_000, help="filters whose memory is measured")
-    a = parser.parse_args()
-    sys.stdout.write("parameters: " + " ".join(f"{k}={v}" for k, v in vars(a).items()) + "\n")
+def measure(options: Options, _home: Path) -> None:
+    """Print what a match costs and a filter takes, for every kind of filter."""
     for kind, (topic_filter, topic) in KINDS.items():
         costs = [
-            f"{count:,}: {match_ns(filled(topic_filter, count), topic, count):,.0f} ns" for count in a.filters
+            f"{count:,}: {match_ns(filled(topic_filter, count), topic, count):,.0f} ns"
+            for count in options.filters
         ]
-        size = bytes_per_filter(topic_filter, a.memory)
-        sys.stdout.write(f"{kind:6} match {'  '.join(costs)}; {size:.0f} bytes a filter of {a.memory:,}\n")
-        sys.stdout.flush()
+        size = bytes_per_filter(topic_filter, options.memory)
+        say(f"{kind:6} match {'  '.join(costs)}; {size:.0f} bytes a filter of {options.memory:,}")
     costs = []
     for count in DEEP_FILTERS:
         took_ms, steps = deep_match(count, 1 << 60)
         again_ms, _ = deep_match(count, 0)
         costs.append(f"{count:,}: {took_ms:.3f} ms in {steps:,} steps, again {again_ms:.3f} ms")
-    sys.stdout.write(f"deep   match {'  '.join(costs)}\n")
-    return 0
+    say(f"deep   match {'  '.join(costs)}")
+
+
+def main() -> int:
+    """Run the benchmark and print its lines; the exit code."""
+    return BenchCommand(
+        __doc__, filters=[1_000, 10_000, 100_000], memory=(1_000_000, "filters whose memory is measured")
+    ).run(measure)
 
 
 if __name__ == "__main__":

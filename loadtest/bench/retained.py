@@ -12,17 +12,12 @@ machine that does other things too, tails are those of its scheduler.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import multiprocessing
 import os
-import platform
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -45,7 +40,11 @@ from holdmq.mqtt import (
     encode,
     encode_acks,
 )
+from loadtest.bench.harness.command import BenchCommand, Options, say
+from loadtest.child import ChildProcess
+from loadtest.figures import quantile
 from loadtest.peers import Services, holdmq_services
+from loadtest.swarm import open_client
 from loadtest.usage import waited_s
 
 WINDOW: Final = 500
@@ -149,60 +148,51 @@ def ask(address: str, topic_filter: str, qos: int, expected: int) -> RetainedFig
     return RetainedFigures(count, suback_s, first_s, last_s)
 
 
-def ping(address: str, every_s: float, pipe: Connection[Any, Any]) -> None:
+def ping(pipe: Any, address: str, every_s: float) -> None:
     """In a process of its own: ping until told to stop; sends how long each answer took, in seconds."""
-    host, _, port = address.rpartition(":")
-    client = socket.create_connection((host, int(port)), PATIENCE_S)
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    client.sendall(encode(Connect("pinger", MQTT_5, keep_alive=600, properties=Properties()), MQTT_5))
-    client.recv(1 << 16)
-    took: list[float] = []
-    pipe.send("ready")
-    while not pipe.poll():
-        began = time.perf_counter()
-        client.sendall(PING)
-        client.recv(16)
-        now = time.perf_counter()
-        took.append(now - began)
-        time.sleep(max(0.0, every_s - (now - began)))
-    pipe.send(took)
-    client.close()
+    with open_client(address, "pinger") as client:
+        took: list[float] = []
+        pipe.send("ready")
+        while not pipe.poll():
+            began = time.perf_counter()
+            client.sendall(PING)
+            client.recv(16)
+            now = time.perf_counter()
+            took.append(now - began)
+            time.sleep(max(0.0, every_s - (now - began)))
+        pipe.send(took)
 
 
 @contextlib.contextmanager
 def pinging(address: str, every_s: float) -> Iterator[list[float]]:
     """Pings meanwhile; the list is filled at the end."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=ping, args=(address, every_s, theirs), daemon=True)
-    child.start()
-    ours.recv()
+    child = ChildProcess(ping, address, every_s)
     took: list[float] = []
     try:
+        child.told()
         yield took
+        child.tell("stop")
+        took += child.told()
     finally:
-        ours.send("stop")
-        took += ours.recv()
-        child.join()
+        child.end()
 
 
 def _pings(took: list[float]) -> str:
     ordered = sorted(took)
-    p99 = ordered[int(len(ordered) * 0.99)] * 1e3
-    return f"pings p99 {p99:5.2f} ms, slowest {ordered[-1] * 1e3:6.2f} ms"
+    p99_ms, most_ms = quantile(ordered, 0.99) * 1e3, quantile(ordered, 1) * 1e3
+    return f"pings p99 {p99_ms:5.2f} ms, slowest {most_ms:6.2f} ms"
 
 
-def measure(services: Services, options: argparse.Namespace) -> None:
+def ask_all(services: Services, options: Options) -> None:
     """Keep messages, then ask for them."""
-    out = sys.stdout.write
     topics = topics_of(options.messages)
     took_s = keep(services.address, topics, os.urandom(options.payload_bytes))
-    out(f"kept {len(topics):,}: {len(topics) / took_s:,.0f}/s, window {WINDOW}, {took_s:.1f} s\n")
+    say(f"kept {len(topics):,}: {len(topics) / took_s:,.0f}/s, window {WINDOW}, {took_s:.1f} s")
     (worker,) = services.workers()
     every_s = options.pings_ms / 1e3
     with pinging(services.address, every_s) as took:
         time.sleep(IDLE_S)
-    out(f"{'idle':>10} {'':56} {_pings(took)}\n")
+    say(f"{'idle':>10} {'':56} {_pings(took)}")
     half = sum(topic.endswith("/b") and topic.startswith("a/") for topic in topics)
     wanted = {"a/+/b": half, "+/b": SPREAD, "#": len(topics), topics[0]: 1}
     for qos in options.qos:
@@ -213,31 +203,25 @@ def measure(services: Services, options: argparse.Namespace) -> None:
             waited = waited_s(worker) - waited
             rate = answer.messages / answer.last_s
             first_ms = answer.first_s * 1e3
-            out(
+            say(
                 f"{topic_filter:>10} QoS {qos}: first {first_ms:7.1f} ms, all {answer.messages:>7,} "
                 f"in {answer.last_s:6.2f} s, {rate:>7,.0f}/s; {_pings(took)}, "
-                f"no core for {waited * 1e3:.0f} ms\n"
+                f"no core for {waited * 1e3:.0f} ms"
             )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.retained", description=__doc__)
-    parser.add_argument("--messages", type=int, default=100_000)
-    parser.add_argument("--payload-bytes", type=int, default=100)
-    parser.add_argument("--qos", type=int, nargs="+", default=[0, 1], choices=[0, 1])
-    parser.add_argument("--pings-ms", type=float, default=1.0)
-    parser.add_argument("--data", default=None, help="directory to work in (default: a temporary one)")
-    options = parser.parse_args(arguments)
-    shown = ", ".join(f"{key}={value}" for key, value in sorted(vars(options).items()))
-    sys.stdout.write(f"retained bench: {shown}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
-    with (
-        tempfile.TemporaryDirectory(prefix="holdmq-bench-", dir=options.data) as directory,
-        holdmq_services(Path(directory), "gateway.workers=1") as services,
-    ):
-        measure(services, options)
-    return 0
+def measure(options: Options, home: Path) -> None:
+    """Start the servers, keep messages there, and ask for them."""
+    with holdmq_services(home, "gateway.workers=1") as services:
+        ask_all(services, options)
+
+
+def main() -> int:
+    """Run the benchmark and print its figures; the exit code."""
+    command = BenchCommand(__doc__, messages=100_000, payload_bytes=100, pings_ms=1.0)
+    command.add("--qos", type=int, nargs="+", default=[0, 1], choices=[0, 1])
+    return command.run(measure)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -14,30 +14,26 @@ object per message on both sides, as the peers' clients have) and `one-way` (sen
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
-import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import uvloop
 
 from holdmq.client import Message, Producer, PullConsumer
-from holdmq.errors import HoldMQError, StartupError
+from holdmq.errors import StartupError
 from holdmq.record.batch import split_records
+from loadtest.bench.harness.command import BenchCommand, Options, say, show_rates, take_turns
 from loadtest.peers import holdmq_broker, missing_peers, nats, redis
 
 ROUND_MAX_S: Final = 120.0
 """A target that takes longer is stuck."""
-PAUSE_S: Final = 0.5
-"""Between two measurements: what the last one left behind is written by then."""
 WARM_MESSAGES: Final = 5_000
 FETCH_MAX: Final = 10_000
 """Messages per read where the client says how many it wants."""
@@ -220,54 +216,45 @@ def compare(plan: RoundPlan, rounds: int, directory: Path) -> dict[str, list[Rou
         for name, (run, address) in targets.items():
             # Topics and streams are made once, connections tried, caches filled.
             uvloop.run(_bounded(name, run(address, plan._replace(messages=WARM_MESSAGES), 0)))
-        results: dict[str, list[RoundRates]] = {name: [] for name in targets}
-        for serial in range(1, rounds + 1):
-            for name, (run, address) in targets.items():
-                results[name].append(uvloop.run(_bounded(name, run(address, plan, serial))))
-                time.sleep(PAUSE_S)
-        return results
+        serials = dict.fromkeys(targets, 0)
+
+        def one_round(name: str) -> RoundRates:
+            run, address = targets[name]
+            serials[name] += 1
+            return uvloop.run(_bounded(name, run(address, plan, serials[name])))
+
+        return take_turns(rounds, {name: partial(one_round, name) for name in targets})
 
 
 def show(results: dict[str, list[RoundRates]]) -> str:
     """Return the results as lines: median, least and most of both rates."""
     lines = []
     for name, rates in results.items():
-        columns = []
-        for what in ("produced", "consumed"):
-            found = [getattr(rate, what) for rate in rates]
-            median = statistics.median(found)
-            columns.append(f"{what} {median:>10,.0f} msg/s (min {min(found):,.0f} max {max(found):,.0f})")
-        lines.append(f"{name:16} " + "  ".join(columns))
+        both = zip(("produced", "consumed"), zip(*rates, strict=True), strict=True)
+        lines.append(f"{name:16} " + "  ".join(f"{what} {show_rates(found)}" for what, found in both))
     return "\n".join(lines)
+
+
+def measure(options: Options, home: Path) -> None:
+    """Run the comparison and print its lines; StartupError when a peer is missing."""
+    if missing := missing_peers():
+        raise StartupError("\n".join(missing))
+    plan = RoundPlan(options.messages, options.size, options.batch, options.in_flight)
+    results = compare(plan, options.rounds, home)
+    say(json.dumps(results) if options.json else show(results))
 
 
 def main() -> int:
     """Run the comparison; exit code 0, or 1 with a sentence when something is missing or fails."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--messages", type=int, default=200_000, help="of one measurement")
-    parser.add_argument("--size", type=int, default=100, help="payload bytes")
-    parser.add_argument("--batch", type=int, default=4096, help="messages of one batch")
-    parser.add_argument("--in-flight", type=int, default=4, help="batches on their way at a time")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print the rates of every round as JSON")
-    a = parser.parse_args()
-    shown = {**vars(a), "flush": "async", "cores": os.cpu_count(), "python": sys.version.split()[0]}
-    sys.stdout.write("parameters: " + " ".join(f"{k}={v}" for k, v in shown.items()) + "\n")
-    missing = missing_peers()
-    if missing:
-        sys.stderr.write("".join(f"error: {line}\n" for line in missing))
-        return 1
-    plan = RoundPlan(a.messages, a.size, a.batch, a.in_flight)
-    try:
-        with tempfile.TemporaryDirectory(prefix="holdmq-sdk-") as directory:
-            results = compare(plan, a.rounds, Path(directory))
-    except HoldMQError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    sys.stdout.write((json.dumps(results) if a.json else show(results)) + "\n")
-    return 0
+    return BenchCommand(
+        __doc__,
+        messages=(200_000, "of one measurement"),
+        size=(100, "payload bytes"),
+        batch=(4096, "messages of one batch"),
+        in_flight=(4, "batches on their way at a time"),
+        rounds=3,
+        json=(False, "print the rates of every round as JSON"),
+    ).run(measure, flush="async")
 
 
 if __name__ == "__main__":

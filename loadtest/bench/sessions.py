@@ -16,7 +16,6 @@ Clients run in this process, on the same machine; figures of CPU are the servers
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import struct
@@ -28,13 +27,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from holdmq.errors import HoldMQError, StartupError
+from holdmq.errors import StartupError
+from loadtest.bench.harness.command import BenchCommand, Options, say
 from loadtest.child import ChildProcess
+from loadtest.figures import quantile
 from loadtest.peers import Services, holdmq_services
 from loadtest.processes import raise_file_limit
 from loadtest.swarm import Swarm, open_client, payload_of, publish_run, swarm
 from loadtest.usage import cpu_s, resident_bytes, waited_s
 
+PARTS: Final = ("idle", "connect", "replay", "many")
 WARM_SESSIONS: Final = 500
 SETTLE_S: Final = 2.0
 """For rows to be written and buffers to be given back."""
@@ -44,11 +46,6 @@ PAIR_TURN_S: Final = 0.02
 ALONE_S: Final = 2.0
 PATIENCE_S: Final = 300.0
 _NUMBER: Final = struct.Struct(">Q")
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def idle(services: Services, sessions: int) -> None:
@@ -63,14 +60,14 @@ def idle(services: Services, sessions: int) -> None:
         took = crowd.connect(sessions, subscribe="cmd/{id}")
         time.sleep(3 * SETTLE_S)
         grown = resident_bytes(worker) - before
-        _say(
+        say(
             f"idle      {sessions:,} sessions: {grown / sessions / 1024:.2f} KiB each "
             f"({grown / 1e6:,.1f} MB); connected and subscribed {sessions / took:,.0f}/s"
         )
         crowd.disconnect()
     time.sleep(SETTLE_S)
     left = resident_bytes(worker) - before
-    _say(f"          after they left: {left / 1e6:+,.1f} MB")
+    say(f"          after they left: {left / 1e6:+,.1f} MB")
 
 
 def connect(services: Services, count: int) -> None:
@@ -82,7 +79,7 @@ def connect(services: Services, count: int) -> None:
             took = crowd.connect(count, clean=what == "clean")
             us = [(cpu_s(pid) - before) / count * 1e6 for pid, before in zip(pids, used, strict=True)]
             crowd.disconnect()
-        _say(
+        say(
             f"connect   {count:,} {what} sessions: {count / took:,.0f}/s; CPU of each: "
             f"{sum(us[:-1]):.0f} us in workers, {us[-1]:.0f} us in the broker"
         )
@@ -136,10 +133,8 @@ class Pair:
     def told(self) -> PairLatency:
         """Of what came since the last call."""
         found, self.latencies = sorted(self.latencies), []
-        if not found:
-            return PairLatency(*[float("nan")] * 3)
-        p50, p99 = (found[int(len(found) * share)] * 1e3 for share in (0.5, 0.99))
-        return PairLatency(p50, p99, found[-1] * 1e3)
+        p50, p99, most = (quantile(found, share) * 1e3 for share in (0.5, 0.99, 1))
+        return PairLatency(p50, p99, most)
 
     def close(self) -> None:
         """End both clients' connections."""
@@ -185,8 +180,8 @@ class _Beside:
         """It is over: say what was seen."""
         took = time.perf_counter() - self._began
         shares = [(waited_s(pid) - b) / took for pid, b in zip(self._pids, self._waited, strict=True)]
-        _say(f"          a pair beside it: {self._alone} alone; {self._ask()} meanwhile")
-        _say(f"          waiting for a core: workers {sum(shares[:-1]):.0%}, the broker {shares[-1]:.0%}")
+        say(f"          a pair beside it: {self._alone} alone; {self._ask()} meanwhile")
+        say(f"          waiting for a core: workers {sum(shares[:-1]):.0%}, the broker {shares[-1]:.0%}")
         self._pair.end()
 
 
@@ -239,7 +234,7 @@ def replay(services: Services, messages: int) -> None:
         one.connect(1, subscribe="replay/#")
         one.disconnect()
         took = _publish_numbered(services.address, "replay/x", messages)
-        _say(f"replay    {messages:,} messages published in {took:.1f} s")
+        say(f"replay    {messages:,} messages published in {took:.1f} s")
         beside = _Beside(services)
         pids = [*services.workers(), services.broker_pid]
         used = [cpu_s(pid) for pid in pids]
@@ -263,7 +258,7 @@ def replay(services: Services, messages: int) -> None:
                     came(number, body)
         took = time.perf_counter() - began
         us = [(cpu_s(pid) - before) / messages * 1e6 for pid, before in zip(pids, used, strict=True)]
-        _say(
+        say(
             f"          replayed in {took:.1f} s = {messages / took:,.0f}/s, in order; CPU of each: "
             f"{sum(us[:-1]):.1f} us in workers, {us[-1]:.1f} us in the broker"
         )
@@ -302,12 +297,12 @@ def many(services: Services, offline: int, each: int, others: int) -> None:
             for number, packet_type, body in crowd.step(0.1):
                 if packet_type == 3:
                     came(number, body)
-        _say(
+        say(
             f"many      {offline:,} sessions with {each} messages among {others:,}: all served within "
             f"{time.perf_counter() - began:.1f} s (connected in {connected:.1f} s)"
         )
         spent = [cpu_s(pid) - before for pid, before in zip(pids, used, strict=True)]
-        _say(f"          CPU: {sum(spent[:-1]):.1f} s in workers, {spent[-1]:.1f} s in the broker")
+        say(f"          CPU: {sum(spent[:-1]):.1f} s in workers, {spent[-1]:.1f} s in the broker")
         beside.end()
         crowd.disconnect()
 
@@ -320,45 +315,41 @@ def _to_each(crowd: Swarm, part: int, first: int, end: int) -> bytes:
     )
 
 
+def measure(options: Options, home: Path) -> None:
+    """Run the parts, each with an installation of its own."""
+    for part in options.parts:
+        workers = 1 if part == "idle" else options.workers
+        with (
+            tempfile.TemporaryDirectory(dir=home) as directory,
+            holdmq_services(Path(directory), f"gateway.workers={workers}", *options.set) as services,
+        ):
+            with swarm(services.address, "first") as first:
+                first.connect(1)  # the whole way is open
+            if part == "idle":
+                idle(services, options.sessions)
+            elif part == "connect":
+                connect(services, options.connects)
+            elif part == "replay":
+                replay(services, options.messages)
+            else:
+                many(services, options.offline, options.each, options.others)
+
+
 def main() -> int:
     """Run the parts; exit code 0, or 1 with a sentence when something fails."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    command = BenchCommand(
+        __doc__,
+        sessions=18_000,
+        connects=10_000,
+        messages=200_000,
+        offline=2_000,
+        each=10,
+        others=500_000,
+        workers=(1, "gateway.workers; idle needs 1"),
     )
-    parts = ("idle", "connect", "replay", "many")
-    parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts))
-    parser.add_argument("--sessions", type=int, default=18_000)
-    parser.add_argument("--connects", type=int, default=10_000)
-    parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--offline", type=int, default=2_000)
-    parser.add_argument("--each", type=int, default=10)
-    parser.add_argument("--others", type=int, default=500_000)
-    parser.add_argument("--workers", type=int, default=1, help="gateway.workers; idle needs 1")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="more settings")
-    a = parser.parse_args()
-    shown = {**vars(a), "cores": os.cpu_count(), "open_files": raise_file_limit()}
-    _say("parameters: " + " ".join(f"{k}={v}" for k, v in shown.items()))
-    try:
-        for part in a.parts:
-            workers = 1 if part == "idle" else a.workers
-            with (
-                tempfile.TemporaryDirectory(prefix="holdmq-sessions-") as directory,
-                holdmq_services(Path(directory), f"gateway.workers={workers}", *a.set) as services,
-            ):
-                with swarm(services.address, "first") as first:
-                    first.connect(1)  # the whole way is open
-                if part == "idle":
-                    idle(services, a.sessions)
-                elif part == "connect":
-                    connect(services, a.connects)
-                elif part == "replay":
-                    replay(services, a.messages)
-                else:
-                    many(services, a.offline, a.each, a.others)
-    except HoldMQError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    return 0
+    command.add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    command.add_settings()
+    return command.run(measure, open_files=raise_file_limit())
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ did not come. A rate that is not carried ends the run: latencies would be those 
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -34,7 +32,9 @@ from threading import Event, Thread
 from typing import Final
 
 from holdmq.errors import HoldMQError, StartupError
+from loadtest.bench.harness.command import BenchCommand, Options, say
 from loadtest.beside_slow import SIZE_MIN, LoadPlan, SlowState, SlowTraffic
+from loadtest.figures import quantile
 from loadtest.gateway_memory import EVERY_S, read_numbers
 from loadtest.peers import free_port, holdmq_services
 from loadtest.processes import raise_file_limit
@@ -108,13 +108,10 @@ def p99(latencies: Sequence[float]) -> float:
     """The 99th percentile; StartupError when there is nothing to take it of."""
     if not latencies:
         raise StartupError("no message came in a turn; choose longer turns or a higher rate")
-    ordered = sorted(latencies)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+    return quantile(sorted(latencies), 0.99)
 
 
-def measure(
-    traffic: SlowTraffic, watch: MemoryWatch, worker: int, options: argparse.Namespace
-) -> LoadFigures:
+def measure_load(traffic: SlowTraffic, watch: MemoryWatch, worker: int, options: Options) -> LoadFigures:
     """Turns of reading and not reading, then the long one."""
     traffic.run(WARM_S)
     reading_p99: list[float] = []
@@ -174,7 +171,7 @@ def show(name: str, load: LoadPlan, found: LoadFigures) -> str:
     return "\n".join(lines)
 
 
-def faults(found: LoadFigures, options: argparse.Namespace) -> list[str]:
+def faults(found: LoadFigures, options: Options) -> list[str]:
     """What was not as it should be."""
     wrong = []
     ratio = statistics.median(found.ratios)
@@ -185,66 +182,58 @@ def faults(found: LoadFigures, options: argparse.Namespace) -> list[str]:
     return wrong
 
 
-def run(load: LoadPlan, options: argparse.Namespace) -> LoadFigures:
+def run(load: LoadPlan, options: Options, home: Path) -> LoadFigures:
     """Measure one load with an installation of its own."""
     admin = free_port()
     sets = ["gateway.workers=1", f"gateway.admin_port={admin}", *options.set]
     with ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdmq-slow-"))
+        directory = stack.enter_context(tempfile.TemporaryDirectory(dir=home))
         services = stack.enter_context(holdmq_services(Path(directory), *sets))
         traffic = SlowTraffic(load, services.address)
         stack.callback(traffic.close)
         (worker,) = services.workers()
         watch = MemoryWatch(f"127.0.0.1:{admin}")
         stack.callback(watch.close)
-        return measure(traffic, watch, worker, options)
+        return measure_load(traffic, watch, worker, options)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure; exit code 0, or 1 with what was not as it should be."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.bench.slow_subscriber",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--loads", nargs="+", choices=("fan-out", "pairs"), default=["fan-out", "pairs"])
-    parser.add_argument("--readers", type=int, default=1_000)
-    parser.add_argument("--rate", type=float, default=20.0, help="msg/s of the publisher of fan-out")
-    parser.add_argument("--pairs-rate", type=float, default=500.0, help="msg/s of all publishers of pairs")
-    parser.add_argument("--size", type=int, default=100, help=f"payload bytes, at least {SIZE_MIN}")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the long stall")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--turn-s", type=float, default=5.0)
-    parser.add_argument("--ratio-max", type=float, default=1.25)
-    parser.add_argument("--memory-max-mb", type=float, default=1.0)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the servers")
-    options = parser.parse_args(arguments)
-    if options.size < SIZE_MIN or options.rounds < 1:
-        parser.error(f"--size is at least {SIZE_MIN}, --rounds at least 1")
-    shown = {
-        **vars(options),
-        "qos": 1,
-        "workers": 1,
-        "cores": os.cpu_count(),
-        "open_files": raise_file_limit(),
-    }
-    sys.stdout.write("parameters: " + " ".join(f"{k}={v}" for k, v in shown.items()) + "\n")
+def measure(options: Options, home: Path) -> list[str]:
+    """Measure the loads and print what was seen; what was not as it should be."""
     wrong: list[str] = []
-    try:
-        for name in options.loads:
-            is_pairs = name == "pairs"
-            rate = options.pairs_rate if is_pairs else options.rate
-            load = LoadPlan(options.readers, rate, is_pairs, options.size)
-            found = run(load, options)
-            sys.stdout.write(show(name, load, found) + "\n")
-            sys.stdout.flush()
-            wrong += [f"{name}: {sentence}" for sentence in faults(found, options)]
-    except HoldMQError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    for sentence in wrong:
-        sys.stdout.write(f"NOT AS IT SHOULD BE: {sentence}\n")
-    return 1 if wrong else 0
+    for name in options.loads:
+        is_pairs = name == "pairs"
+        rate = options.pairs_rate if is_pairs else options.rate
+        load = LoadPlan(options.readers, rate, is_pairs, options.size)
+        found = run(load, options, home)
+        say(show(name, load, found))
+        wrong += [f"{name}: {sentence}" for sentence in faults(found, options)]
+    return wrong
+
+
+def check(options: Options) -> str | None:
+    """Return what is wrong with the options."""
+    if options.size < SIZE_MIN or options.rounds < 1:
+        return f"--size is at least {SIZE_MIN}, --rounds at least 1"
+    return None
+
+
+def main() -> int:
+    """Measure; exit code 0, or 1 with what was not as it should be."""
+    command = BenchCommand(
+        __doc__,
+        readers=1_000,
+        rate=(20.0, "msg/s of the publisher of fan-out"),
+        pairs_rate=(500.0, "msg/s of all publishers of pairs"),
+        size=(100, f"payload bytes, at least {SIZE_MIN}"),
+        seconds=(60.0, "of the long stall"),
+        rounds=5,
+        turn_s=5.0,
+        ratio_max=1.25,
+        memory_max_mb=1.0,
+    )
+    command.add("--loads", nargs="+", choices=("fan-out", "pairs"), default=["fan-out", "pairs"])
+    command.add_settings()
+    return command.run(measure, check, qos=1, workers=1, open_files=raise_file_limit())
 
 
 if __name__ == "__main__":

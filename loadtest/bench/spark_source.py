@@ -15,15 +15,13 @@ of it shares this machine's cores: a rate "per core" is rows per second of CPU.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import platform
-import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,6 +30,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from holdmq.client import Producer
+from holdmq.errors import StartupError
+from loadtest.bench.harness.command import BenchCommand, Options, medians, say, take_turns
 from loadtest.peers import BrokerProcess, holdmq_broker
 from loadtest.usage import cpu_of_tree_s
 from spark_streaming.java import find_java_home
@@ -138,11 +138,10 @@ class SourceBench:
         self.source("*").write.parquet(str(self._files))
         found = self.parquet("*").count()
         if found != self._rows:
-            raise SystemExit(f"{self._rows} messages were produced, and {found} read")
+            raise StartupError(f"{self._rows} messages were produced, and {found} read")
 
-    def measure(self, work: Work, read: Callable[[str], DataFrame]) -> Sample:
+    def do(self, work: Work, read: Callable[[str], DataFrame]) -> Sample:
         """Do one work once."""
-        time.sleep(PAUSE_S)
         reader, broker, begin = self._cpu()
         work.run(read(work.columns))
         reader_after, broker_after, end = self._cpu()
@@ -154,49 +153,40 @@ class SourceBench:
 
 def report(name: str, what: str, samples: list[Sample], rows: int) -> str:
     """Medians of some samples, as a line."""
-    wall, reader, broker = (statistics.median(values) for values in zip(*samples, strict=True))
+    wall, reader, broker = medians(samples)
     return (
         f"{name:8} {what:8} {rows / wall:12,.0f} rows/s {rows / max(reader, 1e-9):12,.0f} rows/s per core "
         f"{reader / rows * 1e6:8.2f} us/row at the reader {broker / rows * 1e6:6.2f} us/row at the broker"
     )
 
 
-def main() -> None:
-    """Run the benchmark and print its table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--body-bytes", type=int, default=130)
-    parser.add_argument("--topics", type=int, default=4)
-    parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    out = sys.stdout.write
-    out(
-        f"rows={given.rows} body_bytes={given.body_bytes} topics={given.topics} cores={given.cores} "
-        f"rounds={given.rounds} machine={platform.machine()} cpus={os.cpu_count()} "
-        f"python={platform.python_version()} pyspark={pyspark.__version__}\n"
+def measure(options: Options, home: Path) -> None:
+    """Produce messages, copy them, and read both in turns."""
+    with holdmq_broker(home) as broker:
+        asyncio.run(produce(broker.registry, options.rows, options.body_bytes, options.topics))
+        spark = start_spark(home, options.cores)
+        try:
+            bench = SourceBench(spark, broker, home / "parquet", options.rows)
+            bench.copy()
+            ways = {"holdmq": bench.source, "parquet": bench.parquet}
+            readings = {
+                (work.name, what): partial(bench.do, work, read)
+                for work in WORKS
+                for what, read in ways.items()
+            }
+            found = take_turns(options.rounds + 1, readings, PAUSE_S)
+            for (name, what), samples in found.items():
+                say(report(name, what, samples[1:], options.rows))  # the first one compiles
+        finally:
+            spark.stop()
+
+
+def main() -> int:
+    """Run the benchmark and print its table; the exit code."""
+    return BenchCommand(__doc__, rows=1_000_000, body_bytes=130, topics=4, cores=2, rounds=3).run(
+        measure, machine=platform.machine(), pyspark=pyspark.__version__
     )
-    with tempfile.TemporaryDirectory(prefix="holdmq-bench-") as directory:
-        home = Path(directory)
-        with holdmq_broker(home) as broker:
-            asyncio.run(produce(broker.registry, given.rows, given.body_bytes, given.topics))
-            spark = start_spark(home, given.cores)
-            try:
-                bench = SourceBench(spark, broker, home / "parquet", given.rows)
-                bench.copy()
-                ways = {"holdmq": bench.source, "parquet": bench.parquet}
-                found: dict[tuple[str, str], list[Sample]] = {}
-                for turn in range(given.rounds + 1):
-                    for work in WORKS:
-                        for what, read in ways.items():
-                            sample = bench.measure(work, read)
-                            if turn:  # the first one compiles
-                                found.setdefault((work.name, what), []).append(sample)
-                for (name, what), samples in found.items():
-                    out(report(name, what, samples, given.rows) + "\n")
-            finally:
-                spark.stop()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

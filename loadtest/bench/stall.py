@@ -9,84 +9,30 @@ how much later than asked that call came. One row without a store tells what the
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import platform
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
-from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
-from holdmq.files.disk import (
-    OpenFile,
-    RealDisk,
-    RealFile,
-)
 from holdmq.record.batch import encode_batch
 from holdmq.service.interpreter import prepare_interpreter
+from loadtest.bench.harness.command import BenchCommand, Options, say
+from loadtest.bench.harness.store import SlowDisk, close_off_loop, open_on_loop, probe_loop
+from loadtest.figures import quantile
 from storage.api.store import (
     Batch,
     BatchRun,
 )
-from storage.log.store import LogStore, open_store
+from storage.log.store import LogStore
 
 TOPIC: Final = "bench"
-PROBE_S: Final = 0.001
 WARM_S: Final = 1.0
-
-
-class StallingFile(RealFile):
-    """A file of a disk that takes its time for fsync."""
-
-    __slots__ = ("delay_s", "disk")
-
-    def __init__(self, file: RealFile, disk: StallingDisk) -> None:
-        super().__init__(file.fd, file.path)
-        self.disk = disk
-
-    def sync(self) -> None:
-        self.disk.wait()
-        super().sync()
-
-
-class StallingDisk(RealDisk):
-    """The real disk, `delay_s` slower at every fsync once `is_slow`."""
-
-    def __init__(self, delay_s: float) -> None:
-        self.delay_s = delay_s
-        self.is_slow = False
-        self.waits = 0
-
-    def wait(self) -> None:
-        if self.is_slow:
-            self.waits += 1
-            time.sleep(self.delay_s)
-
-    def open(self, path: Path, create: bool = False) -> OpenFile:
-        file = super().open(path, create)
-        assert isinstance(file, RealFile)
-        return StallingFile(file, self)
-
-    def create_anew(self, path: Path) -> OpenFile:
-        file = super().create_anew(path)
-        assert isinstance(file, RealFile)
-        return StallingFile(file, self)
-
-    def sync_directory(self, directory: Path) -> None:
-        self.wait()
-        super().sync_directory(directory)
-
-    def sync_all(self, directory: Path) -> None:
-        self.wait()
-        super().sync_all(directory)
 
 
 class StallLoad:
@@ -121,101 +67,64 @@ class StallLoad:
         self._store.read_queue(TOPIC, 0, 0, run.base_offset, 1 << 20, run.count)
 
 
-async def probe(stalls: list[float], seconds: float) -> None:
-    """Ask for a call every millisecond; note how much too late each came, in seconds."""
-    loop = asyncio.get_running_loop()
-    done = loop.create_future()
-    end = time.perf_counter() + seconds
-    asked = time.perf_counter()
-
-    def called() -> None:
-        nonlocal asked
-        now = time.perf_counter()
-        stalls.append(max(0.0, now - asked - PROBE_S))
-        if now >= end:
-            done.set_result(None)
-            return
-        asked = now
-        loop.call_later(PROBE_S, called)
-
-    loop.call_later(PROBE_S, called)
-    await done
-
-
-def row(name: str, stalls: list[float], records: float, waits: int) -> str:
-    """A row of the table, times in ms."""
+def row(name: str, stalls: Sequence[float], records: float, waits: int) -> None:
+    """Print a row of the table, times in ms."""
     ordered = sorted(stalls)
-
-    def at(part: float) -> float:
-        return ordered[min(len(ordered) - 1, int(len(ordered) * part))] * 1e3
-
-    times = " ".join(f"{each:>8.2f}" for each in (at(0.5), at(0.99), at(0.999), ordered[-1] * 1e3))
-    return f"{name:>10} {len(ordered):>7} {times} {records:>10,.0f} {waits:>7}\n"
+    times = " ".join(f"{quantile(ordered, share) * 1e3:>8.2f}" for share in (0.5, 0.99, 0.999, 1))
+    say(f"{name:>10} {len(ordered):>7} {times} {records:>10,.0f} {waits:>7}")
 
 
-async def measure(flush: str, options: argparse.Namespace) -> str:
-    """One row: a store under load, its fsyncs slowed."""
-    directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
-    loop = asyncio.get_running_loop()
-    settings = StorageSection.model_validate(
-        {
-            "data_dir": directory,
-            "flush": flush,
-            "segment_size_bytes": options.segment_mib << 20,
-            "disk_early_percent": 100,
-            "disk_forced_percent": 100,
-            "disk_refuse_percent": 100,
-        }
+async def measure_store(flush: str, options: Options, directory: Path) -> None:
+    """Print one row: a store under load, its fsyncs slowed."""
+    disk = SlowDisk(options.fsync_ms / 1e3)
+    store = await open_on_loop(
+        directory,
+        disk,
+        flush=flush,
+        segment_size_bytes=options.segment_mib << 20,
+        disk_early_percent=100,
+        disk_forced_percent=100,
+        disk_refuse_percent=100,
     )
-    disk = StallingDisk(options.fsync_ms / 1e3)
-    post: Callable[[Callable[[], object]], object] = loop.call_soon_threadsafe
-    store = open_store(settings, "bench", lambda _: 1, post, disk=disk)
-    await asyncio.to_thread(store.open)
     try:
         load = StallLoad(store, options.rate, options.batch_records, options.body_bytes)
-        disk.is_slow = True
-        stalls: list[float] = []
         running = asyncio.ensure_future(load.run(options.seconds + WARM_S))
         await asyncio.sleep(WARM_S)
         before = load.confirmed
-        await probe(stalls, options.seconds)
+        stalls = await probe_loop(options.seconds)
         records = (load.confirmed - before) / options.seconds
         await running
-        return row(flush, stalls, records, disk.waits)
+        row(flush, stalls, records, disk.waits)
     finally:
-        disk.is_slow = False
-        await asyncio.to_thread(store.close)
-        shutil.rmtree(directory)
+        await close_off_loop(store, disk)
 
 
-async def run(options: argparse.Namespace) -> None:
-    out = sys.stdout.write
+async def run(options: Options, home: Path) -> None:
     times = " ".join(f"{each:>8}" for each in ("p50 ms", "p99", "p99.9", "max"))
-    out(f"{'':>10} {'probes':>7} {times} {'records/s':>10} {'fsyncs':>7}\n")
-    stalls: list[float] = []
-    await probe(stalls, options.seconds)
-    out(row("no store", stalls, 0, 0))
+    say(f"{'':>10} {'probes':>7} {times} {'records/s':>10} {'fsyncs':>7}")
+    row("no store", await probe_loop(options.seconds), 0, 0)
     for flush in ("async", "sync"):
-        out(await measure(flush, options))
+        await measure_store(flush, options, home / flush)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark and print its table."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.stall", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each row")
-    parser.add_argument("--fsync-ms", type=float, default=200.0)
-    parser.add_argument("--rate", type=int, default=1000, help="batches per second")
-    parser.add_argument("--batch-records", type=int, default=8)
-    parser.add_argument("--body-bytes", type=int, default=100)
-    parser.add_argument("--segment-mib", type=int, default=16, help="small: segments are made during the run")
-    parser.add_argument("--data", default=None, help="directory to work in (default: a temporary one)")
-    options = parser.parse_args(arguments)
-    shown = ", ".join(f"{key}={value}" for key, value in sorted(vars(options).items()))
-    sys.stdout.write(f"stall bench: {shown}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
+def measure(options: Options, home: Path) -> None:
+    """Print the table."""
     prepare_interpreter()
-    uvloop.run(run(options))
-    return 0
+    uvloop.run(run(options, home))
+
+
+def main() -> int:
+    """Run the benchmark and print its table; the exit code."""
+    return BenchCommand(
+        __doc__,
+        seconds=(10.0, "of each row"),
+        fsync_ms=200.0,
+        rate=(1000, "batches per second"),
+        batch_records=8,
+        body_bytes=100,
+        segment_mib=(16, "small: segments are made during the run"),
+    ).run(measure)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -12,30 +12,25 @@ with a store that was opened again, whose files the operating system still has i
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
-import queue
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from statistics import median
+from contextlib import closing
+from pathlib import Path
 from typing import NamedTuple
 
-from holdmq.config.model import StorageSection
-from holdmq.errors import StorageError
 from holdmq.record.batch import (
     Ints,
     encode_batch,
 )
 from holdmq.service.interpreter import prepare_interpreter
+from loadtest.bench.harness.command import BenchCommand, Options, medians, say
+from loadtest.bench.harness.store import StoreBench
 from storage.api.store import (
     Batch,
     BatchRun,
 )
-from storage.log.store import LogStore, open_store
 
 TOPIC = "bench"
 
@@ -49,26 +44,15 @@ class Appending(NamedTuple):
     cpu_s: float
 
 
-class StorageBench:
-    """A store whose callbacks run here, as they would on the event loop."""
+class StorageBench(StoreBench):
+    """A store of the engine with few settings of its own."""
 
-    def __init__(self, directory: str, flush: str, segment_mib: int) -> None:
-        self.posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        settings = StorageSection.model_validate(
-            {"data_dir": directory, "flush": flush, "segment_size_bytes": segment_mib << 20}
-        )
-        self.store: LogStore = open_store(settings, "bench", lambda _: 1, self.posted.put)
-        self.store.open()
-        self.done = 0
-
-    def confirmed(self, _batch: Batch, error: StorageError | None) -> None:
-        if error is not None:
-            raise error
-        self.done += 1
+    def __init__(self, directory: Path, flush: str, segment_mib: int) -> None:
+        super().__init__(directory, flush=flush, segment_size_bytes=segment_mib << 20)
 
     def append(self, made: list[tuple[bytearray, Ints]], queues: int, window: int) -> Appending:
         """Append prepared batches; return what it took."""
-        self.done = 0
+        self.answered = 0
         cpu, loop_cpu = time.process_time(), time.thread_time()
         busy = 0.0
         clock = time.perf_counter
@@ -76,14 +60,14 @@ class StorageBench:
         for index, (records, sizes) in enumerate(made):
             started = clock()
             run = BatchRun(TOPIC, index % queues, len(sizes))
-            self.store.append(Batch(memoryview(records), sizes, [run]), self.confirmed)
+            self.store.append(Batch(memoryview(records), sizes, [run]), self.note_answer)
             busy += clock() - started
-            while index - self.done >= window or not self.posted.empty():
+            while index - self.answered >= window or not self.posted.empty():
                 callback = self.posted.get()
                 started = clock()
                 callback()
                 busy += clock() - started
-        while self.done < len(made):
+        while self.answered < len(made):
             callback = self.posted.get()
             started = clock()
             callback()
@@ -130,39 +114,39 @@ def prepare(
     return made
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark and print its table."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.storage", description=__doc__)
-    parser.add_argument("--records", type=int, default=400_000, help="records per row, at most")
-    parser.add_argument("--rounds", type=int, default=3, help="of appending, and of reading")
-    parser.add_argument("--batches", default="1,8,64,512", help="records per batch, one row each")
-    parser.add_argument("--body-bytes", type=int, default=100)
-    parser.add_argument("--queues", type=int, default=4)
-    parser.add_argument("--read-records", type=int, default=2_000_000, help="of the sequential read")
-    parser.add_argument("--window", type=int, default=256, help="unconfirmed batches")
-    parser.add_argument("--flush", choices=("async", "sync"), default="async")
-    parser.add_argument("--segment-mib", type=int, default=256)
-    parser.add_argument("--data", default=None, help="directory to work in (default: a temporary one)")
-    options = parser.parse_args(arguments)
-    out = sys.stdout.write
-    shown = ", ".join(f"{k}={v}" for k, v in sorted(vars(options).items()))
-    out(f"storage bench: {shown}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
+def measure(options: Options, home: Path) -> None:
+    """Print the table and the line of the sequential reads."""
     prepare_interpreter()
-    out(f"{'batch':>6} {'records':>8} {'append/s':>10} {'loop µs/batch':>14} {'loop CPU':>9} {'all CPU':>8} ")
-    out(f"{'groups':>7} {'queue read/s':>13} {'log read/s':>11}\n")
+    say(
+        f"{'batch':>6} {'records':>8} {'append/s':>10} {'loop µs/batch':>14} {'loop CPU':>9} {'all CPU':>8} "
+        f"{'groups':>7} {'queue read/s':>13} {'log read/s':>11}"
+    )
     for batch_records in map(int, options.batches.split(",")):
-        directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
-        bench = StorageBench(directory, options.flush, options.segment_mib)
-        try:
-            out(row(bench, batch_records, options))
-        finally:
-            bench.store.close()
-            shutil.rmtree(directory)
-    sequential(options)
-    return 0
+        with tempfile.TemporaryDirectory(dir=home) as directory:
+            bench = StorageBench(Path(directory), options.flush, options.segment_mib)
+            with closing(bench.store):
+                say(row(bench, batch_records, options))
+    sequential(options, home / "sequential")
 
 
-def row(bench: StorageBench, batch_records: int, options: argparse.Namespace) -> str:
+def main() -> int:
+    """Run the benchmark and print its table; the exit code."""
+    command = BenchCommand(
+        __doc__,
+        records=(400_000, "records per row, at most"),
+        rounds=(3, "of appending, and of reading"),
+        batches=("1,8,64,512", "records per batch, one row each"),
+        body_bytes=100,
+        queues=4,
+        read_records=(2_000_000, "of the sequential read"),
+        window=(256, "unconfirmed batches"),
+        segment_mib=256,
+    )
+    command.add("--flush", choices=("async", "sync"), default="async")
+    return command.run(measure)
+
+
+def row(bench: StorageBench, batch_records: int, options: Options) -> str:
     """Append and read with one batch size: a row of the table."""
     # Small batches cost so much more each that the same number of records would take minutes.
     records = min(options.records, batch_records * 20_000)
@@ -174,42 +158,36 @@ def row(bench: StorageBench, batch_records: int, options: argparse.Namespace) ->
         rounds.append(bench.append(copies, options.queues, options.window))
         del copies
         time.sleep(1.2)  # until the index files have everything
-    elapsed, loop, loop_cpu, cpu = (median(values) / len(made) for values in zip(*rounds, strict=True))
+    elapsed, loop, loop_cpu, cpu = (each / len(made) for each in medians(rounds))
     queue_count, queue_s = bench.read_queue()
     log_count, log_s = bench.read_log()
     groups = bench.store.numbers()["write_groups_total"] / options.rounds
     return (
         f"{batch_records:>6} {len(made) * batch_records:>8} {batch_records / elapsed:>10,.0f} "
         f"{loop * 1e6:>14.1f} {loop_cpu * 1e6:>9.1f} {cpu * 1e6:>8.1f} "
-        f"{groups:>7.0f} {queue_count / queue_s:>13,.0f} {log_count / log_s:>11,.0f}\n"
+        f"{groups:>7.0f} {queue_count / queue_s:>13,.0f} {log_count / log_s:>11,.0f}"
     )
 
 
-def sequential(options: argparse.Namespace) -> None:
+def sequential(options: Options, directory: Path) -> None:
     """Read one queue, and the log, from their start: a store that was opened again, nothing in its caches."""
-    directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
-    try:
-        bench = StorageBench(directory, "async", options.segment_mib)
-        for _ in range(max(1, options.read_records // 204_800)):
-            bench.append(prepare(204_800, 512, options.body_bytes, 1), 1, 256)
-        bench.store.close()
-        shown: list[str] = []
-        for name, reading in (("queue", StorageBench.read_queue), ("log", StorageBench.read_log)):
-            rates: list[float] = []
-            cpus: list[float] = []
-            for _ in range(options.rounds):
-                bench = StorageBench(directory, "async", options.segment_mib)
+    bench = StorageBench(directory, "async", options.segment_mib)
+    for _ in range(max(1, options.read_records // 204_800)):
+        bench.append(prepare(204_800, 512, options.body_bytes, 1), 1, 256)
+    bench.store.close()
+    shown: list[str] = []
+    for name, reading in (("queue", StorageBench.read_queue), ("log", StorageBench.read_log)):
+        rounds: list[tuple[float, float]] = []
+        for _ in range(options.rounds):
+            bench = StorageBench(directory, "async", options.segment_mib)
+            with closing(bench.store):
                 cpu = time.thread_time()
                 count, seconds = reading(bench)
-                cpus.append((time.thread_time() - cpu) / count)
-                rates.append(count / seconds)
-                bench.store.close()
-            shown.append(f"{name} {median(rates):,.0f}/s ({median(cpus) * 1e9:.0f} ns of CPU each)")
-        sys.stdout.write(f"sequential read of {count} records, one queue in batches of 512: ")
-        sys.stdout.write(", ".join(shown) + "\n")
-    finally:
-        shutil.rmtree(directory)
+                rounds.append((count / seconds, (time.thread_time() - cpu) / count))
+        rate, cpu_s = medians(rounds)
+        shown.append(f"{name} {rate:,.0f}/s ({cpu_s * 1e9:.0f} ns of CPU each)")
+    say(f"sequential read of {count} records, one queue in batches of 512: {', '.join(shown)}")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -11,75 +11,29 @@ takes `--fsync-ms`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import os
-import platform
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
-import numpy as np
-
-from holdmq.config.model import StorageSection
 from holdmq.errors import CorruptRecordError, StorageError
-from holdmq.files.disk import (
-    Disk,
-    OpenFile,
-    RealDisk,
-    RealFile,
-)
 from holdmq.record.batch import Ints
 from holdmq.service.interpreter import prepare_interpreter
+from loadtest.bench.harness.command import BenchCommand, Options, say
+from loadtest.bench.harness.store import SlowDisk, close_off_loop, open_on_loop, probe_loop
 from loadtest.bench.storage import TOPIC, StorageBench, prepare
+from loadtest.figures import quantile, show_ms
 from storage.api.store import (
     Batch,
     BatchRun,
 )
-from storage.log.store import LogStore, open_store
+from storage.log.store import LogStore
 
 HOT = "hot"
 HOT_RECORDS = 8
-
-
-class SlowFile(RealFile):
-    """A file whose fsync takes long."""
-
-    delay_s = 0.0
-
-    def sync(self) -> None:
-        time.sleep(self.delay_s)
-        super().sync()
-
-
-class SlowDisk(RealDisk):
-    """A disk whose log files' fsync takes `delay_s`."""
-
-    def __init__(self, delay_s: float) -> None:
-        self._delay_s = delay_s
-
-    def open(self, path: Path, create: bool = False) -> OpenFile:
-        return self._slow(super().open(path, create), path)
-
-    def create_anew(self, path: Path) -> OpenFile:
-        return self._slow(super().create_anew(path), path)
-
-    def _slow(self, file: OpenFile, path: Path) -> OpenFile:
-        assert isinstance(file, RealFile)
-        slow = SlowFile(file.fd, path)
-        slow.delay_s = self._delay_s if path.parent.name == "commitlog" else 0.0
-        return slow
-
-
-def new_store(directory: str, disk: Disk | None = None) -> LogStore:
-    settings = StorageSection.model_validate({"data_dir": directory, "segment_size_bytes": 256 << 20})
-    loop = asyncio.get_running_loop()
-    store = open_store(settings, "bench", lambda _: 1, loop.call_soon_threadsafe, disk=disk)
-    store.open()
-    return store
+SEGMENT_BYTES = 256 << 20
 
 
 async def append_paced(store: LogStore, seconds: float, interval_s: float) -> list[float]:
@@ -129,58 +83,50 @@ async def read_cold(store: LogStore, end: int, read: list[int]) -> None:
             position = batches[-1].end
 
 
-async def late_ticks(seconds: float) -> list[float]:
-    """How late a timer of 1 ms is, in seconds."""
-    loop = asyncio.get_running_loop()
-    late: list[float] = []
-    end = loop.time() + seconds
-    while loop.time() < end:
-        due = loop.time() + 0.001
-        await asyncio.sleep(0.001)
-        late.append(loop.time() - due)
-    return late
+def shown(times_s: Sequence[float]) -> str:
+    return show_ms(times_s, 0.5, 0.99, 0.999)
 
 
-def shown(values: Sequence[float]) -> str:
-    p50, p99, p999 = np.percentile(np.array(values) * 1e3, [50, 99, 99.9])
-    return f"p50 {p50:7.2f} ms, p99 {p99:7.2f} ms, p99.9 {p999:7.2f} ms, max {max(values) * 1e3:7.2f} ms"
-
-
-async def beside_cold(directory: str, seconds: float, rounds: int, interval_s: float, readers: int) -> None:
-    out = sys.stdout.write
-    store = new_store(directory)
+async def beside_cold(directory: Path, options: Options) -> None:
+    """Print the latencies of the tail, alone and beside cold readers, in turns."""
+    store = await open_on_loop(directory, segment_size_bytes=SEGMENT_BYTES)
     end = store.confirmed_position
+    interval_s, seconds = options.interval_ms / 1e3, options.seconds / options.rounds
     await append_paced(store, 1, interval_s)
     read = [0]
     reading_s = 0.0
     ratios: list[float] = []
-    for _ in range(rounds):
-        idle = await append_paced(store, seconds / rounds, interval_s)
+    for _ in range(options.rounds):
+        idle = await append_paced(store, seconds, interval_s)
         begin = time.perf_counter()
-        tasks = [asyncio.create_task(read_cold(store, end, read)) for _ in range(readers)]
-        beside = await append_paced(store, seconds / rounds, interval_s)
+        tasks = [asyncio.create_task(read_cold(store, end, read)) for _ in range(options.readers)]
+        beside = await append_paced(store, seconds, interval_s)
         reading_s += time.perf_counter() - begin
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        ratios.append(float(np.percentile(beside, 99) / np.percentile(idle, 99)))
-        out(f"tail alone:             {shown(idle)}\n")
-        out(f"beside {readers} cold readers:  {shown(beside)}, p99 ratio {ratios[-1]:.1f}\n")
-    out(f"p99 ratio {np.median(ratios):.1f} (median of {rounds}); ")
-    out(f"the cold readers read {read[0] / reading_s:,.0f} records/s\n")
-    await asyncio.to_thread(store.close)
+        ratios.append(quantile(sorted(beside), 0.99) / quantile(sorted(idle), 0.99))
+        say(f"tail alone:             {shown(idle)}")
+        say(f"beside {options.readers} cold readers:  {shown(beside)}, p99 ratio {ratios[-1]:.1f}")
+    say(
+        f"p99 ratio {median(ratios):.1f} (median of {options.rounds}); "
+        f"the cold readers read {read[0] / reading_s:,.0f} records/s"
+    )
+    await close_off_loop(store)
 
 
-async def slow_fsync(directory: str, seconds: float, interval_s: float, fsync_s: float) -> None:
-    store = new_store(directory, SlowDisk(fsync_s))
-    appending = asyncio.create_task(append_paced(store, seconds, interval_s))
-    late = await late_ticks(seconds)
+async def slow_fsync(directory: Path, options: Options) -> None:
+    """Print how late the loop is while every fsync is slow."""
+    disk = SlowDisk(options.fsync_ms / 1e3)
+    store = await open_on_loop(directory, disk, segment_size_bytes=SEGMENT_BYTES)
+    appending = asyncio.create_task(append_paced(store, options.seconds, options.interval_ms / 1e3))
+    late = await probe_loop(options.seconds)
     await appending
-    sys.stdout.write(f"loop, fsync {fsync_s * 1e3:.0f} ms:      {shown(late)}\n")
-    await asyncio.to_thread(store.close)
+    say(f"loop, fsync {options.fsync_ms:.0f} ms:      {shown(late)}")
+    await close_off_loop(store, disk)
 
 
-def write_log(directory: str, mib: int) -> None:
+def write_log(directory: Path, mib: int) -> None:
     made: list[tuple[bytearray, Ints]] = prepare(8192, 512, 100, 1)
     bench = StorageBench(directory, "async", 256)
     while bench.store.confirmed_position < mib << 20:
@@ -188,39 +134,26 @@ def write_log(directory: str, mib: int) -> None:
     bench.store.close()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the three parts and print a line each."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.storage_beside", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10, help="of each part")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of alone and beside")
-    parser.add_argument("--interval-ms", type=float, default=2)
-    parser.add_argument("--readers", type=int, default=1)
-    parser.add_argument("--mib", type=int, default=512, help="log that the cold readers read")
-    parser.add_argument("--fsync-ms", type=float, default=200)
-    parser.add_argument("--data", default=None, help="directory to work in (default: a temporary one)")
-    options = parser.parse_args(arguments)
-    shown_options = ", ".join(f"{k}={v}" for k, v in sorted(vars(options).items()))
-    sys.stdout.write(
-        f"storage beside bench: {shown_options}, batches of {HOT_RECORDS} records of topic {HOT}, "
-    )
-    sys.stdout.write(f"log of {TOPIC}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
+def measure(options: Options, home: Path) -> None:
+    """Run both parts and print their lines."""
     prepare_interpreter()
-    directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
-    interval_s = options.interval_ms / 1e3
-    try:
-        write_log(os.path.join(directory, "log"), options.mib)
-        asyncio.run(
-            beside_cold(
-                os.path.join(directory, "log"), options.seconds, options.rounds, interval_s, options.readers
-            )
-        )
-        asyncio.run(
-            slow_fsync(os.path.join(directory, "slow"), options.seconds, interval_s, options.fsync_ms / 1e3)
-        )
-    finally:
-        shutil.rmtree(directory)
-    return 0
+    write_log(home / "log", options.mib)
+    asyncio.run(beside_cold(home / "log", options))
+    asyncio.run(slow_fsync(home / "slow", options))
+
+
+def main() -> int:
+    """Run the benchmark and print its lines; the exit code."""
+    return BenchCommand(
+        __doc__,
+        seconds=(10.0, "of each part"),
+        rounds=(5, "turns of alone and beside"),
+        interval_ms=2.0,
+        readers=1,
+        mib=(512, "log that the cold readers read"),
+        fsync_ms=200.0,
+    ).run(measure, batch_records=HOT_RECORDS, hot_topic=HOT, cold_topic=TOPIC)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -16,14 +16,11 @@ this machine: the fleets take as many cores as they get, which the gateway then 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
-import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -33,8 +30,9 @@ from typing import Any, Final
 
 import uvloop
 
-from holdmq.errors import HoldMQError, StartupError
+from holdmq.errors import StartupError
 from holdmq.mqtt import PublishRun
+from loadtest.bench.harness.command import BenchCommand, Options, say
 from loadtest.child import TOLD_S, ChildProcess
 from loadtest.device import Device, DeviceOwner
 from loadtest.fleet import Fleet
@@ -176,7 +174,7 @@ async def _watch_wills(address: str, stopping: asyncio.Event) -> int:
     return device.messages
 
 
-def storm(services: Services, admin: str, options: argparse.Namespace) -> dict[str, Any]:
+def storm(services: Services, admin: str, options: Options) -> dict[str, Any]:
     """Run the storm, and return what was seen."""
     address = services.address
     host, port = address.split(":")
@@ -270,7 +268,7 @@ def storm(services: Services, admin: str, options: argparse.Namespace) -> dict[s
     return found
 
 
-def verdict(found: dict[str, Any], options: argparse.Namespace) -> list[str]:
+def verdict(found: dict[str, Any], options: Options) -> list[str]:
     """What was not as it should be."""
     back, published = found["back"], found["published"]
     wrong: list[str] = []
@@ -291,47 +289,38 @@ def verdict(found: dict[str, Any], options: argparse.Namespace) -> list[str]:
     return wrong
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the storm; exit code 0, or 1 with what was not as it should be."""
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtest.bench.storm",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def measure(options: Options, home: Path) -> list[str]:
+    """Run the storm; what was not as it should be."""
+    users = home / "users"
+    subprocess.run(  # noqa: S603 # this Python, our command
+        [sys.executable, "-m", "holdmq.cli", "passwd", str(users), USER, "--batch"],
+        input=f"{PASSWORD}\n".encode(),
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
-    parser.add_argument("--clients", type=int, default=18_000)
-    parser.add_argument("--publishers", type=int, default=1_000)
-    parser.add_argument("--rate", type=float, default=1_000.0, help="messages per second of all publishers")
-    parser.add_argument("--connect-rate", type=float, default=1_000.0, help="first connects per second")
-    parser.add_argument("--limit-s", type=float, default=15.0, help="how soon all must be back")
-    parser.add_argument("--pause-s", type=float, default=0.5, help="before who was refused comes again")
-    parser.add_argument("--will-delay-s", type=int, default=60)
-    parser.add_argument("--settle-s", type=float, default=10.0)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the servers")
-    parser.add_argument("--data", default=None, help="directory to work in (default: a temporary one)")
-    options = parser.parse_args(arguments)
-    shown = {**vars(options), "workers": 1, "cores": os.cpu_count()}
-    sys.stdout.write("parameters: " + " ".join(f"{k}={v}" for k, v in shown.items()) + "\n")
-    try:
-        with tempfile.TemporaryDirectory(prefix="holdmq-storm-", dir=options.data) as directory:
-            users = Path(directory) / "users"
-            subprocess.run(  # noqa: S603 # this Python, our command
-                [sys.executable, "-m", "holdmq.cli", "passwd", str(users), USER, "--batch"],
-                input=f"{PASSWORD}\n".encode(),
-                check=True,
-                stdout=subprocess.DEVNULL,
-            )
-            admin = free_port()
-            sets = ["gateway.workers=1", f"gateway.admin_port={admin}", f"access.password_file={users}"]
-            with holdmq_services(Path(directory), *sets, *options.set) as services:
-                found = storm(services, f"127.0.0.1:{admin}", options)
-    except HoldMQError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    wrong = verdict(found, options)
-    for sentence in wrong:
-        sys.stdout.write(f"NOT AS IT SHOULD BE: {sentence}\n")
-    return 1 if wrong else 0
+    admin = free_port()
+    sets = ["gateway.workers=1", f"gateway.admin_port={admin}", f"access.password_file={users}"]
+    with holdmq_services(home, *sets, *options.set) as services:
+        found = storm(services, f"127.0.0.1:{admin}", options)
+    say(json.dumps(found, indent=2))
+    return verdict(found, options)
+
+
+def main() -> int:
+    """Run the storm; exit code 0, or 1 with what was not as it should be."""
+    command = BenchCommand(
+        __doc__,
+        clients=18_000,
+        publishers=1_000,
+        rate=(1_000.0, "messages per second of all publishers"),
+        connect_rate=(1_000.0, "first connects per second"),
+        limit_s=(15.0, "how soon all must be back"),
+        pause_s=(0.5, "before who was refused comes again"),
+        will_delay_s=60,
+        settle_s=10.0,
+    )
+    command.add_settings()
+    return command.run(measure, workers=1)
 
 
 if __name__ == "__main__":

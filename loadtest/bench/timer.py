@@ -12,32 +12,25 @@ is printed is the timer's, its highest while messages are scheduled, and what st
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
-import platform
-import queue
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
-from holdmq.config.model import StorageSection
-from holdmq.errors import StorageError
 from holdmq.record.batch import Ints
 from holdmq.record.codec import (
     decode_record,
     encode_record,
 )
 from holdmq.service.interpreter import prepare_interpreter
-from storage.api.store import (
-    Batch,
-    DelayedRecord,
-)
-from storage.log.store import LogStore, now_ms, open_store
+from loadtest.bench.harness.command import BenchCommand, Options, say
+from loadtest.bench.harness.store import StoreBench
+from loadtest.figures import quantile
+from storage.api.store import DelayedRecord
+from storage.log.store import now_ms
 
 TOPIC = b"bench"
 BATCH = 500
@@ -45,38 +38,12 @@ RSS_EVERY = 50
 """Batches between two looks at the memory that is used."""
 
 
-class TimerBench:
-    """A store whose callbacks run here, as they would on the event loop."""
+class TimerBench(StoreBench):
+    """A store whose own caches are small: what grows is the timer's."""
 
-    def __init__(self, directory: str, flush: str) -> None:
-        self.posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self.settings = StorageSection.model_validate(
-            {"data_dir": directory, "flush": flush, "tail_cache_bytes": 1 << 20, "chunk_cache_bytes": 4 << 20}
-        )
-        self.store = self._open()
-        self.answered = 0
+    def __init__(self, directory: Path, flush: str) -> None:
+        super().__init__(directory, flush=flush, tail_cache_bytes=1 << 20, chunk_cache_bytes=4 << 20)
         self.rss_max_mib = 0.0
-
-    def _open(self) -> LogStore:
-        store = open_store(self.settings, "bench", lambda _: 1, self.posted.put)
-        store.open()
-        return store
-
-    def run(self, until: Callable[[], bool], timeout_s: float) -> None:
-        """Run callbacks until something holds."""
-        deadline = time.monotonic() + timeout_s
-        while not until():
-            if time.monotonic() > deadline:
-                raise TimeoutError("the benchmark does not come to its end")
-            try:
-                self.posted.get(timeout=0.05)()
-            except queue.Empty:
-                continue
-
-    def _done(self, _batch: Batch, error: StorageError | None) -> None:
-        if error is not None:
-            raise error
-        self.answered += 1
 
     def schedule(self, dues: Ints, body: bytes, window: int = 16) -> None:
         """Schedule a message for every due time, in batches."""
@@ -84,12 +51,12 @@ class TimerBench:
         asked = self.answered
         for first in range(0, len(dues), BATCH):
             messages = [DelayedRecord(record, due) for due in dues[first : first + BATCH].tolist()]
-            self.store.timer.schedule(messages, self._done)
+            self.store.timer.schedule(messages, self.note_answer)
             asked += 1
-            self.run(lambda wanted=asked - window: self.answered >= wanted, 60)  # type: ignore[misc]
+            self.run(lambda wanted=asked - window: self.answered >= wanted)  # type: ignore[misc]
             if asked % RSS_EVERY == 0:
                 self.rss_max_mib = max(self.rss_max_mib, rss_mib())
-        self.run(lambda: self.answered >= asked, 60)
+        self.run(lambda: self.answered >= asked)
 
     def settle(self) -> None:
         """Until everything that is pending has come to its file."""
@@ -110,7 +77,7 @@ class TimerBench:
         self.run(lambda: self.store.bounds("bench", 0)[1] >= wanted, 120)
         found: list[int] = []
         position = 0
-        self.run(lambda: self.store.numbers()["indexed_position"] >= self.store.confirmed_position, 60)
+        self.run(lambda: self.store.numbers()["indexed_position"] >= self.store.confirmed_position)
         offset = 0
         while offset < wanted:
             read = self.store.read_queue_cold("bench", 0, 0, offset, 8 << 20, 1 << 20)
@@ -138,26 +105,11 @@ def rss_mib() -> float:
     return int(fields["RssAnon"].split()[0]) / 1024
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark and print its figures."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.bench.timer", description=__doc__)
-    parser.add_argument("--pending", type=int, default=1_000_000, help="messages that wait meanwhile")
-    parser.add_argument("--due", type=int, default=10_000, help="messages due in one second")
-    parser.add_argument("--seconds", type=int, default=3, help="such seconds, one after the other")
-    parser.add_argument(
-        "--spread-s", type=int, default=3600, help="the pending ones' due times, from an hour on"
-    )
-    parser.add_argument("--body-bytes", type=int, default=100)
-    parser.add_argument("--flush", choices=("async", "sync"), default="async")
-    parser.add_argument("--data", default=None, help="directory to work in (default: a temporary one)")
-    options = parser.parse_args(arguments)
-    out = sys.stdout.write
-    shown = ", ".join(f"{k}={v}" for k, v in sorted(vars(options).items()))
-    out(f"timer bench: {shown}; Python {platform.python_version()}, {os.cpu_count()} cores\n")
+def measure(options: Options, home: Path) -> None:
+    """Print what pending messages take, and how late due ones are."""
     prepare_interpreter()
-    directory = tempfile.mkdtemp(prefix="holdmq-bench-", dir=options.data)
     body = os.urandom(options.body_bytes)
-    bench = TimerBench(directory, options.flush)
+    bench = TimerBench(home, options.flush)
     try:
         bench.schedule(np.full(10_000, now_ms() + 7_200_000), body)
         dues = spread(now_ms() + 3_600_000, options.spread_s * 1000, options.pending)
@@ -168,27 +120,40 @@ def main(arguments: list[str] | None = None) -> int:
         bench.rss_max_mib = max(bench.rss_max_mib, rss_mib())
         bench.settle()
         known_s = time.perf_counter() - begin
-        out(f"schedule: {options.pending / scheduled_s:,.0f}/s; known after {known_s:.1f} s\n")
+        say(f"schedule: {options.pending / scheduled_s:,.0f}/s; known after {known_s:.1f} s")
         gc.collect()
         kept, highest = rss_mib() - before, bench.rss_max_mib - before
         replays = bench.store.numbers()["timer_replays_total"]
-        out(f"memory of {options.pending:,} pending: {kept:.1f} MiB, at most {highest:.1f} MiB ")
-        out(f"while they came; the timer fell behind and read the log again {replays:.0f} times\n")
+        say(
+            f"memory of {options.pending:,} pending: {kept:.1f} MiB, at most {highest:.1f} MiB "
+            f"while they came; the timer fell behind and read the log again {replays:.0f} times"
+        )
         wanted = options.due * options.seconds
         bench.schedule(spread(now_ms() + 3_000, options.seconds * 1000, wanted), body)
         late = bench.lateness(wanted)
         figures = ", ".join(
-            f"{name} {late[int(len(late) * part)]} ms"
-            for name, part in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999))
+            f"p{share * 100:g} {quantile(late, share):.0f} ms" for share in (0.5, 0.99, 0.999)
         )
-        out(f"lateness of {len(late):,}: {figures}, max {late[-1]} ms, min {late[0]} ms\n")
-        out(f"clean restart with {bench.store.timer.pending:,} pending: {bench.reopen():.2f} s\n")
-        out(f"memory after it: {rss_mib() - before:.1f} MiB\n")
+        say(f"lateness of {len(late):,}: {figures}, max {late[-1]} ms, min {late[0]} ms")
+        say(f"clean restart with {bench.store.timer.pending:,} pending: {bench.reopen():.2f} s")
+        say(f"memory after it: {rss_mib() - before:.1f} MiB")
     finally:
         bench.store.close()
-        shutil.rmtree(directory)
-    return 0
+
+
+def main() -> int:
+    """Run the benchmark and print its figures; the exit code."""
+    command = BenchCommand(
+        __doc__,
+        pending=(1_000_000, "messages that wait meanwhile"),
+        due=(10_000, "messages due in one second"),
+        seconds=(3, "such seconds, one after the other"),
+        spread_s=(3600, "the pending ones' due times, from an hour on"),
+        body_bytes=100,
+    )
+    command.add("--flush", choices=("async", "sync"), default="async")
+    return command.run(measure)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

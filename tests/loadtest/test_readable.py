@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from postgresql import running_postgresql
 
-from loadtest.readable import DeltaSeconds, PostgresqlSeconds, Readable, quantile
+from loadtest.figures import quantile
+from loadtest.readable import DeltaSeconds, PostgresqlSeconds, Readable
 
 
 def test_a_second_is_readable_when_its_last_message_is() -> None:

@@ -1,0 +1,1 @@
+"""What every benchmark has: its command line, its rounds, its store or servers, its figures."""
