@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from gateway.access.askers import UNTRIED, AccessAnswer, AccessQuestion, Askers, always
 from gateway.access.core.acl import (
@@ -44,8 +44,14 @@ from holdmq.mqtt import MQTT_5, Connect, MqttError, ReasonCode, Subscription
 from holdmq.service import telemetry
 
 if TYPE_CHECKING:
-    from gateway.edge.connection import Shell
-    from gateway.worker.worker import Worker
+    import ssl
+
+    from gateway.access.logins import Logins
+    from gateway.brokers.turn import Turn
+    from gateway.ground.counters import Counters
+    from gateway.ground.peer import Peer
+    from gateway.session.clients import Clients
+    from gateway.session.context import SessionContext
     from holdmq.config.model import Config
 
 FILE_AGE_S: Final = 86_400.0
@@ -81,22 +87,54 @@ class _AnswerWaiter(NamedTuple):
     address: bytes
 
 
+class ArrivingConnection(Protocol):
+    """A connection whose CONNECT is to be looked into."""
+
+    @property
+    def session(self) -> Session:
+        """The session that it carries."""
+
+    @property
+    def peer(self) -> Peer:
+        """The client's side."""
+
+    @property
+    def ssl_object(self) -> ssl.SSLObject | None:
+        """What OpenSSL knows of the connection; None without TLS."""
+
+
 class Access:
     """The permissions of one worker's clients. The constructor reads files and imports plug-ins (blocking).
 
     Raises ConfigError.
     """
 
-    def __init__(self, worker: Worker, config: Config) -> None:
+    def __init__(
+        self,
+        config: Config,
+        worker: int,
+        counters: Counters,
+        context: SessionContext,
+        clients: Clients,
+        logins: Logins,
+        turn: Turn,
+        now: Callable[[], float],
+        revoke: Callable[[Session, str], None],
+    ) -> None:
+        """`revoke(session, filter)` takes a subscription away; `now` is the loop's clock."""
         section = config.access
-        self._worker = worker
+        self._clients = clients
+        self._logins = logins
+        self._turn = turn
+        self._now = now
+        self._revoke_filter = revoke
         self._section = section
-        self._counters = worker.counters
+        self._counters = counters
         self._allows_anonymous = section.anonymous_allowed(config.gateway)
         kinds = check_plugins(section.plugins)
         self._plugins_authenticate = any(kind.authenticates for kind in kinds)
         self._plugins_decide = any(kind.decides_on_topics for kind in kinds)
-        self.files = AccessFiles(section, worker.counters, worker.index)
+        self.files = AccessFiles(section, counters, worker)
         self._answers: Answers[AccessAnswer] = Answers(section.cache_entries_max)
         self._pending: dict[bytes, list[_AnswerWaiter]] = {}
         self._key = secrets.token_bytes(32)
@@ -104,7 +142,7 @@ class Access:
         if kinds:
             self._askers = Askers(
                 kinds,
-                worker.counters,
+                counters,
                 threads=section.ask_threads,
                 timeout_s=section.ask_timeout_s,
                 asks_max=section.asks_max,
@@ -112,18 +150,18 @@ class Access:
         self._checks: PasswordChecks | None = None
         if section.password_file:
             self._checks = PasswordChecks(
-                worker.counters,
+                counters,
                 threads=section.ask_threads,
                 waiting_max=section.password_checks_max,
                 wait_s=2 * section.ask_timeout_s,
             )
         if self.files.scram is not None:
             begin = Exchanges(self.files.verifier_of, self.files.invented).begin
-            worker.context.methods[METHOD] = partial(worker.logins.counted, begin)
+            context.methods[METHOD] = partial(logins.counted, begin)
         self._rehash: Rehash | None = None
         if section.password_file and section.rehash:
-            self._rehash = Rehash(Path(section.password_file), worker.counters, REHASH_INTERVAL_S)
-        worker.context.keeps_connect = section.is_used
+            self._rehash = Rehash(Path(section.password_file), counters, REHASH_INTERVAL_S)
+        context.keeps_connect = section.is_used
         self._has_permits = self.files.acl is not None or self._plugins_decide
         self.version = self.files.acl_version
         self._tasks: list[asyncio.Task[None]] = []
@@ -142,7 +180,7 @@ class Access:
         if self._checks is not None:
             self._checks.start()
         if self._plugins_decide:
-            self._look_at = self._worker.now() + self._section.cache_age_s
+            self._look_at = self._now() + self._section.cache_age_s
 
     def _begin(self, running: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(running, name=name)
@@ -172,14 +210,14 @@ class Access:
         if self.version != self.files.acl_version or now >= self._look_at:
             self.version = self.files.acl_version
             self._look_at = now + max(1.0, self._section.cache_age_s) if self._plugins_decide else NEVER
-            self._looking = iter(self._worker.clients.client_ids())
+            self._looking = iter(self._clients.client_ids())
         looks = 0
         while self._looking is not None and looks < LOOKS_PER_TICK and not self._is_busy:
             client_id = next(self._looking, None)
             if client_id is None:
                 self._looking = None
                 return
-            session = self._worker.clients.session(client_id)
+            session = self._clients.session(client_id)
             looks += 1 if session is None else self.look(session)
 
     @property
@@ -188,16 +226,16 @@ class Access:
 
     # Who comes in
 
-    def admit(self, shell: Shell) -> None:
+    def admit(self, connection: ArrivingConnection) -> None:
         """A CONNECT is right: the connection's `identified` follows, or the client is refused."""
-        session = shell.session
+        session = connection.session
         connect = session.credentials
         if not isinstance(connect, Connect):
             # Nothing is configured, or enhanced authentication is over.
-            self._allow(session, None if not self._has_permits else _client_of(shell, None))
+            self._allow(session, None if not self._has_permits else _client_of(connection, None))
             return
         session.credentials = None
-        client = _client_of(shell, connect)
+        client = _client_of(connection, connect)
         found = self._known(session, client)
         if isinstance(found, AccessQuestion):
             self._ask_connect(session, client, found)
@@ -236,9 +274,7 @@ class Access:
         return _Refusal(code, "no credentials that are known here")
 
     def _ask_connect(self, session: Session, client: PluginClient, question: AccessQuestion) -> None:
-        attempt = self._worker.logins.attempt(
-            session.born_host, client.username or "", client.password or b""
-        )
+        attempt = self._logins.attempt(session.born_host, client.username or "", client.password or b"")
         if attempt.is_held():
             # Before anything is looked up: that the right password was right a minute ago says something too.
             attempt.refused()
@@ -351,7 +387,7 @@ class Access:
             return REFUSED
         if not self._plugins_decide:
             return ALLOWED
-        answer = self._answers.get(self._topic_key(permit, topic, PUBLISH), self._worker.now())
+        answer = self._answers.get(self._topic_key(permit, topic, PUBLISH), self._now())
         if answer is None:
             return UNASKED
         self._counters.access_cached_total += 1
@@ -361,7 +397,7 @@ class Access:
         """A plug-in's answer as it is kept beside the client, a refusal for no longer than in memory."""
         if answer.is_yes:
             return ALLOWED
-        permit.until = min(permit.until, self._worker.now() + self._section.cache_refused_age_s)
+        permit.until = min(permit.until, self._now() + self._section.cache_refused_age_s)
         return REFUSED
 
     def ask_publish(self, session: Session, entry: TopicEntry, on_known: Callable[[], None]) -> None:
@@ -384,13 +420,13 @@ class Access:
 
     def refresh(self, session: Session, permit: Permit) -> None:
         """Forget verdicts that have had their time; called before a run of publishes."""
-        if permit.until <= self._worker.now() or permit.version != self.version:
+        if permit.until <= self._now() or permit.version != self.version:
             permit.forget(self._fresh_until())
             if session.inbound is not None:
                 session.inbound.forget_plans()
 
     def _fresh_until(self) -> float:
-        return self._worker.now() + self._section.cache_age_s if self._plugins_decide else NEVER
+        return self._now() + self._section.cache_age_s if self._plugins_decide else NEVER
 
     # Who may subscribe
 
@@ -440,7 +476,7 @@ class Access:
             if not permit.filters[topic_filter]:
                 return None
         elif permit is not None and self._plugins_decide:
-            answer = self._answers.get(self._topic_key(permit, narrow, SUBSCRIBE), self._worker.now())
+            answer = self._answers.get(self._topic_key(permit, narrow, SUBSCRIBE), self._now())
             if answer is None:
                 return UNASKED
             self._counters.access_cached_total += 1
@@ -526,7 +562,7 @@ class Access:
     def _revoke(self, session: Session, name: str) -> None:
         self._counters.filters_revoked_total += 1
         log.info("a subscription is not allowed any more and ends", client=session.client_id, filter=name)
-        self._worker.subscriptions.revoke(session, name)
+        self._revoke_filter(session, name)
 
     # Asking
 
@@ -541,7 +577,7 @@ class Access:
 
     def _ask(self, key: bytes, question: AccessQuestion, age_s: float, waiter: _AnswerWaiter) -> None:
         """Answer from memory, at once; else ask, or wait for who asked the same."""
-        known = self._answers.get(key, self._worker.now())
+        known = self._answers.get(key, self._now())
         if known is not None:
             self._counters.access_cached_total += 1
             waiter.on_answer(known)
@@ -555,13 +591,13 @@ class Access:
         def answered(answer: AccessAnswer) -> None:
             if not answer.failure and answer is not UNTRIED:
                 lasts_s = age_s if answer.is_yes else min(age_s, self._section.cache_refused_age_s)
-                self._answers.put(key, answer, self._worker.now() + lasts_s)
+                self._answers.put(key, answer, self._now() + lasts_s)
             for waiter in self._pending.pop(key):
                 if answer is UNTRIED and waiter.is_wanted():
                     self._ask(key, question, age_s, waiter)  # it came when the others were given up
                 else:
                     waiter.on_answer(answer)
-            self._worker.settle()
+            self._turn.settle()
 
         question.is_wanted = lambda: any(waiter.is_wanted() for waiter in asked)
         if question.is_of_file:
@@ -601,16 +637,16 @@ def _say_if_failed(task: asyncio.Task[None]) -> None:
         log.critical("a task of access has ended", task=task.get_name(), exc_info=task.exception())
 
 
-def _client_of(shell: Shell, connect: Connect | None) -> PluginClient:
-    session = shell.session
-    peer = shell.peer
+def _client_of(connection: ArrivingConnection, connect: Connect | None) -> PluginClient:
+    session = connection.session
+    peer = connection.peer
     return PluginClient(
         session.client_id,
         session.principal or None if connect is None else connect.username,
         None if connect is None else connect.password,
         peer.address,
         peer.port,
-        getattr(shell, "ssl_object", None),
+        connection.ssl_object,
         "" if peer.certificate is None else peer.certificate.common_name,
         session.is_clean,
         int(session.keep_alive_s),

@@ -7,6 +7,7 @@ begins with what the parent knows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.ground.addresses import (
@@ -29,8 +30,9 @@ from holdmq.credentials.login_failures import (
 from holdmq.service import telemetry
 
 if TYPE_CHECKING:
+    from gateway.ground.counters import Counters
+    from gateway.ground.parent_port import ParentPort
     from gateway.session.authenticating import Begin, Exchange
-    from gateway.worker.worker import Worker
     from holdmq.config.model import GatewaySection
 
 LINES_PER_S: Final = 10
@@ -89,9 +91,17 @@ class Attempt:
 class Logins:
     """The logins of one worker; `failures` counts them, None = nobody is held back."""
 
-    def __init__(self, worker: Worker, section: GatewaySection, failures: LoginFailures | None) -> None:
-        self._worker = worker
-        self._counters = worker.counters
+    def __init__(
+        self,
+        section: GatewaySection,
+        failures: LoginFailures | None,
+        counters: Counters,
+        now: Callable[[], float],
+        parent: ParentPort,
+    ) -> None:
+        self._counters = counters
+        self._now = now
+        self._parent = parent
         self._failures = failures
         self._counts_local = section.login_loopback_counted
         self._known: dict[Login, None] = {}
@@ -111,7 +121,7 @@ class Logins:
     def is_held(self, login: Login) -> bool:
         """Whether a login must not be tried now."""
         assert self._failures is not None
-        return self._failures.is_held(login, self._worker.now())
+        return self._failures.is_held(login, self._now())
 
     def refused(self) -> None:
         """A login that is held back was refused."""
@@ -122,7 +132,7 @@ class Logins:
         self._counters.login_failures_total += 1
         if login is None or self._failures is None:
             return
-        for who in self._failures.failed(login, self._worker.now()):
+        for who in self._failures.failed(login, self._now()):
             self._counters.login_holds_total += 1
             self._lines += 1
             if self._lines <= LINES_PER_S:
@@ -130,20 +140,20 @@ class Logins:
                 if who != ADDRESS:
                     fields["user"] = user[:64]
                 log.warning("too many logins have failed; more have to wait", held_back=who, **fields)
-        if self._worker.reporting.has_parent:
-            self._worker.reporting.tell({"login_failed": login_row(login)})
+        if self._parent.has_parent:
+            self._parent.tell({"login_failed": login_row(login)})
 
     def succeeded(self, login: Login) -> None:
         """A login was right."""
         assert self._failures is not None
-        is_news = self._failures.succeeded(login, self._worker.now())
-        if is_news and self._worker.reporting.has_parent and len(self._known) < KNOWN_WAITING_MAX:
+        is_news = self._failures.succeeded(login, self._now())
+        if is_news and self._parent.has_parent and len(self._known) < KNOWN_WAITING_MAX:
             self._known[login._replace(guess=b"")] = None  # nobody needs what was right
 
     def told(self, message: dict[str, Any]) -> None:
         """The parent says what another worker has seen."""
         if self._failures is not None:
-            take(self._failures, message, self._worker.now())
+            take(self._failures, message, self._now())
 
     def forget(self, user: str | None) -> None:
         """Let a user, or everybody (None), try at once again."""
@@ -161,7 +171,7 @@ class Logins:
         self._counters.login_holds = self._failures.held
         while self._known:
             some = [login for login, _ in zip(self._known, range(KNOWN_PER_MESSAGE), strict=False)]
-            if not self._worker.reporting.tell({"logins_known": [login_row(login) for login in some]}):
+            if not self._parent.tell({"logins_known": [login_row(login) for login in some]}):
                 break  # no room there now
             for login in some:
                 del self._known[login]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import ssl
 import sys
 import termios
 from collections.abc import Sequence
@@ -71,6 +72,11 @@ class Shell(Receiver, SessionConnection, HeldSocket):
         """Whether the client's address is known: at once, unless a proxy has to tell it."""
         return True
 
+    @property
+    def ssl_object(self) -> ssl.SSLObject | None:
+        """What OpenSSL knows of the connection; None without TLS."""
+        return None
+
     # asyncio.Protocol
 
     def connection_made(self, transport: ClientSocket) -> None:
@@ -92,7 +98,8 @@ class Shell(Receiver, SessionConnection, HeldSocket):
             if session.state != CONNECTED_STATE and not self.hold_unauthenticated(len(data)):
                 return
             events = session.receive_data(data, now)
-            if worker.meter is not None and not worker.meter.received(self, len(data), events):
+            meter = worker.metering.meter
+            if meter is not None and not meter.received(self, len(data), events):
                 return
             if events:
                 self.handle(events)
@@ -114,7 +121,12 @@ class Shell(Receiver, SessionConnection, HeldSocket):
         worker = self._worker
         session = self.session
         inbound = session.inbound
-        if inbound is None or inbound.plan is None or self.waiting is not None or worker.meter is not None:
+        if (
+            inbound is None
+            or inbound.plan is None
+            or self.waiting is not None
+            or worker.metering.meter is not None
+        ):
             return False
         if session.permit is not None:
             worker.access.refresh(session, session.permit)
@@ -304,7 +316,7 @@ class Shell(Receiver, SessionConnection, HeldSocket):
         transport = self.transport
         if data and transport is not None and not transport.is_closing() and not self.is_parting:
             self._worker.counters.bytes_out_total += len(data)
-            if self._worker.tracing is not None:
+            if self._worker.tracing.is_on:
                 self._worker.tracing.sent(self.session, data)
             self.send(data)
         if self._paused_for & WINDOW:

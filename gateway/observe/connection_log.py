@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from gateway.ground.counters import Counters
-from gateway.ground.peer import shown
+from gateway.ground.peer import Peer, shown
 from gateway.session.events import Closed
+from gateway.session.session import Session
 from holdmq.record.codec import (
     NO_HOST,
     decode_host,
 )
 from holdmq.service import telemetry
-
-if TYPE_CHECKING:
-    from gateway.edge.connection import Shell
 
 LINES_PER_S: Final = 20
 """Lines of each kind: a storm, or a scan, must not fill a disk."""
@@ -29,6 +27,41 @@ _VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5"}
 log = telemetry.get_logger()
 
 
+class LoggedSocket(Protocol):
+    """A socket that tells of itself."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """What asyncio's transports call `socket`, with a descriptor, a family and options."""
+
+
+class LoggedListener(Protocol):
+    """A listener by its `name`."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+
+
+class LoggedConnection(Protocol):
+    """A connection that lines are written about."""
+
+    @property
+    def session(self) -> Session:
+        """The session that it carries."""
+
+    @property
+    def listener(self) -> LoggedListener:
+        """Where it came in."""
+
+    @property
+    def transport(self) -> LoggedSocket | None:
+        """Its socket; None = that is gone."""
+
+    @property
+    def peer(self) -> Peer:
+        """The client's side, without an address when the socket is gone."""
+
+
 class ConnectionLog:
     """Counts and writes the lines of one worker. Without `is_on` only refusals are logged."""
 
@@ -39,14 +72,14 @@ class ConnectionLog:
         self._connects = self._leaves = self._refusals = 0
         self._traffic: tuple[int, int] | None = None
 
-    def connected(self, shell: Shell) -> None:
+    def connected(self, connection: LoggedConnection) -> None:
         """A client was admitted."""
         if not self._is_on:
             return
         self._connects += 1
         if self._connects > LINES_PER_S:
             return
-        session = shell.session
+        session = connection.session
         log.info(
             "client connected",
             client=session.client_id,
@@ -55,28 +88,28 @@ class ConnectionLog:
             expiry_s=session.expiry_s,
             worker=self._worker,
             **({"user": session.principal} if session.principal else {}),
-            **shell.peer.log_fields(),
+            **connection.peer.log_fields(),
         )
 
-    def losing(self, shell: Shell) -> None:
+    def losing(self, connection: LoggedConnection) -> None:
         """The socket of a client is about to go: what it carried cannot be asked for later."""
-        self._traffic = _traffic(shell) if self._leaves < LINES_PER_S and self._is_on else None
+        self._traffic = _traffic(connection) if self._leaves < LINES_PER_S and self._is_on else None
 
-    def ended(self, shell: Shell, event: Closed, now: float) -> None:
+    def ended(self, connection: LoggedConnection, event: Closed, now: float) -> None:
         """A session is over."""
-        session = shell.session
+        session = connection.session
         was_connected = session.began_at > 0
         if event.reason and event.reason != "draining":
             self._refusals += 1
             if self._refusals <= LINES_PER_S:
-                fields = self._of(shell, now) if was_connected else {}
+                fields = self._of(connection, now) if was_connected else {}
                 log.info(
                     "connection closed by the gateway",
                     reason=event.reason,
                     why=event.sentence,
                     client=session.client_id,
                     **fields,
-                    **_peer(shell),
+                    **_peer(connection),
                 )
         elif was_connected and self._is_on:
             self._leaves += 1
@@ -85,8 +118,8 @@ class ConnectionLog:
                     "client disconnected",
                     client=session.client_id,
                     why=event.sentence,
-                    **self._of(shell, now),
-                    **_peer(shell),
+                    **self._of(connection, now),
+                    **_peer(connection),
                 )
         self._traffic = None
 
@@ -103,31 +136,31 @@ class ConnectionLog:
             self._counters.connections_not_logged_total += sum(left_out.values())
             log.info("connections that were not logged", worker=self._worker, **left_out)
 
-    def _of(self, shell: Shell, now: float) -> dict[str, Any]:
+    def _of(self, connection: LoggedConnection, now: float) -> dict[str, Any]:
         """What a connection was: how long, and the bytes of its socket, TLS and all."""
         fields: dict[str, Any] = {
-            "duration_s": round(now - shell.session.began_at, 1),
+            "duration_s": round(now - connection.session.began_at, 1),
             "worker": self._worker,
         }
-        traffic = self._traffic or _traffic(shell)
+        traffic = self._traffic or _traffic(connection)
         if traffic is not None:
             fields["bytes_out"], fields["bytes_in"] = traffic
         return fields
 
 
-def _peer(shell: Shell) -> dict[str, str]:
+def _peer(connection: LoggedConnection) -> dict[str, str]:
     """Who it was: without its socket only the address is known."""
-    if shell.transport is not None:
-        return shell.peer.log_fields()
-    fields = {"listener": shell.listener.name}
-    if shell.session.born_host != NO_HOST:
-        fields["peer"] = shown(*decode_host(shell.session.born_host))
+    if connection.transport is not None:
+        return connection.peer.log_fields()
+    fields = {"listener": connection.listener.name}
+    if connection.session.born_host != NO_HOST:
+        fields["peer"] = shown(*decode_host(connection.session.born_host))
     return fields
 
 
-def _traffic(shell: Shell) -> tuple[int, int] | None:
+def _traffic(connection: LoggedConnection) -> tuple[int, int] | None:
     """Bytes that the client has acknowledged, and that came from it; the kernel counts them for us."""
-    handle = None if shell.transport is None else shell.transport.get_extra_info("socket")
+    handle = None if connection.transport is None else connection.transport.get_extra_info("socket")
     if handle is None or handle.fileno() < 0 or handle.family == socket.AF_UNIX:
         return None
     try:

@@ -1,19 +1,24 @@
 """What one client sends and is sent, told to the parent while somebody asks for it.
 
-A worker has a Tracing only then; without one a read or a write costs a test for None.
+A session is looked at only then; without a trace a read or a write costs a test.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
+from gateway.ground.counters import Counters
 from gateway.ground.limits import TOPIC_ALIASES_OUT_MAX
+from gateway.ground.parent_port import ParentPort
 from gateway.observe.core.tracing import (
     View,
     views,
 )
+from gateway.session.clients import Clients
+from gateway.session.context import SessionContext
 from gateway.session.events import Closed
 from gateway.session.session import Session
 from holdmq.mqtt import (
@@ -26,9 +31,6 @@ from holdmq.mqtt import (
     MqttError,
     matches,
 )
-
-if TYPE_CHECKING:
-    from gateway.worker.worker import Worker
 
 LINES_PER_S: Final = 500
 """Packets shown per second of one trace and worker: more than a person reads, less than a worker notices."""
@@ -65,24 +67,40 @@ class Trace:
 
 
 class Tracing:
-    """The traces of one worker."""
+    """The traces of one worker; `is_on` while there are any."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(
+        self,
+        worker: int,
+        context: SessionContext,
+        clients: Clients,
+        counters: Counters,
+        now: Callable[[], float],
+        parent: ParentPort,
+    ) -> None:
         self._worker = worker
+        self._context = context
+        self._clients = clients
+        self._counters = counters
+        self._now = now
+        self._parent = parent
+        self.is_on = False
         self._traces: dict[int, Trace] = {}
         self._second_ends = 0.0
 
     def start(self, number: int, client_id: str, topic_filter: str | None, seconds: float) -> None:
         """Trace a client for so long."""
-        trace = Trace(number, client_id, topic_filter, self._worker.now() + seconds)
+        trace = Trace(number, client_id, topic_filter, self._now() + seconds)
         self._traces[number] = trace
-        session = self._worker.clients.session(client_id)
+        self._look()
+        session = self._clients.session(client_id)
         if session is not None:
             self._add(trace, {"event": "is connected here", "mqtt": session.version})
 
     def stop(self, number: int) -> None:
         """End a trace; one that is not known changes nothing."""
         self._traces.pop(number, None)
+        self._look()
 
     def __len__(self) -> int:
         return len(self._traces)
@@ -132,6 +150,13 @@ class Tracing:
                 trace.room = LINES_PER_S
             if trace.until <= now:
                 del self._traces[trace.number]
+                self._look()
+
+    def _look(self) -> None:
+        """Have packets shown as long as there are traces."""
+        self.is_on = bool(self._traces)
+        self._counters.traces = len(self._traces)
+        self._context.traced = self.received if self.is_on else None
 
     def _of(self, client_id: str) -> list[Trace]:
         return [trace for trace in self._traces.values() if trace.client_id == client_id]
@@ -149,7 +174,7 @@ class Tracing:
             trace.left_out += 1
             return
         trace.room -= 1
-        line = {"at_ms": time.time_ns() // 1_000_000, "worker": self._worker.index, **view}
+        line = {"at_ms": time.time_ns() // 1_000_000, "worker": self._worker, **view}
         size = len(json.dumps(line))
         if size > LINE_BYTES_MAX:
             line = {name: line[name] for name in _OF_LONG_ONES if name in line} | {"too_long_bytes": size}
@@ -170,11 +195,11 @@ class Tracing:
             room -= size
         if some:
             self._tell_lines(trace, some)
-        if trace.left_out and self._worker.reporting.tell(
+        if trace.left_out and self._parent.tell(
             {"trace": trace.number, "lines": [], "left_out": trace.left_out}
         ):
             trace.left_out = 0
 
     def _tell_lines(self, trace: Trace, lines: list[View]) -> None:
-        if not self._worker.reporting.tell({"trace": trace.number, "lines": lines}):
+        if not self._parent.tell({"trace": trace.number, "lines": lines}):
             trace.left_out += len(lines)

@@ -68,9 +68,11 @@ class _Trace:
 class Controls:
     """`wake` makes the supervisor call `take` soon. Workers inherit `login_failures` when they are forked."""
 
-    def __init__(self, workers: int, login_failures: LoginFailures | None = None) -> None:
+    def __init__(
+        self, workers: int, wake: Callable[[], None], login_failures: LoginFailures | None = None
+    ) -> None:
         self.paths: dict[str, Control] = {"/trace": self.trace, "/bans": self.bans}
-        self.wake: Callable[[], None] = lambda: None
+        self._wake = wake
         self._workers = workers
         self._numbers = itertools.count(1)
         self._traces: dict[int, _Trace] = {}
@@ -201,7 +203,7 @@ class Controls:
 
     def _command(self, command: Command) -> None:
         self._commands.append((command, -1))
-        self.wake()
+        self._wake()
 
 
 def _line(row: dict[str, Any]) -> bytes:

@@ -89,7 +89,12 @@ class WorkerSupervisor:
         self._began_at = time.monotonic()
         # One key for all workers, which they inherit with what was counted so far.
         self._login_failures = failures_of(self._section, secrets.token_bytes(32))
-        self._controls = Controls(self._reports.workers, self._login_failures)
+        self._controls = Controls(self._reports.workers, self._wake_soon, self._login_failures)
+        self._wake_write: socket.socket | None = None
+
+    def _wake_soon(self) -> None:
+        if self._wake_write is not None:
+            _wake(self._wake_write)
 
     def run(self) -> None:
         """Serve until the signal; raises StartupError for a busy port, ConfigError for a bad certificate."""
@@ -99,7 +104,7 @@ class WorkerSupervisor:
         wake_read.setblocking(False)
         wake_write.setblocking(False)
         signal.set_wakeup_fd(wake_write.fileno())
-        self._controls.wake = lambda: _wake(wake_write)
+        self._wake_write = wake_write
         for number in SIGNALS:
             signal.signal(number, self._signalled)
         signal.signal(signal.SIGHUP, self._asked_to_reload)

@@ -6,29 +6,32 @@ that costs too much: then its connection is closed at once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Protocol
 
-from gateway.edge.core.unauthenticated import UnauthenticatedBytes
 from gateway.ground.addresses import (
     AddressCounts,
     address_key,
     shown_key,
 )
+from gateway.ground.counters import Counters
+from gateway.ground.parent_port import ParentPort
 from gateway.ground.rates import Bucket
 from gateway.protect.core.flapping import (
     Ban,
     Bans,
     Flapping,
+    ban_row,
 )
 from gateway.protect.core.overload import MEMORY
+from gateway.protect.core.unauthenticated import UnauthenticatedBytes
+from gateway.protect.overload import OverloadWatch
+from gateway.session.session import Session
 from holdmq.config.model import GatewaySection
 from holdmq.mqtt import MqttError, ReasonCode
+from holdmq.rpc.tls import ServerTls
 from holdmq.service import telemetry
-
-if TYPE_CHECKING:
-    from gateway.edge.connection import Shell
-    from gateway.session.session import Session
-    from gateway.worker.worker import Worker
 
 CONNECTIONS_OVER: Final = 1000
 """Connections beyond connections_max that still get a CONNACK with the reason; more are just closed."""
@@ -38,67 +41,125 @@ ADDRESS_OVER: Final = 100
 log = telemetry.get_logger()
 
 
+class GuardedTransport(Protocol):
+    """A socket that can be closed at once."""
+
+    def abort(self) -> None:
+        """Close it, whatever waits to be written."""
+
+
+class GuardedListener(Protocol):
+    """A listener that counts whom it refused."""
+
+    @property
+    def refused(self) -> Counter[str]:
+        """How many, by reason."""
+
+    @property
+    def tls(self) -> ServerTls | None:
+        """What its connections begin with; None = no TLS."""
+
+
+class GuardedConnection(Protocol):
+    """A connection that may have to go."""
+
+    def __hash__(self) -> int:
+        """Connections are told apart as objects."""
+
+    @property
+    def session(self) -> Session:
+        """The session that it carries."""
+
+    @property
+    def listener(self) -> GuardedListener:
+        """Where it came in."""
+
+    @property
+    def transport(self) -> GuardedTransport | None:
+        """Its socket; None = that is gone."""
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether the client's address is known: at once, unless a proxy has to tell it."""
+
+    def close(self, reason_code: int, reason: str, sentence: str) -> None:
+        """Close from this side."""
+
+
 class AdmissionGate:
     """Looks at each connection when it comes, when its address is known, and when its CONNECT is right."""
 
-    def __init__(self, worker: Worker, section: GatewaySection) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        section: GatewaySection,
+        counters: Counters,
+        now: Callable[[], float],
+        overload: OverloadWatch,
+        parent: ParentPort,
+    ) -> None:
+        self._counters = counters
+        self._now = now
+        self._overload = overload
+        self._parent = parent
+        self.is_draining = False
         self._section = section
-        self._rate = Bucket(section.connect_rate_max, worker.now()) if section.connect_rate_max else None
+        self._rate = Bucket(section.connect_rate_max, now()) if section.connect_rate_max else None
         self._addresses = AddressCounts() if section.connections_per_address_max else None
         self._flapping: Flapping | None = None
         if section.flapping_connects_max:
             self._flapping = Flapping(section.flapping_connects_max, section.flapping_window_s)
         self.bans = Bans()
-        self.unauthenticated: UnauthenticatedBytes[Shell] = UnauthenticatedBytes(
+        self.unauthenticated: UnauthenticatedBytes[GuardedConnection] = UnauthenticatedBytes(
             section.unauthenticated_max_bytes
         )
 
-    def opened(self, shell: Shell) -> None:
+    def opened(self, connection: GuardedConnection) -> None:
         """A connection was accepted, and is counted."""
-        worker, counters = self._worker, self._worker.counters
+        counters = self._counters
         over = counters.connections - counters.connections_max
-        if worker.is_draining:
-            self._refuse_draining(shell)
+        if self.is_draining:
+            self._refuse_draining(connection)
         elif over > 0:
             self._refuse(
-                shell, ReasonCode.SERVER_BUSY, "this gateway worker has gateway.connections_max connections"
+                connection,
+                ReasonCode.SERVER_BUSY,
+                "this gateway worker has gateway.connections_max connections",
             )
             if over > CONNECTIONS_OVER:
-                self._cut(shell, "connections_max")
-        elif worker.overload.level:
-            self._refuse_overloaded(shell)
-        elif self._rate is not None and not self._rate.try_take(worker.now()):
+                self._cut(connection, "connections_max")
+        elif self._overload.level:
+            self._refuse_overloaded(connection)
+        elif self._rate is not None and not self._rate.try_take(self._now()):
             bound = self._section.connect_rate_max
             sentence = f"more than gateway.connect_rate_max ({bound}) connections in a second"
-            self._refuse(shell, ReasonCode.CONNECTION_RATE_EXCEEDED, sentence)
-        if shell.is_identified:
-            self.identified(shell)
+            self._refuse(connection, ReasonCode.CONNECTION_RATE_EXCEEDED, sentence)
+        if connection.is_identified:
+            self.identified(connection)
 
-    def identified(self, shell: Shell) -> None:
+    def identified(self, connection: GuardedConnection) -> None:
         """The client's address is known."""
         if self._addresses is None:
             return
         bound = self._section.connections_per_address_max
-        over = self._addresses.opened(address_key(shell.session.born_host)) - bound
+        over = self._addresses.opened(address_key(connection.session.born_host)) - bound
         if over > 0:
             self._refuse(
-                shell,
+                connection,
                 ReasonCode.QUOTA_EXCEEDED,
                 f"this address has gateway.connections_per_address_max ({bound}) connections",
             )
             if over > ADDRESS_OVER:
-                self._cut(shell, "connections_per_address_max")
+                self._cut(connection, "connections_per_address_max")
 
-    def closed(self, shell: Shell) -> None:
+    def closed(self, connection: GuardedConnection) -> None:
         """A connection is gone."""
-        if self._addresses is not None and shell.is_identified:
-            self._addresses.closed(address_key(shell.session.born_host))
+        if self._addresses is not None and connection.is_identified:
+            self._addresses.closed(address_key(connection.session.born_host))
 
-    def holds(self, shell: Shell, change_bytes: int) -> None:
+    def holds(self, connection: GuardedConnection, change_bytes: int) -> None:
         """A connection whose client is not admitted holds more, or less; who holds most may be cut off."""
         unauthenticated = self.unauthenticated
-        unauthenticated.add(shell, change_bytes)
+        unauthenticated.add(connection, change_bytes)
         while (greedy := unauthenticated.one_too_many()) is not None:
             unauthenticated.forget(greedy)
             greedy.close(
@@ -109,18 +170,18 @@ class AdmissionGate:
             )
             if greedy.transport is not None:
                 greedy.transport.abort()  # what it holds is free at once, not when it has taken a farewell
-        self._worker.counters.unauthenticated_bytes = unauthenticated.total
+        self._counters.unauthenticated_bytes = unauthenticated.total
 
-    def is_known(self, shell: Shell) -> None:
+    def is_known(self, connection: GuardedConnection) -> None:
         """A client is admitted, or its connection over: what it holds is not counted any more."""
-        self.unauthenticated.forget(shell)
-        self._worker.counters.unauthenticated_bytes = self.unauthenticated.total
+        self.unauthenticated.forget(connection)
+        self._counters.unauthenticated_bytes = self.unauthenticated.total
 
     def admits(self, session: Session, principal: str) -> bool:
         """Whether a client whose CONNECT is right is not banned; else it is told so, and its session over."""
         if self._flapping is None and not self.bans:
             return True
-        key, now = (principal, address_key(session.born_host)), self._worker.now()
+        key, now = (principal, address_key(session.born_host)), self._now()
         ban = self.bans.of(key, now)
         if ban is None and self._flapping is not None:
             connects = self._flapping.connected(key, now)
@@ -142,7 +203,7 @@ class AdmissionGate:
 
     def each_second(self, now: float) -> None:
         """Forget what is over."""
-        counters = self._worker.counters
+        counters = self._counters
         if self.bans:
             self.bans.expire(now)
         if self._flapping is not None:
@@ -153,8 +214,8 @@ class AdmissionGate:
     def _ban(self, ban: Ban) -> None:
         principal, address = ban.key
         self.bans.add(ban)
-        self._worker.counters.bans_total += 1
-        self._worker.reporting.banned(ban)
+        self._counters.bans_total += 1
+        self._parent.tell({"ban": ban_row(ban, self._now())})
         log.warning(
             "a client that connects too often is banned",
             client=principal,
@@ -166,26 +227,26 @@ class AdmissionGate:
 
     # Refusing
 
-    def _refuse_draining(self, shell: Shell) -> None:
+    def _refuse_draining(self, connection: GuardedConnection) -> None:
         if self._section.server_reference:
-            self._refuse(shell, ReasonCode.USE_ANOTHER_SERVER, "this gateway shuts down")
+            self._refuse(connection, ReasonCode.USE_ANOTHER_SERVER, "this gateway shuts down")
         else:
-            self._refuse(shell, ReasonCode.SERVER_BUSY, "this gateway shuts down")
+            self._refuse(connection, ReasonCode.SERVER_BUSY, "this gateway shuts down")
 
-    def _refuse_overloaded(self, shell: Shell) -> None:
-        cause = self._worker.overload.cause
+    def _refuse_overloaded(self, connection: GuardedConnection) -> None:
+        cause = self._overload.cause
         code = ReasonCode.QUOTA_EXCEEDED if cause == MEMORY else ReasonCode.SERVER_BUSY
-        self._worker.counters.overload_refused_total += 1
-        self._refuse(shell, code, f"this gateway worker has too much to do ({cause})")
-        if shell.listener.tls is not None:
-            self._cut(shell, "overload")  # a handshake to say so costs ten times what a client does
+        self._counters.overload_refused_total += 1
+        self._refuse(connection, code, f"this gateway worker has too much to do ({cause})")
+        if connection.listener.tls is not None:
+            self._cut(connection, "overload")  # a handshake to say so costs ten times what a client does
 
     @staticmethod
-    def _refuse(shell: Shell, code: ReasonCode, sentence: str) -> None:
-        shell.session.refuse_with = MqttError(code, sentence)
+    def _refuse(connection: GuardedConnection, code: ReasonCode, sentence: str) -> None:
+        connection.session.refuse_with = MqttError(code, sentence)
 
-    def _cut(self, shell: Shell, reason: str) -> None:
-        self._worker.counters.refused[reason] += 1
-        shell.listener.refused[reason] += 1
-        if shell.transport is not None:
-            shell.transport.abort()
+    def _cut(self, connection: GuardedConnection, reason: str) -> None:
+        self._counters.refused[reason] += 1
+        connection.listener.refused[reason] += 1
+        if connection.transport is not None:
+            connection.transport.abort()

@@ -7,33 +7,56 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
+from gateway.ground.counters import Counters
 from gateway.ground.rates import Pace
 from gateway.session.events import Event
-from gateway.session.session import CLOSED
+from gateway.session.session import CLOSED, Session
 from holdmq.mqtt import PublishRun, ReasonCode
-
-if TYPE_CHECKING:
-    from gateway.edge.connection import Shell
-    from gateway.worker.worker import Worker
 
 OWED_MAX_S: Final = 10.0
 """How long a client may have to wait for its rate, else it is closed: as long as most wait for an answer."""
 
 
+class MeteredConnection(Protocol):
+    """A connection whose reads are measured, and which may be asked to wait."""
+
+    @property
+    def session(self) -> Session:
+        """The session that it carries."""
+
+    def close(self, reason_code: int, reason: str, sentence: str) -> None:
+        """Close from this side."""
+
+    def pause_for_rate(self) -> None:
+        """Do not read until the client's rate is kept."""
+
+    def rate_is_kept(self) -> None:
+        """Read again: the client has waited for its rate."""
+
+    def pause_for_overload(self) -> None:
+        """Do not read: others are to be served."""
+
+    def overload_is_over(self) -> None:
+        """Read again: others have been served."""
+
+
 class Meter:
     """Counts messages and bytes of each read; whoever is over its rate is not read for the time owed."""
 
-    def __init__(self, worker: Worker, messages_per_s: float, bytes_per_s: float) -> None:
-        self._worker = worker
+    def __init__(
+        self, counters: Counters, now: Callable[[], float], messages_per_s: float, bytes_per_s: float
+    ) -> None:
+        self._counters = counters
+        self._now = now
         self._rates = messages_per_s, bytes_per_s
-        self._paces: dict[Shell, Pace] = {}
+        self._paces: dict[MeteredConnection, Pace] = {}
         """Those that have published."""
-        self._owing: list[tuple[float, int, Shell]] = []
+        self._owing: list[tuple[float, int, MeteredConnection]] = []
         self._order = itertools.count()
-        self.noise: dict[Shell, int] | None = None
+        self.noise: dict[MeteredConnection, int] | None = None
         """Bytes by client since somebody began to listen; None = nobody does."""
 
     @property
@@ -41,34 +64,34 @@ class Meter:
         """Whether clients have a rate to keep."""
         return any(self._rates)
 
-    def received(self, shell: Shell, size_bytes: int, events: Sequence[Event]) -> bool:
+    def received(self, connection: MeteredConnection, size_bytes: int, events: Sequence[Event]) -> bool:
         """A read of so many bytes brought these events; whether they are to be handled."""
         if self.noise is not None:
-            self.noise[shell] = self.noise.get(shell, 0) + size_bytes
-        if not self.has_rates or shell.session.state == CLOSED:
+            self.noise[connection] = self.noise.get(connection, 0) + size_bytes
+        if not self.has_rates or connection.session.state == CLOSED:
             return True
         messages = 0
         for event in events:
             if type(event) is PublishRun:
                 messages += len(event.messages)
-        now = self._worker.now()
-        pace = self._paces.get(shell)
+        now = self._now()
+        pace = self._paces.get(connection)
         if pace is None:
             if not messages:
                 return True
-            pace = self._paces[shell] = Pace(*self._rates, now)
+            pace = self._paces[connection] = Pace(*self._rates, now)
         owed_s = pace.take(messages, size_bytes, now)
         if owed_s > OWED_MAX_S:
-            shell.close(
+            connection.close(
                 ReasonCode.MESSAGE_RATE_TOO_HIGH,
                 "message_rate",
                 f"{messages} messages in {size_bytes} bytes are {owed_s:.0f} s of what this client may send",
             )
             return False
         if owed_s:
-            shell.pause_for_rate()
-            self._worker.counters.rate_paused_total += 1
-            heapq.heappush(self._owing, (now + owed_s, next(self._order), shell))
+            connection.pause_for_rate()
+            self._counters.rate_paused_total += 1
+            heapq.heappush(self._owing, (now + owed_s, next(self._order), connection))
         return True
 
     def tick(self, now: float) -> None:
@@ -77,8 +100,29 @@ class Meter:
         while owing and owing[0][0] <= now:
             heapq.heappop(owing)[2].rate_is_kept()
 
-    def forget(self, shell: Shell) -> None:
+    def forget(self, connection: MeteredConnection) -> None:
         """A connection is gone."""
-        self._paces.pop(shell, None)
+        self._paces.pop(connection, None)
         if self.noise is not None:
-            self.noise.pop(shell, None)
+            self.noise.pop(connection, None)
+
+
+class Metering:
+    """Has a `meter` while clients have rates to keep, or somebody listens to who is loudest; else None."""
+
+    def __init__(
+        self, counters: Counters, now: Callable[[], float], messages_per_s: float, bytes_per_s: float
+    ) -> None:
+        self._counters = counters
+        self._now = now
+        has_rates = bool(messages_per_s or bytes_per_s)
+        self.meter = Meter(counters, now, messages_per_s, bytes_per_s) if has_rates else None
+
+    def listen_for_noise(self, is_wanted: bool) -> None:
+        """Measure what each client sends, or not any more."""
+        if is_wanted and self.meter is None:
+            self.meter = Meter(self._counters, self._now, 0, 0)
+        if self.meter is not None:
+            self.meter.noise = {} if is_wanted else None
+            if not is_wanted and not self.meter.has_rates:
+                self.meter = None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
+from gateway.brokers.link import BrokerLink
+from gateway.ground.counters import Counters
 from gateway.protect.core.overload import (
     MEMORY,
     NORMAL,
@@ -12,6 +15,7 @@ from gateway.protect.core.overload import (
     Overload,
     noisiest,
 )
+from gateway.protect.metering import MeteredConnection, Metering
 from holdmq.config.model import GatewaySection
 from holdmq.service import telemetry
 from holdmq.service.memory import (
@@ -19,10 +23,6 @@ from holdmq.service.memory import (
     memory_limit,
     memory_used,
 )
-
-if TYPE_CHECKING:
-    from gateway.edge.connection import Shell
-    from gateway.worker.worker import Worker
 
 PAUSED_S: Final = 2.0
 """How long a noisy client is not read at a time: then it is measured again."""
@@ -45,11 +45,22 @@ def memory_watermark(section: GatewaySection, workers: int) -> int:
 class OverloadWatch:
     """Samples a worker once a second, and does what its level asks for."""
 
-    def __init__(self, worker: Worker, section: GatewaySection, workers: int) -> None:
+    def __init__(
+        self,
+        section: GatewaySection,
+        workers: int,
+        worker: int,
+        links: Mapping[str, BrokerLink],
+        counters: Counters,
+        metering: Metering,
+    ) -> None:
         self._worker = worker
+        self._links = links
+        self._counters = counters
+        self._metering = metering
         self._core = Overload(section.overload_lag_ms / 1000, memory_watermark(section, workers))
         self._busy_since: float | None = None
-        self._paused: dict[Shell, float] = {}
+        self._paused: dict[MeteredConnection, float] = {}
         """Clients that are not read, and until when."""
         self._gave_back_at = 0.0
 
@@ -69,7 +80,7 @@ class OverloadWatch:
 
     def each_second(self, now: float) -> None:
         """Take a sample, and act on it."""
-        counters, before = self._worker.counters, self._core.level
+        counters, before = self._counters, self._core.level
         counters.memory_bytes = memory_used()
         level = self._core.sample(counters.memory_bytes, self._busy_s(now), now)
         if level != before:
@@ -77,21 +88,23 @@ class OverloadWatch:
         if level and self._core.cause == MEMORY and now - self._gave_back_at >= GIVE_BACK_S:
             self._gave_back_at = now
             give_back_memory()
-        for shell in [shell for shell, until in self._paused.items() if until <= now or level < PAUSING]:
-            del self._paused[shell]
-            shell.overload_is_over()
+        for connection in [
+            connection for connection, until in self._paused.items() if until <= now or level < PAUSING
+        ]:
+            del self._paused[connection]
+            connection.overload_is_over()
         if level == PAUSING:
             self._pause(now)
         counters.overload_level = level
         counters.overload_paused = len(self._paused)
 
-    def forget(self, shell: Shell) -> None:
+    def forget(self, connection: MeteredConnection) -> None:
         """A connection is gone."""
-        self._paused.pop(shell, None)
+        self._paused.pop(connection, None)
 
     def _busy_s(self, now: float) -> float:
         """How long every broker has refused what it was sent."""
-        producers = [link.producer for link in self._worker.links.values() if link.producer.is_connected]
+        producers = [link.producer for link in self._links.values() if link.producer.is_connected]
         if not producers or not all(p.is_put_off or p.is_full for p in producers):
             self._busy_since = None
             return 0.0
@@ -100,10 +113,10 @@ class OverloadWatch:
         return now - self._busy_since
 
     def _changed(self, before: int, level: int) -> None:
-        self._worker.listen_for_noise(level == PAUSING)
-        counters = self._worker.counters
+        self._metering.listen_for_noise(level == PAUSING)
+        counters = self._counters
         fields = {
-            "worker": self._worker.index,
+            "worker": self._worker,
             "memory_bytes": counters.memory_bytes,
             "connections": counters.connections,
         }
@@ -117,11 +130,11 @@ class OverloadWatch:
 
     def _pause(self, now: float) -> None:
         """Do not read who sent most of what came in the last second."""
-        meter = self._worker.meter
+        meter = self._metering.meter
         if meter is None or meter.noise is None:
             return
         heard, meter.noise = meter.noise, {}
-        for shell in noisiest(heard.items()):
-            if shell.session.inbound is not None and shell not in self._paused:
-                self._paused[shell] = now + PAUSED_S
-                shell.pause_for_overload()
+        for connection in noisiest(heard.items()):
+            if connection.session.inbound is not None and connection not in self._paused:
+                self._paused[connection] = now + PAUSED_S
+                connection.pause_for_overload()

@@ -30,7 +30,7 @@ log = telemetry.get_logger()
 async def drain(worker: Worker) -> None:
     """Disconnect the clients at a steady rate, each after its acknowledgements, and flush."""
     worker.counters.draining = 1
-    worker.is_draining = True
+    worker.gate.is_draining = True
     drain_s = worker.section.drain_s
     deadline = worker.now() + drain_s
     await _send_away(worker, deadline - min(FLUSH_S, drain_s / 5))

@@ -7,14 +7,9 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.observe.tracing import Tracing
-from gateway.protect.core.flapping import (
-    ban_of,
-    ban_row,
-)
+from gateway.protect.core.flapping import ban_of
 
 if TYPE_CHECKING:
-    from gateway.protect.core.flapping import Ban
     from gateway.worker.worker import Worker
 
 HEARTBEAT_S: Final = 5.0
@@ -92,10 +87,6 @@ class Reporting:
         """Whether there is somebody to tell."""
         return self._report is not None
 
-    def banned(self, ban: Ban) -> None:
-        """Tell the parent, and through it the other workers."""
-        self.tell({"ban": ban_row(ban, self._worker.now())})
-
     def listen(self) -> None:
         """Do what the parent says from now on."""
         if self._report is not None:
@@ -131,12 +122,9 @@ class Reporting:
         elif "login_failed" in command or "logins_known" in command:
             worker.logins.told(command)
         elif "trace" in command:
-            tracing = worker.tracing or Tracing(worker)
-            tracing.start(command["trace"], command["client"], command["topic"], command["seconds"])
-            worker.set_tracing(tracing)
-        elif "untrace" in command and worker.tracing is not None:
+            worker.tracing.start(command["trace"], command["client"], command["topic"], command["seconds"])
+        elif "untrace" in command:
             worker.tracing.stop(command["untrace"])
-            worker.set_tracing(worker.tracing)
 
     def tell(self, message: dict[str, object]) -> bool:
         """Send the parent a message; False when it has no room for it now, or never will."""

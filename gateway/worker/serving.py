@@ -55,7 +55,7 @@ async def run(
     finally:
         worker.end()
         await worker.access.close()
-        worker.is_draining = True
+        worker.gate.is_draining = True
         worker.sockets.close()
         await worker.topics.close()
         await worker.routes.close()

@@ -55,7 +55,7 @@ from gateway.persistent.retained_puts import RetainedPuts
 from gateway.persistent.sessions import PersistentSessions
 from gateway.persistent.wills import WillPublisher
 from gateway.protect.gate import AdmissionGate
-from gateway.protect.metering import Meter
+from gateway.protect.metering import Metering
 from gateway.protect.overload import OverloadWatch
 from gateway.publish.ingress import Ingress
 from gateway.publish.topics import ClientTopics
@@ -161,16 +161,33 @@ class Worker:
         self.shells: set[Shell] = set()
         self.reporting = Reporting(self, report)
         self.stragglers = Stragglers(self.counters)
-        self.is_draining = False
         self._next_second = 0.0
-        self.gate = AdmissionGate(self, section)
-        self.overload = OverloadWatch(self, section, section.worker_count(os.cpu_count() or 1))
+        self.metering = Metering(
+            self.counters, self.now, section.publish_rate_max, section.publish_bytes_rate_max
+        )
+        self.overload = OverloadWatch(
+            section,
+            section.worker_count(os.cpu_count() or 1),
+            index,
+            self.links,
+            self.counters,
+            self.metering,
+        )
+        self.gate = AdmissionGate(section, self.counters, self.now, self.overload, self.reporting)
         self.connection_log = ConnectionLog(section.log_connections, index, self.counters)
-        rates = section.publish_rate_max, section.publish_bytes_rate_max
-        self.meter = Meter(self, *rates) if any(rates) else None
-        self.tracing: Tracing | None = None
-        self.logins = Logins(self, section, login_failures)
-        self.access = Access(self, config)
+        self.tracing = Tracing(index, self.context, self.clients, self.counters, self.now, self.reporting)
+        self.logins = Logins(section, login_failures, self.counters, self.now, self.reporting)
+        self.access = Access(
+            config,
+            index,
+            self.counters,
+            self.context,
+            self.clients,
+            self.logins,
+            self.turn,
+            self.now,
+            self.subscriptions.revoke,
+        )
 
     # Life
 
@@ -263,7 +280,7 @@ class Worker:
             own.down()
             self.persistent.link_down(own)
             self.shares.link_down(own)
-            if not self.is_draining:
+            if not self.gate.is_draining:
                 log.warning("broker lost", broker=link.name, worker=self.index, reason=str(reason))
 
     def reader_opened(self) -> None:
@@ -323,7 +340,8 @@ class Worker:
         is_outdated = self.access.is_outdated(session)
         self._wheel.put(session)
         self.connection_log.connected(shell)
-        if self.meter is None or self.meter.received(shell, 0, events):
+        meter = self.metering.meter
+        if meter is None or meter.received(shell, 0, events):
             shell.handle(events)
         shell.resume(OPENING_PAUSE)
         if is_outdated:
@@ -348,7 +366,7 @@ class Worker:
         if event.reason:
             shell.listener.refused[event.reason] += 1
         self.connection_log.ended(shell, event, self.now())
-        if self.tracing is not None:
+        if self.tracing.is_on:
             self.tracing.closed(session, event)
         self.counters.disconnects_total += session.began_at > 0
         transport = shell.transport
@@ -369,8 +387,8 @@ class Worker:
         self.stragglers.forget(shell)
         self.gate.closed(shell)
         self.overload.forget(shell)
-        if self.meter is not None:
-            self.meter.forget(shell)
+        if self.metering.meter is not None:
+            self.metering.meter.forget(shell)
         for link in self.links.values():
             link.held.pop(shell, None)
         self._wheel.remove(shell.session)
@@ -384,32 +402,16 @@ class Worker:
             self.catchup.ready(session)
         self.shares.ready(session)
 
-    def set_tracing(self, tracing: Tracing) -> None:
-        """Have packets shown as long as there are traces."""
-        self.counters.traces = len(tracing)
-        self.tracing = tracing if len(tracing) else None
-        self.context.traced = None if self.tracing is None else tracing.received
-
-    def listen_for_noise(self, is_wanted: bool) -> None:
-        """Measure what each client sends, or not any more."""
-        if is_wanted and self.meter is None:
-            self.meter = Meter(self, 0, 0)
-        if self.meter is not None:
-            self.meter.noise = {} if is_wanted else None
-            if not is_wanted and not self.meter.has_rates:
-                self.meter = None
-
     # Clocks
 
     def _tick(self, due: float) -> None:
         now = self.now()
         self.reporting.tick(now, now - due)
         self.overload.tick(now - due)
-        if self.meter is not None:
-            self.meter.tick(now)
-        if self.tracing is not None:
+        if self.metering.meter is not None:
+            self.metering.meter.tick(now)
+        if self.tracing.is_on:
             self.tracing.tick(now)
-            self.set_tracing(self.tracing)
         for session in self._wheel.advance(now):
             if session.connection is not None:
                 session.connection.handle(session.handle_deadline(now))

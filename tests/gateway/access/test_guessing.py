@@ -178,9 +178,9 @@ async def test_the_wait_ends(start_worker: Start, users: str) -> None:
     running = await start_worker(PROXIED, {"password_file": users}, **QUICKLY)
     await guess(running, ATTACKER, "eve", 6)
     worker, now = running.worker, running.worker.now
-    worker.now = lambda: now() + 599
+    worker.logins._now = lambda: now() + 599
     assert (await come(running, ATTACKER, "ada", "secret", refused=True)).reason_code == 0x86
-    worker.now = lambda: now() + 601
+    worker.logins._now = lambda: now() + 601
     await come(running, ATTACKER, "ada", "secret")
 
 

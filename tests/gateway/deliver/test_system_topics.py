@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gateway.deliver import system_topics
-from gateway.worker.reporting import Reporting
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Properties, Publish, SubAck, Subscribe, Subscription
 from holdmq.record.codec import (
     encode_properties,
@@ -113,7 +112,7 @@ async def test_the_parent_s_totals_are_told(start_worker: Start) -> None:
     parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child.setblocking(False)
     parent.settimeout(40)
-    worker.reporting = Reporting(worker, child)
+    worker.reporting._report = child
     worker.reporting.listen()
     try:
         client = await running.client("s")
@@ -125,7 +124,7 @@ async def test_the_parent_s_totals_are_told(start_worker: Start) -> None:
         assert bytes((await client.next()).payload) == b"1234"
     finally:
         worker.reporting.close()
-        worker.reporting = Reporting(worker, None)
+        worker.reporting._report = None
         parent.close()
         child.close()
 

@@ -60,7 +60,7 @@ def traced(parent: tuple[Parent, socket.socket], start_worker: Start) -> Callabl
         running.worker.reporting._report = parent[1]
         running.worker.reporting.listen()
         parent[0].say(trace=1, client=client, topic=topic, seconds=seconds)
-        await running.until(lambda: running.worker.tracing is not None)
+        await running.until(lambda: running.worker.tracing.is_on)
         return running
 
     return start
@@ -113,12 +113,12 @@ async def test_a_trace_ends_by_itself_or_when_told_and_then_costs_nothing(traced
     now = running.worker.now()
     assert now < trace.until <= now + 60
     trace.until = now
-    await running.until(lambda: running.worker.tracing is None)
+    await running.until(lambda: not running.worker.tracing.is_on)
     assert running.worker.context.traced is None
     parent[0].say(trace=2, client="c1", topic=None, seconds=60)
-    await running.until(lambda: running.worker.tracing is not None)
+    await running.until(lambda: running.worker.tracing.is_on)
     parent[0].say(untrace=2)
-    await running.until(lambda: running.worker.tracing is None)
+    await running.until(lambda: not running.worker.tracing.is_on)
     parent[0].say(untrace=3)
     await running.client("c1")
     assert parent[0].packets() == []

@@ -114,7 +114,7 @@ async def test_who_comes_while_a_worker_drains_is_sent_elsewhere(
     start_worker: Start, reference: str, code: int
 ) -> None:
     running = await start_worker(server_reference=reference)
-    running.worker.is_draining = True
+    running.worker.gate.is_draining = True
     refused = await running.client("c1", MQTT_5, refused=True)
     assert refused.connack.reason_code == code
     assert refused.connack.properties.server_reference == (reference or None)

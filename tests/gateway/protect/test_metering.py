@@ -75,7 +75,7 @@ async def test_clients_that_only_listen_have_no_rate(start_worker: Start) -> Non
     client = await running.client("c1")
     await client.subscribe("a/#")
     assert running.worker.counters.rate_paused_total == 0
-    assert not running.worker.meter._paces
+    assert not running.worker.metering.meter._paces
 
 
 async def test_nothing_is_kept_of_who_is_gone_nor_measured_without_a_rate(
@@ -85,7 +85,7 @@ async def test_nothing_is_kept_of_who_is_gone_nor_measured_without_a_rate(
     client = await running.client("c1")
     client.send(*numbered(1, 1))
     await client.acked(1)
-    assert len(running.worker.meter._paces) == 1
+    assert len(running.worker.metering.meter._paces) == 1
     await client.close()
-    await running.until(lambda: not running.worker.meter._paces)
-    assert (await start_worker()).worker.meter is None
+    await running.until(lambda: not running.worker.metering.meter._paces)
+    assert (await start_worker()).worker.metering.meter is None

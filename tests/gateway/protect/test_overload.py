@@ -81,7 +81,7 @@ async def test_it_recovers_by_itself(start: Start) -> None:
     await running.client("new")
     assert running.worker.counters.overload_total == 1
     assert running.worker.counters.overload_level == NORMAL
-    assert running.worker.meter is None
+    assert running.worker.metering.meter is None
 
 
 async def test_a_loop_that_lags_says_that_it_is_busy(start: Start) -> None:

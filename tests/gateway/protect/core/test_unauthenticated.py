@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.edge.core.unauthenticated import UnauthenticatedBytes
+from gateway.protect.core.unauthenticated import UnauthenticatedBytes
 
 
 def test_who_holds_most_is_one_too_many_and_not_who_came_last() -> None:
