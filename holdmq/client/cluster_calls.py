@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from holdmq.client.calls import call_until
+from holdmq.client.lifecycle import RoutedClient
 from holdmq.client.route import RouteTable
 from holdmq.errors import Code, HoldMQError, TransportError
 from holdmq.rpc.connection import Reply
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ClusterCalls:
+class ClusterCalls(RoutedClient):
     """Asks brokers over a RouteTable of its own, or over `routes`, which the caller starts and closes.
 
     Its own is made with `registries`, `role`, `security` and `client_id` ("" = `kind` and a random number).
@@ -37,24 +38,9 @@ class ClusterCalls:
         security: Security | None,
         timeout_s: float,
     ) -> None:
-        self._owns_routes = routes is None
-        if routes is None:
-            client_id = client_id or f"{kind}-{secrets.token_hex(8)}"
-            routes = RouteTable(registries, client_id, role=role, security=security)
-        self.routes = routes
+        client_id = client_id or f"{kind}-{secrets.token_hex(8)}"
+        super().__init__(registries, client_id, routes, security, role=role)
         self.timeout_s = timeout_s
-
-    async def __aenter__(self) -> Self:
-        self.routes.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Disconnect from the brokers and registries."""
-        if self._owns_routes:
-            await self.routes.close()
 
     async def call(
         self, code: RequestCode, broker: str, header: Header, timeout_s: float | None = None

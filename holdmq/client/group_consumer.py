@@ -24,6 +24,7 @@ from holdmq.client.group_membership import GroupMembership
 from holdmq.client.group_progress import BrokerProgress, FileProgress
 from holdmq.client.group_pulls import BUFFER_MAX_BYTES, BUFFER_MAX_MESSAGES, GroupPulls
 from holdmq.client.hand_out import HandedMessage, HandOut
+from holdmq.client.lifecycle import RoutedConsumer, check_settings
 from holdmq.client.names import check_group, check_topic
 from holdmq.client.offset_store import DIRECTORY, OffsetStore
 from holdmq.client.process_queue import ProcessQueue
@@ -57,7 +58,7 @@ Mode = Literal["clustering", "broadcast"]
 log = structlog.get_logger("holdmq.client")
 
 
-class Consumer:
+class Consumer(RoutedConsumer):
     """Calls `handler` for messages: `async with Consumer(["host:9876"], "billing", handle, ["meters"]):`.
 
     `handler(message)`: a coroutine function, or a plain one, which runs on a thread. What it returns, or that
@@ -98,20 +99,14 @@ class Consumer:
         check_group(group)
         if mode not in (CLUSTERING, BROADCAST):
             raise UsageError(f"mode {mode!r} is not clustering or broadcast (shared has its own consumer)")
-        if start not in ("latest", "earliest"):
-            raise UsageError(f"start {start!r} is not latest or earliest")
-        if concurrency < 1:
-            raise UsageError(f"concurrency {concurrency} is below 1")
+        check_settings(start, concurrency)
         self.group = group
         self.mode = mode
         default_id = socket.gethostname() if mode == BROADCAST else f"consumer-{secrets.token_hex(8)}"
         self.client_id = client_id or (routes.client_id if routes is not None else default_id)
         if routes is not None and routes.client_id != self.client_id:
             raise UsageError(f"the shared routes are of client {routes.client_id!r}, not {self.client_id!r}")
-        self.routes = (
-            routes if routes is not None else RouteTable(registries, self.client_id, security=security)
-        )
-        self._owns_routes = routes is None
+        super().__init__(registries, self.client_id, routes, security)
         self._is_clustering = mode == CLUSTERING
         self._ordered = ordered
         self._report_s = report_s
@@ -131,7 +126,6 @@ class Consumer:
         self._prepared = asyncio.Event()
         self._refusal: HoldMQError | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._is_closed = False
         self._hand_out = HandOut(self._queues, self._filters, ordered, self._room_made)
         self._settling = JobSettling(
             self.routes,
@@ -156,9 +150,6 @@ class Consumer:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def subscribe(self, topic: str, tag_filter: str = "*") -> None:
         """Want messages of a topic too, before `start`; a repeat replaces the filter.
@@ -209,8 +200,7 @@ class Consumer:
         self._make_parts()
         self._membership.subscribe(self._subscriptions())
         self._membership.attach()
-        self.routes.on_routes.append(self._routes_changed)
-        self.routes.on_up.append(self._link_up)
+        self._attach()
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"group {self.group}")
         self._sync_queues()
 
@@ -222,13 +212,11 @@ class Consumer:
         if self._keeper is None:
             await self._workers.close(0)
             await self._progress.close(self._queues)
-            if self._owns_routes:
-                await self.routes.close()
+            await super().close()
             return
         deadline = asyncio.get_running_loop().time() + timeout_s
         self._pulls.close()
-        self.routes.on_routes.remove(self._routes_changed)
-        self.routes.on_up.remove(self._link_up)
+        self._detach()
         tasks = [self._keeper, *self._preparing.values()]
         for task in tasks:
             task.cancel()
@@ -244,8 +232,7 @@ class Consumer:
             log.warning("handlers did not end in time", group=self.group, handlers=late)
         self._settling.close()
         await self._progress.close(self._queues)
-        if self._owns_routes:
-            await self.routes.close()
+        await super().close()
 
     # Control and numbers
 

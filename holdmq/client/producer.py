@@ -21,6 +21,7 @@ import numpy as np
 from holdmq.client.choice import Choice
 from holdmq.client.delay import due_text
 from holdmq.client.lanes import ChunkOwner, Key, SendChunk, SendResult, Terms
+from holdmq.client.lifecycle import RoutedClient
 from holdmq.client.owners import Bodies, Many, One, OneWay, StoredRun
 from holdmq.client.records import Packing, encode, encode_bodies, is_plain, unique_id
 from holdmq.client.room import OUTSTANDING_MAX_BYTES
@@ -54,7 +55,7 @@ _ENVELOPE_BYTES: Final = FIXED_SIZE + 60
 Groups = dict[TopicQueue, list[int]]
 
 
-class Producer:
+class Producer(RoutedClient):
     """Sends messages. Use it as `async with Producer(["host:9876"]) as producer`, on one event loop.
 
     `registries`: host:port of every registry. `routes`: share this RouteTable instead, which the
@@ -80,13 +81,9 @@ class Producer:
     ) -> None:
         if not 1 <= compress_level <= 9 or compress_min_bytes < 0:
             raise UsageError("compress_level is 1 to 9, compress_min_bytes 0 (never) or more")
-        self._owns_routes = False
         self.producer_id = secrets.randbits(63)
         self.client_id = client_id or f"producer-{self.producer_id:016x}"
-        if routes is None:
-            routes = RouteTable(registries, self.client_id, security=security, reroute_s=reroute_s)
-            self._owns_routes = True
-        self.routes = routes
+        super().__init__(registries, self.client_id, routes, security, reroute_s=reroute_s)
         self.sender: Sender | None = None
         self._send_timeout_s = send_timeout_s
         self._outstanding_max_bytes = outstanding_max_bytes
@@ -97,15 +94,11 @@ class Producer:
         self._tags_known: set[str] = set()
         self._turnstiles: dict[str, tuple[asyncio.Lock, list[None]]] = {}
         self._one_way = OneWay()
-        self._is_closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
         self._start()
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Wait for what is in hand (`timeout_s`, None = each send's own deadline), then disconnect.
@@ -118,8 +111,7 @@ class Producer:
         if self.sender is not None:
             await self.sender.room.drain(timeout_s)
             self.sender.close(TransportError("the producer was closed before the message was stored"))
-        if self._owns_routes:
-            await self.routes.close()
+        await super().close()
 
     async def send(
         self,

@@ -16,6 +16,7 @@ import structlog
 
 from holdmq.client.bounds import queue_bounds
 from holdmq.client.cursors import AskedQueue, Position, Pulled, QueueCursor, ask, take_answer, wire_queues
+from holdmq.client.lifecycle import RoutedConsumer
 from holdmq.client.route import Link, RouteTable
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
 from holdmq.message import Message, TopicQueue
@@ -76,7 +77,7 @@ class _Answer(NamedTuple):
     reply: Reply | HoldMQError
 
 
-class PullConsumer:
+class PullConsumer(RoutedConsumer):
     """Reads queues. Use it as `async with PullConsumer(["host:9876"]) as consumer`, on one event loop.
 
     `tags`: only messages with one of these tags; `tag_filter`: only messages whose tag an MQTT
@@ -98,10 +99,7 @@ class PullConsumer:
         self.client_id = client_id or f"consumer-{secrets.token_hex(8)}"
         self._tags = _checked_tags(tags, tag_filter)
         self._tag_filter = tag_filter
-        self._owns_routes = routes is None
-        if routes is None:
-            routes = RouteTable(registries, self.client_id, security=security)
-        self.routes = routes
+        super().__init__(registries, self.client_id, routes, security)
         self._cursors: dict[TopicQueue, QueueCursor] = {}
         self._topics: set[str] = set()
         self._filters: dict[str, _Filter] = {}
@@ -113,26 +111,18 @@ class PullConsumer:
         self.undecodable = 0
         self._polls = 0
         self._is_polling = False
-        self._is_started = False
-        self._is_closed = False
 
     async def __aenter__(self) -> Self:
         self._start()
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Stop reading and disconnect. Closing again changes nothing."""
         if self._is_closed:
             return
         self._is_closed = True
-        if self._is_started:
-            self.routes.on_up.remove(self._link_up)
-            self.routes.on_routes.remove(self._routes_changed)
-        if self._owns_routes:
-            await self.routes.close()
+        self._detach()
+        await super().close()
 
     # Assignment and positions
 
@@ -421,11 +411,9 @@ class PullConsumer:
     def _start(self) -> None:
         if self._is_closed:
             raise UsageError("the consumer is closed")
-        if not self._is_started:
-            self._is_started = True
+        if not self._is_attached:
             self.routes.start()
-            self.routes.on_up.append(self._link_up)
-            self.routes.on_routes.append(self._routes_changed)
+            self._attach()
 
     def _forget(self) -> None:
         """Void the questions that are out."""
@@ -434,7 +422,7 @@ class PullConsumer:
         self._pulling.clear()
         self._errors.clear()
 
-    def _link_up(self, _link: Link, _connection: Connection, _hello: HelloResponse) -> None:
+    def _link_up(self, link: Link, connection: Connection, hello: HelloResponse) -> None:
         self._arrived.set()
 
     def _routes_changed(self, changed: frozenset[str]) -> None:

@@ -16,6 +16,7 @@ from typing import Final, Literal, NamedTuple, Self, cast
 
 import structlog
 
+from holdmq.client.lifecycle import RoutedConsumer, check_settings
 from holdmq.client.names import check_group, check_topic
 from holdmq.client.route import Link, RouteTable
 from holdmq.client.shared_member import REST_S, SharedMember, SharedMessage
@@ -52,7 +53,7 @@ class _SharedJob(NamedTuple):
     message: SharedMessage
 
 
-class SharedConsumer:
+class SharedConsumer(RoutedConsumer):
     """A member of a `shared` group: `async with SharedConsumer(["host:9876"], "billing", ["meters"]) as c`.
 
     `topics`: names, or names with filters (`holdmq.client.subscriptions`); all members of a group must want
@@ -82,10 +83,7 @@ class SharedConsumer:
         security: Security | None = None,
     ) -> None:
         check_group(group)
-        if start not in ("latest", "earliest"):
-            raise UsageError(f"start {start!r} is not latest or earliest")
-        if concurrency < 1:
-            raise UsageError(f"concurrency {concurrency} is below 1")
+        check_settings(start, concurrency)
         if isinstance(topics, str):
             raise UsageError("topics must be a list of names, or names with filters")
         named = dict(topics) if isinstance(topics, Mapping) else dict.fromkeys(topics, "*")
@@ -95,10 +93,7 @@ class SharedConsumer:
             check_topic(topic)
         self.group = group
         self.client_id = client_id or f"shared-{secrets.token_hex(8)}"
-        self._owns_routes = routes is None
-        if routes is None:
-            routes = RouteTable(registries, self.client_id, security=security)
-        self.routes = routes
+        super().__init__(registries, self.client_id, routes, security)
         self.handled = self.failed = self.expired = 0
         self._subscriptions = [
             GroupSubscription(topic, TagFilter(text).text) for topic, text in named.items()
@@ -117,16 +112,12 @@ class SharedConsumer:
         self._acks: set[asyncio.Future[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
         self._is_first = True
-        self._is_closed = False
 
     # Life
 
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Become a member, and return when the brokers know where the group begins.
@@ -140,9 +131,8 @@ class SharedConsumer:
         loop = asyncio.get_running_loop()
         self.routes.start()
         self.routes.follow(self._topics)
-        self.routes.on_up.append(self._link_up)
+        self._attach()
         self.routes.on_down.append(self._link_down)
-        self.routes.on_routes.append(self._routes_changed)
         self._keeper = loop.create_task(self._keep(), name=f"shared {self.group}")
         try:
             await self.routes.refresh(timeout_s)
@@ -171,9 +161,8 @@ class SharedConsumer:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-            self.routes.on_up.remove(self._link_up)
+            self._detach()
             self.routes.on_down.remove(self._link_down)
-            self.routes.on_routes.remove(self._routes_changed)
         self._ready.clear()
         if self._workers is not None:
             late = await self._workers.close(timeout_s)
@@ -183,8 +172,7 @@ class SharedConsumer:
             await asyncio.wait(self._acks, timeout=timeout_s)
         for member in self._members.values():
             member.close()
-        if self._owns_routes:
-            await self.routes.close()
+        await super().close()
 
     def numbers(self) -> dict[str, int]:
         """Gauges, and counters whose names end in `_total`."""
@@ -360,7 +348,7 @@ class SharedConsumer:
             if link.client.connection is not None:
                 member.up(link.client.connection)
 
-    def _link_up(self, link: Link, connection: Connection, _hello: HelloResponse) -> None:
+    def _link_up(self, link: Link, connection: Connection, hello: HelloResponse) -> None:
         member = self._members.get(link.name)
         if member is not None:
             member.up(connection)
@@ -370,7 +358,7 @@ class SharedConsumer:
         if member is not None:
             member.down()
 
-    def _routes_changed(self, _changed: frozenset[str]) -> None:
+    def _routes_changed(self, changed: frozenset[str]) -> None:
         if not self._is_closed and not self._is_first:
             self._join_brokers()
             self._changed.set()
