@@ -130,7 +130,7 @@ class Askers:
 
     @property
     def waiting(self) -> int:
-        """Questions in hand."""
+        """Count the questions in hand."""
         return len(self._line) + len(self._asked)
 
     def start(self) -> None:
@@ -269,7 +269,7 @@ class Asker:
         self._thread = threading.Thread(target=self._run, name="access", daemon=True)
 
     def start(self) -> None:
-        """Begin the thread."""
+        """Begin to serve on a thread."""
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:

@@ -75,7 +75,7 @@ class Attempt:
         return self._login is not None and self._logins.is_held(self._login)
 
     def refused(self) -> None:
-        """It was answered so."""
+        """Count that the login was answered so."""
         self._logins.refused()
 
     def failed(self) -> None:

@@ -36,7 +36,7 @@ log = telemetry.get_logger()
 
 
 class PluginClient(NamedTuple):
-    """Who asks to be let in, or to use a topic.
+    """The client that asks to be let in, or to use a topic.
 
     `ssl_object` None = no TLS, or a proxy ended it; `common_name` is that of a verified certificate, or "".
     """

@@ -125,7 +125,7 @@ class Exchanges:
         self._invented = invented
 
     def begin(self) -> ScramServer:
-        """A new exchange."""
+        """Begin a new exchange."""
         return ScramServer(self._verifier_of, self._invented, secrets.token_urlsafe(NONCE_BYTES))
 
 

@@ -21,7 +21,7 @@ from gateway.deliver.delivery import (
     Outgoing,
     Records,
 )
-from gateway.deliver.landing import Landing
+from gateway.deliver.landing import AwaitingLiveFeed
 from gateway.deliver.redelivery import (
     Redelivery,
     is_due,
@@ -132,7 +132,7 @@ class CatchUp:
         self._queue: deque[Session] = deque()
         self._far_queue: deque[Session] = deque()
         self._pump_due = False
-        self._landing = Landing(self.relax)
+        self._landing = AwaitingLiveFeed(self.relax)
         self._gathering: asyncio.TimerHandle | None = None
         self._gather_until = self._gather_at_most = 0.0
         self._far = 0

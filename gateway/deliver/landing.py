@@ -16,7 +16,7 @@ RELAXED_PER_TURN: Final = 1_000
 """Sessions that are made wholly live in one turn of the loop: a millisecond."""
 
 
-class Landing:
+class AwaitingLiveFeed:
     """`relax(session)` forgets what the live feed of its brokers has passed; called in turns of the loop."""
 
     def __init__(self, relax: Callable[[Session], None]) -> None:

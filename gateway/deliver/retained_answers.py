@@ -117,7 +117,7 @@ class RetainedAnswers:
             self.ready(session)
 
     def forget(self, session: Session, topic_filter: str) -> None:
-        """A subscription ended."""
+        """Owe nothing more for a subscription that ended."""
         outbound = session.outbound
         if outbound is not None and outbound.retained is not None:
             outbound.retained.forget(topic_filter)

@@ -107,7 +107,7 @@ class ShareLink:
 
     @property
     def name(self) -> str:
-        """The broker's name."""
+        """The name of the broker."""
         return self._link.name
 
     @property

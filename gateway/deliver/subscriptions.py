@@ -113,7 +113,7 @@ def _ignore(_is_written: bool) -> None:
 
 
 class Subscriptions:
-    """Who of this worker's sessions wants what.
+    """The filters of this worker's sessions.
 
     `links` are the brokers by name; `key_levels(topic)` is a log topic's, 1 while it is not known.
     """

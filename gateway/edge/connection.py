@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.edge.listeners import Listener
-from gateway.edge.parting import part
+from gateway.edge.parting import half_close
 from gateway.edge.sockets import (
     ClientSocket,
     Receiver,
@@ -46,7 +46,7 @@ OVERLOAD: Final = 256
 PARTING: Final = 64
 
 
-class Shell(Receiver, SessionConnection, HeldSocket):
+class ClientConnection(Receiver, SessionConnection, HeldSocket):
     """One connection. `waiting` holds the events behind one that waits: for a topic that is being created, or
     for an answer of access."""
 
@@ -64,7 +64,7 @@ class Shell(Receiver, SessionConnection, HeldSocket):
 
     @property
     def peer(self) -> Peer:
-        """Who is at the other end; without an address when the socket is gone."""
+        """The client's side of the connection; without an address when the socket is gone."""
         return peer_of(self.listener.name, self.transport)
 
     @property
@@ -239,7 +239,7 @@ class Shell(Receiver, SessionConnection, HeldSocket):
         return events
 
     def topic_failed(self) -> None:
-        """Nobody could say what is to become of the topic: the client must try again."""
+        """Close the connection, as no broker answered for the topic: the client must try again."""
         events = self._take_waiting()
         ending = [event for event in events or () if isinstance(event, Closed)]
         if ending:
@@ -250,11 +250,11 @@ class Shell(Receiver, SessionConnection, HeldSocket):
     # Coming in
 
     def identified(self) -> None:
-        """It is known whose connection it is: ask the owner of the client id."""
+        """Ask the owner of the client id, as it is known whose connection this is."""
         self._worker.identified(self)
 
     def admitted(self, events: list[Event]) -> None:
-        """It is decided whether the client comes in: do what follows."""
+        """Handle the events of `admit` or `refuse`: the client comes in, or not."""
         self._worker.admitted(self, events)
 
     # Reading and not reading
@@ -277,7 +277,7 @@ class Shell(Receiver, SessionConnection, HeldSocket):
         self.pause(RATE)
 
     def rate_is_kept(self) -> None:
-        """It is."""
+        """Read again: the client has waited for its rate."""
         self.resume(RATE)
 
     def pause_for_overload(self) -> None:
@@ -285,7 +285,7 @@ class Shell(Receiver, SessionConnection, HeldSocket):
         self.pause(OVERLOAD)
 
     def overload_is_over(self) -> None:
-        """They are."""
+        """Read again: others have been served."""
         self.resume(OVERLOAD)
 
     def pause(self, reason: int) -> None:
@@ -343,6 +343,6 @@ class Shell(Receiver, SessionConnection, HeldSocket):
             return
         if reason and self.session.version:
             self._paused_for |= PARTING
-            part(self, transport)
+            half_close(self, transport)
         else:
             transport.close()

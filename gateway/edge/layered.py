@@ -2,8 +2,8 @@
 
 ::
 
-    socket ──► PROXY header ──► TLS ──► WebSocket ──► Shell.data_received
-           ◄─────────────────── TLS ◄── WebSocket ◄── Shell.write
+    socket ──► PROXY header ──► TLS ──► WebSocket ──► ClientConnection.data_received
+           ◄─────────────────── TLS ◄── WebSocket ◄── ClientConnection.write
 
 The session begins with the connection, so that its deadline for a complete CONNECT holds for all layers.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING, Final
 
-from gateway.edge.connection import Shell
+from gateway.edge.connection import ClientConnection
 from gateway.edge.core.proxy_protocol import (
     ProxyError,
     ProxyHeader,
@@ -56,7 +56,7 @@ BELOW_MAX_BYTES: Final = CONNECT_MAX_BYTES + MESSAGE_SLACK_BYTES
 _NOTHING_SAID = ProxyHeader()
 
 
-class LayeredShell(Shell):
+class LayeredConnection(ClientConnection):
     """One connection of a listener that is not plain."""
 
     __slots__ = ("_below_bytes", "_header", "_is_handshaking", "_proxy", "_tls", "_websocket")
@@ -73,7 +73,7 @@ class LayeredShell(Shell):
 
     @property
     def peer(self) -> Peer:
-        """Who is at the other end."""
+        """The client's side, as the layers tell it."""
         peer = peer_of(self.listener.name, self.transport)
         header, tls = self._header, self._tls
         if header.address:

@@ -16,7 +16,7 @@ from gateway.edge.sockets import (
 )
 
 if TYPE_CHECKING:
-    from gateway.edge.connection import Shell
+    from gateway.edge.connection import ClientConnection
 
 PARTING_BYTES_MAX: Final = 1 << 20
 """What a closed connection may still send: a socket's buffers. Who sends more does not listen."""
@@ -27,7 +27,7 @@ class Parting(Receiver):
 
     __slots__ = ("_left", "_shell")
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: ClientConnection) -> None:
         # The socket is the shell's: two that know each other stay until a full collection of garbage.
         self._shell = shell
         self._left = PARTING_BYTES_MAX
@@ -39,7 +39,7 @@ class Parting(Receiver):
             transport.abort()
 
     def connection_made(self, transport: ClientSocket) -> None:
-        """It was there before."""
+        """Do nothing: the connection was there before."""
 
     def pause_writing(self) -> None:
         """Nothing more is written."""
@@ -51,7 +51,7 @@ class Parting(Receiver):
         self._shell.connection_lost(exc)
 
 
-def part(shell: Shell, transport: ClientSocket) -> None:
+def half_close(shell: ClientConnection, transport: ClientSocket) -> None:
     """Close our half of the connection behind what was written; the transport is the shell's and open."""
     transport.set_protocol(Parting(shell))
     transport.write_eof()

@@ -2,8 +2,8 @@
 
 ::
 
-    event loop ──► Sockets (an epoll of their own) ──► ClientSocket ──► Shell.data_received
-               ──► Acceptor, one per listening socket      ▲ write ──────── Shell
+    event loop ──► Sockets (an epoll of their own) ──► ClientSocket ──► ClientConnection.data_received
+               ──► Acceptor, one per listening socket      ▲ write ──────── ClientConnection
 
 A transport of the loop's own takes 1.3 KB of every connection, and most of these are idle. The loop knows one
 file, the epoll. The sockets in it are edge triggered: the kernel tells what is new once, and does not look at
@@ -47,13 +47,13 @@ log = telemetry.get_logger()
 
 
 class Receiver(ABC):
-    """Who has a connection: the methods of asyncio.Protocol."""
+    """The taker of a connection: the methods of asyncio.Protocol."""
 
     __slots__ = ()
 
     @abstractmethod
     def connection_made(self, transport: ClientSocket) -> None:
-        """It begins."""
+        """Take a connection that begins."""
 
     @abstractmethod
     def data_received(self, data: bytes) -> None:
@@ -61,7 +61,7 @@ class Receiver(ABC):
 
     @abstractmethod
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over; None: from this side, or in order."""
+        """Let go of it; None: from this side, or in order."""
 
     @abstractmethod
     def pause_writing(self) -> None:
@@ -69,7 +69,7 @@ class Receiver(ABC):
 
     @abstractmethod
     def resume_writing(self) -> None:
-        """It does again."""
+        """Write again: the peer takes it."""
 
 
 class ClientSocket:
@@ -151,7 +151,7 @@ class ClientSocket:
             self._watch()
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Read the socket again."""
         if not self._is_reading:
             self._is_reading = True
             self._watch()
@@ -249,7 +249,7 @@ class ClientSocket:
                 self._lose(None)
 
     def abort(self) -> None:
-        """Close now."""
+        """Close at once, whatever waits."""
         self._is_closing = True
         self._lose(None)
 

@@ -9,7 +9,7 @@ from gateway.ground.limits import SEND_STALLED_S
 from holdmq.mqtt import ReasonCode
 
 if TYPE_CHECKING:
-    from gateway.edge.connection import Shell
+    from gateway.edge.connection import ClientConnection
 
 LINGER_S: Final = 5.0
 """How long a closed connection may take to read its last bytes."""
@@ -20,24 +20,24 @@ class Stragglers:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self.lingering: dict[Shell, float] = {}
+        self.lingering: dict[ClientConnection, float] = {}
         """Closed connections that have bytes to take, and until when they may."""
-        self.stalled: dict[Shell, tuple[int, float]] = {}
+        self.stalled: dict[ClientConnection, tuple[int, float]] = {}
         """Connections that do not take what is sent: how much that was when looked at, and since when."""
 
-    def linger(self, shell: Shell, now: float) -> None:
+    def linger(self, shell: ClientConnection, now: float) -> None:
         """This connection is closed once its last bytes are taken."""
         self.lingering[shell] = now + LINGER_S
 
-    def stall(self, shell: Shell, now: float) -> None:
+    def stall(self, shell: ClientConnection, now: float) -> None:
         """This connection's client has stopped taking what is sent."""
         self.stalled[shell] = shell.unsent_bytes(), now
 
-    def unstall(self, shell: Shell) -> None:
-        """It took enough, or its session is over."""
+    def unstall(self, shell: ClientConnection) -> None:
+        """Watch a connection no longer: it took enough, or its session is over."""
         self.stalled.pop(shell, None)
 
-    def forget(self, shell: Shell) -> None:
+    def forget(self, shell: ClientConnection) -> None:
         """Its socket is gone."""
         self.lingering.pop(shell, None)
         self.stalled.pop(shell, None)

@@ -113,7 +113,7 @@ class SessionOwner:
 
     @property
     def name(self) -> str:
-        """The broker's name."""
+        """The name of the broker."""
         return self._link.name
 
     @property

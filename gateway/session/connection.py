@@ -26,10 +26,10 @@ class SessionConnection(Protocol):
         """Close from this side."""
 
     def identified(self) -> None:
-        """It is known whose connection it is: ask the owner of the client id."""
+        """Ask the owner of the client id."""
 
     def admitted(self, events: list[Event]) -> None:
-        """It is decided whether the client comes in: handle the events of `admit` or `refuse`."""
+        """Handle the events of `admit` or `refuse`: the client comes in, or not."""
 
 
 class SessionRows(Protocol):
@@ -37,7 +37,7 @@ class SessionRows(Protocol):
 
     @property
     def name(self) -> str:
-        """The broker's name."""
+        """The name of the broker."""
 
     @property
     def is_up(self) -> bool:

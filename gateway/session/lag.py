@@ -15,7 +15,7 @@ _NOT_SAID: Final = -2
 """The same for a start: a row may say -1, the end of a log that nobody had read."""
 
 
-class Spot:
+class BrokerPosition:
     """Where a session stands at one broker, and the `following` one. Numbers are >= 0, or _UNKNOWN.
 
     `position`: the first record that was not delivered; the session reads on from there. `floor`, once it is
@@ -30,7 +30,7 @@ class Spot:
         self.position = _UNKNOWN
         self.floor = _UNKNOWN
         self.log_epoch = _UNKNOWN
-        self.following: Spot | None = None
+        self.following: BrokerPosition | None = None
 
 
 class Starts:
@@ -79,7 +79,7 @@ class Starts:
         return starts is None
 
 
-class Lag(Spot):
+class Lag(BrokerPosition):
     """All brokers of one session; the first one's spot is the Lag itself.
 
     `holds` counts filters of the session that the live feed does not have yet, so that catching up could not
@@ -96,22 +96,22 @@ class Lag(Spot):
         self.replaying: set[str] | None = None
         self.filters_added = 0
 
-    def _find(self, broker: str) -> Spot | None:
-        spot: Spot | None = self
+    def _find(self, broker: str) -> BrokerPosition | None:
+        spot: BrokerPosition | None = self
         while spot is not None and spot.broker != broker:
             spot = spot.following
         return spot
 
-    def _at(self, broker: str) -> Spot:
+    def _at(self, broker: str) -> BrokerPosition:
         """The spot of a broker, made behind the others if need be."""
-        spot: Spot = self
+        spot: BrokerPosition = self
         while spot.broker != broker:
             if not spot.broker:
                 spot.broker = broker
                 break
             following = spot.following
             if following is None:
-                following = spot.following = Spot(broker)
+                following = spot.following = BrokerPosition(broker)
             spot = following
         return spot
 
@@ -120,7 +120,7 @@ class Lag(Spot):
     @property
     def is_behind(self) -> bool:
         """Whether the session has to catch up at some broker."""
-        spot: Spot | None = self
+        spot: BrokerPosition | None = self
         while spot is not None and spot.position < 0:
             spot = spot.following
         return spot is not None
@@ -128,7 +128,7 @@ class Lag(Spot):
     @property
     def is_over(self) -> bool:
         """Whether the session is fed live by every broker, with nothing to leave out."""
-        spot: Spot | None = self
+        spot: BrokerPosition | None = self
         while spot is not None and spot.position < 0 and spot.floor < 0:
             spot = spot.following
         return spot is None
@@ -136,7 +136,7 @@ class Lag(Spot):
     def brokers(self) -> list[str]:
         """Those of which something is known, the one that was caught up with last at the end."""
         found: list[str] = []
-        spot: Spot | None = self
+        spot: BrokerPosition | None = self
         while spot is not None:
             if spot.broker:
                 found.append(spot.broker)

@@ -15,7 +15,7 @@ from holdmq.mqtt import ReasonCode
 from holdmq.service import telemetry
 
 if TYPE_CHECKING:
-    from gateway.edge.connection import Shell
+    from gateway.edge.connection import ClientConnection
     from gateway.worker.worker import Worker
 
 DRAIN_RATE_MIN: Final = 1000
@@ -59,7 +59,7 @@ async def _send_away(worker: Worker, until: float) -> None:
     rate = worker.section.drain_rate
     if not rate:
         rate = max(DRAIN_RATE_MIN, int(len(worker.shells) / max(0.1, worker.section.drain_s / 2)))
-    leaving: dict[Shell, None] = {}
+    leaving: dict[ClientConnection, None] = {}
     staying = iter(list(worker.shells))
     credit = 0.0
     while worker.shells and worker.now() < until:
@@ -83,13 +83,13 @@ async def _send_away(worker: Worker, until: float) -> None:
         await asyncio.sleep(DRAIN_STEP_S)
 
 
-def _is_settled(shell: Shell) -> bool:
+def _is_settled(shell: ClientConnection) -> bool:
     """Whether nothing that the client published is still on its way into the log."""
     inbound = shell.session.inbound
     return inbound is None or inbound.head is None
 
 
-def _close(worker: Worker, shell: Shell) -> None:
+def _close(worker: Worker, shell: ClientConnection) -> None:
     code = ReasonCode.SERVER_SHUTTING_DOWN
     if worker.section.server_reference:
         code = ReasonCode.USE_ANOTHER_SERVER

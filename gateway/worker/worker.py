@@ -22,9 +22,9 @@ from gateway.deliver.subscriptions import Subscriptions
 from gateway.deliver.system_topics import SystemTopics
 from gateway.edge.connection import (
     OPENING_PAUSE,
-    Shell,
+    ClientConnection,
 )
-from gateway.edge.layered import LayeredShell
+from gateway.edge.layered import LayeredConnection
 from gateway.edge.listeners import (
     CertificateWatch,
     Listener,
@@ -158,7 +158,7 @@ class Worker:
         self._next_tick: asyncio.TimerHandle | None = None
         self._wheel: Wheel[Session] = Wheel(self.now())
         self.sockets = Sockets(self._loop)
-        self.shells: set[Shell] = set()
+        self.shells: set[ClientConnection] = set()
         self.reporting = Reporting(self, report)
         self.stragglers = Stragglers(self.counters)
         self._next_second = 0.0
@@ -217,7 +217,7 @@ class Worker:
 
     def listen(self, listener: Listener, listening: socket.socket) -> Acceptor:
         """Accept the clients of a listener."""
-        make = Shell if listener.is_plain else LayeredShell
+        make = ClientConnection if listener.is_plain else LayeredConnection
         return self.sockets.listen(listening, lambda: make(self, listener))
 
     def reload(self) -> None:
@@ -302,7 +302,7 @@ class Worker:
 
     # Connections
 
-    def opened(self, shell: Shell) -> None:
+    def opened(self, shell: ClientConnection) -> None:
         """A connection was accepted."""
         self.shells.add(shell)
         shell.listener.connections += 1
@@ -311,18 +311,18 @@ class Worker:
         self.gate.opened(shell)
         self._wheel.put(shell.session)
 
-    def connected(self, shell: Shell) -> None:
+    def connected(self, shell: ClientConnection) -> None:
         """CONNECT may be accepted: its socket waits until who it is is known, and its owner has said so."""
         shell.pause(OPENING_PAUSE)
         self.access.admit(shell)
 
-    def identified(self, shell: Shell) -> None:
-        """It is known whose connection it is: ask the owner of the client id."""
+    def identified(self, shell: ClientConnection) -> None:
+        """Ask the owner of the client id, if the gate admits who it is."""
         session = shell.session
         if self.gate.admits(session, session.principal or session.client_id):
             self.persistent.connecting(session)
 
-    def admitted(self, shell: Shell, events: list[Event]) -> None:
+    def admitted(self, shell: ClientConnection, events: list[Event]) -> None:
         """The owner has decided; an older connection of this client id ends [MQTT-3.1.4-3]."""
         session = shell.session
         if session.state == CLOSED:
@@ -348,7 +348,7 @@ class Worker:
             self.access.look(session)
         self.settle()
 
-    def session_closed(self, shell: Shell, event: Closed) -> None:
+    def session_closed(self, shell: ClientConnection, event: Closed) -> None:
         """A session ended: its filters go, its will is published, its socket closes."""
         session = shell.session
         self._wheel.remove(session)
@@ -380,7 +380,7 @@ class Worker:
             if transport.get_write_buffer_size() or not transport.is_closing():
                 self.stragglers.linger(shell, self.now())
 
-    def lost(self, shell: Shell) -> None:
+    def lost(self, shell: ClientConnection) -> None:
         """The socket is gone."""
         self.shells.discard(shell)
         shell.listener.connections -= 1

@@ -16,7 +16,7 @@ from websockets.http11 import Response
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from gateway.edge.layered import LayeredShell
+from gateway.edge.layered import LayeredConnection
 from holdmq.mqtt import Connect, encode
 
 CONNECT: Final = encode(Connect(client_id="c"), 4)
@@ -54,10 +54,10 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
     return b""
 
 
-def the_shell(running: Any) -> LayeredShell:
+def the_connection(running: Any) -> LayeredConnection:
     """The only connection of a worker."""
     (shell,) = running.worker.shells
-    assert isinstance(shell, LayeredShell)
+    assert isinstance(shell, LayeredConnection)
     return shell
 
 

@@ -104,7 +104,7 @@ class ProduceBatch:
         return sizes, joined, crc32(joined, crc32(sizes))
 
     def produce_runs(self, producer_id: int, epoch: int) -> list[ProduceRun]:
-        """The header's rows."""
+        """Make the rows of the header."""
         return [
             ProduceRun(
                 run.target.topic,

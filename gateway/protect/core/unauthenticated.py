@@ -42,13 +42,13 @@ class UnauthenticatedBytes(Generic[H]):
             self._held.pop(holder, None)
 
     def forget(self, holder: H) -> None:
-        """It is known now, or gone; one that holds nothing changes nothing."""
+        """Count a holder no more, as it is known or gone; one that holds nothing changes nothing."""
         held = self._held.pop(holder, 0)
         self.total -= held
         self._leave(holder, held)
 
     def one_too_many(self) -> H | None:
-        """Who has to go: of those that hold most, within a factor of two, the one that does so longest.
+        """Find who has to go: of those that hold most, within a factor of two, the one that does so longest.
 
         None = there is room. It is to be forgotten before this is asked again.
         """

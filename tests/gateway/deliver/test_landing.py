@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.deliver.landing import Landing
+from gateway.deliver.landing import AwaitingLiveFeed
 
 
 class Feed:
@@ -22,7 +22,7 @@ class Feed:
 async def test_who_waits_for_a_position_is_live_when_the_feed_is_there() -> None:
     relaxed: list[Any] = []
     feed: Any = Feed()
-    landing = Landing(relaxed.append)
+    landing = AwaitingLiveFeed(relaxed.append)
     for position, session in ((100, "a"), (100, "b"), (200, "c")):
         landing.land("b", position, session)  # type: ignore[arg-type]
     landing.land("other", 10, "d")  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ async def test_a_crowd_is_live_after_some_turns_of_the_loop_without_more_from_th
     relaxed: list[Any] = []
     feed: Any = Feed()
     feed.position = 100
-    landing = Landing(relaxed.append)
+    landing = AwaitingLiveFeed(relaxed.append)
     for number in range(35):
         landing.land("b", number, number)  # type: ignore[arg-type]
     landing.fed(feed)

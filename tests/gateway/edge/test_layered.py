@@ -20,7 +20,7 @@ from listener_clients import (
     connect,
     refused,
     rest_of,
-    the_shell,
+    the_connection,
 )
 from security import Authority
 
@@ -48,7 +48,7 @@ async def test_a_session_over_tls_is_a_session(
     assert await reader.readexactly(4 + 2) == CONNACK + PONG
     assert await reader.readexactly(4) == b"\x40\x02\x00\x07"
     assert running.broker.bodies == [big]
-    shell = the_shell(running)
+    shell = the_connection(running)
     assert shell.peer.certificate is None
     assert shell.ssl_object is not None
     assert shell.listener.handshakes == 0
@@ -106,7 +106,7 @@ async def test_a_client_certificate_is_there_for_authentication(
     reader, writer = await connect(running, ssl=context, server_hostname="localhost")
     writer.write(CONNECT)
     assert await reader.readexactly(4) == CONNACK
-    shell = the_shell(running)
+    shell = the_connection(running)
     certificate = shell.peer.certificate
     assert certificate is not None
     assert certificate.common_name == "device-7"
@@ -137,7 +137,7 @@ async def test_who_shows_no_certificate_is_refused_if_one_is_required(
     writer.write(CONNECT)
     if not sentence:
         assert await reader.readexactly(4) == CONNACK
-        assert the_shell(running).peer.certificate is None
+        assert the_connection(running).peer.certificate is None
         return
     with pytest.raises(ssl.SSLError, match=r"(?i)certificate.required"):
         await reader.read()

@@ -18,7 +18,7 @@ from listener_clients import (
     connect,
     refused,
     rest_of,
-    the_shell,
+    the_connection,
 )
 from security import Authority
 from websockets.http11 import Response
@@ -44,7 +44,7 @@ async def test_the_client_behind_a_proxy_is_the_peer(start_worker: Start, header
         writer.write(data[at : at + step])
         await asyncio.sleep(0)
     assert await reader.readexactly(8) == CONNACK + b"\x40\x02\x00\x07"
-    peer = the_shell(running).peer
+    peer = the_connection(running).peer
     through = writer.get_extra_info("sockname")
     assert peer == Peer("default", "203.0.113.7", 40000, f"127.0.0.1:{through[1]}")
     assert peer.log_fields() == {
@@ -63,7 +63,7 @@ async def test_a_proxy_that_speaks_for_itself_is_the_peer(start_worker: Start, h
     writer.write(header + CONNECT)
     assert await reader.readexactly(4) == CONNACK
     own = writer.get_extra_info("sockname")
-    assert the_shell(running).peer == Peer("default", "127.0.0.1", own[1])
+    assert the_connection(running).peer == Peer("default", "127.0.0.1", own[1])
 
 
 async def test_a_certificate_that_a_proxy_verified_is_there_for_authentication(start_worker: Start) -> None:
@@ -73,7 +73,7 @@ async def test_a_certificate_that_a_proxy_verified_is_there_for_authentication(s
     tlv = b"\x20" + struct.pack(">HBI", 5 + len(name), 0x07, 0) + name
     writer.write(PROXY_V2[:14] + struct.pack(">H", 12 + len(tlv)) + PROXY_V2[16:] + tlv + CONNECT)
     assert await reader.readexactly(4) == CONNACK
-    certificate = the_shell(running).peer.certificate
+    certificate = the_connection(running).peer.certificate
     assert certificate is not None
     assert certificate == ("CN=device-7", "device-7", ("device-7",))
 
@@ -91,7 +91,7 @@ async def test_tls_and_websocket_begin_after_the_header(
     assert isinstance(await client.next(), Response)
     client.send(CONNECT)
     assert await client.message() == CONNACK
-    assert the_shell(running).peer.address == "203.0.113.7"
+    assert the_connection(running).peer.address == "203.0.113.7"
 
 
 async def test_without_a_header_the_connection_is_refused(start_worker: Start) -> None:
