@@ -8,12 +8,13 @@ goes back, to whoever has room: nothing of a group waits in a worker's memory. S
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.deliver.delivery import (
     UNDELIVERABLE,
+    LiveDelivery,
     Outgoing,
 )
 from gateway.deliver.share_link import ShareLink
@@ -32,7 +33,8 @@ from holdmq.wire.session_state import LogPlace
 
 if TYPE_CHECKING:
     from gateway.brokers.link import BrokerLink
-    from gateway.worker.worker import Worker
+    from gateway.brokers.turn import Turn
+    from gateway.ground.counters import Counters
     from holdmq.wire.share_headers import ShareGiven
 
 SENT: Final = 0
@@ -53,15 +55,20 @@ class Waiter(Protocol):
 class Shares:
     """Members of share groups among one worker's sessions."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(
+        self, brokers: Mapping[str, BrokerLink], counters: Counters, delivery: LiveDelivery, turn: Turn
+    ) -> None:
+        self._brokers = brokers
+        self._counters = counters
+        self._delivery = delivery
+        self._turn = turn
         self._links: dict[str, ShareLink] = {}
         self._members: dict[int, Membership] = {}
         self._last_id = 0
 
     def _all(self) -> Iterable[ShareLink]:
         """The brokers that anybody knows of."""
-        for name, link in self._worker.links.items():
+        for name, link in self._brokers.items():
             if name not in self._links:
                 self._links[name] = ShareLink(self, link)
             if not link.is_gone:
@@ -96,7 +103,7 @@ class Shares:
         # Who is asked now begins where its log ends; who is away, as far as it was seen.
         starts = {
             broker: LogPlace(link.reader.log_epoch, link.reader.live_from)
-            for broker, link in self._worker.links.items()
+            for broker, link in self._brokers.items()
             if link.connection is None and link.reader.position is not None
         }
         return self._make(session, name, granted, starts)
@@ -114,7 +121,7 @@ class Shares:
         outbound.shared[name] = membership
         outbound.plus_levels += plus_levels(name)
         self._members[membership.member_id] = membership
-        self._worker.counters.shared_subscriptions = len(self._members)
+        self._counters.shared_subscriptions = len(self._members)
         return membership
 
     def join(self, membership: Membership, waiter: Waiter, at: int) -> None:
@@ -127,7 +134,7 @@ class Shares:
         if code != Code.OK and not membership.is_over:
             is_full = code == Code.LIMIT_EXCEEDED
             waiter.codes[at] = ReasonCode.QUOTA_EXCEEDED if is_full else ReasonCode.UNSPECIFIED_ERROR
-            self._worker.counters.refused["subscribe_share_refused"] += 1
+            self._counters.refused["subscribe_share_refused"] += 1
             self.unsubscribe(membership.session, membership.name)
         waiter.in_effect()
 
@@ -196,7 +203,7 @@ class Shares:
     def _drop(self, membership: Membership) -> None:
         membership.is_over = True
         self._members.pop(membership.member_id, None)
-        self._worker.counters.shared_subscriptions = len(self._members)
+        self._counters.shared_subscriptions = len(self._members)
         for link in self._links.values():
             link.drop(membership)
 
@@ -246,7 +253,7 @@ class Shares:
     def _deliver(self, link: ShareLink, broker: BrokerLink, membership: Membership, records: bytes) -> None:
         left = dict.fromkeys(positions_of(records))
         returned: list[int] = []
-        delivery = self._worker.delivery
+        delivery = self._delivery
         for outgoing in delivery.records(broker, memoryview(records), keeps_expired=True):
             position = outgoing.record.physical_offset
             try:
@@ -261,12 +268,12 @@ class Shares:
         for position in left:
             link.settled(membership.member_id, position)
         if returned:
-            self._worker.counters.shared_messages_returned_total += len(returned)
+            self._counters.shared_messages_returned_total += len(returned)
             link.returned(membership.member_id, returned)
 
     def _send(self, broker: BrokerLink, membership: Membership, outgoing: Outgoing) -> int:
         """Send a message to a member: SENT, SETTLED without it, or RETURNED."""
-        session, granted, counters = membership.session, membership.granted, self._worker.counters
+        session, granted, counters = membership.session, membership.granted, self._counters
         outbound = session.outbound
         assert outbound is not None
         if outgoing.is_expired:
@@ -306,4 +313,4 @@ class Shares:
 
     def settle(self) -> None:
         """Have what became sendable written."""
-        self._worker.settle()
+        self._turn.settle()

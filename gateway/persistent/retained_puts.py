@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,7 +34,9 @@ from holdmq.wire.retained_headers import (
 
 if TYPE_CHECKING:
     from gateway.brokers.link import BrokerLink
-    from gateway.worker.worker import Worker
+    from gateway.brokers.turn import Turn
+    from gateway.ground.counters import Counters
+    from holdmq.client.route import RouteTable
     from holdmq.rpc.connection import Connection
 
 IN_FLIGHT_MAX: Final = 2
@@ -123,10 +125,15 @@ class _Owner:
 class RetainedPuts:
     """Tells owners of topics what is retained. `pending_bytes` wait for them."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(
+        self, routes: RouteTable, links: Mapping[str, BrokerLink], counters: Counters, turn: Turn
+    ) -> None:
         self.brokers: list[str] = []
         self.pending_bytes = 0
-        self._worker = worker
+        self._routes = routes
+        self._links = links
+        self._counters = counters
+        self._turn = turn
         self._loop = asyncio.get_running_loop()
         self._owners: dict[str, _Owner] = {}
         self._jobs: dict[_PutJob, None] = {}
@@ -138,7 +145,7 @@ class RetainedPuts:
         """Whether other brokers keep retained messages now; those that are away stay."""
         if RETAINED_TOPIC not in topics:
             return False
-        route, before = self._worker.routes.get(RETAINED_TOPIC), self.brokers
+        route, before = self._routes.get(RETAINED_TOPIC), self.brokers
         self.brokers = [] if route is None else sorted({q.broker for q in route.write_queues})
         return self.brokers != before
 
@@ -188,7 +195,7 @@ class RetainedPuts:
         name = retained_owner(topic, self.brokers)
         owner = self._owners.get(name)
         if owner is None:
-            link = self._worker.links.get(name)
+            link = self._links.get(name)
             if link is None:
                 return None
             owner = self._owners[name] = _Owner(link)
@@ -265,9 +272,9 @@ class RetainedPuts:
             for (put, job, at), code in zip(part, codes, strict=True):
                 self.pending_bytes -= _size_of(put)
                 if not code:
-                    self._worker.counters.retained_in_total += 1
+                    self._counters.retained_in_total += 1
                 self._decided(job, at, _outcome_of(code))
-            self._worker.settle()
+            self._turn.settle()
         self._flush_soon()
 
     def _connect_again(self, owner: _Owner, connection: Connection, error: HoldMQError) -> None:

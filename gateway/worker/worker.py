@@ -142,11 +142,11 @@ class Worker:
         )
         self.delivery = LiveDelivery(self.subscriptions.trie, self.counters, wall_ms)
         self.retained_delivery = RetainedDelivery(self.counters, wall_ms)
-        self.retained_puts = RetainedPuts(self)
+        self.retained_puts = RetainedPuts(self.routes, self.links, self.counters, self.turn)
         self.retained = RetainedAnswers(self, self.retained_delivery, lambda: self.retained_puts.brokers)
         self.subscriptions.retained = self.retained
         self.catchup = CatchUp(self, self.delivery)
-        self.shares = self.subscriptions.shares = Shares(self)
+        self.shares = self.subscriptions.shares = Shares(self.links, self.counters, self.delivery, self.turn)
         self.subscriptions.use_trees(lambda: self.topics.trees)
         self.replays = self.subscriptions.replays = Replays(self)
         self.system = self.subscriptions.system = SystemTopics(self, section.sys_interval_s)
