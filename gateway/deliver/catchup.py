@@ -14,6 +14,7 @@ import asyncio
 import functools
 import itertools
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from gateway.deliver.delivery import (
@@ -44,7 +45,11 @@ from holdmq.wire.headers import (
 
 if TYPE_CHECKING:
     from gateway.brokers.link import BrokerLink
-    from gateway.worker.worker import Worker
+    from gateway.brokers.turn import Turn
+    from gateway.deliver.retained_answers import RetainedAnswers
+    from gateway.deliver.retained_delivery import RetainedDelivery
+    from gateway.deliver.subscriptions import Subscriptions
+    from gateway.ground.counters import Counters
 
 CATCHUP_READERS_MAX: Final = 64
 """Catch-up readers per worker (mqtt.md, Sessions): with two answers each, 8 MiB at most."""
@@ -121,13 +126,28 @@ class _Turn:
 class CatchUp:
     """Gives lagging sessions their turns. `shared` counts sessions that were served beside another."""
 
-    def __init__(self, worker: Worker, delivery: LiveDelivery) -> None:
+    def __init__(
+        self,
+        links: Mapping[str, BrokerLink],
+        subscriptions: Subscriptions,
+        delivery: LiveDelivery,
+        retained: RetainedAnswers,
+        retained_delivery: RetainedDelivery,
+        counters: Counters,
+        turn: Turn,
+        now: Callable[[], float],
+    ) -> None:
         self.turns = 0
         self.shared = 0
-        self._worker = worker
+        self._links = links
+        self._subscriptions = subscriptions
+        self._retained = retained
+        self._counters = counters
+        self._turn = turn
+        self._now = now
         self._delivery = delivery
-        again = RetainedAgain(worker.retained_delivery, worker.counters, worker.settle)
-        self._redelivery = Redelivery(delivery, again, worker.settle, self._again)
+        again = RetainedAgain(retained_delivery, counters, turn.settle)
+        self._redelivery = Redelivery(delivery, again, turn.settle, self._again)
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Session] = deque()
         self._far_queue: deque[Session] = deque()
@@ -171,7 +191,7 @@ class CatchUp:
         if outbound is not None and outbound.lag is not None:
             outbound.lag.is_queued = False
         # Retained messages are older than what it lags behind with: they have the next turn, and leave room.
-        if not self._worker.retained.ready(session):
+        if not self._retained.ready(session):
             self.ready(session)
 
     def each_second(self, now: float) -> None:
@@ -208,7 +228,7 @@ class CatchUp:
         up = [
             (link, link.connection, position)
             for broker, position in lag.positions.items()
-            if (link := self._worker.links.get(broker)) is not None
+            if (link := self._links.get(broker)) is not None
             and link.connection is not None
             and link.reader.is_open
         ]
@@ -233,14 +253,14 @@ class CatchUp:
 
     def _gather(self) -> None:
         """One more session far back waits: wait for those that come with it."""
-        now = self._worker.now()
+        now = self._now()
         if self._gathering is None:
             self._gather_at_most = now + GATHER_MAX_S
             self._gathering = self._loop.call_later(GATHER_S, self._gathered)
         self._gather_until = min(now + GATHER_S, self._gather_at_most)
 
     def _gathered(self) -> None:
-        if self._worker.now() < self._gather_until:
+        if self._now() < self._gather_until:
             self._gathering = self._loop.call_at(self._gather_until, self._gathered)
             return
         self._gathering = None
@@ -264,13 +284,13 @@ class CatchUp:
         self, session: Session, lag: Lag, link: BrokerLink, connection: Connection, is_far: bool
     ) -> None:
         broker = link.name
-        version = self._worker.subscriptions.terms_version
+        version = self._subscriptions.terms_version
         turn = _Turn(link, connection, self._free.pop(), is_far, version)
         self._far += is_far
         self.turns += 1
         log_epoch = lag.log_epoch_at(broker, link.reader.log_epoch)
         turn.sessions[session] = lag.filters_added
-        terms = self._worker.subscriptions.terms_of(session)
+        terms = self._subscriptions.terms_of(session)
         position = self._join_neighbours(turn, lag.position_at(broker) or 0, log_epoch, terms)
         connection.request(
             RequestCode.READ_OPEN,
@@ -297,7 +317,7 @@ class CatchUp:
             if is_due(other) or not _takes(other):
                 continue
             turn.sessions[other] = lag.filters_added
-            terms += self._worker.subscriptions.terms_of(other)
+            terms += self._subscriptions.terms_of(other)
             lowest = min(lowest, own)
             if len(turn.sessions) >= SESSIONS_PER_READER or len(terms) >= TERMS_PER_READER:
                 break
@@ -325,11 +345,11 @@ class CatchUp:
                 lag.opened_in(broker, opened.log_epoch)
                 if opened.position > (lag.position_at(broker) or 0):
                     # Retention has passed the session: it goes on at the log's beginning.
-                    self._worker.counters.sessions_behind_total += 1
+                    self._counters.sessions_behind_total += 1
                     lag.reach(broker, opened.position)
         elif isinstance(result, RemoteError) and result.code == Code.OFFSET_AHEAD:
             # The log was cut below this position: what comes now is new, wherever it lies.
-            self._worker.counters.offset_ahead_total += 1
+            self._counters.offset_ahead_total += 1
             position, log_epoch = result.ext_fields.get("position"), result.ext_fields.get("log_epoch")
             if not isinstance(position, int) or not isinstance(log_epoch, int):
                 position, log_epoch = turn.link.reader.position or 0, turn.link.reader.log_epoch
@@ -369,17 +389,17 @@ class CatchUp:
             self._end(turn)
             return
         answer = result.header(ReadResponse)
-        self._worker.counters.catchup_records_total += answer.records
+        self._counters.catchup_records_total += answer.records
         turn.answers.append((answer.position, self._delivery.answer(turn.link, result.body)))
         if not turn.rests_until and not turn.goes_on:
             self._serve(turn)
-            self._worker.settle()
+            self._turn.settle()
 
     def _go_on(self, turn: _Turn) -> None:
         turn.goes_on = False
         if turn.reader_id >= 0:
             self._serve(turn)
-            self._worker.settle()
+            self._turn.settle()
 
     def _serve(self, turn: _Turn) -> None:
         """Deliver what has come, and ask for more while somebody takes it. The caller settles."""
@@ -446,7 +466,7 @@ class CatchUp:
 
     def _rest(self, turn: _Turn) -> None:
         (session,) = turn.sessions
-        turn.rests_until = self._worker.now() + REST_S
+        turn.rests_until = self._now() + REST_S
         self._resting[session] = turn
         is_scarce = not self._free or (turn.is_far and self._far >= FAR_READERS_MAX)
         if is_scarce and (self._far_queue if turn.is_far else self._queue):
@@ -464,7 +484,7 @@ class CatchUp:
 
         The answer may lack what such a filter wants, and the live feed leaves it to us.
         """
-        is_old = turn.terms_version != self._worker.subscriptions.terms_version
+        is_old = turn.terms_version != self._subscriptions.terms_version
         for session, filters in list(turn.sessions.items()):
             lag = _lag_of(session, turn.link.name)
             if lag is None or is_old or lag.filters_added != filters:
@@ -476,7 +496,7 @@ class CatchUp:
         """Give a record to who wants it; who cannot take it leaves, but for the last one (False)."""
         wanting = turn.sessions
         if len(wanting) > 1:
-            matched = self._worker.subscriptions.trie.match(outgoing.mqtt_topic)
+            matched = self._subscriptions.trie.match(outgoing.mqtt_topic)
             wanting = {session: 0 for session, _ in matched if session in turn.sessions}
         broker, position = turn.link.name, outgoing.record.physical_offset
         for session in list(wanting):
@@ -505,7 +525,7 @@ class CatchUp:
         lag = _lag_of(session)
         if lag is None or lag.is_behind:
             return
-        for broker, link in self._worker.links.items():
+        for broker, link in self._links.items():
             lag.relax(broker, link.reader.position or 0)
         self._end_lag(session, lag)
 
@@ -513,7 +533,7 @@ class CatchUp:
         outbound = session.outbound
         if lag.is_over and outbound is not None:
             outbound.lag = None
-            self._worker.counters.lagging_sessions -= 1
+            self._counters.lagging_sessions -= 1
             for granted in outbound.subscriptions.values():
                 granted.starts = None
 

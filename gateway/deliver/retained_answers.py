@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -42,7 +42,10 @@ from holdmq.wire.session_state import FilterOptions, RetainedState
 
 if TYPE_CHECKING:
     from gateway.brokers.link import BrokerLink
-    from gateway.worker.worker import Worker
+    from gateway.brokers.turn import Turn
+    from gateway.ground.counters import Counters
+    from gateway.session.clients import Clients
+    from gateway.session.context import SessionContext
 
 SLICE_ROWS: Final = 128
 """Messages of one answer: two milliseconds of the loop."""
@@ -78,11 +81,28 @@ class _Line:
 
 
 class RetainedAnswers:
-    """Answers the subscriptions of one worker. `slices` counts requests; `brokers()` keep messages."""
+    """Answers the subscriptions of one worker. `slices` counts requests; `brokers()` keep messages.
 
-    def __init__(self, worker: Worker, delivery: RetainedDelivery, brokers: Callable[[], list[str]]) -> None:
+    `catch_up(session)` lets a session that lags have its turn, as a slice is over.
+    """
+
+    def __init__(
+        self,
+        delivery: RetainedDelivery,
+        links: Mapping[str, BrokerLink],
+        clients: Clients,
+        context: SessionContext,
+        turn: Turn,
+        brokers: Callable[[], list[str]],
+        catch_up: Callable[[Session], None],
+    ) -> None:
         self.slices = 0
-        self._worker = worker
+        self._links = links
+        self._clients = clients
+        self._context = context
+        self._counters: Counters = context.counters
+        self._turn = turn
+        self._catch_up = catch_up
         self._delivery = delivery
         self._brokers = brokers
         self._loop = asyncio.get_running_loop()
@@ -97,7 +117,7 @@ class RetainedAnswers:
         due = outbound.retained
         if due is None:
             due = outbound.retained = RetainedDue()
-            self._worker.counters.retained_owed += 1
+            self._counters.retained_owed += 1
         outbound.retained_number += 1
         for topic_filter in filters:
             due.owe(topic_filter, outbound.retained_number)
@@ -128,7 +148,7 @@ class RetainedAnswers:
         outbound = session.outbound
         if outbound is not None and outbound.retained is not None:
             outbound.retained = None
-            self._worker.counters.retained_owed -= 1
+            self._counters.retained_owed -= 1
 
     @staticmethod
     def state_of(session: Session) -> RetainedState | None:
@@ -150,7 +170,7 @@ class RetainedAnswers:
         outbound.retained_number = max([0 if state is None else state.number, *numbers.values()])
         outbound.retained = restored(state, numbers)
         if outbound.retained is not None:
-            self._worker.counters.retained_owed += 1
+            self._counters.retained_owed += 1
 
     def resume(self, session: Session) -> None:
         """The filters of a session that came back are in effect."""
@@ -163,7 +183,7 @@ class RetainedAnswers:
     def _end_if_over(self, outbound: Outbound) -> None:
         if outbound.retained is not None and not outbound.retained.answers:
             outbound.retained = None
-            self._worker.counters.retained_owed -= 1
+            self._counters.retained_owed -= 1
 
     # In line
 
@@ -181,7 +201,7 @@ class RetainedAnswers:
         if not _takes(outbound) or self._is_due(session):
             return False
         for broker in due.brokers():
-            link = self._worker.links.get(broker)
+            link = self._links.get(broker)
             if link is not None and link.connection is not None:
                 due.is_asking = True
                 self._line_of(link).sessions.append(session)
@@ -191,7 +211,7 @@ class RetainedAnswers:
 
     def _is_due(self, session: Session) -> bool:
         """Whether something is to be sent again first by a broker that is there."""
-        links = self._worker.links
+        links = self._links
         return is_due(session) and any(
             is_due(session, broker) for broker, link in links.items() if link.connection is not None
         )
@@ -205,7 +225,7 @@ class RetainedAnswers:
     def brokers_known(self) -> None:
         """Brokers that keep messages came, or are connected (again): go on with whom they owe something."""
         brokers = self._brokers()
-        for session in self._worker.clients.sessions():
+        for session in self._clients.sessions():
             if session.outbound is not None and session.outbound.retained is not None:
                 session.outbound.retained.brokers_known(brokers)
                 self.ready(session)
@@ -280,7 +300,7 @@ class RetainedAnswers:
             if session.state != CLOSED:
                 self._end_if_over(outbound)
                 self.ready(session)
-                self._worker.catchup.ready(session)
+                self._catch_up(session)
 
     # Slices
 
@@ -301,12 +321,12 @@ class RetainedAnswers:
                 self._go_on(sessions)
         else:
             self._go_on(sessions)
-            self._worker.settle()
+            self._turn.settle()
         self._pump_soon()
 
     def _again(self, sessions: list[Session]) -> None:
         self._go_on(sessions)
-        self._worker.settle()
+        self._turn.settle()
 
     def _deliver(self, link: BrokerLink, asked: list[_AskedSubscription], reply: Reply) -> None:
         """Send an answer, each subscription's part as far as its session takes it."""
@@ -360,7 +380,7 @@ class RetainedAnswers:
         cursor = session.cursor
         if cursor is not None and not cursor.is_stale:
             cursor.is_stale = True
-            self._worker.context.stale.append(session)
+            self._context.stale.append(session)
 
 
 def _due_of(session: Session) -> RetainedDue | None:

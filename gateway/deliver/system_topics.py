@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +31,11 @@ from holdmq.record.codec import (
 )
 
 if TYPE_CHECKING:
-    from gateway.worker.worker import Worker
+    from gateway.brokers.turn import Turn
+    from gateway.deliver.delivery import LiveDelivery
+    from gateway.deliver.subscriptions import Subscriptions
+    from gateway.ground.counters import Counters
+    from gateway.ground.parent_port import ParentPort
 
 SENT_PER_TICK: Final = 1_000
 """Messages sent in one go: a few milliseconds of the loop."""
@@ -42,10 +46,24 @@ WAITING_MAX: Final = 10_000
 class SystemTopics:
     """Answers the `$SYS` subscriptions of one worker."""
 
-    def __init__(self, worker: Worker, interval_s: float) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        interval_s: float,
+        subscriptions: Subscriptions,
+        delivery: LiveDelivery,
+        counters: Counters,
+        now: Callable[[], float],
+        parent: ParentPort,
+        turn: Turn,
+    ) -> None:
+        self._subscriptions = subscriptions
+        self._delivery = delivery
+        self._counters = counters
+        self._now = now
+        self._parent = parent
+        self._turn = turn
         self._interval_s = interval_s
-        self._began_at = worker.now()
+        self._began_at = now()
         self._due_at = 0.0
         self._is_due = False
         self._fresh: list[tuple[Session, str]] = []
@@ -70,7 +88,7 @@ class SystemTopics:
             self._send_some()
         elif now >= self._due_at:
             self._due_at = now + self._interval_s
-            if self._worker.subscriptions.system_filters:
+            if self._subscriptions.system_filters:
                 self._is_due = True
                 self._ask()
             else:
@@ -78,14 +96,14 @@ class SystemTopics:
 
     def _ask(self) -> None:
         """Have the parent say the totals; a worker without one has none but its own."""
-        if not self._worker.reporting.has_parent:
-            uptime_s = int(self._worker.now() - self._began_at)
-            numbers = self._worker.counters.snapshot()
+        if not self._parent.has_parent:
+            uptime_s = int(self._now() - self._began_at)
+            numbers = self._counters.snapshot()
             totals = {"numbers": numbers, "workers": 1, "uptime_s": uptime_s}
             asyncio.get_running_loop().call_soon(self.told, totals)
             return
         # One that has no room for the question gets the next one.
-        self._worker.reporting.tell({"totals": True})
+        self._parent.tell({"totals": True})
 
     def told(self, totals: Mapping[str, Any]) -> None:
         """The totals have come."""
@@ -107,13 +125,13 @@ class SystemTopics:
             left -= sum(1 for _ in islice(self._rounds[0], left))
             if left:
                 self._rounds.popleft()
-        self._worker.settle()
+        self._turn.settle()
 
     def _each(
         self, said: Mapping[str, str], fresh: list[tuple[Session, str]], changed: Collection[str]
     ) -> Iterator[None]:
         """Send first values, then what has changed; a step is a message, or a filter that is done."""
-        match = self._worker.subscriptions.trie.match
+        match = self._subscriptions.trie.match
 
         @cache
         def outgoing(topic: str) -> Outgoing:
@@ -137,7 +155,7 @@ class SystemTopics:
 
     def _send(self, outgoing: Outgoing, session: Session, several: list[Granted], *, is_first: bool) -> None:
         if session.state != CLOSED and session.outbound is not None:
-            self._worker.delivery.own(outgoing, session, several, is_first)
+            self._delivery.own(outgoing, session, several, is_first)
 
 
 def _outgoing(topic: str, value: str) -> Outgoing:

@@ -120,6 +120,7 @@ class Worker:
         )
         self.turn = Turn(self.context)
         self.settle = self.turn.settle
+        self.reporting = Reporting(self, report)
         self.clients = Clients(self.counters)
         self.links: dict[str, BrokerLink] = {}
         self.topics = ClientTopics(
@@ -143,13 +144,38 @@ class Worker:
         self.delivery = LiveDelivery(self.subscriptions.trie, self.counters, wall_ms)
         self.retained_delivery = RetainedDelivery(self.counters, wall_ms)
         self.retained_puts = RetainedPuts(self.routes, self.links, self.counters, self.turn)
-        self.retained = RetainedAnswers(self, self.retained_delivery, lambda: self.retained_puts.brokers)
+        self.retained = RetainedAnswers(
+            self.retained_delivery,
+            self.links,
+            self.clients,
+            self.context,
+            self.turn,
+            lambda: self.retained_puts.brokers,
+            self._catch_up,
+        )
         self.subscriptions.retained = self.retained
-        self.catchup = CatchUp(self, self.delivery)
+        self.catchup = CatchUp(
+            self.links,
+            self.subscriptions,
+            self.delivery,
+            self.retained,
+            self.retained_delivery,
+            self.counters,
+            self.turn,
+            self.now,
+        )
         self.shares = self.subscriptions.shares = Shares(self.links, self.counters, self.delivery, self.turn)
         self.subscriptions.use_trees(lambda: self.topics.trees)
         self.replays = self.subscriptions.replays = Replays(self)
-        self.system = self.subscriptions.system = SystemTopics(self, section.sys_interval_s)
+        self.system = self.subscriptions.system = SystemTopics(
+            section.sys_interval_s,
+            self.subscriptions,
+            self.delivery,
+            self.counters,
+            self.now,
+            self.reporting,
+            self.turn,
+        )
         self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
         self._tls_reload_interval_s = section.tls_reload_interval_s
         self.listeners: list[Listener] = []
@@ -159,7 +185,6 @@ class Worker:
         self._wheel: Wheel[Session] = Wheel(self.now())
         self.sockets = Sockets(self._loop)
         self.shells: set[ClientConnection] = set()
-        self.reporting = Reporting(self, report)
         self.stragglers = Stragglers(self.counters)
         self._next_second = 0.0
         self.metering = Metering(
@@ -282,6 +307,10 @@ class Worker:
             self.shares.link_down(own)
             if not self.gate.is_draining:
                 log.warning("broker lost", broker=link.name, worker=self.index, reason=str(reason))
+
+    def _catch_up(self, session: Session) -> None:
+        # Bound late: catching up and retained answers let each other go first.
+        self.catchup.ready(session)
 
     def reader_opened(self) -> None:
         """A live reader is open (again): sessions that lag may go on."""
