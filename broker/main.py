@@ -10,6 +10,7 @@ from pathlib import Path
 from broker.alerts.channels import refuse_open_secrets
 from broker.app.calls import Identity
 from broker.app.compose import Broker
+from broker.app.engine import engine_of
 from broker.app.metrics import Numbers
 from broker.app.registration import Registration
 from broker.app.runtime import (
@@ -32,7 +33,7 @@ from holdmq.service.interpreter import (
 from holdmq.service.process import Service
 from holdmq.service.telemetry import METRICS
 from holdmq.wire.headers import BrokerRegisterRequest
-from storage.log.store import LogStore, open_store
+from storage.api.log_order import LogOrder
 
 EXPIRE_INTERVAL_S = 60.0
 TABLES_OPEN_S = 5.0
@@ -49,14 +50,7 @@ async def main(config: Config, service: Service) -> None:
     refuse_open_secrets(config.alarms)
     table = TopicTable(settings.topics_max, settings.topic_queues_default)
     accept_backup = config.storage.accept_backup
-    store = open_store(
-        config.storage,
-        settings.name,
-        table.key_levels,
-        loop.call_soon_threadsafe,
-        accept_backup=accept_backup,
-        is_table=table.is_table,
-    )
+    store = engine_of(config, table)
     path = Path(config.storage.data_dir) / "config" / "topic.json"
     topics = TopicRequests(path, table, settings.auto_create_topics, settings.hide_grace_s)
     close_to_others(Path(config.storage.data_dir), "format.json")
@@ -82,7 +76,7 @@ async def main(config: Config, service: Service) -> None:
         await loop.run_in_executor(None, store.close)
 
 
-def _check_topics(topics: TopicRequests, store: LogStore, path: Path) -> None:
+def _check_topics(topics: TopicRequests, store: LogOrder, path: Path) -> None:
     """Refuse to start without the names of what the log has."""
     if topics.is_new and store.confirmed_position > 0:
         raise StoreFormatError(

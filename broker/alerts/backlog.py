@@ -22,7 +22,7 @@ from broker.shared_groups.requests import SharedMode
 from broker.topics.core.table import Topic
 from holdmq.errors import BusyError, HoldMQError
 from holdmq.wire.group_headers import SHARED
-from storage.api.store import MessageStore
+from storage.api.queues import MessageQueues
 
 QUEUES_PER_TURN: Final = 512
 """Queues that are looked at in one turn of the loop: well below a millisecond."""
@@ -64,7 +64,7 @@ Done = Callable[[Rows | HoldMQError], None]
 class Backlogs:
     """The backlogs of all groups of one broker."""
 
-    def __init__(self, store: MessageStore, groups: Groups, shared: SharedMode) -> None:
+    def __init__(self, store: MessageQueues, groups: Groups, shared: SharedMode) -> None:
         self.lookups = self.unknown = self.measuring = 0
         self._store = store
         self._groups = groups

@@ -31,7 +31,7 @@ from holdmq.wire.headers import (
     TopicListResponse,
     TopicStats,
 )
-from storage.api.store import MessageStore
+from storage.api.store import OrderedStore
 
 
 class Identity(NamedTuple):
@@ -53,7 +53,7 @@ class BrokerCalls(RequestFamily):
     def __init__(
         self,
         identity: Identity,
-        store: MessageStore,
+        store: OrderedStore,
         topics: TopicTable,
         statistics: Statistics,
         connections: Mapping[Connection, HelloRequest | None],

@@ -52,8 +52,8 @@ from holdmq.rpc.server import OnRequest, Server
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.frame import FRAME_OVERHEAD_BYTES
 from holdmq.wire.headers import HelloRequest
-from storage.api.store import Batch
-from storage.log.core.retention import Need
+from storage.api.batches import Batch
+from storage.api.retention import Need
 from storage.log.store import LogStore
 
 ClockMs = Callable[[], int]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -30,8 +30,8 @@ from broker.groups.core.offsets import (
 )
 from broker.state.state_file import Done, StateFile
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, StoreFormatError
-from storage.api.store import MessageStore
-from storage.log.core.retention import QueueNeed
+from storage.api.retention import QueueNeed
+from storage.api.store import OrderedStore
 
 WAITERS_MAX: Final = 10_000
 """Reports that wait for the file: one for each of 10,000 connections; past it BUSY."""
@@ -45,14 +45,6 @@ GENERATION_SHIFT: Final = 28
 """A start's generations begin at its seconds since the epoch times 2^28: more than are granted in one."""
 
 log = structlog.get_logger("holdmq.broker")
-
-
-class DurableStore(MessageStore, Protocol):
-    """A store that says how far it is on disk."""
-
-    @property
-    def synced_position(self) -> int:
-        """Everything below is on disk."""
 
 
 class _Save(NamedTuple):
@@ -72,7 +64,7 @@ class OffsetFile:
         self,
         path: Path,
         table: OffsetTable,
-        store: DurableStore,
+        store: OrderedStore,
         interval_s: float,
         live_groups: Callable[[], Iterable[str]],
         waiters_max: int = WAITERS_MAX,

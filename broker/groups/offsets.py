@@ -25,10 +25,7 @@ from broker.groups.core.settings import (
     GroupSetting,
     check_name,
 )
-from broker.groups.offset_file import (
-    DurableStore,
-    OffsetFile,
-)
+from broker.groups.offset_file import OffsetFile
 from broker.groups.settings import GroupSettings
 from broker.kernel.events import Event
 from broker.kernel.offset_times import (
@@ -66,6 +63,7 @@ from holdmq.wire.offset_headers import (
     OffsetResult,
     OffsetRow,
 )
+from storage.api.store import OrderedStore
 
 ROWS_MAX: Final = 16_384
 """Queues of one request or answer: what a PULL may name, too."""
@@ -112,7 +110,7 @@ class OffsetRequests(RequestFamily):
 
     def __init__(
         self,
-        store: DurableStore,
+        store: OrderedStore,
         topics: TopicTable,
         table: OffsetTable,
         file: OffsetFile,

@@ -31,10 +31,7 @@ from broker.groups.core.settings import (
     check_name,
 )
 from broker.groups.news import GroupNews
-from broker.groups.offset_file import (
-    DurableStore,
-    OffsetFile,
-)
+from broker.groups.offset_file import OffsetFile
 from broker.groups.offsets import (
     OffsetAt,
     OffsetRequests,
@@ -79,6 +76,7 @@ from holdmq.wire.group_headers import (
 from holdmq.wire.header import rows
 from holdmq.wire.headers import Empty
 from holdmq.wire.offset_headers import OffsetReport
+from storage.api.store import OrderedStore
 
 QUEUES_MAX: Final = 16_384
 """Queues of one QUEUE_LEASE or QUEUE_RELEASE: what a PULL may name, too."""
@@ -110,7 +108,7 @@ class Groups(RequestFamily):
         settings: BrokerSection,
         group_settings: GroupSettings,
         offsets_path: Path,
-        store: DurableStore,
+        store: OrderedStore,
         topics: TopicTable,
         offset_at: OffsetAt,
         *,

@@ -24,12 +24,9 @@ from holdmq.record.codec import (
     decode_record,
     encode_record,
 )
-from storage.api.store import (
-    Batch,
-    BatchRun,
-    MessageStore,
-    ReadStatus,
-)
+from storage.api.batches import Batch, BatchRun
+from storage.api.queues import ReadStatus
+from storage.api.store import OrderedStore
 
 RECORDS_OUT: Final = 2
 """Appends on their way: one is written while the next is gathered behind it."""
@@ -42,14 +39,6 @@ LOG_INTERVAL_S: Final = 10.0
 log = structlog.get_logger("holdmq.broker")
 
 Written = Callable[[StorageError | None], None]
-
-
-class SyncedStore(MessageStore, Protocol):
-    """A store that says what is on disk."""
-
-    @property
-    def synced_position(self) -> int:
-        """Everything below is fsynced: saved positions never exceed it."""
 
 
 class JournalNews(Protocol):
@@ -92,7 +81,7 @@ class Journal(Generic[N]):
 
     def __init__(
         self,
-        store: SyncedStore,
+        store: OrderedStore,
         path: Path,
         make_news: Callable[[], N],
         capture: Callable[[], list[Any]],

@@ -8,10 +8,7 @@ from typing import Final
 
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.record.codec import decode_record
-from storage.api.store import (
-    MessageStore,
-    QueueRead,
-)
+from storage.api.queues import MessageQueues, QueueRead
 
 LOOKS_PER_TURN: Final = 128
 """Look-ups in memory in one turn of the loop: about a millisecond."""
@@ -22,13 +19,13 @@ Times = dict[Place, int]
 Done = Callable[[Times | HoldMQError], None]
 
 
-def look_up_times(store: MessageStore, places: list[Place], done: Done) -> None:
+def look_up_times(store: MessageQueues, places: list[Place], done: Done) -> None:
     """Call `done` with the store time in ms of every message that can be read; later, or from inside."""
     _look(store, places, 0, {}, [], done)
 
 
 def _look(
-    store: MessageStore, places: list[Place], begin: int, found: Times, cold: list[Place], done: Done
+    store: MessageQueues, places: list[Place], begin: int, found: Times, cold: list[Place], done: Done
 ) -> None:
     loop = asyncio.get_running_loop()
     for place in places[begin : begin + LOOKS_PER_TURN]:
@@ -47,7 +44,7 @@ def _look(
         done(found)
 
 
-def _look_cold(store: MessageStore, found: Times, cold: list[Place], done: Done) -> None:
+def _look_cold(store: MessageQueues, found: Times, cold: list[Place], done: Done) -> None:
     def read_all() -> Times:
         times: Times = {}
         for place in cold:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from broker.kernel.journal import (
-    Journal,
-    SyncedStore,
-)
+from broker.kernel.journal import Journal
 from broker.mqtt_shares.core.records import (
     SHARE_TOPIC,
     Entry,
     RestoredShares,
     ShareNews,
 )
+from storage.api.store import OrderedStore
 
 
 class ShareJournal(Journal[ShareNews]):
@@ -25,7 +23,7 @@ class ShareJournal(Journal[ShareNews]):
 
     def __init__(
         self,
-        store: SyncedStore,
+        store: OrderedStore,
         path: Path,
         capture: Callable[[], list[Entry]],
         unwritten: Callable[[], int],

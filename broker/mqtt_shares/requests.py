@@ -17,7 +17,6 @@ from typing import Final
 
 import structlog
 
-from broker.kernel.journal import SyncedStore
 from broker.kernel.request_family import RequestFamily
 from broker.mqtt_shares.core.groups import (
     ShareGroup,
@@ -65,8 +64,9 @@ from holdmq.wire.share_headers import (
     ShareReadResponse,
     ShareSettleRequest,
 )
-from storage.api.store import Batch
-from storage.log.core.retention import LogNeed
+from storage.api.batches import Batch
+from storage.api.retention import LogNeed
+from storage.api.store import OrderedStore
 
 CREDIT_MAX_BYTES: Final = 8 << 20
 HOLD_MAX_MS: Final = 120_000
@@ -86,7 +86,7 @@ class ShareMode(RequestFamily):
 
     def __init__(
         self,
-        store: SyncedStore,
+        store: OrderedStore,
         topics: TopicTable,
         path: Path,
         core: ShareGroups[Connection] | None = None,

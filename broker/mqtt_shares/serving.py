@@ -47,10 +47,8 @@ from holdmq.record.codec import (
     decode_record,
 )
 from holdmq.rpc.connection import Connection
-from storage.api.store import (
-    Batch,
-    MessageStore,
-)
+from storage.api.batches import Batch
+from storage.api.store import OrderedStore
 
 TAIL_SCAN_BYTES: Final = 4 << 20
 """Log looked at in memory in one turn for one group, as for readers."""
@@ -79,7 +77,7 @@ class ShareServing:
     def __init__(
         self,
         core: ShareGroups[Connection],
-        store: MessageStore,
+        store: OrderedStore,
         topics: TopicTable,
         feeds: dict[Connection, ShareFeed],
         given: Callable[[ShareFeed], None],

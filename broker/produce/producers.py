@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from broker.kernel.journal import SyncedStore
 from broker.kernel.request_family import RequestFamily
 from broker.produce.core.produced import (
     PRODUCED_QUEUE,
@@ -38,6 +37,7 @@ from holdmq.files.atomic_file import (
 from holdmq.files.disk import Disk
 from holdmq.names.topics import PRODUCED_TOPIC
 from holdmq.record.codec import decode_record
+from storage.api.store import OrderedStore
 
 TICK_S: Final = 1.0
 SNAPSHOT_INTERVAL_S: Final = 10.0
@@ -71,7 +71,7 @@ class Producers(RequestFamily):
     """
 
     def __init__(
-        self, store: SyncedStore, sequences: Sequences, received: ReceivedIds, disk: Disk | None = None
+        self, store: OrderedStore, sequences: Sequences, received: ReceivedIds, disk: Disk | None = None
     ) -> None:
         self.snapshots = self.snapshot_failures = self.recovered = 0
         self._store = store

@@ -53,12 +53,9 @@ from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, RunResult
-from storage.api.store import (
-    Batch,
-    BatchRun,
-    MessageStore,
-)
-from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
+from storage.api.batches import Batch, BatchRun
+from storage.api.store import OrderedStore
+from storage.api.timer import TIMER_QUEUE, TIMER_TOPIC
 
 _COUNT: Final = struct.Struct(">I")
 BACKLOG_AGE_MAX_MS: Final = 200
@@ -177,7 +174,7 @@ class Produce(RequestFamily):
 
     def __init__(
         self,
-        store: MessageStore,
+        store: OrderedStore,
         topics: TopicTable,
         statistics: Statistics,
         record_max_bytes: int,

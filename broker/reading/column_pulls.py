@@ -38,11 +38,7 @@ from holdmq.wire.column_headers import (
     PullColumnsResponse,
 )
 from holdmq.wire.header import rows
-from storage.api.store import (
-    HashFilter,
-    MessageStore,
-    QueueRead,
-)
+from storage.api.queues import HashFilter, MessageQueues, QueueRead
 
 COLUMNS_MAX_BYTES: Final = 8 << 20
 """Records that one answer looks at, but always one: a few ms of a pool thread, whoever waits behind it."""
@@ -80,7 +76,7 @@ class _ColumnAnswer(NamedTuple):
 class ColumnPulls(RequestFamily):
     """Handles PULL_COLUMNS for one broker."""
 
-    def __init__(self, store: MessageStore, topics: TopicTable, statistics: Statistics) -> None:
+    def __init__(self, store: MessageQueues, topics: TopicTable, statistics: Statistics) -> None:
         self.lookups = Lookups(store.reader_pool)
         self._store = store
         self._topics = topics

@@ -40,13 +40,9 @@ from holdmq.wire.headers import (
     PullRequest,
     PullResponse,
 )
-from storage.api.store import (
-    Batch,
-    HashFilter,
-    MessageStore,
-    QueueRead,
-    ReadStatus,
-)
+from storage.api.batches import Batch
+from storage.api.queues import HashFilter, QueueRead, ReadStatus
+from storage.api.store import OrderedStore
 
 PULL_MAX_BYTES: Final = 8 << 20
 """Largest PULL answer (but always one record): what a reader can take in one piece."""
@@ -105,7 +101,7 @@ class Pull(RequestFamily):
 
     def __init__(
         self,
-        store: MessageStore,
+        store: OrderedStore,
         topics: TopicTable,
         statistics: Statistics,
         gate: PullGate,

@@ -35,12 +35,8 @@ from holdmq.wire.query_headers import (
     OffsetAtResponse,
     QueueOffset,
 )
-from storage.api.lookups import (
-    LATEST_MS,
-    LOG_END,
-    MessagePlace,
-)
-from storage.api.store import MessageStore
+from storage.api.index import LATEST_MS, LOG_END, MessagePlace
+from storage.api.store import OrderedStore
 
 MESSAGES_MAX: Final = 1_000
 """Messages of one answer, and those that one MESSAGE_BACKWARDS looks at: what a person looks through."""
@@ -51,7 +47,7 @@ ANSWER_MAX_BYTES: Final = 4 << 20
 class Queries(RequestFamily):
     """Look-ups of messages at one broker."""
 
-    def __init__(self, store: MessageStore, topics: TopicTable) -> None:
+    def __init__(self, store: OrderedStore, topics: TopicTable) -> None:
         self.lookups = Lookups(store.reader_pool)
         self._store = store
         self._topics = topics

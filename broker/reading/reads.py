@@ -48,10 +48,8 @@ from holdmq.wire.headers import (
     ReadRequest,
     ReadResponse,
 )
-from storage.api.store import (
-    Batch,
-    MessageStore,
-)
+from storage.api.batches import Batch
+from storage.api.store import OrderedStore
 
 READERS_MAX: Final = 256
 """Readers per connection: one live, up to 64 catching up, and room."""
@@ -83,7 +81,7 @@ class _OpenReader:
 class Reads(RequestFamily):
     """All readers of a broker."""
 
-    def __init__(self, store: MessageStore, topics: TopicTable) -> None:
+    def __init__(self, store: OrderedStore, topics: TopicTable) -> None:
         self.readers = 0
         self.late_records = 0
         self.cold_reads = 0

@@ -11,13 +11,8 @@ import structlog
 
 from holdmq.errors import StorageError
 from holdmq.wire.retained_headers import RETAINED_TOPIC, expires_ms_of
-from storage.api.lookups import (
-    STOP,
-    TAKE,
-    Judged,
-    TableStore,
-)
-from storage.api.store import MessageStore
+from storage.api.store import OrderedStore
+from storage.api.tables import STOP, TAKE, Judged, TableStore
 
 CHECK_INTERVAL_S: Final = 60.0
 """How often it is looked whether something is due: until then nobody is shown it either."""
@@ -55,7 +50,7 @@ class RetainedExpiry:
 
     def __init__(
         self,
-        store: MessageStore,
+        store: OrderedStore,
         remover: Remover,
         clock_ms: Callable[[], int],
     ) -> None:

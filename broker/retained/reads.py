@@ -21,12 +21,8 @@ from holdmq.wire.retained_headers import (
     RetainedVersion,
     expires_ms_of,
 )
-from storage.api.lookups import (
-    STOP,
-    Judged,
-    TableStore,
-)
-from storage.api.store import MessageStore
+from storage.api.store import OrderedStore
+from storage.api.tables import STOP, Judged, TableStore
 
 LOOKED_AT_MAX: Final = 4_096
 """Topics that one answer looks at: some milliseconds of a reader thread, whatever matches."""
@@ -127,7 +123,7 @@ def _is_expired(value: bytes | memoryview, now_ms: int) -> bool:
     return 0 < expires_ms <= now_ms
 
 
-def get_versions(store: MessageStore, wanted: Sequence[RetainedVersion]) -> Slice:
+def get_versions(store: OrderedStore, wanted: Sequence[RetainedVersion]) -> Slice:
     """The answer to a RETAINED_GET: `found` stays empty, `looked_at` is how many of `wanted` are answered."""
     tables = store.tables
     assert tables is not None
@@ -147,7 +143,7 @@ def get_versions(store: MessageStore, wanted: Sequence[RetainedVersion]) -> Slic
     return Slice([], budget.rows, budget.values, budget.looked_at)
 
 
-def _from_log(store: MessageStore, topic: str, version: int) -> bytes | None:
+def _from_log(store: OrderedStore, topic: str, version: int) -> bytes | None:
     """The value that the record at a log position put; None = it is gone, or another one."""
     if version >= store.confirmed_position:
         return None

@@ -52,16 +52,9 @@ from holdmq.wire.retained_headers import (
     retained_queue,
     stamp_retained,
 )
-from storage.api.lookups import (
-    KeyChange,
-    TableStore,
-    VersionedRow,
-)
-from storage.api.store import (
-    Batch,
-    MessageStore,
-)
-from storage.log.core.tables import KEY_BYTES_MAX
+from storage.api.batches import Batch
+from storage.api.store import OrderedStore
+from storage.api.tables import KEY_BYTES_MAX, KeyChange, TableStore, VersionedRow
 
 IN_HAND_MAX_BYTES: Final = 64 << 20
 """Retained messages that wait for the disk; past it BUSY."""
@@ -105,7 +98,7 @@ class Retained(RequestFamily):
 
     def __init__(
         self,
-        store: MessageStore,
+        store: OrderedStore,
         topics: TopicsLike,
         settings: BrokerSection,
         record_max_bytes: int,

@@ -35,13 +35,9 @@ from holdmq.record.origin import (
     DLQ_PREFIX,
     RETRY_PREFIX,
 )
-from storage.api.store import (
-    Batch,
-    BatchRun,
-    DelayedRecord,
-    MessageStore,
-)
-from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
+from storage.api.batches import Batch, BatchRun
+from storage.api.store import OrderedStore
+from storage.api.timer import TIMER_QUEUE, TIMER_TOPIC, DelayedRecord
 
 COPIES_MAX_BYTES: Final = 32 << 20
 """Copies on their way to confirmation; past it nothing more is read. What one connection may have in hand."""
@@ -101,7 +97,7 @@ class Copies:
     with every group of dead letters that are in the log: what alarms are made of.
     """
 
-    def __init__(self, store: MessageStore, topics: TopicRequests, marks: Marks) -> None:
+    def __init__(self, store: OrderedStore, topics: TopicRequests, marks: Marks) -> None:
         self.room_made: Event[[]] = Event()
         self.letters_written: Event[[Sequence[DeadLetter]]] = Event()
         self.recovered: Event[[]] = Event()
@@ -323,7 +319,7 @@ def _batch_of(copies: list[Copy]) -> Batch:
 # On the reader pool
 
 
-def find_moves(store: MessageStore, queues: list[tuple[str, int, int]], floor: int) -> list[FoundMove]:
+def find_moves(store: OrderedStore, queues: list[tuple[str, int, int]], floor: int) -> list[FoundMove]:
     """The newest moves in these queues (topic, first and end offset), back to the log position `floor`."""
     found: list[FoundMove] = []
     for topic, first, end in queues:
@@ -345,7 +341,7 @@ def find_moves(store: MessageStore, queues: list[tuple[str, int, int]], floor: i
     return found
 
 
-def records_between(store: MessageStore, topic: str, offset: int, end: int) -> list[Record]:
+def records_between(store: OrderedStore, topic: str, offset: int, end: int) -> list[Record]:
     """The records of a system topic's queue from `offset` to below `end`, as far as they can be read."""
     records: list[Record] = []
     while offset < end:

@@ -61,12 +61,9 @@ from holdmq.wire.move_headers import (
     DlqResendResponse,
     ResendFailure,
 )
-from storage.api.store import (
-    MessageStore,
-    QueueRead,
-    ReadStatus,
-)
-from storage.log.core.delayed import TIMER_QUEUE, TIMER_TOPIC
+from storage.api.queues import QueueRead, ReadStatus
+from storage.api.store import OrderedStore
+from storage.api.timer import TIMER_QUEUE, TIMER_TOPIC
 
 RESEND_MAX: Final = 1_000
 """Dead letters that one RESEND looks at: a second's work of a disk; callers go on at `next_offset`."""
@@ -109,7 +106,7 @@ class DeadLetterRequests(RequestFamily):
 
     def __init__(
         self,
-        store: MessageStore,
+        store: OrderedStore,
         copies: Copies,
         topics: TopicRequests,
         marks: Marks,

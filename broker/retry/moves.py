@@ -47,11 +47,7 @@ from holdmq.wire.move_headers import (
     SendBackResult,
     SentBack,
 )
-from storage.api.store import (
-    MessageStore,
-    QueueRead,
-    ReadStatus,
-)
+from storage.api.queues import MessageQueues, QueueRead, ReadStatus
 
 MOVES_MAX: Final = 20_000
 """Moves in hand (a few hundred bytes each); past it BUSY: twenty full SEND_BACKs."""
@@ -100,7 +96,7 @@ class Moves(RequestFamily):
 
     def __init__(
         self,
-        store: MessageStore,
+        store: MessageQueues,
         copies: Copies,
         topics: TopicRequests,
         policy_of: PolicyOf,

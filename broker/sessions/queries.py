@@ -35,8 +35,8 @@ from holdmq.wire.session_headers import (
     SessionShowRequest,
     SessionShowResponse,
 )
-from storage.api.lookups import Page
-from storage.api.store import MessageStore
+from storage.api.store import OrderedStore
+from storage.api.tables import Page
 
 ROWS_MAX: Final = 1_000
 CONTENT_MAX_BYTES: Final = 6 << 20
@@ -50,7 +50,7 @@ class SessionQueries:
 
     def __init__(
         self,
-        store: MessageStore,
+        store: OrderedStore,
         core: OwnedSessions[Connection],
         rows: SessionRows,
         clock_ms: Callable[[], int],

@@ -68,7 +68,7 @@ from holdmq.wire.session_headers import (
     SessionWriteResponse,
 )
 from holdmq.wire.session_will import HAS_WILL, WILL_BYTES_MAX, decode_will
-from storage.api.store import MessageStore
+from storage.api.store import OrderedStore
 
 READ_MAX: Final = 256
 """Sessions that one look-up reads: some milliseconds of a reader thread."""
@@ -114,7 +114,7 @@ class SessionTable(RequestFamily):
 
     def __init__(
         self,
-        store: MessageStore,
+        store: OrderedStore,
         topics: TopicsLike,
         clock_ms: Callable[[], int],
         hello_of: HelloOf,

@@ -34,11 +34,8 @@ from holdmq.rpc.connection import Connection
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.session_headers import SESSION_TOPIC, DueWill, SessionWillsRequest
 from holdmq.wire.session_will import decode_will
-from storage.api.lookups import (
-    Page,
-    VersionedRow,
-)
-from storage.api.store import MessageStore
+from storage.api.store import OrderedStore
+from storage.api.tables import Page, VersionedRow
 
 IN_HAND_MAX: Final = 1_000
 """Wills that gateways are publishing: a storm's worth of one worker in some seconds."""
@@ -67,7 +64,7 @@ class DueWills:
 
     def __init__(
         self,
-        store: MessageStore,
+        store: OrderedStore,
         core: OwnedSessions[Connection],
         rows: SessionRows,
         clock_ms: Callable[[], int],

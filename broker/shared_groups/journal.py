@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from broker.kernel.journal import (
-    Journal,
-    SyncedStore,
-)
+from broker.kernel.journal import Journal
 from broker.shared_groups.core.queue import SharedQueue
 from broker.shared_groups.core.records import (
     SHARED_TOPIC,
@@ -16,6 +13,7 @@ from broker.shared_groups.core.records import (
     ProgressNews,
     RestoredShared,
 )
+from storage.api.store import OrderedStore
 
 
 class SharedJournal(Journal[ProgressNews]):
@@ -26,7 +24,7 @@ class SharedJournal(Journal[ProgressNews]):
 
     def __init__(
         self,
-        store: SyncedStore,
+        store: OrderedStore,
         path: Path,
         capture: Callable[[], list[Entry]],
         unwritten: Callable[[], int],

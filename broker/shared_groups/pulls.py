@@ -29,12 +29,7 @@ from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.record.origin import retry_topic
 from holdmq.rpc.connection import Request
 from holdmq.wire.shared_headers import SharedDelivery, SharedPullRequest, SharedPullResponse
-from storage.api.store import (
-    HashFilter,
-    MessageStore,
-    QueueRead,
-    ReadStatus,
-)
+from storage.api.queues import HashFilter, MessageQueues, QueueRead, ReadStatus
 
 PULL_MAX_BYTES: Final = 8 << 20
 """Largest answer (but always one record), as for PULL."""
@@ -65,7 +60,7 @@ class SharedPulls:
     def __init__(
         self,
         core: Shared,
-        store: MessageStore,
+        store: MessageQueues,
         topics: TopicTable,
         starts: SharedStarts,
         statistics: Statistics,

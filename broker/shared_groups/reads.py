@@ -16,10 +16,7 @@ from holdmq.record.codec import (
     SYS_FLAG_AT,
     tag_of_record,
 )
-from storage.api.store import (
-    QueueRead,
-    ReadStatus,
-)
+from storage.api.queues import QueueRead, ReadStatus
 
 
 class Chosen(NamedTuple):

@@ -17,7 +17,6 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from broker.kernel.journal import SyncedStore
 from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.kernel.statistics import Statistics
 from broker.shared_groups.core.members import SharedGroupMember
@@ -88,8 +87,9 @@ from holdmq.wire.shared_headers import (
     SharedSettleResponse,
     SharedStateRequest,
 )
-from storage.api.store import Batch
-from storage.log.core.retention import QueueNeed
+from storage.api.batches import Batch
+from storage.api.retention import QueueNeed
+from storage.api.store import OrderedStore
 
 INVISIBLE_MIN_MS: Final = 100
 INVISIBLE_MAX_MS: Final = 12 * 3_600_000
@@ -133,7 +133,7 @@ class SharedMode(RequestFamily):
         self,
         core: Shared,
         gate: SharedGate,
-        store: SyncedStore,
+        store: OrderedStore,
         topics: TopicTable,
         path: Path,
         statistics: Statistics,

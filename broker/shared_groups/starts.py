@@ -17,7 +17,7 @@ from broker.topics.core.table import TopicTable
 from holdmq.names.topics import is_temporary
 from holdmq.record.origin import retry_topic
 from holdmq.wire.shared_headers import EARLIEST, LATEST, SharedStart
-from storage.api.store import MessageStore
+from storage.api.queues import MessageQueues
 
 KeptOffset = Callable[[str, str, int], int]
 
@@ -37,7 +37,7 @@ class SharedStarts:
     """
 
     def __init__(
-        self, core: Shared, store: MessageStore, topics: TopicTable, kept_offset: KeptOffset
+        self, core: Shared, store: MessageQueues, topics: TopicTable, kept_offset: KeptOffset
     ) -> None:
         self.unsaved: set[QueueKey] = set()
         self.kept_offset = kept_offset

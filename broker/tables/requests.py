@@ -49,14 +49,9 @@ from holdmq.wire.table_headers import (
     TableWatching,
     TableWatchRequest,
 )
-from storage.api.lookups import (
-    TableStore,
-    VersionedRow,
-)
-from storage.api.store import (
-    Batch,
-    MessageStore,
-)
+from storage.api.batches import Batch
+from storage.api.store import OrderedStore
+from storage.api.tables import TableStore, VersionedRow
 
 KEYS_MAX: Final = 1_000
 """Keys of one TABLE_GET, and rows of one page of a scan."""
@@ -74,7 +69,7 @@ class TableRequests(RequestFamily):
     """The tables of one broker. Made after the store is open: what it finds is to be shown first."""
 
     def __init__(
-        self, store: MessageStore, topics: TopicTable, statistics: Statistics, record_max_bytes: int
+        self, store: OrderedStore, topics: TopicTable, statistics: Statistics, record_max_bytes: int
     ) -> None:
         self.changes: TableChanges[Request] = TableChanges()
         self.watches = TableWatches(store.tables)

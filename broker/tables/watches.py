@@ -13,10 +13,7 @@ from holdmq.errors import Code, RemoteError
 from holdmq.rpc.connection import Connection
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.table_headers import NO_VALUE, TableChangesPush, TableRow
-from storage.api.lookups import (
-    RowChanged,
-    TableStore,
-)
+from storage.api.tables import RowChanged, TableStore
 
 WATCHES_MAX: Final = 10_000
 """Watches of all connections: each costs a kilobyte, and a look at every change of its table."""

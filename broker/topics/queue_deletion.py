@@ -11,7 +11,7 @@ Source: storage.md, Retention; broker.md, Topics.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -29,21 +29,12 @@ from broker.topics.topic_file import (
     TopicFile,
 )
 from holdmq.errors import HoldMQError, StorageError
+from storage.api.queues import DeletableQueues
 
 RETRY_S: Final = 0.5
 """Pause before a queue that could not be deleted is tried again: its last records are being written."""
 
 log = structlog.get_logger("holdmq.broker")
-
-
-class DeletingStore(Protocol):
-    """What deleting needs of the store."""
-
-    def is_being_written(self, topic: str, queue_id: int) -> bool:
-        """Whether records of the queue are on their way and not confirmed."""
-
-    def delete_queue(self, topic: str, queue_id: int, done: Callable[[StorageError | None], None]) -> None:
-        """Give up what a queue holds; `done` is called once, when that is durable or refused."""
 
 
 class GroupOffsets(Protocol):
@@ -70,7 +61,7 @@ class NoGroups:
 class QueueDeletion:
     """The deletions under way."""
 
-    def __init__(self, file: TopicFile, store: DeletingStore, groups: GroupOffsets) -> None:
+    def __init__(self, file: TopicFile, store: DeletableQueues, groups: GroupOffsets) -> None:
         self.groups = groups
         self.deleted = 0
         self.retries = 0

@@ -28,17 +28,9 @@ from broker.topics.core.table import (
     Topic,
     TopicTable,
 )
-from broker.topics.queue_deletion import (
-    DeletingStore,
-    GroupOffsets,
-    NoGroups,
-    QueueDeletion,
-)
+from broker.topics.queue_deletion import GroupOffsets, NoGroups, QueueDeletion
 from broker.topics.table_emptying import TableEmptying
-from broker.topics.temporary import (
-    TemporaryQueues,
-    TemporaryTopics,
-)
+from broker.topics.temporary import TemporaryTopics
 from broker.topics.topic_file import (
     Plan,
     Staged,
@@ -63,8 +55,10 @@ from holdmq.wire.topic_headers import (
     TopicPauseRequest,
     TopicUpdateRequest,
 )
-from storage.api.lookups import TableStore
-from storage.api.store import Batch
+from storage.api.batches import Batch
+from storage.api.queues import DeletableQueues, TemporaryQueues
+from storage.api.retention import MessageRetention
+from storage.api.tables import TableStore
 
 HIDE_GRACE_S: Final = 45.0
 """How long queues that are hidden from producers still take records: clients refresh their routes every
@@ -80,18 +74,11 @@ Required = Callable[[HoldMQError | None], None]
 log = structlog.get_logger("holdmq.broker")
 
 
-class TopicAges(Protocol):
-    """Where topics' own retention is kept."""
-
-    def set_topic_age(self, topic: str, age_ms: int | None) -> None:
-        """Keep a topic's messages for so long only; UsageError when the log itself keeps them shorter."""
-
-
-class TopicStore(DeletingStore, Protocol):
+class TopicStore(DeletableQueues, Protocol):
     """What topics need of the store."""
 
     @property
-    def retention(self) -> TopicAges:
+    def retention(self) -> MessageRetention:
         """Where topics' own retention is kept."""
 
     @property

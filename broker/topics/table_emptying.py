@@ -9,11 +9,8 @@ from functools import partial
 from typing import Final
 
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError
-from storage.api.lookups import (
-    Page,
-    TableStore,
-)
-from storage.api.store import Batch
+from storage.api.batches import Batch
+from storage.api.tables import Page, TableStore
 
 PAGE_ROWS: Final = 500
 """Rows deleted at a time: their records are one write of the log, and the loop turns between pages."""

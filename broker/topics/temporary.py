@@ -1,7 +1,7 @@
 """Temporary topics: in memory only, gone when their last subscriber leaves.
 
 A subscriber is a connection that pulls one of the topic's queues. A topic that nobody ever subscribes to
-goes as well, after UNSUBSCRIBED_S. Their messages are `storage.log.temporary`: bounded, oldest dropped.
+goes as well, after UNSUBSCRIBED_S. Their messages are kept by the store in memory: bounded, oldest dropped.
 Source: broker.md, Topics.
 """
 
@@ -9,22 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from holdmq.rpc.connection import Connection
+from storage.api.queues import TemporaryQueues
 
 UNSUBSCRIBED_S: Final = 60.0
 """How long a temporary topic waits for its first subscriber: who creates one has a minute to subscribe."""
-
-
-class TemporaryQueues(Protocol):
-    """The store's part: queues in memory."""
-
-    def add(self, topic: str) -> None:
-        """Make a topic temporary whose name does not say so."""
-
-    def remove(self, topic: str) -> None:
-        """Forget a topic and its messages."""
 
 
 class TemporaryTopics:

@@ -25,10 +25,7 @@ from holdmq.service.interpreter import prepare_interpreter
 from loadtest.bench.harness.command import BenchCommand, Options, say
 from loadtest.bench.harness.store import SlowDisk, close_off_loop, open_on_loop, probe_loop
 from loadtest.figures import quantile
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 from storage.log.store import LogStore
 
 TOPIC: Final = "bench"

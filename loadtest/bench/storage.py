@@ -27,10 +27,7 @@ from holdmq.record.batch import (
 from holdmq.service.interpreter import prepare_interpreter
 from loadtest.bench.harness.command import BenchCommand, Options, medians, say
 from loadtest.bench.harness.store import StoreBench
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 
 TOPIC = "bench"
 

@@ -26,10 +26,7 @@ from holdmq.service.memory import memory_used
 from loadtest.bench.harness.command import BenchCommand, Options, say
 from loadtest.bench.storage import TOPIC, StorageBench, prepare
 from loadtest.child import ChildProcess
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 
 MIB = 1 << 20
 QUICK_GIB = 1

@@ -29,7 +29,7 @@ from holdmq.service.interpreter import prepare_interpreter
 from loadtest.bench.harness.command import BenchCommand, Options, say
 from loadtest.bench.harness.store import StoreBench
 from loadtest.figures import quantile
-from storage.api.store import DelayedRecord
+from storage.api.timer import DelayedRecord
 from storage.log.store import now_ms
 
 TOPIC = b"bench"

@@ -6,10 +6,7 @@ from collections.abc import Callable
 
 from holdmq.errors import StorageError
 from holdmq.files.disk import Disk
-from storage.api.store import (
-    Appended,
-    Batch,
-)
+from storage.api.batches import Appended, Batch
 from storage.log.core.epochs import Epochs
 from storage.log.core.scan import KeyLevels
 from storage.log.follower import Follower

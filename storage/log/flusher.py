@@ -16,7 +16,7 @@ import numpy as np
 
 from holdmq.errors import StorageError
 from holdmq.files.atomic_file import AtomicFile
-from storage.api.store import Batch
+from storage.api.batches import Batch
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
 from storage.log.core.queues import Queue

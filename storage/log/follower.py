@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from holdmq.errors import CorruptRecordError
-from storage.api.store import Batch
+from storage.api.batches import Batch
 from storage.log.reader import ColdReader
 
 MEMORY_BYTES: Final = 8 << 20

@@ -19,8 +19,8 @@ from holdmq.files.disk import (
     FULL_ERRORS,
     Disk,
 )
-from storage.api.lookups import LOG_END
-from storage.api.store import Batch
+from storage.api.batches import Batch
+from storage.api.index import LOG_END
 from storage.log.core.hash_index import (
     ENTRY,
     ENTRY_SIZE,

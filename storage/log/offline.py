@@ -24,7 +24,7 @@ from holdmq.record.codec import (
     BLANK_SIZE_MIN,
     RECORD_BYTES_LIMIT,
 )
-from storage.api.store import Batch
+from storage.api.batches import Batch
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.names import blank_size_at
 from storage.log.core.scan import KeyLevels, batch_of, next_whole, whole_records

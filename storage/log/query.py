@@ -19,14 +19,8 @@ from holdmq.record.properties import (
     UNIQUE,
     encode_properties,
 )
-from storage.api.lookups import (
-    LATEST_MS,
-    LOG_END,
-    Located,
-    Matches,
-    MessagePlace,
-)
-from storage.api.store import Batch
+from storage.api.batches import Batch
+from storage.api.index import LATEST_MS, LOG_END, Located, Matches, MessagePlace
 from storage.log.backwards import BackwardReader
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.keys import hash_of, keys_in

@@ -16,12 +16,8 @@ from holdmq.record.batch import (
 )
 from holdmq.record.codec import RECORD_BYTES_LIMIT
 from holdmq.record.tag_table import TagTable
-from storage.api.store import (
-    Batch,
-    HashFilter,
-    QueueRead,
-    ReadStatus,
-)
+from storage.api.batches import Batch
+from storage.api.queues import HashFilter, QueueRead, ReadStatus
 from storage.log.chunks import CHUNK_BYTES, Chunks, Damage
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.chunks import ChunkCache, RecordChunk

@@ -13,13 +13,9 @@ from typing import Final
 import structlog
 
 from holdmq.errors import BehindError, StorageError
-from storage.api.store import (
-    TAIL_READ_BYTES,
-    Batch,
-    HashFilter,
-    QueueRead,
-    ReadStatus,
-)
+from storage.api.batches import Batch
+from storage.api.log_order import TAIL_READ_BYTES
+from storage.api.queues import HashFilter, QueueRead, ReadStatus
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.epochs import Epochs
 from storage.log.core.queues import Queue, outside, read_memory
@@ -61,7 +57,6 @@ class StoreReads:
         return (0, 0) if queue is None else (queue.first_offset, queue.confirmed)
 
     def is_being_written(self, topic: str, queue_id: int) -> bool:
-        """Whether records of the queue are on their way and not confirmed."""
         queue = self._queues.get((topic, queue_id))
         return queue is not None and queue.stamped != queue.confirmed
 

@@ -21,7 +21,7 @@ from holdmq.record.codec import (
     BLANK_SIZE_MIN,
     RECORD_BYTES_LIMIT,
 )
-from storage.api.store import Batch
+from storage.api.batches import Batch
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import entries_of
 from storage.log.core.names import blank_size_at, name_of

@@ -15,11 +15,7 @@ from typing import Final
 import structlog
 
 from holdmq.errors import RecordError, StorageError
-from storage.api.store import (
-    Appended,
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Appended, Batch, BatchRun
 from storage.log.core.delayed import Entry, Released, released_copy, sizes_of
 from storage.log.core.scan import KeyLevels
 from storage.log.core.timer import DueRows, rows_of

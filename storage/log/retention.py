@@ -23,11 +23,11 @@ from holdmq.files.disk import (
     Disk,
     Space,
 )
+from storage.api.retention import Need
 from storage.log.backwards import BackwardReader
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.queues import Queue
 from storage.log.core.retention import (
-    Need,
     Oldest,
     Reason,
     RetentionLimits,

@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 
 from holdmq.record.batch import Ints
-from storage.api.store import HashFilter
+from storage.api.queues import HashFilter
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries
 from storage.log.core.names import name_of

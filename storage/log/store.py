@@ -23,13 +23,9 @@ from holdmq.files.disk import (
     RealDisk,
 )
 from holdmq.record.codec import BLANK_SIZE_MIN
-from storage.api.store import (
-    Appended,
-    Backlog,
-    Batch,
-    Confirmed,
-    StoreState,
-)
+from storage.api.batches import Appended, Batch, Confirmed
+from storage.api.log_order import LogOrder
+from storage.api.store import Backlog, StoreState
 from storage.log.chunks import Chunks
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.chunks import ChunkCache
@@ -335,8 +331,11 @@ class LogStore(StoreReads):
         return self._segments.first_position
 
     @property
+    def log_order(self) -> LogOrder:
+        return self
+
+    @property
     def synced_position(self) -> int:
-        """Everything below is on disk: saved positions never exceed it."""
         return self.writer.synced
 
     def state(self) -> StoreState:
@@ -556,12 +555,6 @@ class LogStore(StoreReads):
             log.error("the store refuses records", reason=str(error))
 
     def delete_queue(self, topic: str, queue_id: int, done: Callable[[StorageError | None], None]) -> None:
-        """Give up everything that a queue holds; `done` is called once, when that is durable.
-
-        Readers see it empty at once. The queue goes on at its next offset if it is written again: what
-        readers remember of it never means another message. The caller has stopped its producers; with
-        a StorageError (the queue is being written, or the store is not open) nothing has happened.
-        """
         queue = self._queues.get((topic, queue_id))
         refusal = self._refusal
         if refusal is None and queue is not None and queue.stamped != queue.confirmed:

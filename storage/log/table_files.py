@@ -26,16 +26,7 @@ import structlog
 from holdmq.errors import StorageError, StoreFormatError, StoreFullError, StoreReadOnlyError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk
-from storage.api.lookups import (
-    END_OF_WALK,
-    STOP,
-    TAKE,
-    Judge,
-    RowChanged,
-    TableSize,
-    VersionedRow,
-    WalkedRow,
-)
+from storage.api.tables import END_OF_WALK, STOP, TAKE, Judge, RowChanged, TableSize, VersionedRow, WalkedRow
 from storage.log.core.names import name_of
 from storage.log.core.tables import (
     PLAIN_KEY_MAX,

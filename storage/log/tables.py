@@ -18,7 +18,8 @@ import structlog
 
 from holdmq.errors import Code, RecordError, StorageError
 from holdmq.names.topics import is_temporary
-from storage.api.lookups import (
+from storage.api.batches import Appended, Batch, BatchRun
+from storage.api.tables import (
     Changed,
     Judge,
     KeyChange,
@@ -28,11 +29,6 @@ from storage.api.lookups import (
     TableSize,
     VersionedRow,
     WalkedRow,
-)
-from storage.api.store import (
-    Appended,
-    Batch,
-    BatchRun,
 )
 from storage.log.core.delayed import sizes_of
 from storage.log.core.epochs import Epochs

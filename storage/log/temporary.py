@@ -22,14 +22,8 @@ from holdmq.record.batch import (
     stamp,
     tag_hashes,
 )
-from storage.api.store import (
-    Appended,
-    Batch,
-    Confirmed,
-    HashFilter,
-    QueueRead,
-    ReadStatus,
-)
+from storage.api.batches import Appended, Batch, Confirmed
+from storage.api.queues import HashFilter, QueueRead, ReadStatus
 from storage.log.core.queues import Queue, confirm_runs, outside, read_memory
 from storage.log.core.tail import BATCH_OVERHEAD_BYTES
 

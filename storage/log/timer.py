@@ -20,22 +20,9 @@ import structlog
 
 from holdmq.errors import Code, RecordError, StorageError
 from holdmq.names.topics import is_temporary
-from storage.api.store import (
-    Appended,
-    Batch,
-    BatchRun,
-    DelayedRecord,
-)
-from storage.log.core.delayed import (
-    TIMER_QUEUE,
-    TIMER_TOPIC,
-    Entry,
-    entries_in,
-    has_waiting,
-    rolled_record,
-    sizes_of,
-    waiting_record,
-)
+from storage.api.batches import Appended, Batch, BatchRun
+from storage.api.timer import TIMER_QUEUE, TIMER_TOPIC, DelayedRecord, waiting_record
+from storage.log.core.delayed import Entry, entries_in, has_waiting, rolled_record, sizes_of
 from storage.log.core.scan import KeyLevels
 from storage.log.core.timer import (
     MINUTE_MS,

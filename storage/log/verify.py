@@ -12,7 +12,7 @@ from holdmq.errors import StorageError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.names.topics import PRODUCED_TOPIC
 from holdmq.record.batch import decode_columns
-from storage.api.store import Batch
+from storage.api.batches import Batch
 from storage.log.consume_queue import Key
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
 from storage.log.core.names import name_of, offsets_of

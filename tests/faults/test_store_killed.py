@@ -29,10 +29,8 @@ from holdmq.record.codec import (
     VERIFY_ALL,
     decode_record,
 )
-from storage.api.store import (
-    Batch,
-    ReadStatus,
-)
+from storage.api.batches import Batch
+from storage.api.queues import ReadStatus
 from storage.log.store import LogStore
 
 ROUNDS = 50

@@ -16,12 +16,8 @@ from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
 from holdmq.files.disk import Disk
 from holdmq.record.batch import encode_batch
-from storage.api.store import (
-    Batch,
-    BatchRun,
-    HashFilter,
-    ReadStatus,
-)
+from storage.api.batches import Batch, BatchRun
+from storage.api.queues import HashFilter, ReadStatus
 from storage.log.store import LogStore, open_store
 
 MIB = 1 << 20

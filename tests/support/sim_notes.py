@@ -17,7 +17,7 @@ from holdmq.record.properties import (
     UNIQUE,
     decode_properties,
 )
-from storage.api.store import Batch
+from storage.api.batches import Batch
 from storage.log.core.hash_index import ENTRY, HEADER_SIZE, SLOT_SIZE, IndexHeader
 from storage.log.core.keys import hash_of
 from storage.log.store import LogStore

@@ -21,12 +21,9 @@ from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
 from holdmq.record.batch import encode_batch
 from holdmq.record.codec import encode_record
-from storage.api.store import (
-    Batch,
-    BatchRun,
-    DelayedRecord,
-    ReadStatus,
-)
+from storage.api.batches import Batch, BatchRun
+from storage.api.queues import ReadStatus
+from storage.api.timer import DelayedRecord
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
 from storage.log.core.names import offset_of

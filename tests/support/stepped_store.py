@@ -10,10 +10,7 @@ from sim_disk import SimDisk
 
 from holdmq.config.model import StorageSection
 from holdmq.record.batch import encode_batch
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 from storage.log.store import LogStore, open_store
 
 

@@ -30,11 +30,8 @@ from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
 from holdmq.record.batch import encode_batch
 from holdmq.record.codec import encode_record
-from storage.api.store import (
-    Batch,
-    BatchRun,
-    DelayedRecord,
-)
+from storage.api.batches import Batch, BatchRun
+from storage.api.timer import DelayedRecord
 from storage.log.store import LogStore, now_ms, open_store
 
 QUEUES: Final = 3

@@ -14,7 +14,7 @@ from holdmq.errors import Code, RecordError, RemoteError
 from holdmq.names.topics import is_temporary
 from holdmq.record.codec import Buffer
 from holdmq.record.origin import value_in
-from storage.log.core.delayed import DUE_LIMIT_MS, waiting_record
+from storage.api.timer import DUE_LIMIT_MS, waiting_record
 
 UNFIT_KINDS: Final = frozenset({"temporary", "table"})
 

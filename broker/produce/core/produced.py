@@ -53,8 +53,8 @@ from holdmq.record.codec import (
     encode_record,
 )
 from holdmq.wire.untrusted import unpack
-from storage.api.store import Batch
-from storage.log.core.delayed import TIMER_TOPIC
+from storage.api.batches import Batch
+from storage.api.timer import TIMER_TOPIC
 
 PRODUCED_QUEUE: Final = 0
 _TOPIC: Final = PRODUCED_TOPIC.encode()
@@ -64,7 +64,7 @@ _CRC: Final = np.dtype("V4")
 _MARK: Final = np.dtype(">i8")
 
 LimitOf = Callable[[int], int | None]
-"""Tells where a log epoch was cut, as `MessageStore.epoch_limit` does."""
+"""Tells where a log epoch was cut, as `LogOrder.epoch_limit` does."""
 
 
 class ProducedRow(NamedTuple):

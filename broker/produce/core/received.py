@@ -25,8 +25,8 @@ from holdmq.record.once import (
     Once,
     once_of,
 )
-from storage.api.store import Batch
-from storage.log.core.delayed import TIMER_TOPIC
+from storage.api.batches import Batch
+from storage.api.timer import TIMER_TOPIC
 
 IDS_MAX: Final = 200_000
 """Packet ids remembered (about 300 bytes each): 20,000 sessions that publish, ten on their way each."""

@@ -16,11 +16,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from storage.api.lookups import (
-    END_OF_WALK,
-    TAKE,
-    Judged,
-)
+from storage.api.tables import END_OF_WALK, TAKE, Judged
 
 NEXT: Final = b""
 """As a place to go on: the next topic."""

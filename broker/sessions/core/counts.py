@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from storage.api.lookups import ORDERED_KEY_BYTES
+from storage.api.tables import ORDERED_KEY_BYTES
 
 _ORDERED_BYTES = ORDERED_KEY_BYTES - 1
 """Of a client id, behind the letter of its row's key; longer ones that begin alike lie in no order."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
 from holdmq.files.disk import OpenFile, RealDisk, RealFile
-from storage.api.store import Batch
+from storage.api.batches import Batch
 from storage.log.store import LogStore, open_store
 
 PROBE_S: Final = 0.001

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import Final
 
 from holdmq.record.batch import Ints
-from storage.api.store import Batch
+from storage.api.batches import Batch
 
 IDLE_S: Final = 5.0
 """A chunk that nobody asked for in this time is the first to go."""

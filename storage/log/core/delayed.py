@@ -12,40 +12,34 @@ An ORIGIN that the message had before (a retry's) stays, in front. Source: stora
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from holdmq.errors import Code, RecordError
+from holdmq.errors import RecordError
 from holdmq.record.batch import (
     Ints,
     decode_columns,
 )
 from holdmq.record.codec import (
-    COPY_MARK,
-    PROPERTIES_BYTES_MAX,
-    RECORD_BYTES_LIMIT,
     SYS_ROLLED,
     VERIFY_ALL,
     Buffer,
     Record,
     decode_record,
-    encode_record,
 )
-from storage.api.store import Batch
+from storage.api.batches import Batch
+from storage.api.timer import (
+    DUE_LIMIT_MS,
+    TIMER_ORIGIN,
+    TIMER_QUEUE,
+    TIMER_TOPIC,
+    encode_copy,
+    pairs_without,
+    value_of,
+)
 
-TIMER_TOPIC: Final = "%TIMER"
-"""Where delayed messages wait: one queue, as only their due times order them."""
-TIMER_QUEUE: Final = 0
-DUE_LIMIT_MS: Final = 1 << 62
-"""Due times are below: far past any horizon, and sums of two fit 64 bits."""
-ORIGIN_ROOM: Final = 64
-"""Bytes of a record kept free for the copy's ORIGIN."""
-
-_TOPIC: Final = TIMER_TOPIC.encode()
-_ORIGIN: Final = b"ORIGIN\x01%TIMER/0/"
-_COPY_MARK: Final = b"\x02" + _ORIGIN
+_COPY_MARK: Final = b"\x02" + TIMER_ORIGIN
 
 
 class Entry(NamedTuple):
@@ -65,77 +59,10 @@ class Released(NamedTuple):
     queue_id: int
 
 
-def value_of(properties: bytes, key: bytes) -> bytes | None:
-    """The value of a key's last pair, as written (escaped); None = there is none."""
-    pairs = properties.partition(b"\0")[0]
-    at = pairs.rfind(b"\x02" + key + b"\x01")
-    if at < 0:
-        if not pairs.startswith(key + b"\x01"):
-            return None
-        at = -1
-    begin = at + len(key) + 2
-    return pairs[begin : pairs.find(b"\x02", begin)]
-
-
-def _without(pairs: bytes, *starts: bytes) -> bytes:
-    """The pairs but for those that begin so."""
-    if not any(start in pairs for start in starts):
-        return pairs
-    kept = [pair for pair in pairs.split(b"\x02")[:-1] if not pair.startswith(starts)]
-    return b"".join([pair + b"\x02" for pair in kept])
-
-
-def waiting_record(record: Buffer, due_ms: int, check_topic: Callable[[bytes], None] | None = None) -> bytes:
-    """The record that lets a message wait until `due_ms`.
-
-    `record` is the message as its topic and queue would get it, unstamped. Raises RecordError for
-    a due time that is none, and for what has no room for the timer's properties, and what `check_topic`
-    raises for the message's topic.
-    """
-    if not 0 <= due_ms < DUE_LIMIT_MS:
-        raise RecordError(f"a due time of {due_ms} ms: 0 to {DUE_LIMIT_MS - 1} are allowed")
-    message = decode_record(record)
-    if check_topic is not None:
-        check_topic(message.topic)
-    pairs, separator, mqtt = message.properties.partition(b"\0")
-    # Marks of an earlier wait: the message is new to this one.
-    pairs = _without(pairs, b"DUE\x01", b"DEST\x01", _ORIGIN)
-    own = b"DUE\x01%d\x02DEST\x01%b/%d\x02" % (due_ms, message.topic, message.queue_id)
-    properties = pairs + own + separator + mqtt
-    size = len(record) - len(message.topic) + len(_TOPIC) + len(properties) - len(message.properties)
-    if len(properties) > PROPERTIES_BYTES_MAX - ORIGIN_ROOM:
-        raise RecordError(
-            f"properties of {len(properties)} bytes: a delayed message may have "
-            f"{PROPERTIES_BYTES_MAX - ORIGIN_ROOM}",
-            Code.LIMIT_EXCEEDED,
-        )
-    if size > RECORD_BYTES_LIMIT - ORIGIN_ROOM:
-        raise RecordError(
-            f"a delayed record of {size} bytes: {RECORD_BYTES_LIMIT - ORIGIN_ROOM} are allowed",
-            Code.RECORD_TOO_LARGE,
-        )
-    return _encode(message, _TOPIC, TIMER_QUEUE, properties, message.sys_flag)
-
-
-def _encode(message: Record, topic: bytes, queue_id: int, properties: bytes, sys_flag: int) -> bytes:
-    return encode_record(
-        topic,
-        queue_id,
-        message.body,
-        properties,
-        message.born_ms,
-        message.born_host,
-        sys_flag,
-        message.flag,
-        message.reconsume_times,
-        COPY_MARK,
-    )
-
-
 def _read_waiting(raw: Buffer, entry: Entry) -> Record:
     """The waiting record of an entry; RecordError when the bytes are not its."""
     record = decode_record(raw, 0, VERIFY_ALL)
-    if record.topic != _TOPIC or record.physical_offset != entry.position:
+    if record.topic != TIMER_TOPIC.encode() or record.physical_offset != entry.position:
         raise RecordError(f"the record at {entry.position} is no delayed message")
     found = entry_of(record.properties, record.queue_offset, entry.position, entry.size)
     if found != entry:
@@ -154,10 +81,12 @@ def released_copy(raw: Buffer, entry: Entry) -> Released:
     if not topic or not queue.isdigit():
         raise RecordError(f"the delayed message at {entry.position} says no topic and queue")
     pairs, separator, mqtt = record.properties.partition(b"\0")
-    pairs = _without(pairs, b"DEST\x01", b"PS\x01", _ORIGIN)
-    origin = _ORIGIN + b"%d/%d\x02" % (entry.first, record.reconsume_times)
+    pairs = pairs_without(pairs, b"DEST\x01", b"PS\x01", TIMER_ORIGIN)
+    origin = TIMER_ORIGIN + b"%d/%d\x02" % (entry.first, record.reconsume_times)
     queue_id = int(queue)
-    copy = _encode(record, topic, queue_id, pairs + origin + separator + mqtt, record.sys_flag & ~SYS_ROLLED)
+    copy = encode_copy(
+        record, topic, queue_id, pairs + origin + separator + mqtt, record.sys_flag & ~SYS_ROLLED
+    )
     return Released(copy, topic.decode(), queue_id)
 
 
@@ -168,9 +97,9 @@ def rolled_record(raw: Buffer, entry: Entry) -> bytes:
     """
     record = _read_waiting(raw, entry)
     pairs, separator, mqtt = record.properties.partition(b"\0")
-    origin = _ORIGIN + b"%d/%d\x02" % (entry.first, record.reconsume_times)
-    properties = _without(pairs, _ORIGIN) + origin + separator + mqtt
-    return _encode(record, _TOPIC, TIMER_QUEUE, properties, record.sys_flag | SYS_ROLLED)
+    origin = TIMER_ORIGIN + b"%d/%d\x02" % (entry.first, record.reconsume_times)
+    properties = pairs_without(pairs, TIMER_ORIGIN) + origin + separator + mqtt
+    return encode_copy(record, TIMER_TOPIC.encode(), TIMER_QUEUE, properties, record.sys_flag | SYS_ROLLED)
 
 
 def entry_of(properties: bytes, queue_offset: int, position: int, size: int) -> Entry | None:

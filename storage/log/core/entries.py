@@ -21,7 +21,7 @@ from holdmq.record.batch import (
     Ints,
     starts_of,
 )
-from storage.api.store import Batch
+from storage.api.batches import Batch
 
 ENTRY_SIZE: Final = 20
 ENTRY: Final = np.dtype([("position", ">i8"), ("size", ">u4"), ("hash", ">u8")])

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from librt.strings import BytesWriter
 
-from storage.api.store import Batch
+from storage.api.batches import Batch
 from storage.log.core.keys import add_hashes
 
 MAGIC: Final = b"HMK2"

@@ -9,12 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from holdmq.record.batch import Hashes
-from storage.api.store import (
-    Batch,
-    HashFilter,
-    QueueRead,
-    ReadStatus,
-)
+from storage.api.batches import Batch
+from storage.api.queues import HashFilter, QueueRead, ReadStatus
 
 CHUNKS_PER_READ_MAX: Final = 512
 """Runs that one read looks at: what a filter rejects must not hold up the event loop."""

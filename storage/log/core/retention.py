@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
+from storage.api.retention import LogNeed, Need
+
 Key = tuple[str, int]
 
 
@@ -65,27 +67,6 @@ def reasons_to_delete(
     if used_percent >= limits.forced_percent:
         found.append(Reason.FORCED)
     return found
-
-
-class QueueNeed(NamedTuple):
-    """A reader that still wants `offset` of a queue; `seen_ms`: when it was last there (a session: now)."""
-
-    reader: str
-    seen_ms: int
-    topic: str
-    queue_id: int
-    offset: int
-
-
-class LogNeed(NamedTuple):
-    """A reader that still wants the log from `position` on; `seen_ms` as in QueueNeed."""
-
-    reader: str
-    seen_ms: int
-    position: int
-
-
-Need = QueueNeed | LogNeed
 
 
 def who_needs(

@@ -22,10 +22,7 @@ from holdmq.record.codec import (
     VERIFY_ALL,
     decode_record,
 )
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 from storage.log.core.checks import Checker
 
 KeyLevels = Callable[[str], int]

@@ -8,7 +8,7 @@ from holdmq.record.batch import (
     stamp,
     tag_hashes,
 )
-from storage.api.store import Batch
+from storage.api.batches import Batch
 from storage.log.core.stamps import EACH_BYTES_MAX, TagHashes, stamp_each
 
 

@@ -27,16 +27,9 @@ from holdmq.record.codec import (
     encode_record,
 )
 from holdmq.record.properties import unescape_tag
-from storage.api.lookups import (
-    ORDERED_KEY_BYTES,
-    RowChanged,
-    VersionedRow,
-    WalkedRow,
-)
-from storage.api.store import Batch
+from storage.api.batches import Batch
+from storage.api.tables import KEY_BYTES_MAX, ORDERED_KEY_BYTES, RowChanged, VersionedRow, WalkedRow
 
-KEY_BYTES_MAX: Final = 32 << 10
-"""The longest key: as long as a tag may be."""
 PLAIN_KEY_MAX: Final = ORDERED_KEY_BYTES
 """LMDB's 511 bytes less a topic (127), the zero behind it, and a hash (16)."""
 

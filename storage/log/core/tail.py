@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from storage.api.store import Batch
+from storage.api.batches import Batch
 
 BATCH_OVERHEAD_BYTES: Final = 1_200
 """What a batch of one run costs beside its records: arrays, views and list places."""

@@ -15,7 +15,7 @@ from broker.mqtt_shares import (
 from holdmq.errors import Code, RemoteError, StorageError, StoreFullError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.topic_headers import TopicPauseRequest
-from storage.api.store import Batch
+from storage.api.batches import Batch
 
 
 def bodies(messages: list[Given]) -> list[bytes]:

@@ -31,11 +31,8 @@ from holdmq.record.codec import (
     encode_record,
 )
 from holdmq.wire.headers import ProduceRequest, ProduceRun
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
-from storage.log.core.delayed import TIMER_TOPIC
+from storage.api.batches import Batch, BatchRun
+from storage.api.timer import TIMER_TOPIC
 
 FILE = Path("/store/config/producers.json")
 NOW_MS = 1_700_000_000_000

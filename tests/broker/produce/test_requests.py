@@ -19,7 +19,7 @@ from holdmq.record.codec import (
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, PullQueue, RunResult
-from storage.api.store import Batch
+from storage.api.batches import Batch
 
 
 async def test_a_batch_gets_dense_offsets_and_its_positions(broker: Stack) -> None:

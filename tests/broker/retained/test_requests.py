@@ -24,7 +24,7 @@ from holdmq.wire.retained_headers import (
     RetainedPut,
     RetainedPutRequest,
 )
-from storage.api.lookups import TableSize
+from storage.api.tables import TableSize
 
 Start = Callable[..., Awaitable[Stack]]
 

@@ -50,7 +50,7 @@ from holdmq.wire.move_headers import (
     SentBack,
 )
 from holdmq.wire.offset_headers import TO_EARLIEST, OffsetResetRequest
-from storage.api.store import Batch
+from storage.api.batches import Batch
 
 Start = Callable[..., Any]
 

@@ -11,10 +11,7 @@ from broker.shared_groups.reads import (
     Looked,
     choose,
 )
-from storage.api.store import (
-    QueueRead,
-    ReadStatus,
-)
+from storage.api.queues import QueueRead, ReadStatus
 
 
 def test_a_read_that_found_nothing_yet_hands_out_nothing_and_looks_no_further() -> None:

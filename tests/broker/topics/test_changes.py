@@ -13,7 +13,7 @@ from topic_calls import bounds, consumed, create, delete, grow, listed, remove, 
 from holdmq.errors import Code, RemoteError, StorageError
 from holdmq.wire.headers import PullQueue, TopicCreateRequest
 from holdmq.wire.topic_headers import HIDE_FROM_CONSUMERS, HIDE_FROM_PRODUCERS, TopicUpdateRequest
-from storage.api.store import Batch
+from storage.api.batches import Batch
 
 HOUR_MS = 3_600_000
 

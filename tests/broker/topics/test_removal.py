@@ -14,10 +14,7 @@ from topic_calls import bounds, consumed, create, delete, grow, listed, remove, 
 from holdmq.errors import Code, RemoteError, StorageError, WireError
 from holdmq.wire.headers import PullQueue, TopicCreateRequest
 from holdmq.wire.topic_headers import DELETE, HIDE_FROM_CONSUMERS, HIDE_FROM_PRODUCERS
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 
 
 async def refusal(call: Awaitable[object]) -> RemoteError:

@@ -26,10 +26,7 @@ from holdmq.record.codec import (
 )
 from holdmq.record.once import Once
 from holdmq.wire.session_state import ReceivedRow, SessionState, decode_state
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 
 UID = 77
 QUEUE = ("b1", 0)

@@ -14,10 +14,7 @@ from any_disk import ANY_DISK
 from holdmq.config.model import StorageSection
 from holdmq.record.batch import encode_batch
 from holdmq.record.codec import encode_properties
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 from storage.log.store import open_store
 
 Holdmq = Callable[..., Any]

@@ -19,10 +19,7 @@ from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
 from holdmq.files.disk import RealDisk
 from holdmq.record.batch import encode_batch
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 from storage.log.consume_queue import OPEN_FILES_MAX
 from storage.log.open_files import READ_FILES_MAX
 from storage.log.store import LogStore, open_store

@@ -16,7 +16,7 @@ from holdmq.service.memory import (
     memory_limit,
     memory_used,
 )
-from storage.api.store import ReadStatus
+from storage.api.queues import ReadStatus
 from storage.log import reader
 from storage.log.core.chunks import ADD_BELOW
 from storage.log.core.scan import batch_of

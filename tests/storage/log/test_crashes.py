@@ -14,7 +14,7 @@ from sim_store import HOME, SEGMENT_BYTES, Model, SimStore, check, read_all
 from structlog.testing import capture_logs
 
 from holdmq.errors import StorageError, StoreFullError, StoreReadOnlyError
-from storage.api.store import ReadStatus
+from storage.api.queues import ReadStatus
 from storage.log.core.names import name_of
 from storage.log.store import CONFIRM_BATCHES_MAX, LogStore
 

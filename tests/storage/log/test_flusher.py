@@ -13,10 +13,7 @@ from watched_disk import WatchedDisk
 
 from holdmq.config.model import StorageSection
 from holdmq.record.batch import encode_batch
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 from storage.log.flusher import PART_RUNS_MAX, REST_MAX_S, WORK_S
 from storage.log.store import LogStore, open_store
 

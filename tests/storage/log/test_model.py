@@ -14,10 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sim_disk import SimDisk
 from sim_store import HOME, SEGMENT_BYTES, SimStore, check, random_runs
 
-from storage.api.store import (
-    HashFilter,
-    ReadStatus,
-)
+from storage.api.queues import HashFilter, ReadStatus
 
 # Each is seconds of computing: minutes on a machine that has others to serve.
 pytestmark = pytest.mark.timeout(900)

@@ -22,15 +22,8 @@ from holdmq.record.codec import (
     encode_properties,
 )
 from holdmq.record.properties import KEY
-from storage.api.lookups import (
-    LATEST_MS,
-    LOG_END,
-    MessagePlace,
-)
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
+from storage.api.index import LATEST_MS, LOG_END, MessagePlace
 from storage.log import key_index, query
 from storage.log.core.keys import hash_of
 from storage.log.core.names import offsets_of

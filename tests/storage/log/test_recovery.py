@@ -18,7 +18,7 @@ from holdmq.record.codec import (
     VERIFY_ALL,
     decode_record,
 )
-from storage.api.store import ReadStatus
+from storage.api.queues import ReadStatus
 
 # Each is seconds of computing: minutes on a machine that has others to serve.
 pytestmark = pytest.mark.timeout(900)

@@ -21,13 +21,11 @@ from holdmq.files.disk import (
     RealDisk,
     Space,
 )
-from storage.api.store import (
-    Batch,
-    ReadStatus,
-)
+from storage.api.batches import Batch
+from storage.api.queues import ReadStatus
+from storage.api.retention import LogNeed, QueueNeed
 from storage.log import retention
 from storage.log.core.names import offsets_of
-from storage.log.core.retention import LogNeed, QueueNeed
 from storage.log.segments import Segment
 
 MakeDriver = Callable[..., Any]

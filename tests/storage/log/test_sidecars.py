@@ -9,12 +9,8 @@ from typing import Any
 import pytest
 
 from holdmq.record.batch import encode_batch
-from storage.api.store import (
-    Batch,
-    BatchRun,
-    HashFilter,
-    ReadStatus,
-)
+from storage.api.batches import Batch, BatchRun
+from storage.api.queues import HashFilter, ReadStatus
 from storage.log.core.sidecar import RUN_ENTRIES
 
 MakeDriver = Callable[..., Any]

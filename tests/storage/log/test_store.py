@@ -16,11 +16,8 @@ from holdmq.record.codec import (
     prefix_hash,
     tag_hash,
 )
-from storage.api.store import (
-    Batch,
-    HashFilter,
-    ReadStatus,
-)
+from storage.api.batches import Batch
+from storage.api.queues import HashFilter, ReadStatus
 from storage.log.core import queues
 from storage.log.store import open_store
 

@@ -23,16 +23,8 @@ from killed_program import said_until_killed
 from holdmq.config.model import StorageSection
 from holdmq.errors import RecordError, StorageError
 from holdmq.record.codec import encode_record
-from storage.api.lookups import (
-    END_OF_WALK,
-    STOP,
-    TAKE,
-    Judged,
-    KeyChange,
-    RowChanged,
-    TableSize,
-)
-from storage.api.store import DelayedRecord
+from storage.api.tables import END_OF_WALK, STOP, TAKE, Judged, KeyChange, RowChanged, TableSize
+from storage.api.timer import DelayedRecord
 from storage.log import table_files, tables
 from storage.log.core.tables import encode_row, row_key
 from storage.log.store import LogStore, open_store

@@ -14,12 +14,8 @@ from holdmq.record.codec import (
     decode_record,
     tag_hash,
 )
-from storage.api.store import (
-    Batch,
-    BatchRun,
-    HashFilter,
-    ReadStatus,
-)
+from storage.api.batches import Batch, BatchRun
+from storage.api.queues import HashFilter, ReadStatus
 from storage.log.temporary import OFFSETS_PER_MS
 
 MakeDriver = Callable[..., Any]

@@ -20,9 +20,8 @@ from holdmq.record.codec import (
     decode_record,
     encode_record,
 )
-from storage.api.store import DelayedRecord
+from storage.api.timer import DelayedRecord, value_of
 from storage.log import releases, timer
-from storage.log.core.delayed import value_of
 
 MakeDriver = Callable[..., Any]
 NOW = 1_700_000_000_000

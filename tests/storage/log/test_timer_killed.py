@@ -14,7 +14,7 @@ from any_disk import ANY_DISK
 from killed_program import said_until_killed
 
 from holdmq.record.codec import decode_record
-from storage.log.core.delayed import value_of
+from storage.api.timer import value_of
 
 ROUNDS: Final = 6
 STORED_MIN: Final = 50

@@ -27,10 +27,7 @@ from holdmq.record.batch import (
     starts_of,
 )
 from holdmq.record.codec import encode_record
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 
 NOW_MS = 1_700_000_000_000
 MARKS = {1: 0, 2: 0, 3: 77}

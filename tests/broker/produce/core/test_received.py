@@ -16,11 +16,8 @@ from holdmq.record.once import (
     Once,
     once_of,
 )
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
-from storage.log.core.delayed import TIMER_TOPIC
+from storage.api.batches import Batch, BatchRun
+from storage.api.timer import TIMER_TOPIC
 
 UID = 7
 

@@ -21,10 +21,7 @@ from holdmq.record.codec import encode_record
 from holdmq.record.properties import encode_properties
 from holdmq.record.tags import tag_hash
 from holdmq.wire.headers import FilterTerm, TermKind
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 
 
 def batch(position: int, *runs: tuple[str, list[str | None]]) -> Batch:

@@ -12,10 +12,7 @@ from broker.retained.core.scan import (
     RetainedScan,
 )
 from holdmq.mqtt.filters import matches
-from storage.api.lookups import (
-    END_OF_WALK,
-    TAKE,
-)
+from storage.api.tables import END_OF_WALK, TAKE
 
 
 def walk(topic_filter: str, topics: list[str]) -> tuple[list[str], int]:

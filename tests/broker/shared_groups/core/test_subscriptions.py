@@ -6,7 +6,7 @@ import pytest
 from broker.shared_groups.core.subscriptions import SubscriptionFilter
 from holdmq.errors import RemoteError
 from holdmq.record.tags import tag_hash
-from storage.api.store import HashFilter
+from storage.api.queues import HashFilter
 
 TAGS = [None, "a", "a/b", "a/c", "b"]
 

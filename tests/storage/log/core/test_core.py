@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 
 from holdmq.errors import StoreFormatError
 from holdmq.record.codec import BLANK_SIZE_MIN
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 from storage.log.core.entries import (
     ENTRY,
     ENTRY_SIZE,

@@ -12,10 +12,7 @@ from holdmq.record.properties import (
     KEY,
     UNIQUE,
 )
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 from storage.log.core.hash_index import (
     KEYS,
     SLOT,

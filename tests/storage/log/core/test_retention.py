@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from storage.api.retention import LogNeed, QueueNeed
 from storage.log.core.retention import (
-    LogNeed,
     Oldest,
-    QueueNeed,
     Reason,
     RetentionLimits,
     percent_used,

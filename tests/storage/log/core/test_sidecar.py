@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdmq.record.batch import Hashes
-from storage.api.store import HashFilter
+from storage.api.queues import HashFilter
 from storage.log.core.sidecar import BLOCK_ENTRIES, RUN_ENTRIES, SIZE, encode, search
 
 FIRST = 3 * RUN_ENTRIES

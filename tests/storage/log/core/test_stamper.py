@@ -19,10 +19,7 @@ from holdmq.record.codec import (
     encode_record,
 )
 from holdmq.record.tags import PROPERTIES_CACHE_MAX
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
 from storage.log.core.stamper import Stamper
 from storage.log.core.stamps import EACH_BYTES_MAX, TagHashes
 

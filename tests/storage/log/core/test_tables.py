@@ -9,16 +9,9 @@ from hypothesis import strategies as st
 
 from holdmq.errors import RecordError
 from holdmq.record.codec import encode_record
-from storage.api.lookups import (
-    RowChanged,
-    VersionedRow,
-)
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
+from storage.api.batches import Batch, BatchRun
+from storage.api.tables import KEY_BYTES_MAX, RowChanged, VersionedRow
 from storage.log.core.tables import (
-    KEY_BYTES_MAX,
     PLAIN_KEY_MAX,
     changes_in,
     decode_row,

@@ -20,20 +20,9 @@ from holdmq.record.codec import (
     encode_properties,
     encode_record,
 )
-from storage.api.store import (
-    Batch,
-    BatchRun,
-)
-from storage.log.core.delayed import (
-    DUE_LIMIT_MS,
-    Entry,
-    entries_in,
-    entry_of,
-    released_copy,
-    rolled_record,
-    value_of,
-    waiting_record,
-)
+from storage.api.batches import Batch, BatchRun
+from storage.api.timer import DUE_LIMIT_MS, value_of, waiting_record
+from storage.log.core.delayed import Entry, entries_in, entry_of, released_copy, rolled_record
 from storage.log.core.timer import (
     ENTRY_SIZE,
     MINUTE_MS,

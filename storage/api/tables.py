@@ -1,6 +1,6 @@
-"""What the broker looks up in a store beside its queues: tables, and messages by key, id, time and backwards.
+"""Tables: the newest value by key.
 
-Threads: as in `storage.api.store`. A method that says "blocking" belongs on a reader pool; the others are
+Threads: as in `storage.api.queues`. A method that says "blocking" belongs on a reader pool; the others are
 called on the event loop, and every callback runs there.
 """
 
@@ -12,17 +12,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from holdmq.errors import StorageError
-    from holdmq.message import MessageId
-    from holdmq.record.codec import Record
-    from storage.api.store import (
-        Appended,
-        Batch,
-    )
+    from storage.api.batches import Appended, Batch
 
-LATEST_MS: Final = (1 << 63) - 1
-"""A time after every message."""
-LOG_END: Final = (1 << 63) - 1
-"""A position behind every message."""
+KEY_BYTES_MAX: Final = 32 << 10
+"""The longest key: as long as a tag may be."""
+ORDERED_KEY_BYTES: Final = 367
+"""Longer keys are in the order of their first so many bytes."""
 
 
 class VersionedRow(NamedTuple):
@@ -47,10 +42,6 @@ class Page(NamedTuple):
 
     rows: list[VersionedRow]
     next_after: str | None
-
-
-ORDERED_KEY_BYTES: Final = 367
-"""Longer keys are in the order of their first so many bytes."""
 
 
 class Walking(Enum):
@@ -96,12 +87,8 @@ class KeyChange(NamedTuple):
     value: bytes | None
 
 
-class TableStore(Protocol):
-    """All tables of a store: the newest value by key, of confirmed records, a moment after confirmation."""
-
-    @property
-    def applied_position(self) -> int:
-        """Confirmed records below this log position are in what `get_many` and `scan` show."""
+class TableWrites(Protocol):
+    """Changes of tables, as records in the log."""
 
     def put(
         self,
@@ -138,11 +125,9 @@ class TableStore(Protocol):
         Of one key the last counts, if all of its changes name the same queue.
         """
 
-    def watch(self, topic: str, prefix: str, changed: Changed) -> Callable[[], None]:
-        """Call `changed` with applied changes of keys that begin with `prefix`; returns what ends it."""
 
-    def wait_applied(self, position: int, reached: Reached) -> None:
-        """Call `reached` once everything below `position` is applied; with an error if it never will be."""
+class TableReads(Protocol):
+    """Rows of tables: the newest value by key, of confirmed records, a moment after confirmation."""
 
     def get_many(
         self, topic: str, keys: Sequence[str], max_bytes: int | None = None
@@ -175,84 +160,19 @@ class TableStore(Protocol):
         """What a table has, as of `applied_position`; never waits."""
 
 
-class MessagePlace(Enum):
-    """What a message id names."""
-
-    FOUND = "the message is here"
-    OTHER_STORE = "the id is another store's"
-    GONE = "retention has passed it"
-    AHEAD = "the log has not come so far"
-    NO_RECORD = "no record begins there"
-    CORRUPT = "the record is damaged"
-
-
-class Located(NamedTuple):
-    """The answer for a message id: `record` when FOUND; else `reason` says it in a sentence."""
-
-    place: MessagePlace
-    record: Record | None
-    reason: str
-
-
-class Matches(NamedTuple):
-    """Records with a key, newest first. `is_complete`: there are no more.
-
-    What was confirmed within the last flush interval may still be missing.
-    """
-
-    records: list[Record]
-    is_complete: bool
-
-
-class MessageIndex(Protocol):
-    """Searches of a store's messages. Every method blocks and may run on several threads."""
+class TableNews(Protocol):
+    """How far tables are, and who is told of their changes."""
 
     @property
-    def indexed_position(self) -> int:
-        """Messages below this log position are found by their keys and ids; never waits."""
+    def applied_position(self) -> int:
+        """Confirmed records below this log position are in what `get_many` and `scan` show."""
 
-    def by_key(
-        self,
-        topic: str,
-        key: str,
-        begin_ms: int = 0,
-        end_ms: int = LATEST_MS,
-        max_count: int = ...,
-        *,
-        before: int = LOG_END,
-        max_bytes: int = ...,
-    ) -> Matches:
-        """Messages of a topic with this key (KEYS), newest first; at least one if there is one.
+    def watch(self, topic: str, prefix: str, changed: Changed) -> Callable[[], None]:
+        """Call `changed` with applied changes of keys that begin with `prefix`; returns what ends it."""
 
-        Stored in [begin_ms, end_ms], below the log position `before`. Raises StorageError.
-        """
+    def wait_applied(self, position: int, reached: Reached) -> None:
+        """Call `reached` once everything below `position` is applied; with an error if it never will be."""
 
-    def by_unique_id(
-        self,
-        topic: str,
-        unique_id: str,
-        begin_ms: int = 0,
-        end_ms: int = LATEST_MS,
-        max_count: int = ...,
-        *,
-        before: int = LOG_END,
-        max_bytes: int = ...,
-    ) -> Matches:
-        """Messages of a topic with the producer's own id (UNIQ_KEY), as `by_key`: more than one = resent."""
 
-    def offset_at(self, topic: str, queue_id: int, store_ms: int) -> int:
-        """The first offset of a queue stored at `store_ms` or later; its end when there is none."""
-
-    def position_at(self, store_ms: int) -> int:
-        """The log position of the first record stored at `store_ms` or later; the confirmed end if none is.
-
-        Where the whole log is read from, whatever the topic. Raises StorageError.
-        """
-
-    def queue_before(
-        self, topic: str, queue_id: int, offset: int, max_count: int = ..., max_bytes: int = ...
-    ) -> list[Record]:
-        """Records of a queue before a queue offset, newest first; damaged ones are left out."""
-
-    def message(self, message_id: MessageId) -> Located:
-        """The message that an id names; what else the id is, if it names none."""
+class TableStore(TableWrites, TableReads, TableNews, Protocol):
+    """All tables of a store."""
