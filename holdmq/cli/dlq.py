@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from holdmq.cli.calls import first_of, run_calls
-from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
+from holdmq.cli.options import ConfigFile, GroupName, Json, Sets, Yes, configuration, confirm, print_json
 from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.config.model import Config
@@ -32,7 +32,6 @@ app = typer.Typer(
     epilog="Example: holdmq dlq list",
 )
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 Places = Annotated[
     list[str] | None,
     typer.Argument(metavar="[BROKER/OFFSET]…", help="Which, as `dlq read` shows them.", show_default=False),
@@ -58,7 +57,7 @@ def list_(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -
 
 @app.command(epilog="Example: holdmq dlq read billing --count 5")
 def read(
-    group: Group,
+    group: GroupName,
     count: Annotated[int, typer.Option("--count", min=1, help="Show at most so many.")] = 20,
     after: Annotated[
         str, typer.Option("--after", metavar="BROKER/OFFSET", help="Go on behind this one.")
@@ -85,7 +84,7 @@ def read(
 
 @app.command(epilog="Example: holdmq dlq resend billing --topic billing-again")
 def resend(
-    group: Group,
+    group: GroupName,
     places: Places = None,
     topic: Annotated[str, typer.Option("--topic", help="Send them to this topic, not to their own.")] = "",
     config: ConfigFile = None,
@@ -108,7 +107,7 @@ def resend(
 
 @app.command(epilog="Example: holdmq dlq purge billing --yes")
 def purge(
-    group: Group,
+    group: GroupName,
     until: Annotated[
         list[str] | None,
         typer.Option("--until", metavar="BROKER/OFFSET", help="Only what lies before this one; repeat it."),

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
+from holdmq.cli.options import ConfigFile, GroupName, Json, Sets, Yes, configuration, confirm, print_json
 from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
@@ -33,7 +33,6 @@ app = typer.Typer(
     epilog="Example: holdmq group lag billing",
 )
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 Topics = Annotated[
     list[str] | None, typer.Option("--topic", help="Only this topic; repeat it.", show_default=False)
 ]
@@ -77,7 +76,7 @@ def list_(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -
 
 @app.command(epilog="Example: holdmq group create billing --retry-max-times 5 --delay-levels 1s,1m,1h")
 def create(
-    name: Group,
+    name: GroupName,
     consume: Consume = None,
     from_min: FromMin = None,
     broadcast: Broadcast = None,
@@ -104,7 +103,7 @@ def create(
 
 @app.command(epilog="Example: holdmq group update billing --no-consume")
 def update(
-    name: Group,
+    name: GroupName,
     consume: Consume = None,
     from_min: FromMin = None,
     broadcast: Broadcast = None,
@@ -134,7 +133,7 @@ def update(
 
 @app.command(epilog="Example: holdmq group delete billing --yes")
 def delete(
-    name: Group, yes: Yes = False, config: ConfigFile = None, set_: Sets = None, as_json: Json = False
+    name: GroupName, yes: Yes = False, config: ConfigFile = None, set_: Sets = None, as_json: Json = False
 ) -> None:
     """Delete a group without members, with its offsets, at every broker."""
     if not yes:
@@ -148,7 +147,7 @@ def delete(
 
 @app.command(epilog="Example: holdmq group reset billing orders --to 2h")
 def reset(
-    name: Group,
+    name: GroupName,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
     to: Annotated[str, typer.Option("--to", help=f"earliest, latest, offset:N, or a time {TIME_HELP}.")],
     queue: Annotated[
@@ -196,7 +195,11 @@ def clone(
 
 @app.command(epilog="Example: holdmq group lag billing --topic orders")
 def lag(
-    name: Group, topics: Topics = None, config: ConfigFile = None, set_: Sets = None, as_json: Json = False
+    name: GroupName,
+    topics: Topics = None,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    as_json: Json = False,
 ) -> None:
     """Show how far a group is in each queue, and its backlog by count and age."""
     found = _run(configuration(config, set_), lambda groups: groups.progress(name, topics or None))
@@ -217,7 +220,7 @@ def lag(
 
 
 @app.command(epilog="Example: holdmq group clients billing")
-def clients(name: Group, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+def clients(name: GroupName, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
     """Show a group's members at each broker, and how many queues each has."""
     found = _run(configuration(config, set_), lambda groups: groups.members(name))
     listed = [{"broker": broker, **row._asdict()} for broker, members in found.items() for row in members]
@@ -241,13 +244,13 @@ def clients(name: Group, config: ConfigFile = None, set_: Sets = None, as_json: 
 
 
 @app.command(epilog="Example: holdmq group pause billing")
-def pause(name: Group, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+def pause(name: GroupName, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
     """Pause a group: it keeps its offsets and members, and gets nothing."""
     _show([_run(configuration(config, set_), lambda groups: groups.pause(name))], as_json)
 
 
 @app.command(epilog="Example: holdmq group resume billing")
-def resume(name: Group, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+def resume(name: GroupName, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
     """Let a paused group consume again."""
     _show([_run(configuration(config, set_), lambda groups: groups.pause(name, False))], as_json)
 

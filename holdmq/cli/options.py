@@ -29,6 +29,14 @@ Sets = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+ClientId = Annotated[str, typer.Argument(metavar="CLIENT_ID", help="The MQTT client id.")]
+QueuesPerBroker = Annotated[
+    int,
+    typer.Option(
+        "--queues", min=0, max=1024, help="Queues on every broker; 0 = broker.topic_queues_default."
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from holdmq.cli.calls import first_of, run_calls
-from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
+from holdmq.cli.options import ClientId, ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
 from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
@@ -27,8 +27,6 @@ app = typer.Typer(
     help="MQTT sessions: who is connected where, and what waits for whom.",
     epilog="Example: holdmq session show meter-42",
 )
-
-ClientId = Annotated[str, typer.Argument(metavar="CLIENT_ID", help="The MQTT client id.")]
 
 
 @app.command("list", epilog="Example: holdmq session list --prefix meter- --offline")

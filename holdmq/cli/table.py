@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.options import ConfigFile, Json, QueuesPerBroker, Sets, configuration, print_json
 from holdmq.cli.shown import content, say, write_line
 from holdmq.config.model import Config
 from holdmq.errors import UsageError
@@ -41,9 +41,7 @@ IfVersion = Annotated[
 @app.command(epilog="Example: holdmq table create settings")
 def create(
     name: Name,
-    queues: Annotated[
-        int, typer.Option(min=0, max=1024, help="Queues on every broker; 0 = broker.topic_queues_default.")
-    ] = 0,
+    queues: QueuesPerBroker = 0,
     config: ConfigFile = None,
     set_: Sets = None,
     as_json: Json = False,

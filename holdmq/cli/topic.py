@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 from rich.console import Console
 
-from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
+from holdmq.cli.options import (
+    ConfigFile,
+    Json,
+    QueuesPerBroker,
+    Sets,
+    Yes,
+    configuration,
+    confirm,
+    print_json,
+)
 from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.config.model import Config
@@ -84,9 +93,7 @@ def list_(
 @app.command(epilog="Example: holdmq topic create devices --queues 8 --retention 12h")
 def create(
     name: Name,
-    queues: Annotated[
-        int, typer.Option(min=0, max=1024, help="Queues on every broker; 0 = broker.topic_queues_default.")
-    ] = 0,
+    queues: QueuesPerBroker = 0,
     key_levels: Annotated[
         int,
         typer.Option("--key-levels", min=1, max=8, help="Levels of a tag that filters select quickly by."),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from holdmq.cli.control import Admin, ask
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.options import ClientId, ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def trace(
-    client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID", help="The MQTT client id.")],
+    client_id: ClientId,
     topic: Annotated[
         str | None, typer.Option("--topic", metavar="FILTER", help="Only PUBLISH on these topics.")
     ] = None,

@@ -105,7 +105,7 @@ async def run(options: Options, home: Path) -> None:
 
 
 def measure(options: Options, home: Path) -> None:
-    """Print the table."""
+    """Print a row for each kind of flush."""
     prepare_interpreter()
     uvloop.run(run(options, home))
 
