@@ -30,7 +30,10 @@ from holdmq.wire.session_state import LogPlace
 
 if TYPE_CHECKING:
     from gateway.brokers.link import BrokerLink
-    from gateway.worker.worker import Worker
+    from gateway.brokers.turn import Turn
+    from gateway.deliver.catchup import CatchUp
+    from gateway.deliver.subscriptions import SubscriptionRows, Subscriptions
+    from gateway.ground.counters import Counters
 
 LOCATING_MAX: Final = 1_000
 """SUBSCRIBEs that wait for brokers to find their moment: as many look-ups as a broker takes."""
@@ -51,8 +54,21 @@ class _Locating:
 class Replays:
     """Finds the beginnings of subscriptions, and leads their sessions back."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        links: Mapping[str, BrokerLink],
+        subscriptions: Subscriptions,
+        rows: SubscriptionRows,
+        catchup: CatchUp,
+        counters: Counters,
+        turn: Turn,
+    ) -> None:
+        self._links = links
+        self._subscriptions = subscriptions
+        self._rows = rows
+        self._catchup = catchup
+        self._counters = counters
+        self._turn = turn
         self.locating = 0
 
     def locate(self, event: Subscribing, on_located: Callable[[], None]) -> bool:
@@ -69,7 +85,7 @@ class Replays:
         if self.locating >= LOCATING_MAX:
             self._refuse(event, ReasonCode.QUOTA_EXCEEDED, "too many replays begin now; try again")
             return False
-        links = [link for link in self._worker.links.values() if not link.is_gone]
+        links = [link for link in self._links.values() if not link.is_gone]
         for link in links:
             if link.connection is None or not link.reader.is_open:
                 self._refuse(event, ReasonCode.UNSPECIFIED_ERROR, f"broker {link.name} is away; try again")
@@ -105,25 +121,24 @@ class Replays:
         if event.is_granted:
             event.starts = waiting.starts
         waiting.on_located()
-        self._worker.settle()
+        self._turn.settle()
 
     def _refuse(self, event: Subscribing, code: ReasonCode, sentence: str) -> None:
         if event.is_granted:
-            self._worker.counters.refused[f"subscribe_{code.name.lower()}"] += 1
+            self._counters.refused[f"subscribe_{code.name.lower()}"] += 1
             event.refuse(code, sentence)
 
     def begin(self, session: Session, fresh: Collection[str], starts: Mapping[str, LogPlace]) -> None:
         """Lead a session back to `starts`, by broker, for the filters `fresh`, which it has just got."""
         outbound = session.outbound
         assert outbound is not None
-        worker = self._worker
-        worker.counters.replays_total += 1
+        self._counters.replays_total += 1
         lag = outbound.lag
         if lag is None:
             lag = outbound.lag = Lag()
-            worker.counters.lagging_sessions += 1
+            self._counters.lagging_sessions += 1
         for broker, start in starts.items():
-            stands = lag.stands_at(broker, worker.links[broker].reader.position or 0)
+            stands = lag.stands_at(broker, self._links[broker].reader.position or 0)
             for name, granted in outbound.subscriptions.items():
                 if granted.starts is None:
                     granted.starts = Starts()
@@ -132,10 +147,10 @@ class Replays:
             lag.replay_from(broker, start.log_epoch, min(stands, start.position), stands)
         if session.cursor is not None:
             # Before a state can say that the session is further back than where these count from.
-            worker.persistent.store_starts(session, [n for n in outbound.subscriptions if n not in fresh])
+            self._rows.store_starts(session, [n for n in outbound.subscriptions if n not in fresh])
         lag.holds += 1
-        worker.subscriptions.when_in_effect(partial(self._in_effect, session, lag))
+        self._subscriptions.when_in_effect(partial(self._in_effect, session, lag))
 
     def _in_effect(self, session: Session, lag: Lag) -> None:
         lag.holds -= 1
-        self._worker.catchup.ready(session)
+        self._catchup.ready(session)

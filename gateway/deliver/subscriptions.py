@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.ground.counters import Counters
 from gateway.ground.limits import SUBACK_WAIT_S
@@ -29,12 +29,29 @@ if TYPE_CHECKING:
     from gateway.deliver.retained_answers import RetainedAnswers
     from gateway.deliver.shares import Shares
     from gateway.deliver.system_topics import SystemTopics
-    from gateway.persistent.sessions import PersistentSessions
     from gateway.session.memberships import Membership
 
 
 Trees = tuple[tuple[str, int], ...]
 """Topics of routing rules, with their `key_levels`."""
+
+
+class SubscriptionRows(Protocol):
+    """Writes the rows of sessions that outlive their connections; False: too much waits already."""
+
+    def store_filter(
+        self, session: Session, name: str, granted: Granted, is_new: bool, on_written: Callable[[bool], None]
+    ) -> bool:
+        """Have a subscription's row written."""
+
+    def store_starts(self, session: Session, names: list[str]) -> None:
+        """Have these filters' rows say from where on they count, before any state that is asked for later."""
+
+    def store_state(self, session: Session, on_written: Callable[[bool], None]) -> bool:
+        """Have the state as it is now written behind all that was asked for so far."""
+
+    def drop_filter(self, session: Session, kind: str, name: str, on_written: Callable[[bool], None]) -> bool:
+        """Have a subscription's row taken away."""
 
 
 class _SubackWaiter:
@@ -124,7 +141,7 @@ class Subscriptions:
         counters: Counters,
         key_levels: Callable[[str], int],
         now: Callable[[], float],
-        rows: PersistentSessions,
+        rows: SubscriptionRows,
         close_when_settled: Callable[[Session], None],
     ) -> None:
         self._rows = rows

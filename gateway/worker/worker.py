@@ -166,7 +166,9 @@ class Worker:
         )
         self.shares = self.subscriptions.shares = Shares(self.links, self.counters, self.delivery, self.turn)
         self.subscriptions.use_trees(lambda: self.topics.trees)
-        self.replays = self.subscriptions.replays = Replays(self)
+        self.replays = self.subscriptions.replays = Replays(
+            self.links, self.subscriptions, self.persistent, self.catchup, self.counters, self.turn
+        )
         self.system = self.subscriptions.system = SystemTopics(
             section.sys_interval_s,
             self.subscriptions,
