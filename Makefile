@@ -50,6 +50,7 @@ check: .make/test $(if $(filter 1,$(COMPILE)),build/compiled)
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/bandit --quiet --configfile pyproject.toml --recursive $(SOURCE)
 	$(PY) -m pytest --quiet tests/packaging/test_lock.py
+	$(PY) .ci/words.py
 	@find $(SOURCE) tests -name '*.py' -exec awk 'FNR == 801 { print FILENAME ": more than 800 lines"; \
 		found = 1 } END { exit found }' {} +
 

@@ -13,11 +13,7 @@ from broker.app.compose import Broker
 from broker.app.engine import engine_of
 from broker.app.metrics import Numbers
 from broker.app.registration import Registration
-from broker.app.runtime import (
-    CHECK_INTERVAL_S,
-    FullCollections,
-    collect,
-)
+from broker.app.runtime import CHECK_INTERVAL_S, FullCollections, collect
 from broker.topics.core.table import TopicTable
 from broker.topics.requests import TopicRequests
 from holdmq.config.model import Config
@@ -26,10 +22,7 @@ from holdmq.files.private_directory import close_to_others
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.metrics import SecurityCollector
 from holdmq.rpc.security import Security
-from holdmq.service.interpreter import (
-    prepare_interpreter,
-    work_in_batches,
-)
+from holdmq.service.interpreter import prepare_interpreter, work_in_batches
 from holdmq.service.process import Service
 from holdmq.service.telemetry import METRICS
 from holdmq.wire.headers import BrokerRegisterRequest

@@ -14,10 +14,7 @@ from typing import Any, Final
 from console.saved import SavedQueries
 from console.sql.box import QueryBox
 from console.sql.questions import SqlQuestion, SqlReply
-from holdmq.config.analytics import (
-    ConsoleSection,
-    StatsSection,
-)
+from holdmq.config.analytics import ConsoleSection, StatsSection
 
 LINES_MAX: Final = 1000
 """Topics of a range as CSV, the busiest; the others are one line together."""

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 from console import parameters
 from console.cluster import Cluster
 from console.core.window import WINDOW_S
-from console.feed import LiveFeed
+from console.feed import SharedFeed
 from console.http import EventStream, error_response
 from console.openapi import document
 from holdmq.errors import HoldMQError, UsageError
@@ -25,7 +25,7 @@ SECONDS_DEFAULT = 60
 TOP_MAX = 1000
 
 
-def routes(feed: LiveFeed, cluster: Cluster) -> list[BaseRoute]:
+def routes(feed: SharedFeed, cluster: Cluster) -> list[BaseRoute]:
     """Return the routes of the API over these two."""
 
     async def tps(request: Request) -> Response:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from console import analysis_api, api
 from console.analysis import Analysis
 from console.cluster import Cluster
-from console.feed import LiveFeed
+from console.feed import SharedFeed
 from console.http import Guard, error_response
 from holdmq.config.analytics import ConsoleSection
 from holdmq.service import telemetry
@@ -29,7 +29,7 @@ STATIC: Final = Path(__file__).parent / "static"
 
 
 def build(
-    feed: LiveFeed,
+    feed: SharedFeed,
     cluster: Cluster,
     analysis: Analysis,
     ready: ReadyCheck,

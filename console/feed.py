@@ -51,7 +51,7 @@ class StreamsFullError(Exception):
     """console.streams_max pages are open."""
 
 
-class LiveFeed:
+class SharedFeed:
     """The shared view. `run` drives the streams until `close`; the other calls may come at any time."""
 
     def __init__(

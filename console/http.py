@@ -15,12 +15,9 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from console import origin
-from console.feed import LiveFeed, StreamsFullError
+from console.feed import SharedFeed, StreamsFullError
 from holdmq.service import telemetry
-from holdmq.service.host_rule import (
-    AllowedHosts,
-    split_target,
-)
+from holdmq.service.host_rule import AllowedHosts, split_target
 
 STREAM_STALL_S: Final = 30.0
 """A page that takes nothing for so long is gone, whatever its connection says."""
@@ -128,7 +125,7 @@ class Guard:
 class EventStream:
     """The response that holds a stream of `feed` until the page leaves or the feed closes."""
 
-    def __init__(self, feed: LiveFeed) -> None:
+    def __init__(self, feed: SharedFeed) -> None:
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,17 +14,14 @@ import uvicorn
 from console.analysis import Analysis
 from console.app import build
 from console.cluster import Cluster
-from console.feed import LiveFeed
+from console.feed import SharedFeed
 from console.saved import FILE
 from holdmq.config.model import Config
 from holdmq.errors import StartupError
 from holdmq.files.private_directory import close_to_others
 from holdmq.rpc.security import Security
 from holdmq.service.host_rule import AllowedHosts
-from holdmq.service.process import (
-    Service,
-    listen_error,
-)
+from holdmq.service.process import Service, listen_error
 
 DRAIN_S: Final = 5
 """Time for requests in hand to be answered after the signal: streams end at once, the others take ms."""
@@ -54,7 +51,7 @@ async def main(config: Config, service: Service) -> None:
     cluster = Cluster(config.registries(), Security.of(config))
     tables = Path(config.stats.data_dir) / TABLES
     await asyncio.to_thread(close_to_others, Path(section.data_dir), FILE)
-    feed = LiveFeed(tables / "tps_1s", cluster, section.streams_max)
+    feed = SharedFeed(tables / "tps_1s", cluster, section.streams_max)
     analysis = Analysis(tables, section, config.stats)
     hosts = AllowedHosts(config.host_names())
     app = build(feed, cluster, analysis, service.readiness, service.liveness, section, hosts)

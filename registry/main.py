@@ -11,10 +11,7 @@ from holdmq.errors import StartupError
 from holdmq.files.private_directory import close_to_others
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.metrics import SecurityCollector
-from holdmq.service.process import (
-    Service,
-    listen_error,
-)
+from holdmq.service.process import Service, listen_error
 from holdmq.service.telemetry import METRICS
 from registry.server import RegistryServer
 

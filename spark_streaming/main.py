@@ -21,10 +21,7 @@ from holdmq.config.model import Config
 from holdmq.errors import ConfigError, HoldMQError
 from holdmq.rpc.security import Security
 from holdmq.service.process import Service
-from holdmq.service.telemetry import (
-    METRICS,
-    Logger,
-)
+from holdmq.service.telemetry import METRICS, Logger
 from spark_streaming.job.backlog import sample_backlogs
 from spark_streaming.job.home import JobDirectory
 from spark_streaming.job.jvm import is_submitted

@@ -15,30 +15,13 @@ from typing import Final
 
 import structlog
 
-from broker.alerts.backlog import (
-    Backlogs,
-    TopicBacklog,
-)
-from broker.alerts.channels import (
-    Channel,
-    channels,
-)
-from broker.alerts.core.alarms import (
-    AlarmKey,
-    Alarms,
-    DeadLetterCounts,
-    Notice,
-    Reading,
-    State,
-)
+from broker.alerts.backlog import Backlogs, TopicBacklog
+from broker.alerts.channels import Channel, channels
+from broker.alerts.core.alarms import AlarmKey, Alarms, DeadLetterCounts, Notice, Reading, State
 from broker.kernel.request_family import RequestFamily
 from broker.retry.copies import DeadLetter
 from broker.shared_groups.core.queue import QueueKey
-from holdmq.config.alarms import (
-    AlarmsSection,
-    BacklogRule,
-    rule_of,
-)
+from holdmq.config.alarms import AlarmsSection, BacklogRule, rule_of
 from holdmq.errors import HoldMQError
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest

@@ -13,11 +13,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from broker.groups.requests import Groups
-from broker.kernel.offset_times import (
-    Place,
-    Times,
-    look_up_times,
-)
+from broker.kernel.offset_times import Place, Times, look_up_times
 from broker.shared_groups.requests import SharedMode
 from broker.topics.core.table import Topic
 from holdmq.errors import BusyError, HoldMQError

@@ -23,16 +23,10 @@ from typing import IO, Any, Final
 
 import structlog
 
-from broker.alerts.core.alarms import (
-    Notice,
-    State,
-)
+from broker.alerts.core.alarms import Notice, State
 from holdmq.config.alarms import AlarmsSection
 from holdmq.errors import ConfigError
-from holdmq.files.private_file import (
-    read_private,
-    refuse_if_open_to_others,
-)
+from holdmq.files.private_file import read_private, refuse_if_open_to_others
 from holdmq.wire.statistics_headers import ChannelRow
 
 NOTICES_MAX: Final = 1_000

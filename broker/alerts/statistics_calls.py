@@ -7,17 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from broker.alerts.backlog import (
-    Backlogs,
-    TopicBacklog,
-)
+from broker.alerts.backlog import Backlogs, TopicBacklog
 from broker.kernel.core.windows import Recent
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
-from broker.topics.core.table import (
-    Topic,
-    TopicTable,
-)
+from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest

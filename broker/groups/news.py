@@ -9,10 +9,7 @@ from typing import Final
 
 import structlog
 
-from broker.groups.core.members import (
-    GroupMember,
-    Members,
-)
+from broker.groups.core.members import GroupMember, Members
 from broker.groups.core.settings import GroupSetting
 from holdmq.rpc.connection import Connection
 from holdmq.wire.codes import RequestCode

@@ -19,15 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from broker.groups.core.offsets import (
-    GENERATION,
-    SEEN,
-    TABLE,
-    Content,
-    OffsetTable,
-    clamp,
-    positions,
-)
+from broker.groups.core.offsets import GENERATION, SEEN, TABLE, Content, OffsetTable, clamp, positions
 from broker.state.state_file import Done, StateFile
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, StoreFormatError
 from storage.api.retention import QueueNeed

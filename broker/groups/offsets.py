@@ -12,31 +12,15 @@ from typing import Final, Protocol, TypeVar
 
 import structlog
 
-from broker.groups.core.leases import (
-    LeaseKey,
-    Leases,
-)
-from broker.groups.core.offsets import (
-    OffsetTable,
-    Reported,
-    clamp,
-)
-from broker.groups.core.settings import (
-    GroupSetting,
-    check_name,
-)
+from broker.groups.core.leases import LeaseKey, Leases
+from broker.groups.core.offsets import OffsetTable, Reported, clamp
+from broker.groups.core.settings import GroupSetting, check_name
 from broker.groups.offset_file import OffsetFile
 from broker.groups.settings import GroupSettings
 from broker.kernel.events import Event
-from broker.kernel.offset_times import (
-    Times,
-    look_up_times,
-)
+from broker.kernel.offset_times import Times, look_up_times
 from broker.kernel.request_family import RequestFamily
-from broker.topics.core.table import (
-    Topic,
-    TopicTable,
-)
+from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
 from holdmq.record.origin import retry_topic
 from holdmq.rpc.connection import Connection, Request

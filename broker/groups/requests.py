@@ -15,36 +15,15 @@ from typing import Final, TypeVar
 
 import structlog
 
-from broker.groups.core.leases import (
-    Ended,
-    LeaseKey,
-    Leases,
-)
-from broker.groups.core.members import (
-    GroupMember,
-    Members,
-)
+from broker.groups.core.leases import Ended, LeaseKey, Leases
+from broker.groups.core.members import GroupMember, Members
 from broker.groups.core.offsets import OffsetTable
-from broker.groups.core.settings import (
-    GroupSetting,
-    check_mode,
-    check_name,
-)
+from broker.groups.core.settings import GroupSetting, check_mode, check_name
 from broker.groups.news import GroupNews
 from broker.groups.offset_file import OffsetFile
-from broker.groups.offsets import (
-    OffsetAt,
-    OffsetRequests,
-)
-from broker.groups.settings import (
-    GroupSettings,
-    unless_failed,
-)
-from broker.groups.shared_handover import (
-    SharedMembers,
-    forgetting,
-    hand_over,
-)
+from broker.groups.offsets import OffsetAt, OffsetRequests
+from broker.groups.settings import GroupSettings, unless_failed
+from broker.groups.shared_handover import SharedMembers, forgetting, hand_over
 from broker.kernel.events import Event
 from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.retry.core.moves import RetryPolicy

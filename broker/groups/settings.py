@@ -8,10 +8,7 @@ from typing import Any, Final
 
 import structlog
 
-from broker.groups.core.settings import (
-    GroupSetting,
-    GroupTable,
-)
+from broker.groups.core.settings import GroupSetting, GroupTable
 from broker.retry.core.moves import RETRY_MAX_TIMES
 from broker.state.planned_changes import PlannedChanges
 from broker.state.state_file import Done, StateFile

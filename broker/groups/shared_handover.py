@@ -7,10 +7,7 @@ from typing import Protocol
 
 import structlog
 
-from broker.groups.offsets import (
-    OffsetRequests,
-    SharedProgress,
-)
+from broker.groups.offsets import OffsetRequests, SharedProgress
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.wire.group_headers import MemberRow
 

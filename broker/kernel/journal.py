@@ -20,10 +20,7 @@ import structlog
 from holdmq.errors import HoldMQError, RecordError, StorageError, StoreFormatError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.record.batch import split_records
-from holdmq.record.codec import (
-    decode_record,
-    encode_record,
-)
+from holdmq.record.codec import decode_record, encode_record
 from storage.api.batches import Batch, BatchRun
 from storage.api.queues import ReadStatus
 from storage.api.store import OrderedStore

@@ -13,11 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from broker.kernel.core.windows import (
-    COLUMNS,
-    Ints,
-    Windows,
-)
+from broker.kernel.core.windows import COLUMNS, Ints, Windows
 from holdmq.names.topics import TEMPORARY_SUFFIX
 
 TOPICS_MAX: Final = 20_000

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from broker.mqtt_shares.core.groups import (
-    ShareGroup,
-    ShareMember,
-)
+from broker.mqtt_shares.core.groups import ShareGroup, ShareMember
 from holdmq.rpc.connection import Connection, Request
 from holdmq.wire.share_headers import ShareGiven, ShareReadResponse
 

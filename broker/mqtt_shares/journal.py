@@ -6,12 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker.kernel.journal import Journal
-from broker.mqtt_shares.core.records import (
-    SHARE_TOPIC,
-    Entry,
-    RestoredShares,
-    ShareNews,
-)
+from broker.mqtt_shares.core.records import SHARE_TOPIC, Entry, RestoredShares, ShareNews
 from storage.api.store import OrderedStore
 
 

@@ -18,28 +18,15 @@ from typing import Final
 import structlog
 
 from broker.kernel.request_family import RequestFamily
-from broker.mqtt_shares.core.groups import (
-    ShareGroup,
-    ShareGroups,
-)
-from broker.mqtt_shares.feeds import (
-    READS_MAX,
-    ShareAnswer,
-    ShareFeed,
-)
+from broker.mqtt_shares.core.groups import ShareGroup, ShareGroups
+from broker.mqtt_shares.feeds import READS_MAX, ShareAnswer, ShareFeed
 from broker.mqtt_shares.journal import ShareJournal
 from broker.mqtt_shares.serving import ShareServing
-from broker.topics.core.table import (
-    Topic,
-    TopicTable,
-)
+from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import Code, RemoteError, StorageError
 from holdmq.mqtt.filters import parse_filter
 from holdmq.mqtt.reasons import MqttError
-from holdmq.names.topics import (
-    TREE_PREFIX,
-    topic_of_filter,
-)
+from holdmq.names.topics import TREE_PREFIX, topic_of_filter
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode

@@ -15,37 +15,15 @@ import numpy as np
 import structlog
 
 from broker.kernel.core.filters import FilterSet
-from broker.kernel.log_reads import (
-    LogRead,
-    read_on,
-    record_at,
-)
-from broker.mqtt_shares.core.groups import (
-    ShareGroup,
-    ShareGroups,
-)
+from broker.kernel.log_reads import LogRead, read_on, record_at
+from broker.mqtt_shares.core.groups import ShareGroup, ShareGroups
 from broker.mqtt_shares.feeds import ShareFeed
-from broker.reading.core.readers import (
-    EVERYWHERE,
-    NOWHERE,
-    TAG_TESTS_MAX,
-    Picked,
-    ReadableRange,
-    scan,
-)
+from broker.reading.core.readers import EVERYWHERE, NOWHERE, TAG_TESTS_MAX, Picked, ReadableRange, scan
 from broker.topics.core.table import TopicTable
 from holdmq.errors import RecordError
 from holdmq.mqtt.filters import matches
-from holdmq.names.topics import (
-    TREE_PREFIX,
-    filter_terms,
-    join_mqtt_topic,
-    topic_of_filter,
-)
-from holdmq.record.codec import (
-    Record,
-    decode_record,
-)
+from holdmq.names.topics import TREE_PREFIX, filter_terms, join_mqtt_topic, topic_of_filter
+from holdmq.record.codec import Record, decode_record
 from holdmq.rpc.connection import Connection
 from storage.api.batches import Batch
 from storage.api.store import OrderedStore

@@ -17,23 +17,11 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from broker.kernel.request_family import RequestFamily
-from broker.produce.core.produced import (
-    PRODUCED_QUEUE,
-    Captured,
-    ProducedReplay,
-    capture,
-    snapshot_of,
-)
+from broker.produce.core.produced import PRODUCED_QUEUE, Captured, ProducedReplay, capture, snapshot_of
 from broker.produce.core.received import ReceivedIds
-from broker.produce.core.sequences import (
-    Key,
-    Sequences,
-)
+from broker.produce.core.sequences import Key, Sequences
 from holdmq.errors import BehindError, CorruptRecordError, HoldMQError, RecordError, StorageError
-from holdmq.files.atomic_file import (
-    AtomicFile,
-    Loaded,
-)
+from holdmq.files.atomic_file import AtomicFile, Loaded
 from holdmq.files.disk import Disk
 from holdmq.names.topics import PRODUCED_TOPIC
 from holdmq.record.codec import decode_record

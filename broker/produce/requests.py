@@ -24,28 +24,13 @@ from broker.produce.core.produced import (
     record_of,
 )
 from broker.produce.core.received import ReceivedIds
-from broker.produce.core.sequences import (
-    Key,
-    SequencedBatch,
-    Sequences,
-    Verdict,
-)
-from broker.topics.core.table import (
-    Topic,
-    TopicTable,
-)
+from broker.produce.core.sequences import Key, SequencedBatch, Sequences, Verdict
+from broker.topics.core.table import Topic, TopicTable
 from holdmq.credentials.access_keys import Grants
 from holdmq.credentials.permissions import Action
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError, WireError
-from holdmq.names.topics import (
-    PRODUCED_TOPIC,
-    is_system_topic,
-)
-from holdmq.record.batch import (
-    check_entries,
-    hashes_of,
-    starts_of,
-)
+from holdmq.names.topics import PRODUCED_TOPIC, is_system_topic
+from holdmq.record.batch import check_entries, hashes_of, starts_of
 from holdmq.record.check import check_properties
 from holdmq.record.once import Once
 from holdmq.rpc.connection import Connection, Request

@@ -13,18 +13,10 @@ from typing import Final, NamedTuple
 from broker.kernel.lookups import Lookups
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
-from broker.reading.pull import (
-    pulled_queue,
-    refused_queue,
-    topic_to_pull,
-)
+from broker.reading.pull import pulled_queue, refused_queue, topic_to_pull
 from broker.topics.core.table import TopicTable
 from holdmq.errors import Code, RemoteError, WireError
-from holdmq.record.columns import (
-    Encoded,
-    QueueRecordsTaken,
-    encode_columns,
-)
+from holdmq.record.columns import Encoded, QueueRecordsTaken, encode_columns
 from holdmq.record.tags import tag_hash
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest

@@ -14,15 +14,9 @@ from typing import Final, Protocol
 from broker.kernel.core.filters import FilterSet
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
-from broker.reading.core.hold import (
-    Hold,
-    ParkedPull,
-)
+from broker.reading.core.hold import Hold, ParkedPull
 from broker.retry.core.moves import may_pull
-from broker.topics.core.table import (
-    Topic,
-    TopicTable,
-)
+from broker.topics.core.table import Topic, TopicTable
 from holdmq.credentials.access_keys import Grants
 from holdmq.credentials.permissions import Action
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError

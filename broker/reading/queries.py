@@ -11,10 +11,7 @@ from typing import Final
 
 from broker.kernel.lookups import Lookups
 from broker.kernel.request_family import RequestFamily
-from broker.topics.core.table import (
-    Topic,
-    TopicTable,
-)
+from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import BehindError, Code, CorruptRecordError, RemoteError
 from holdmq.message import MessageId
 from holdmq.mqtt.filters import check_filter, matches

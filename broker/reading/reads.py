@@ -15,10 +15,7 @@ from typing import Final
 
 import structlog
 
-from broker.kernel.log_reads import (
-    LogRead,
-    read_on,
-)
+from broker.kernel.log_reads import LogRead, read_on
 from broker.kernel.request_family import RequestFamily
 from broker.reading.core.readers import (
     EVERYWHERE,
@@ -29,10 +26,7 @@ from broker.reading.core.readers import (
     ReadableRange,
     scan,
 )
-from broker.topics.core.table import (
-    Topic,
-    TopicTable,
-)
+from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest

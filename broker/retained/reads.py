@@ -8,10 +8,7 @@ from typing import Final, NamedTuple
 
 from broker.retained.core.scan import RetainedScan
 from holdmq.errors import BehindError, CorruptRecordError, RecordError
-from holdmq.record.codec import (
-    decode_properties,
-    decode_record,
-)
+from holdmq.record.codec import decode_properties, decode_record
 from holdmq.wire.retained_headers import (
     NEVER,
     RETAINED_TOPIC,

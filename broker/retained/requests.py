@@ -14,17 +14,10 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from broker.kernel.lookups import (
-    Lookups,
-    answering,
-)
+from broker.kernel.lookups import Lookups, answering
 from broker.kernel.request_family import RequestFamily
 from broker.retained.expiry import RetainedExpiry
-from broker.retained.reads import (
-    Slice,
-    get_versions,
-    scan_slice,
-)
+from broker.retained.reads import Slice, get_versions, scan_slice
 from broker.sessions.requests import TopicsLike
 from holdmq.config.model import BrokerSection
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, StorageError, WireError

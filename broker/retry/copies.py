@@ -18,23 +18,12 @@ import structlog
 
 from broker.kernel.events import Event
 from broker.retry.core.dead_letters import Marks
-from broker.retry.core.moves import (
-    Copy,
-    Key,
-    KnownMoves,
-    copied_by,
-)
+from broker.retry.core.moves import Copy, Key, KnownMoves, copied_by
 from broker.topics.requests import TopicRequests
 from holdmq.errors import HoldMQError, RecordError, StorageError
 from holdmq.record.batch import split_records
-from holdmq.record.codec import (
-    Record,
-    decode_record,
-)
-from holdmq.record.origin import (
-    DLQ_PREFIX,
-    RETRY_PREFIX,
-)
+from holdmq.record.codec import Record, decode_record
+from holdmq.record.origin import DLQ_PREFIX, RETRY_PREFIX
 from storage.api.batches import Batch, BatchRun
 from storage.api.store import OrderedStore
 from storage.api.timer import TIMER_QUEUE, TIMER_TOPIC, DelayedRecord

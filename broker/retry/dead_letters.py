@@ -18,36 +18,16 @@ import structlog
 
 from broker.kernel.request_family import RequestFamily
 from broker.produce.core.delays import UNFIT_KINDS
-from broker.retry.copies import (
-    Copies,
-    MovedMessage,
-)
-from broker.retry.core.dead_letters import (
-    RANGES_MAX,
-    Marks,
-)
+from broker.retry.copies import Copies, MovedMessage
+from broker.retry.core.dead_letters import RANGES_MAX, Marks
 from broker.retry.core.moves import resent_copy
 from broker.state.state_file import StateFile
 from broker.topics.requests import TopicRequests
 from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError
-from holdmq.names.topics import (
-    group_fault,
-    is_system_topic,
-    topic_fault,
-)
+from holdmq.names.topics import group_fault, is_system_topic, topic_fault
 from holdmq.record.batch import split_records
-from holdmq.record.codec import (
-    VERIFY_ALL,
-    Record,
-    decode_record,
-)
-from holdmq.record.origin import (
-    DLQ_PREFIX,
-    dlq_topic,
-    origin_of,
-    retry_topic,
-    value_in,
-)
+from holdmq.record.codec import VERIFY_ALL, Record, decode_record
+from holdmq.record.origin import DLQ_PREFIX, dlq_topic, origin_of, retry_topic, value_in
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode

@@ -14,27 +14,12 @@ from functools import partial
 from typing import Any, Final
 
 from broker.kernel.request_family import RequestFamily
-from broker.retry.copies import (
-    Copies,
-    Done,
-    MovedMessage,
-)
-from broker.retry.core.moves import (
-    RetryPolicy,
-    failed_copy,
-)
+from broker.retry.copies import Copies, Done, MovedMessage
+from broker.retry.core.moves import RetryPolicy, failed_copy
 from broker.topics.requests import TopicRequests
 from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError
-from holdmq.names.topics import (
-    group_fault,
-    is_system_topic,
-    is_temporary,
-)
-from holdmq.record.codec import (
-    VERIFY_ALL,
-    Record,
-    decode_record,
-)
+from holdmq.names.topics import group_fault, is_system_topic, is_temporary
+from holdmq.record.codec import VERIFY_ALL, Record, decode_record
 from holdmq.record.origin import retry_topic
 from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest

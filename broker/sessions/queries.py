@@ -9,17 +9,9 @@ from typing import Any, Final
 from broker.kernel.log_reads import record_at
 from broker.kernel.lookups import Lookups
 from broker.kernel.request_family import HelloOf
-from broker.sessions.core.rows import (
-    Meta,
-    decode_meta,
-    meta_key,
-)
+from broker.sessions.core.rows import Meta, decode_meta, meta_key
 from broker.sessions.core.sessions import OwnedSessions
-from broker.sessions.rows import (
-    Session,
-    SessionRows,
-    check_client_id,
-)
+from broker.sessions.rows import Session, SessionRows, check_client_id
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest

@@ -17,34 +17,13 @@ import structlog
 from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.sessions.core.counts import CountedRow
 from broker.sessions.core.openings import Opening
-from broker.sessions.core.rows import (
-    META,
-    RowChange,
-    decode_meta,
-    meta_key,
-)
-from broker.sessions.core.sessions import (
-    TAKEOVER_S,
-    OwnedSessions,
-)
+from broker.sessions.core.rows import META, RowChange, decode_meta, meta_key
+from broker.sessions.core.sessions import TAKEOVER_S, OwnedSessions
 from broker.sessions.core.wills import WillKey
 from broker.sessions.queries import SessionQueries
-from broker.sessions.rows import (
-    CLIENT_ID_BYTES_MAX,
-    Session,
-    SessionRows,
-    check_client_id,
-)
+from broker.sessions.rows import CLIENT_ID_BYTES_MAX, Session, SessionRows, check_client_id
 from broker.sessions.wills import DueWills
-from holdmq.errors import (
-    BusyError,
-    Code,
-    HoldMQError,
-    RecordError,
-    RemoteError,
-    StorageError,
-    WireError,
-)
+from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError, WireError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode

@@ -15,19 +15,9 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from broker.sessions.core.rows import (
-    WILL,
-    RowChange,
-    decode_meta,
-    meta_key,
-    split_will_key,
-    will_key,
-)
+from broker.sessions.core.rows import WILL, RowChange, decode_meta, meta_key, split_will_key, will_key
 from broker.sessions.core.sessions import OwnedSessions
-from broker.sessions.core.wills import (
-    LEASE_S,
-    WillKey,
-)
+from broker.sessions.core.wills import LEASE_S, WillKey
 from broker.sessions.rows import SessionRows
 from holdmq.errors import HoldMQError, StorageError
 from holdmq.rpc.connection import Connection

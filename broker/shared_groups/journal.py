@@ -7,12 +7,7 @@ from pathlib import Path
 
 from broker.kernel.journal import Journal
 from broker.shared_groups.core.queue import SharedQueue
-from broker.shared_groups.core.records import (
-    SHARED_TOPIC,
-    Entry,
-    ProgressNews,
-    RestoredShared,
-)
+from broker.shared_groups.core.records import SHARED_TOPIC, Entry, ProgressNews, RestoredShared
 from storage.api.store import OrderedStore
 
 

@@ -13,16 +13,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from broker.kernel.statistics import Statistics
-from broker.shared_groups.core.members import (
-    SharedGroup,
-    SharedGroupMember,
-)
+from broker.shared_groups.core.members import SharedGroup, SharedGroupMember
 from broker.shared_groups.core.queue import Claim
 from broker.shared_groups.core.shared import Shared
-from broker.shared_groups.reads import (
-    Chosen,
-    choose,
-)
+from broker.shared_groups.reads import Chosen, choose
 from broker.shared_groups.starts import SharedStarts
 from broker.topics.core.table import TopicTable
 from holdmq.errors import Code, HoldMQError, RemoteError

@@ -20,52 +20,19 @@ import structlog
 from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.kernel.statistics import Statistics
 from broker.shared_groups.core.members import SharedGroupMember
-from broker.shared_groups.core.queue import (
-    SharedQueue,
-)
-from broker.shared_groups.core.records import (
-    Entry,
-    snapshot_entry,
-)
-from broker.shared_groups.core.shared import (
-    READY_MAX,
-    SettlingMember,
-    Shared,
-)
-from broker.shared_groups.core.subscriptions import (
-    ALL,
-    SubscriptionFilter,
-)
+from broker.shared_groups.core.queue import SharedQueue
+from broker.shared_groups.core.records import Entry, snapshot_entry
+from broker.shared_groups.core.shared import READY_MAX, SettlingMember, Shared
+from broker.shared_groups.core.subscriptions import ALL, SubscriptionFilter
 from broker.shared_groups.journal import SharedJournal
 from broker.shared_groups.moves import Move, SharedMoves
-from broker.shared_groups.pulls import (
-    HeldPull,
-    SharedPulls,
-)
-from broker.shared_groups.starts import (
-    KeptOffset,
-    SharedStarts,
-    is_volatile,
-)
-from broker.shared_groups.state import (
-    state_of,
-    warn_of_behind,
-    warn_of_full,
-)
-from broker.topics.core.table import (
-    Topic,
-    TopicTable,
-)
+from broker.shared_groups.pulls import HeldPull, SharedPulls
+from broker.shared_groups.starts import KeptOffset, SharedStarts, is_volatile
+from broker.shared_groups.state import state_of, warn_of_behind, warn_of_full
+from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError
-from holdmq.names.topics import (
-    group_fault,
-    is_temporary,
-    topic_fault,
-)
-from holdmq.record.origin import (
-    RETRY_PREFIX,
-    retry_topic,
-)
+from holdmq.names.topics import group_fault, is_temporary, topic_fault
+from holdmq.record.origin import RETRY_PREFIX, retry_topic
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode

@@ -7,10 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from broker.shared_groups.core.members import SharedGroup
-from broker.shared_groups.core.queue import (
-    QueueKey,
-    SharedQueue,
-)
+from broker.shared_groups.core.queue import QueueKey, SharedQueue
 from broker.shared_groups.core.shared import Shared
 from broker.shared_groups.core.subscriptions import SubscriptionFilter
 from broker.topics.core.table import TopicTable

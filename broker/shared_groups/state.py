@@ -7,18 +7,9 @@ from collections.abc import Collection, Sequence
 import structlog
 
 from broker.kernel.request_family import HelloOf
-from broker.shared_groups.core.members import (
-    SharedGroup,
-    SharedGroupMember,
-)
-from broker.shared_groups.core.queue import (
-    QueueKey,
-    SharedQueue,
-)
-from broker.shared_groups.core.shared import (
-    Bounds,
-    Shared,
-)
+from broker.shared_groups.core.members import SharedGroup, SharedGroupMember
+from broker.shared_groups.core.queue import QueueKey, SharedQueue
+from broker.shared_groups.core.shared import Bounds, Shared
 from holdmq.record.origin import retry_topic
 from holdmq.rpc.connection import Connection
 from holdmq.wire.group_headers import SHARED, GroupSubscription, MemberRow

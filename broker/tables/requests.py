@@ -12,22 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from broker.kernel.lookups import (
-    Lookups,
-    answering,
-)
+from broker.kernel.lookups import Lookups, answering
 from broker.kernel.request_family import RequestFamily
 from broker.kernel.statistics import Statistics
-from broker.tables.core.changes import (
-    RowName,
-    ShownChange,
-    TableChanges,
-)
+from broker.tables.core.changes import RowName, ShownChange, TableChanges
 from broker.tables.watches import TableWatches
-from broker.topics.core.table import (
-    Topic,
-    TopicTable,
-)
+from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import Code, RemoteError, StorageError
 from holdmq.names.topics import is_system_topic
 from holdmq.record.codec import FIXED_SIZE

@@ -19,15 +19,8 @@ import structlog
 
 from broker.state.state_file import Done
 from broker.topics.core import changes as topic_changes
-from broker.topics.core.table import (
-    NOT_DELETING,
-    Topic,
-    TopicTable,
-)
-from broker.topics.topic_file import (
-    Staged,
-    TopicFile,
-)
+from broker.topics.core.table import NOT_DELETING, Topic, TopicTable
+from broker.topics.topic_file import Staged, TopicFile
 from holdmq.errors import HoldMQError, StorageError
 from storage.api.queues import DeletableQueues
 

@@ -21,21 +21,11 @@ from broker.kernel.request_family import RequestFamily
 from broker.state.state_file import Done, StateFile
 from broker.topics.core import changes as topic_changes
 from broker.topics.core.changes import Undrained
-from broker.topics.core.table import (
-    KIND_LOG,
-    KIND_TABLE,
-    NOT_DELETING,
-    Topic,
-    TopicTable,
-)
+from broker.topics.core.table import KIND_LOG, KIND_TABLE, NOT_DELETING, Topic, TopicTable
 from broker.topics.queue_deletion import GroupOffsets, NoGroups, QueueDeletion
 from broker.topics.table_emptying import TableEmptying
 from broker.topics.temporary import TemporaryTopics
-from broker.topics.topic_file import (
-    Plan,
-    Staged,
-    TopicFile,
-)
+from broker.topics.topic_file import Plan, Staged, TopicFile
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, UsageError, WireError
 from holdmq.files.disk import Disk
 from holdmq.rpc.connection import Connection, Request

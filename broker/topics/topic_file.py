@@ -7,10 +7,7 @@ from typing import Any, Final
 
 from broker.state.planned_changes import PlannedChanges
 from broker.state.state_file import StateFile
-from broker.topics.core.table import (
-    Topic,
-    TopicTable,
-)
+from broker.topics.core.table import Topic, TopicTable
 
 CHANGES_MAX: Final = 1_000
 """Changes waiting for the file; past it BUSY. A write takes some ms, so it is a second of them."""

@@ -16,12 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from gateway.access.askers import UNTRIED, AccessAnswer, AccessQuestion, Askers, always
-from gateway.access.core.acl import (
-    OWNS,
-    READ,
-    REPLAY,
-    filter_of,
-)
+from gateway.access.core.acl import OWNS, READ, REPLAY, filter_of
 from gateway.access.core.answers import Answers
 from gateway.access.files import AccessFiles
 from gateway.access.password_checks import PasswordChecks
@@ -32,12 +27,7 @@ from gateway.ground.addresses import address_key
 from gateway.ground.entries import TopicEntry
 from gateway.session.connection import close_connection
 from gateway.session.events import Subscribing
-from gateway.session.permit import (
-    ALLOWED,
-    REFUSED,
-    UNASKED,
-    Permit,
-)
+from gateway.session.permit import ALLOWED, REFUSED, UNASKED, Permit
 from gateway.session.scram import METHOD
 from gateway.session.session import CLOSED, Session
 from holdmq.mqtt import MQTT_5, Connect, MqttError, ReasonCode, Subscription
@@ -96,7 +86,7 @@ class ArrivingConnection(Protocol):
 
     @property
     def peer(self) -> Peer:
-        """The client's side."""
+        """The client at the other end."""
 
     @property
     def ssl_object(self) -> ssl.SSLObject | None:

@@ -7,10 +7,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.access.core.acl import (
-    AclError,
-    AclRules,
-)
+from gateway.access.core.acl import AclError, AclRules
 from gateway.access.passwords import PasswordFile
 from gateway.access.scram_file import ScramFile
 from gateway.access.user_file import read_text
@@ -18,11 +15,7 @@ from gateway.ground.counters import Counters
 from gateway.session.scram import Verifier
 from holdmq.config.access import AccessSection
 from holdmq.errors import ConfigError, HoldMQError
-from holdmq.files.file_signature import (
-    Signature,
-    changed,
-    signature_of,
-)
+from holdmq.files.file_signature import Signature, changed, signature_of
 from holdmq.service import telemetry
 
 ACL_WHAT = "access.acl_file"

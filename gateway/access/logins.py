@@ -10,23 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.ground.addresses import (
-    address_key,
-    is_local,
-    shown_key,
-)
-from gateway.session.scram import (
-    ScramError,
-    wrong_password,
-)
-from holdmq.credentials.login_failures import (
-    ADDRESS,
-    Login,
-    LoginFailures,
-    Rules,
-    login_of,
-    login_row,
-)
+from gateway.ground.addresses import address_key, is_local, shown_key
+from gateway.session.scram import ScramError, wrong_password
+from holdmq.credentials.login_failures import ADDRESS, Login, LoginFailures, Rules, login_of, login_row
 from holdmq.service import telemetry
 
 if TYPE_CHECKING:

@@ -21,12 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.access.user_file import parse_users, read_secret_text
-from gateway.session.scram import (
-    SALT_BYTES,
-    Decoys,
-    ScramServer,
-    Verifier,
-)
+from gateway.session.scram import SALT_BYTES, Decoys, ScramServer, Verifier
 from holdmq.errors import ConfigError
 
 WHAT: Final = "access.scram_file"

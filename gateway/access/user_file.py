@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from holdmq.errors import ConfigError, UsageError
-from holdmq.files.private_file import (
-    locked,
-    read_private,
-    write_private,
-)
+from holdmq.files.private_file import locked, read_private, write_private
 
 FILE_MAX_BYTES: Final = 64 << 20
 """A file of users: half a million of them; more belong to a plug-in with a data base."""

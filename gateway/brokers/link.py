@@ -7,12 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Final
 
-from gateway.brokers.core.producer import (
-    PENDING_MAX_BYTES,
-    BrokerProducer,
-    ProduceBatch,
-    new_producer_id,
-)
+from gateway.brokers.core.producer import PENDING_MAX_BYTES, BrokerProducer, ProduceBatch, new_producer_id
 from gateway.brokers.reader import FilterSource, LiveFeed, LiveReader
 from gateway.brokers.turn import Turn
 from gateway.ground.clock import wall_ms

@@ -17,16 +17,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from gateway.deliver.delivery import (
-    LiveDelivery,
-    Outgoing,
-    Records,
-)
+from gateway.deliver.delivery import LiveDelivery, Outgoing, Records
 from gateway.deliver.landing import AwaitingLiveFeed
-from gateway.deliver.redelivery import (
-    Redelivery,
-    is_due,
-)
+from gateway.deliver.redelivery import Redelivery, is_due
 from gateway.deliver.retained_again import RetainedAgain
 from gateway.session.lag import Lag
 from gateway.session.session import CLOSED, Session

@@ -19,11 +19,7 @@ from holdmq.mqtt import (
     encode_publish,
     matches,
 )
-from holdmq.names.topics import (
-    is_whole,
-    level_of_topic,
-    tag_fault,
-)
+from holdmq.names.topics import is_whole, level_of_topic, tag_fault
 from holdmq.record.codec import (
     FIXED_SIZE,
     PHYSICAL_OFFSET_AT,

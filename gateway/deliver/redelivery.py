@@ -9,10 +9,7 @@ from typing import Final
 
 from gateway.brokers.link import BrokerLink
 from gateway.deliver.delivery import LiveDelivery
-from gateway.deliver.retained_again import (
-    RetainedAgain,
-    retained_among,
-)
+from gateway.deliver.retained_again import RetainedAgain, retained_among
 from gateway.session.session import CLOSED, Session
 from holdmq.errors import HoldMQError
 from holdmq.rpc.connection import Connection, Reply

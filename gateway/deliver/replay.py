@@ -16,10 +16,7 @@ from gateway.ground.clock import wall_ms
 from gateway.ground.limits import SUBACK_WAIT_S
 from gateway.ground.system_topics import is_system_filter
 from gateway.session.events import Subscribing
-from gateway.session.lag import (
-    Lag,
-    Starts,
-)
+from gateway.session.lag import Lag, Starts
 from gateway.session.session import Session
 from holdmq.errors import HoldMQError
 from holdmq.mqtt import ReasonCode

@@ -18,11 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from gateway.deliver.redelivery import is_due
 from gateway.deliver.retained_delivery import RetainedDelivery
 from gateway.session.outbound import Outbound
-from gateway.session.owed_retained import (
-    OwedRetained,
-    RetainedDue,
-    restored,
-)
+from gateway.session.owed_retained import OwedRetained, RetainedDue, restored
 from gateway.session.session import CLOSED, Session
 from holdmq.errors import HoldMQError
 from holdmq.rpc.connection import Reply

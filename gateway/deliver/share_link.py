@@ -11,10 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from gateway.session.memberships import (
-    Membership,
-    held_at,
-)
+from gateway.session.memberships import Membership, held_at
 from gateway.session.session import CLOSED
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Reply

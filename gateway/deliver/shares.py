@@ -12,18 +12,9 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gateway.deliver.delivery import (
-    UNDELIVERABLE,
-    LiveDelivery,
-    Outgoing,
-)
+from gateway.deliver.delivery import UNDELIVERABLE, LiveDelivery, Outgoing
 from gateway.deliver.share_link import ShareLink
-from gateway.session.memberships import (
-    Membership,
-    missing_credit,
-    positions_of,
-    room_of,
-)
+from gateway.session.memberships import Membership, missing_credit, positions_of, room_of
 from gateway.session.outbound import Granted, Planned
 from gateway.session.session import CLOSED, Session
 from holdmq.errors import Code

@@ -16,10 +16,7 @@ from gateway.session.outbound import Granted
 from gateway.session.session import CLOSED, Session
 from holdmq.mqtt import FilterTrie, ReasonCode, Subscription, plus_levels
 from holdmq.mqtt.filters import SHARE_PREFIX
-from holdmq.names.topics import (
-    filter_terms,
-    topic_of_filter,
-)
+from holdmq.names.topics import filter_terms, topic_of_filter
 from holdmq.wire.headers import FilterTerm
 from holdmq.wire.session_headers import DROP_FILTER
 

@@ -15,20 +15,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.deliver.delivery import Outgoing
-from gateway.ground.system_topics import (
-    Totals,
-    is_system_filter,
-    system_messages,
-)
+from gateway.ground.system_topics import Totals, is_system_filter, system_messages
 from gateway.session.outbound import Granted
 from gateway.session.session import CLOSED, Session
 from holdmq import __version__
 from holdmq.mqtt import matches
-from holdmq.record.codec import (
-    SYS_RETAIN,
-    decode_record,
-    encode_record,
-)
+from holdmq.record.codec import SYS_RETAIN, decode_record, encode_record
 
 if TYPE_CHECKING:
     from gateway.brokers.turn import Turn

@@ -11,20 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.edge.listeners import Listener
 from gateway.edge.parting import half_close
-from gateway.edge.sockets import (
-    ClientSocket,
-    Receiver,
-)
+from gateway.edge.sockets import ClientSocket, Receiver
 from gateway.ground.entries import TopicEntry
-from gateway.ground.peer import (
-    Peer,
-    peer_of,
-)
+from gateway.ground.peer import Peer, peer_of
 from gateway.ground.targets import HeldSocket, RecordProducer
-from gateway.publish.ingress import (
-    Keep,
-    Unbound,
-)
+from gateway.publish.ingress import Keep, Unbound
 from gateway.session.connection import SessionConnection
 from gateway.session.events import Closed, Connected, Event, Subscribing, Unsubscribing
 from gateway.session.received import is_binding

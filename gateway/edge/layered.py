@@ -14,36 +14,15 @@ import ssl
 from typing import TYPE_CHECKING, Final
 
 from gateway.edge.connection import ClientConnection
-from gateway.edge.core.proxy_protocol import (
-    ProxyError,
-    ProxyHeader,
-    ProxyParser,
-)
+from gateway.edge.core.proxy_protocol import ProxyError, ProxyHeader, ProxyParser
 from gateway.edge.core.websocket import CLOSED as WS_CLOSED
 from gateway.edge.core.websocket import CLOSING as WS_CLOSING
-from gateway.edge.core.websocket import (
-    GOING_AWAY,
-    MESSAGE_SLACK_BYTES,
-    NORMAL,
-    POLICY_VIOLATION,
-    WebSocket,
-)
-from gateway.edge.listeners import (
-    HANDSHAKES_MAX,
-    Listener,
-)
+from gateway.edge.core.websocket import GOING_AWAY, MESSAGE_SLACK_BYTES, NORMAL, POLICY_VIOLATION, WebSocket
+from gateway.edge.listeners import HANDSHAKES_MAX, Listener
 from gateway.edge.sockets import ClientSocket
-from gateway.edge.tls import (
-    Tls,
-    explain_failure,
-)
+from gateway.edge.tls import Tls, explain_failure
 from gateway.ground.limits import CONNECT_MAX_BYTES
-from gateway.ground.peer import (
-    Peer,
-    certificate_named,
-    peer_of,
-    shown,
-)
+from gateway.ground.peer import Peer, certificate_named, peer_of, shown
 from gateway.session.session import CLOSED, CONNECTED_STATE
 from holdmq.mqtt import ReasonCode
 

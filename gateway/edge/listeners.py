@@ -10,24 +10,14 @@ from collections.abc import Iterable
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final
 
-from gateway.edge.core.websocket import (
-    WebSocketRules,
-    rules_of,
-)
+from gateway.edge.core.websocket import WebSocketRules, rules_of
 from holdmq.config.listeners import ListenerSettings
 from holdmq.config.model import GatewaySection
 from holdmq.errors import ConfigError, HoldMQError
-from holdmq.files.file_signature import (
-    Signature,
-    changed,
-    signature_of,
-)
+from holdmq.files.file_signature import Signature, changed, signature_of
 from holdmq.rpc.tls import EXPIRES_SOON_S, ServerTls, TlsKeys
 from holdmq.service import telemetry
-from holdmq.service.host_rule import (
-    AllowedHosts,
-    host_name_of,
-)
+from holdmq.service.host_rule import AllowedHosts, host_name_of
 
 HANDSHAKES_MAX: Final = 2_000
 """TLS handshakes at a time in a worker's listener, some 60 KiB each; past it connections are closed."""

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from gateway.edge.sockets import (
-    ClientSocket,
-    Receiver,
-)
+from gateway.edge.sockets import ClientSocket, Receiver
 
 if TYPE_CHECKING:
     from gateway.edge.connection import ClientConnection

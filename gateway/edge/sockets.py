@@ -21,10 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.ground.limits import SOCKET_HIGH_BYTES
-from holdmq.record.codec import (
-    NO_HOST,
-    decode_host,
-)
+from holdmq.record.codec import NO_HOST, decode_host
 from holdmq.service import telemetry
 
 READ_BYTES: Final = 64 << 10

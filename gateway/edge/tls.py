@@ -10,10 +10,7 @@ import contextlib
 import ssl
 from typing import Final
 
-from gateway.ground.peer import (
-    Certificate,
-    certificate_of,
-)
+from gateway.ground.peer import Certificate, certificate_of
 
 RECORD_BYTES: Final = 16 << 10
 """The largest TLS record: OpenSSL's buffers grow to what they are given at once, and never shrink."""

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.ground.delayed import (
-    DELAYED_PREFIX,
-    split_delayed,
-)
-from gateway.ground.routes import (
-    NO_ROUTES,
-    Routes,
-)
+from gateway.ground.delayed import DELAYED_PREFIX, split_delayed
+from gateway.ground.routes import NO_ROUTES, Routes
 from holdmq.mqtt import ReasonCode
-from holdmq.names.topics import (
-    TopicTag,
-    other_topic,
-    split_mqtt_topic,
-)
+from holdmq.names.topics import TopicTag, other_topic, split_mqtt_topic
 from holdmq.record.codec import encode_properties
 
 

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection: what authentication, limits and logs know of it."""
+"""The other end of a connection: what authentication, limits and logs know of it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import struct
 from typing import Any, Final, NamedTuple, Protocol
 
 from holdmq.errors import RecordError
-from holdmq.record.codec import (
-    NO_HOST,
-    encode_host,
-)
+from holdmq.record.codec import NO_HOST, encode_host
 from holdmq.rpc.tls import names_of
 
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -33,7 +30,7 @@ class Transport(Protocol):
     """What knows the peer of a socket."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """`peername`, or `socket`."""
+        """The transport's `peername` or `socket`."""
 
 
 class Certificate(NamedTuple):

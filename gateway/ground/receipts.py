@@ -15,7 +15,7 @@ CLOSE: Final = 0x100
 
 
 class ReceiptOwner(ABC):
-    """Who is owed: a session."""
+    """Owns receipts: a session."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class PublishReceipt:
         self.next: PublishReceipt | None = None
 
     def add(self, packet_id: int) -> None:
-        """One more publish."""
+        """Add one more publish."""
         if self.more is None:
             self.more = [packet_id]
         else:
@@ -51,7 +51,7 @@ class PublishReceipt:
 
     @property
     def count(self) -> int:
-        """How many."""
+        """How many publishes it is for."""
         return 1 if self.more is None else 1 + len(self.more)
 
     @property

@@ -1,4 +1,4 @@
-"""Who connects and who leaves, as structured log lines: so many a second, and how many were left out."""
+"""Clients that connect and leave, as structured log lines: so many a second, and how many were left out."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from gateway.ground.counters import Counters
 from gateway.ground.peer import Peer, shown
 from gateway.session.events import Closed
 from gateway.session.session import Session
-from holdmq.record.codec import (
-    NO_HOST,
-    decode_host,
-)
+from holdmq.record.codec import NO_HOST, decode_host
 from holdmq.service import telemetry
 
 LINES_PER_S: Final = 20

@@ -13,10 +13,7 @@ from typing import Final
 from gateway.ground.counters import Counters
 from gateway.ground.limits import TOPIC_ALIASES_OUT_MAX
 from gateway.ground.parent_port import ParentPort
-from gateway.observe.core.tracing import (
-    View,
-    views,
-)
+from gateway.observe.core.tracing import View, views
 from gateway.session.clients import Clients
 from gateway.session.context import SessionContext
 from gateway.session.events import Closed

@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.ground.limits import LISTEN_BACKLOG
-from holdmq.config.listeners import (
-    DEFAULT_LISTENER,
-    ListenerSettings,
-)
+from holdmq.config.listeners import DEFAULT_LISTENER, ListenerSettings
 from holdmq.errors import StartupError
 from holdmq.service.process import listen_error
 

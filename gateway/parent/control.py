@@ -22,17 +22,10 @@ from typing import Any, Final
 
 from gateway.access.logins import take
 from gateway.ground.addresses import shown_key
-from gateway.protect.core.flapping import (
-    Bans,
-    ban_of,
-    ban_row,
-)
+from gateway.protect.core.flapping import Bans, ban_of, ban_row
 from holdmq.credentials.login_failures import LoginFailures
 from holdmq.mqtt import MqttError, check_filter
-from holdmq.service.admin import (
-    Control,
-    ControlAnswer,
-)
+from holdmq.service.admin import Control, ControlAnswer
 
 TRACES_MAX: Final = 4
 """Traces at a time: each has a thread of the admin server, which probes need as well."""

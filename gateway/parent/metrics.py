@@ -9,10 +9,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.ground.counters import (
-    GAUGES,
-    HELP,
-)
+from gateway.ground.counters import GAUGES, HELP
 
 _MAXIMA = frozenset(
     (

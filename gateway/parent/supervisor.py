@@ -17,19 +17,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.access.logins import failures_of
-from gateway.edge.listeners import (
-    Listener,
-    listeners_of,
-)
-from gateway.parent.binding import (
-    BoundListener,
-    bind,
-)
+from gateway.edge.listeners import Listener, listeners_of
+from gateway.parent.binding import BoundListener, bind
 from gateway.parent.control import Controls
-from gateway.parent.metrics import (
-    GatewayCollector,
-    Reports,
-)
+from gateway.parent.metrics import GatewayCollector, Reports
 from gateway.worker.reporting import MESSAGE_MAX_BYTES
 from gateway.worker.serving import serve
 from holdmq.config.model import Config
@@ -37,11 +28,7 @@ from holdmq.errors import HoldMQError
 from holdmq.service import telemetry
 from holdmq.service.admin import AdminServer
 from holdmq.service.host_rule import AllowedHosts
-from holdmq.service.process import (
-    die_with_parent,
-    run_until_stopped,
-    start_admin,
-)
+from holdmq.service.process import die_with_parent, run_until_stopped, start_admin
 
 GC_THRESHOLD: Final = 20_000
 """Container objects made between two young collections: a full batch of publishes makes about as many."""

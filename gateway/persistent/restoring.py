@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.session.cursor import SessionCursor
 from gateway.session.inbound import Inbound
-from gateway.session.lag import (
-    Lag,
-    Starts,
-)
+from gateway.session.lag import Lag, Starts
 from gateway.session.outbound import Granted, Planned
 from gateway.session.received import ReceivedQueues
 from gateway.session.session import Session

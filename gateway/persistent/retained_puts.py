@@ -155,7 +155,7 @@ class RetainedPuts:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits."""
+        """Whether no put waits."""
         return not self._jobs
 
     # Putting

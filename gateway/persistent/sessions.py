@@ -13,26 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.persistent.owner import SessionOwner
-from gateway.persistent.restoring import (
-    LIVE_END,
-    Restoring,
-)
-from gateway.persistent.wills import (
-    AT_OWNER,
-    what_becomes_of_it,
-)
+from gateway.persistent.restoring import LIVE_END, Restoring
+from gateway.persistent.wills import AT_OWNER, what_becomes_of_it
 from gateway.publish.ingress import Unbound
-from gateway.session.connection import SessionRows, close_connection
-from gateway.session.cursor import (
-    SessionCursor,
-    WrittenState,
-)
+from gateway.session.connection import OwnerRows, close_connection
+from gateway.session.cursor import SessionCursor, WrittenState
 from gateway.session.events import Closed, Event
 from gateway.session.outbound import Granted
-from gateway.session.received import (
-    QUEUES_MAX,
-    ReceivedQueues,
-)
+from gateway.session.received import QUEUES_MAX, ReceivedQueues
 from gateway.session.receiving import complete, unreleased_of
 from gateway.session.session import CLOSED, OPENING, Session
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
@@ -50,12 +38,7 @@ from holdmq.wire.session_headers import (
     SessionTakenRequest,
     session_owner,
 )
-from holdmq.wire.session_state import (
-    FilterOptions,
-    LogPlace,
-    PlannedRow,
-    SessionState,
-)
+from holdmq.wire.session_state import FilterOptions, LogPlace, PlannedRow, SessionState
 from holdmq.wire.session_will import DELETE_WILL, HAS_WILL
 
 if TYPE_CHECKING:
@@ -107,7 +90,7 @@ class PersistentSessions:
             self._brokers = [] if route is None else sorted({q.broker for q in route.write_queues})
 
     def owner_of(self, client_id: str) -> SessionOwner | None:
-        """Who keeps the sessions of a client id; None = no broker does, or that one was never seen."""
+        """The owner of a client id's sessions; None = no broker is, or that one was never seen."""
         if not self._brokers:
             return None
         link = self._worker.links.get(session_owner(client_id, self._brokers))
@@ -334,7 +317,7 @@ class PersistentSessions:
         session.owner = None
         return session.epoch > 0
 
-    def _end(self, session: Session, owner: SessionRows, state: bytes, will: str = DELETE_WILL) -> None:
+    def _end(self, session: Session, owner: OwnerRows, state: bytes, will: str = DELETE_WILL) -> None:
         owner.change(session, END, will, state)
         session.owner = None
 

@@ -17,11 +17,7 @@ import xxhash
 
 from gateway.brokers.core.producer import BATCH_MAX_BYTES
 from gateway.ground.entries import record_properties
-from gateway.ground.receipts import (
-    CLOSE,
-    PublishReceipt,
-    ReceiptOwner,
-)
+from gateway.ground.receipts import CLOSE, PublishReceipt, ReceiptOwner
 from gateway.persistent.retained_puts import retained_put
 from gateway.session.events import Closed
 from gateway.session.plans import sys_flag_of
@@ -30,22 +26,12 @@ from holdmq.errors import RecordError, WireError
 from holdmq.mqtt import PUBLISH, RETAIN, ReasonCode, Will, encode_block
 from holdmq.names.topics import OTHER_TOPIC
 from holdmq.record.codec import encode_record
-from holdmq.record.once import (
-    WILL_UID,
-    Once,
-)
+from holdmq.record.once import WILL_UID, Once
 from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.session_headers import DueWill, SessionWillsRequest
-from holdmq.wire.session_will import (
-    DELETE_WILL,
-    DRAIN_WILL,
-    NO_WILL,
-    PUBLISH_WILL,
-    SessionWill,
-    decode_will,
-)
+from holdmq.wire.session_will import DELETE_WILL, DRAIN_WILL, NO_WILL, PUBLISH_WILL, SessionWill, decode_will
 
 if TYPE_CHECKING:
     from gateway.ground.targets import Target

@@ -1,4 +1,4 @@
-"""Who may come in: connections of a worker and of an address, connect rate, overload, bans.
+"""Decides which clients may come in: connections of a worker and of an address, connect rate, overload, bans.
 
 A client that may not is told so once its CONNECT came, for only then it is known how. Far beyond a bound even
 that costs too much: then its connection is closed at once.
@@ -10,20 +10,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.ground.addresses import (
-    AddressCounts,
-    address_key,
-    shown_key,
-)
+from gateway.ground.addresses import AddressCounts, address_key, shown_key
 from gateway.ground.counters import Counters
 from gateway.ground.parent_port import ParentPort
 from gateway.ground.rates import Bucket
-from gateway.protect.core.flapping import (
-    Ban,
-    Bans,
-    Flapping,
-    ban_row,
-)
+from gateway.protect.core.flapping import Ban, Bans, Flapping, ban_row
 from gateway.protect.core.overload import MEMORY
 from gateway.protect.core.unauthenticated import UnauthenticatedBytes
 from gateway.protect.overload import OverloadWatch

@@ -7,22 +7,11 @@ from typing import Final
 
 from gateway.brokers.link import BrokerLink
 from gateway.ground.counters import Counters
-from gateway.protect.core.overload import (
-    MEMORY,
-    NORMAL,
-    PAUSING,
-    REFUSING,
-    Overload,
-    noisiest,
-)
+from gateway.protect.core.overload import MEMORY, NORMAL, PAUSING, REFUSING, Overload, noisiest
 from gateway.protect.metering import MeteredConnection, Metering
 from holdmq.config.model import GatewaySection
 from holdmq.service import telemetry
-from holdmq.service.memory import (
-    give_back_memory,
-    memory_limit,
-    memory_used,
-)
+from holdmq.service.memory import give_back_memory, memory_limit, memory_used
 
 PAUSED_S: Final = 2.0
 """How long a noisy client is not read at a time: then it is measured again."""

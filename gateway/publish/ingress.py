@@ -9,18 +9,12 @@ from typing import Final, NamedTuple
 
 from gateway.brokers.core.producer import BATCH_MAX_BYTES
 from gateway.ground.delayed import DELAYED_ROOM_BYTES
-from gateway.ground.entries import (
-    TopicEntry,
-    record_properties,
-)
+from gateway.ground.entries import TopicEntry, record_properties
 from gateway.ground.limits import PLANS_MAX
 from gateway.ground.receipts import PublishReceipt
 from gateway.ground.targets import RecordProducer, Target
 from gateway.session.inbound import Inbound
-from gateway.session.permit import (
-    ALLOWED,
-    UNASKED,
-)
+from gateway.session.permit import ALLOWED, UNASKED
 from gateway.session.plans import NotedRecords, TopicPlan
 from gateway.session.received import Queue
 from gateway.session.session import Session

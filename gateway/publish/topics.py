@@ -8,10 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.ground.counters import Counters
-from gateway.ground.limits import (
-    TOPIC_WAIT_S,
-    TOPIC_WAITERS_MAX,
-)
+from gateway.ground.limits import TOPIC_WAIT_S, TOPIC_WAITERS_MAX
 from gateway.ground.rates import Allowances
 from gateway.ground.targets import Target
 from holdmq.client.route import RouteTable

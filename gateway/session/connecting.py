@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.ground.limits import (
-    TOPIC_ALIAS_MAX,
-    SessionLimits,
-)
+from gateway.ground.limits import TOPIC_ALIAS_MAX, SessionLimits
 from holdmq.mqtt import MQTT_5, Connect, MqttError, Properties, ReasonCode
 
 

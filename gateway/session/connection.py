@@ -32,7 +32,7 @@ class SessionConnection(Protocol):
         """Handle the events of `admit` or `refuse`: the client comes in, or not."""
 
 
-class SessionRows(Protocol):
+class OwnerRows(Protocol):
     """The owner of a session, a broker by its `name`, which keeps the session's rows."""
 
     @property

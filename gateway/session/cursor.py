@@ -7,10 +7,7 @@ written lazily.
 
 from __future__ import annotations
 
-from gateway.session.received import (
-    ReceivedQueues,
-    ReceivedWrite,
-)
+from gateway.session.received import ReceivedQueues, ReceivedWrite
 
 
 class WrittenState:
@@ -77,7 +74,7 @@ class SessionCursor:
         return taken
 
     def failed(self, taken: WrittenState) -> None:
-        """It did not arrive: the next one tells it, too."""
+        """Take a state back that did not arrive: the next one tells it, too."""
         self.publishes = [*taken.publishes, *(self.publishes or [])] or None
         self.released = [*taken.released, *(self.released or [])] or None
         if self.received is not None and taken.received is not None:

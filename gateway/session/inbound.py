@@ -94,7 +94,7 @@ class Inbound:
         self.plans.clear()
 
     def drop_receipts(self) -> None:
-        """Nobody is answered any more: receipts and their session would keep each other."""
+        """Answer no publish any more: receipts and their session would keep each other."""
         self.head = self.tail = None
 
     def is_repeat(self, packet_id: int) -> bool:

@@ -53,7 +53,7 @@ class Starts:
         return None
 
     def put(self, broker: str, position: int) -> None:
-        """It counts from here on."""
+        """Count a broker's log from this position on."""
         starts = self
         while starts._broker != broker:
             if not starts._broker:
@@ -66,7 +66,7 @@ class Starts:
         starts._position = position
 
     def forget(self, broker: str) -> None:
-        """It counts from the beginning of what is left of the log."""
+        """Count a broker's log from the beginning of what is left of it."""
         if self.get(broker) is not None:
             self.put(broker, _NOT_SAID)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ShareSettling(Protocol):
-    """Who tells brokers what members have settled."""
+    """Tells brokers what members have settled."""
 
     def settled(self, membership: Membership, broker: str, position: int) -> None:
         """A message of a broker is settled."""

@@ -8,10 +8,7 @@ from holdmq.mqtt import Subscription
 
 if TYPE_CHECKING:
     from gateway.session.aliases import Aliases
-    from gateway.session.lag import (
-        Lag,
-        Starts,
-    )
+    from gateway.session.lag import Lag, Starts
     from gateway.session.memberships import Membership
     from gateway.session.owed_retained import RetainedDue
 

@@ -115,7 +115,7 @@ class RetainedDue:
                 yield answer, answer.places[broker]
 
     def brokers(self) -> Iterator[str]:
-        """Who owes something that may be sent now, in the order of the subscriptions; some twice."""
+        """Brokers that owe something that may be sent now, in the order of the subscriptions; some twice."""
         for answer in self.answers:
             if not answer.is_held:
                 yield from answer.places or ()

@@ -12,11 +12,11 @@ PUBLISHES_MAX: Final = 64
 ALLOWED: Final = 0
 REFUSED: Final = int(ReasonCode.NOT_AUTHORIZED)
 UNASKED: Final = -1
-"""Nobody has said yet: ask, and let the client's packets wait in order."""
+"""There is no answer yet: ask, and let the client's packets wait in order."""
 
 
 class Decider(Protocol):
-    """Who decides."""
+    """Decides what a client may do."""
 
     version: int
     """Rises when what was decided counts no more."""

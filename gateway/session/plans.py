@@ -6,12 +6,7 @@ from gateway.ground.entries import TopicEntry
 from gateway.ground.targets import Target
 from gateway.session.received import ReceivedQueues
 from holdmq.mqtt import RETAIN
-from holdmq.record.codec import (
-    SYS_QOS_SHIFT,
-    SYS_RETAIN,
-    RecordTemplate,
-    encode_record,
-)
+from holdmq.record.codec import SYS_QOS_SHIFT, SYS_RETAIN, RecordTemplate, encode_record
 
 
 def sys_flag_of(kind: int) -> int:

@@ -18,11 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from holdmq.record.once import (
-    NO_GENERATION,
-    Generation,
-    Once,
-)
+from holdmq.record.once import NO_GENERATION, Generation, Once
 from holdmq.wire.session_state import ReceivedRow, ids_of, ranges_of
 
 if TYPE_CHECKING:
@@ -35,7 +31,7 @@ QUEUES_MAX: Final = 256
 """Log topics that a session publishes to with QoS 2: as many as MQTT creates."""
 
 Queue = tuple[str, int]
-"""(broker, queue id)."""
+"""A queue: (broker, queue id)."""
 
 
 class ReceivedWrite:
@@ -208,7 +204,7 @@ class ReceivedQueues:
         self._settled = max(self._settled, write.settled)
 
     def failed(self, write: ReceivedWrite) -> None:
-        """It did not arrive, as far as is known: the next one says it, too."""
+        """Take a row back that did not arrive, as far as is known: the next one says it, too."""
         if write.completed:
             self._completed = {**write.completed, **(self._completed or {})}
         self._wanted = {**write.queues, **self._wanted}

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.ground.entries import TopicEntry
-from gateway.ground.receipts import (
-    CLOSE,
-    PublishReceipt,
-)
+from gateway.ground.receipts import CLOSE, PublishReceipt
 from gateway.session.events import Event
 from gateway.session.inbound import RECORDED, Inbound
 from holdmq.mqtt import (

@@ -18,10 +18,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.ground.limits import TOPIC_ALIAS_MAX
-from gateway.ground.receipts import (
-    PublishReceipt,
-    ReceiptOwner,
-)
+from gateway.ground.receipts import PublishReceipt, ReceiptOwner
 from gateway.ground.wheel import NOWHERE
 from gateway.session.acknowledging import after_acks, take_acks, take_pubrec
 from gateway.session.aliases import Aliases
@@ -33,7 +30,7 @@ from gateway.session.authenticating import (
     with_authentication,
 )
 from gateway.session.connecting import check_connect, connack_properties, expiry_of, keep_alive_of
-from gateway.session.connection import SessionConnection, SessionRows
+from gateway.session.connection import OwnerRows, SessionConnection
 from gateway.session.context import SessionContext
 from gateway.session.cursor import SessionCursor
 from gateway.session.events import CONNECTED, Closed, Event, Unsubscribing
@@ -155,7 +152,7 @@ class Session(ReceiptOwner):
         self.is_assigned = False
         self.expiry_s = 0
         self.epoch = 0
-        self.owner: SessionRows | None = None
+        self.owner: OwnerRows | None = None
         self._connack: Properties | None = None
         self._early: list[object] | None = None
         limits = context.limits
@@ -542,7 +539,7 @@ class Session(ReceiptOwner):
         return True
 
     def send_publish(self, head: bytes, packet_id: int, tail: bytes) -> None:
-        """Queue a PUBLISH."""
+        """Queue a PUBLISH for the client."""
         self.send(head)
         more = self._more_out
         if more is None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.session.events import Subscribing
-from gateway.session.replay import (
-    ReplayError,
-    replay_of,
-)
+from gateway.session.replay import ReplayError, replay_of
 from holdmq.mqtt import MqttError, ReasonCode, Subscribe, Subscription, plus_levels
 
 if TYPE_CHECKING:

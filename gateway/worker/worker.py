@@ -20,35 +20,17 @@ from gateway.deliver.retained_delivery import RetainedDelivery
 from gateway.deliver.shares import Shares
 from gateway.deliver.subscriptions import Subscriptions
 from gateway.deliver.system_topics import SystemTopics
-from gateway.edge.connection import (
-    OPENING_PAUSE,
-    ClientConnection,
-)
+from gateway.edge.connection import OPENING_PAUSE, ClientConnection
 from gateway.edge.layered import LayeredConnection
-from gateway.edge.listeners import (
-    CertificateWatch,
-    Listener,
-)
-from gateway.edge.sockets import (
-    Acceptor,
-    Sockets,
-)
+from gateway.edge.listeners import CertificateWatch, Listener
+from gateway.edge.sockets import Acceptor, Sockets
 from gateway.edge.stragglers import Stragglers
 from gateway.ground.clock import wall_ms
 from gateway.ground.counters import Counters
-from gateway.ground.entries import (
-    TopicEntry,
-    make_entry,
-)
+from gateway.ground.entries import TopicEntry, make_entry
 from gateway.ground.limits import SessionLimits
-from gateway.ground.routes import (
-    Route,
-    Routes,
-)
-from gateway.ground.wheel import (
-    TICK_S,
-    Wheel,
-)
+from gateway.ground.routes import Route, Routes
+from gateway.ground.wheel import TICK_S, Wheel
 from gateway.observe.connection_log import ConnectionLog
 from gateway.observe.tracing import Tracing
 from gateway.persistent.retained_puts import RetainedPuts

@@ -16,10 +16,7 @@ from holdmq.config.model import LogSection
 from holdmq.errors import ConfigError, HoldMQError, UsageError
 from holdmq.names.visible_text import visible_lines
 from holdmq.service import telemetry
-from holdmq.service.process import (
-    EXIT_FAILED,
-    EXIT_USAGE,
-)
+from holdmq.service.process import EXIT_FAILED, EXIT_USAGE
 
 ENV_TRACEBACK: Final = "HOLDMQ_TRACEBACK"
 """Set to anything: an unexpected error shows its traceback, for a bug report."""

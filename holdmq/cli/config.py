@@ -12,10 +12,7 @@ from rich.console import Console
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
-from holdmq.config.sources import (
-    reference,
-    table_reference,
-)
+from holdmq.config.sources import reference, table_reference
 
 app = typer.Typer(
     no_args_is_help=True,

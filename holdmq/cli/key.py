@@ -15,10 +15,7 @@ from rich.console import Console
 from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
 from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
-from holdmq.credentials.access_keys import (
-    AccessKey,
-    load_keys,
-)
+from holdmq.credentials.access_keys import AccessKey, load_keys
 from holdmq.credentials.permissions import Role
 from holdmq.errors import UsageError
 from holdmq.files.private_file import write_private

@@ -10,10 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from holdmq.config.model import Config
-from holdmq.config.sources import (
-    ENV_CONFIG,
-    load,
-)
+from holdmq.config.sources import ENV_CONFIG, load
 from holdmq.names.visible_text import visible
 
 ConfigFile = Annotated[

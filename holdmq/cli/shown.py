@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from holdmq.names.visible_text import (
-    visible,
-    visible_lines,
-)
+from holdmq.names.visible_text import visible, visible_lines
 
 if TYPE_CHECKING:
     from holdmq.message import Message

@@ -95,12 +95,7 @@ class _Subscription:
 
     def _begin(self, tasks: asyncio.TaskGroup, routes: RouteTable, reads_all: bool) -> None:
         from holdmq.client.tables import KIND_TABLE
-        from holdmq.names.topics import (
-            OTHER_TOPIC,
-            is_whole,
-            join_mqtt_topic,
-            topic_of_filter,
-        )
+        from holdmq.names.topics import OTHER_TOPIC, is_whole, join_mqtt_topic, topic_of_filter
 
         def read(topic: str, start: Start) -> None:
             route = routes.get(topic)

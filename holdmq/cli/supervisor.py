@@ -16,11 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdmq.errors import ConfigError, StartupError
-from holdmq.service.process import (
-    ENV_PARENT_PID,
-    EXIT_FAILED,
-    EXIT_USAGE,
-)
+from holdmq.service.process import ENV_PARENT_PID, EXIT_FAILED, EXIT_USAGE
 
 POLL_INTERVAL_S: Final = 0.1
 """Between two looks at a child's /readyz: a tenth of what a person notices."""

@@ -26,10 +26,7 @@ from holdmq.files.disk import RealDisk
 from holdmq.files.private_directory import make_private
 from holdmq.names.visible_text import visible
 from holdmq.service import telemetry
-from holdmq.service.process import (
-    EXIT_OK,
-    listen_error,
-)
+from holdmq.service.process import EXIT_OK, listen_error
 
 DATA_DIR: Final = "holdmq-data"
 LOCK: Final = "up.lock"

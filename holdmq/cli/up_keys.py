@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from holdmq.cli.key import SECRET_BYTES, replace_keys, with_entry, without_entry
-from holdmq.credentials.access_keys import (
-    AccessKey,
-    load_keys,
-)
+from holdmq.credentials.access_keys import AccessKey, load_keys
 from holdmq.credentials.permissions import Role
 from holdmq.errors import StartupError
 from holdmq.files.private_file import write_private

@@ -24,13 +24,7 @@ if TYPE_CHECKING:
     from holdmq.client.route import Link, RouteTable, TopicRoute
     from holdmq.client.shared_consumer import SharedConsumer
     from holdmq.client.shared_member import SharedMessage
-    from holdmq.client.sync import (
-        SyncAdmin,
-        SyncConsumer,
-        SyncProducer,
-        SyncPullConsumer,
-        SyncSharedConsumer,
-    )
+    from holdmq.client.sync import SyncAdmin, SyncConsumer, SyncProducer, SyncPullConsumer, SyncSharedConsumer
     from holdmq.client.sync_lookups import SyncMessages, SyncTable, SyncTableWatch
     from holdmq.client.table_watch import TableChange, TableComplete, TableReset, TableWatch
     from holdmq.client.tables import Table, TableEntry, TablePage

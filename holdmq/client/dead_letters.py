@@ -12,12 +12,7 @@ from holdmq.errors import Code, OffsetError, RecordError, RemoteError, UsageErro
 from holdmq.message import Message, TopicQueue
 from holdmq.record.batch import split_records
 from holdmq.record.codec import decode_record
-from holdmq.record.origin import (
-    Origin,
-    dlq_topic,
-    origin_of,
-    value_in,
-)
+from holdmq.record.origin import Origin, dlq_topic, origin_of, value_in
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import PulledQueue, PullQueue, PullRequest, PullResponse

@@ -19,14 +19,8 @@ from holdmq.client.rebalance import HeldLease
 from holdmq.client.subscriptions import TagFilter
 from holdmq.errors import HoldMQError
 from holdmq.message import Message, TopicQueue
-from holdmq.record.codec import (
-    decode_record,
-    tag_of_record,
-)
-from holdmq.record.origin import (
-    RETRY_PREFIX,
-    value_in,
-)
+from holdmq.record.codec import decode_record, tag_of_record
+from holdmq.record.origin import RETRY_PREFIX, value_in
 
 LATER_MAX: Final = 1_000
 """Failed messages that wait here for their next try; past it nothing new is handed out."""

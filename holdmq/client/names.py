@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from holdmq.errors import UsageError
-from holdmq.names.topics import (
-    group_fault,
-    topic_fault,
-)
+from holdmq.names.topics import group_fault, topic_fault
 
 
 def check_topic(name: str) -> None:

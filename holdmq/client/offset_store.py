@@ -19,10 +19,7 @@ import structlog
 from holdmq.client.cursors import Position
 from holdmq.errors import StorageError, StoreFormatError, UsageError
 from holdmq.files.atomic_file import AtomicFile
-from holdmq.files.disk import (
-    Disk,
-    RealDisk,
-)
+from holdmq.files.disk import Disk, RealDisk
 from holdmq.message import TopicQueue
 
 DIRECTORY: Final = "~/.holdmq_offsets"

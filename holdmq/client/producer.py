@@ -29,16 +29,9 @@ from holdmq.client.route import REROUTE_S, RouteTable
 from holdmq.client.sender import PRODUCE_MAX_BYTES, Sender
 from holdmq.errors import BatchError, HoldMQError, TransportError, UsageError
 from holdmq.message import Message, TopicQueue
-from holdmq.names.topics import (
-    tag_fault,
-    topic_fault,
-)
+from holdmq.names.topics import tag_fault, topic_fault
 from holdmq.record.codec import FIXED_SIZE
-from holdmq.record.compression import (
-    BODY_MAX_BYTES,
-    COMPRESS_LEVEL,
-    COMPRESS_MIN_BYTES,
-)
+from holdmq.record.compression import BODY_MAX_BYTES, COMPRESS_LEVEL, COMPRESS_MIN_BYTES
 from holdmq.rpc.security import Security
 
 SEND_TIMEOUT_S: Final = 30.0

@@ -22,12 +22,7 @@ from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageE
 from holdmq.message import Message, TopicQueue
 from holdmq.mqtt.filters import check_filter
 from holdmq.mqtt.reasons import MqttError
-from holdmq.names.topics import (
-    tag_fault,
-    tag_filter_term,
-    tag_matches,
-    tag_term,
-)
+from holdmq.names.topics import tag_fault, tag_filter_term, tag_matches, tag_term
 from holdmq.record.messages import decode_messages
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.rpc.security import Security

@@ -14,10 +14,7 @@ from zlib_ng.zlib_ng import crc32
 
 from holdmq.errors import Code, RecordError
 from holdmq.message import Message
-from holdmq.record.bodies import (
-    ID_MASK,
-    encode_each,
-)
+from holdmq.record.bodies import ID_MASK, encode_each
 from holdmq.record.codec import (
     CRC_AT,
     NO_HOST,
@@ -29,12 +26,7 @@ from holdmq.record.codec import (
     encode_record,
     message_properties,
 )
-from holdmq.record.compression import (
-    BODY_MAX_BYTES,
-    COMPRESS_LEVEL,
-    COMPRESS_MIN_BYTES,
-    compress,
-)
+from holdmq.record.compression import BODY_MAX_BYTES, COMPRESS_LEVEL, COMPRESS_MIN_BYTES, compress
 from holdmq.record.properties import UNIQUE
 
 TAGS_CACHED_MAX: Final = 16_384

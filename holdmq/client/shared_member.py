@@ -15,14 +15,8 @@ import structlog
 
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from holdmq.message import Message
-from holdmq.record.codec import (
-    Record,
-    decode_record,
-)
-from holdmq.record.origin import (
-    RETRY_PREFIX,
-    value_in,
-)
+from holdmq.record.codec import Record, decode_record
+from holdmq.record.origin import RETRY_PREFIX, value_in
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header, rows

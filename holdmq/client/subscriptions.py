@@ -15,12 +15,7 @@ from typing import Final
 from holdmq.errors import UsageError
 from holdmq.mqtt.filters import check_filter
 from holdmq.mqtt.reasons import MqttError
-from holdmq.names.topics import (
-    tag_fault,
-    tag_filter_term,
-    tag_matches,
-    tag_term,
-)
+from holdmq.names.topics import tag_fault, tag_filter_term, tag_matches, tag_term
 from holdmq.wire.headers import FilterTerm, TermKind
 
 EVERYTHING: Final = "*"

@@ -9,10 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
-from holdmq.config.section import (
-    Section,
-    is_loopback,
-)
+from holdmq.config.section import Section, is_loopback
 from holdmq.errors import ConfigError
 
 _THRESHOLD: Final = re.compile(r"(messages|age_s)=([0-9]{1,12})\Z")

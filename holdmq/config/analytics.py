@@ -6,13 +6,7 @@ from typing import Final, Literal
 
 from pydantic import Field, SecretStr
 
-from holdmq.config.section import (
-    AdminBind,
-    AdminPort,
-    Port,
-    Section,
-    is_loopback,
-)
+from holdmq.config.section import AdminBind, AdminPort, Port, Section, is_loopback
 from holdmq.errors import ConfigError
 
 _MIB: Final = 1024 * 1024

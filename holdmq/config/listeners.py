@@ -9,10 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from holdmq.config.section import (
-    Section,
-    is_loopback,
-)
+from holdmq.config.section import Section, is_loopback
 
 DEFAULT_LISTENER: Final = "default"
 """Name of the listener that gateway.bind and gateway.port describe."""

@@ -19,39 +19,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    SecretStr,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationInfo, field_validator
 
 from holdmq.config.access import AccessSection
 from holdmq.config.alarms import AlarmsSection
-from holdmq.config.analytics import (
-    ConsoleSection,
-    StatsSection,
-)
-from holdmq.config.listeners import (
-    DEFAULT_LISTENER,
-    ListenerSettings,
-    conflict_of,
-)
+from holdmq.config.analytics import ConsoleSection, StatsSection
+from holdmq.config.listeners import DEFAULT_LISTENER, ListenerSettings, conflict_of
 from holdmq.config.mqtt_limits import MqttLimits
 from holdmq.config.protection import ProtectionSettings
-from holdmq.config.routes import (
-    RouteSettings,
-    routes_fault,
-)
-from holdmq.config.section import (
-    AdminBind,
-    AdminPort,
-    Port,
-    Section,
-)
+from holdmq.config.routes import RouteSettings, routes_fault
+from holdmq.config.section import AdminBind, AdminPort, Port, Section
 from holdmq.config.security import SecuritySection
 from holdmq.errors import ConfigError
 from holdmq.service.host_rule import host_name_of

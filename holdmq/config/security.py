@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from holdmq.config.section import (
-    Section,
-    is_loopback,
-)
+from holdmq.config.section import Section, is_loopback
 from holdmq.errors import ConfigError
 from holdmq.service.host_rule import is_host_name
 

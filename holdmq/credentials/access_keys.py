@@ -26,21 +26,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from holdmq.credentials.permissions import (
-    GATEWAYS,
-    NEEDS,
-    READERS,
-    Action,
-    Needs,
-    Role,
-    names_in,
-)
+from holdmq.credentials.permissions import GATEWAYS, NEEDS, READERS, Action, Needs, Role, names_in
 from holdmq.errors import Code, ConfigError, RemoteError
 from holdmq.files.private_file import read_private
-from holdmq.record.origin import (
-    DLQ_PREFIX,
-    RETRY_PREFIX,
-)
+from holdmq.record.origin import DLQ_PREFIX, RETRY_PREFIX
 from holdmq.wire.auth import SECRET_CHARACTERS_MIN
 from holdmq.wire.codes import RequestCode
 

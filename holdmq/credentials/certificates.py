@@ -18,10 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from holdmq.errors import UsageError
-from holdmq.files.private_file import (
-    replace_file,
-    write_private,
-)
+from holdmq.files.private_file import replace_file, write_private
 
 CA_NAME: Final = "ca"
 CA_DAYS: Final = 3650

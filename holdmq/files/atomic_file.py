@@ -13,11 +13,7 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from holdmq.errors import StorageError, StoreFormatError, StoreFullError
-from holdmq.files.disk import (
-    FULL_ERRORS,
-    Disk,
-    RealDisk,
-)
+from holdmq.files.disk import FULL_ERRORS, Disk, RealDisk
 
 FORMAT: Final = 1
 SIZE_MAX: Final = 256 * 1024 * 1024

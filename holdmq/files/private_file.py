@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from holdmq.errors import ConfigError
-from holdmq.files.disk import (
-    RealDisk,
-    create_anew,
-)
+from holdmq.files.disk import RealDisk, create_anew
 
 LOCK_WAIT_S: Final = 30.0
 """How long who writes a file waits for who writes it already: one replaces it in milliseconds."""

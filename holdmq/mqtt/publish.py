@@ -27,13 +27,7 @@ from holdmq.mqtt.fields import (
 )
 from holdmq.mqtt.filters import is_topic_name
 from holdmq.mqtt.packets import Publish
-from holdmq.mqtt.properties import (
-    NO_PROPERTIES,
-    Properties,
-    block_bounds,
-    decode_block,
-    encode_block,
-)
+from holdmq.mqtt.properties import NO_PROPERTIES, Properties, block_bounds, decode_block, encode_block
 from holdmq.mqtt.protocol import DUP, MQTT_5, PUBLISH, RETAIN, SERVER, VARINT_MAX
 from holdmq.mqtt.reasons import MqttError, ReasonCode
 from holdmq.mqtt.topics import CheckedTopics

@@ -24,10 +24,7 @@ from typing import Final, NamedTuple
 import xxhash
 
 from holdmq.mqtt.filters import matches
-from holdmq.record.codec import (
-    prefix_hash,
-    tag_hash,
-)
+from holdmq.record.codec import prefix_hash, tag_hash
 from holdmq.wire.headers import FilterTerm, TermKind
 
 TOPIC_BYTES_MAX: Final = 127

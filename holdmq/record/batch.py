@@ -36,12 +36,7 @@ from holdmq.record.codec import (
     stamp_check,
     tag_of,
 )
-from holdmq.record.each import (
-    BadEntry,
-    ClaimedRun,
-    check_each,
-    each_properties,
-)
+from holdmq.record.each import BadEntry, ClaimedRun, check_each, each_properties
 
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]

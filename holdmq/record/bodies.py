@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from zlib_ng.zlib_ng import crc32
 
-from holdmq.record.codec import (
-    BODY_LENGTH_AT,
-    MAGIC,
-    QUEUE_ID_AT,
-    SUFFIX_BYTES,
-)
+from holdmq.record.codec import BODY_LENGTH_AT, MAGIC, QUEUE_ID_AT, SUFFIX_BYTES
 
 if TYPE_CHECKING:
     from mypy_extensions import i64

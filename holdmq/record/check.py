@@ -14,14 +14,8 @@ from holdmq.errors import HoldMQError
 from holdmq.mqtt.publish import decode_publish_properties
 from holdmq.names.topics import tag_fault
 from holdmq.record.each import BadEntry
-from holdmq.record.properties import (
-    decode_properties,
-    tag_of,
-)
-from holdmq.record.tags import (
-    PROPERTIES_CACHE_MAX,
-    has_keys,
-)
+from holdmq.record.properties import decode_properties, tag_of
+from holdmq.record.tags import PROPERTIES_CACHE_MAX, has_keys
 
 _good: Final[set[bytes]] = {b""}
 """Properties without keys found good lately, at most `PROPERTIES_CACHE_MAX`: a device repeats its own."""

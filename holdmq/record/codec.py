@@ -42,12 +42,7 @@ from holdmq.record.properties import (
     tag_of,
     user_properties,
 )
-from holdmq.record.tags import (
-    TAG_CACHE_MAX,
-    TagCache,
-    prefix_hash,
-    tag_hash,
-)
+from holdmq.record.tags import TAG_CACHE_MAX, TagCache, prefix_hash, tag_hash
 
 __all__ = [
     "PROPERTIES_BYTES_MAX",

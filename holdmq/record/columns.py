@@ -12,13 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from holdmq.record.batch import (
-    Ints,
-    properties_bounds,
-    split_records,
-    starts_of,
-    tags,
-)
+from holdmq.record.batch import Ints, properties_bounds, split_records, starts_of, tags
 from holdmq.record.codec import (
     BODY_LENGTH_AT,
     BORN_MS_AT,

@@ -30,10 +30,7 @@ from holdmq.record.codec import (
     SYS_QOS,
     SYS_STORE_ID,
 )
-from holdmq.record.properties import (
-    KEY,
-    UNIQUE,
-)
+from holdmq.record.properties import KEY, UNIQUE
 
 if TYPE_CHECKING:
     from mypy_extensions import i64

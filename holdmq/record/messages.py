@@ -30,13 +30,7 @@ from holdmq.record.codec import (
     decode_record,
 )
 from holdmq.record.compression import decompress
-from holdmq.record.each import (
-    NOT_ALIKE,
-    id_span,
-    is_alike,
-    is_same,
-    layout_fault,
-)
+from holdmq.record.each import NOT_ALIKE, id_span, is_alike, is_same, layout_fault
 
 if TYPE_CHECKING:
     from mypy_extensions import i64

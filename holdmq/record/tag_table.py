@@ -12,12 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from holdmq.record.batch import (
-    Hashes,
-    Ints,
-    properties_bounds,
-    tag_hashes,
-)
+from holdmq.record.batch import Hashes, Ints, properties_bounds, tag_hashes
 from holdmq.record.codec import Buffer
 from holdmq.record.tags import TagCache
 

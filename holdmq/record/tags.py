@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter, write_i64_le
 from xxhash import xxh3_64_intdigest
 
-from holdmq.record.properties import (
-    KEY,
-    UNIQUE,
-    escaped_tag_of,
-    unescape_tag,
-)
+from holdmq.record.properties import KEY, UNIQUE, escaped_tag_of, unescape_tag
 
 if TYPE_CHECKING:
     from mypy_extensions import i64

@@ -16,27 +16,12 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import structlog
 
-from holdmq.credentials.access_keys import (
-    AccessKey,
-    Grants,
-    by_certificate,
-    load_keys,
-    roles_of,
-)
+from holdmq.credentials.access_keys import AccessKey, Grants, by_certificate, load_keys, roles_of
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
-from holdmq.files.file_signature import (
-    Signature,
-    changed,
-    signature_of,
-)
+from holdmq.files.file_signature import Signature, changed, signature_of
 from holdmq.rpc.connection import Connection
 from holdmq.rpc.strangers import UNAUTHENTICATED_MAX, Strangers
-from holdmq.rpc.tls import (
-    EXPIRES_SOON_S,
-    ServerTls,
-    explain_client_failure,
-    names_of,
-)
+from holdmq.rpc.tls import EXPIRES_SOON_S, ServerTls, explain_client_failure, names_of
 from holdmq.wire.auth import NONCE_BYTES, client_proof, is_proof, server_proof
 from holdmq.wire.headers import HelloRequest
 

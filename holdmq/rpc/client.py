@@ -12,14 +12,7 @@ from typing import Any, Final
 
 import structlog
 
-from holdmq.errors import (
-    Code,
-    HoldMQError,
-    RemoteError,
-    RequestTimeout,
-    TransportError,
-    WireError,
-)
+from holdmq.errors import Code, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
 from holdmq.rpc.connection import Connection, OnReply, Reply, Request
 from holdmq.rpc.security import Introduction, Security
 from holdmq.rpc.tls import explain_failure

@@ -24,11 +24,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, Counter, generate_latest
 
 from holdmq.config.section import is_loopback
 from holdmq.service import telemetry
-from holdmq.service.host_rule import (
-    AllowedHosts,
-    Refusal,
-    split_target,
-)
+from holdmq.service.host_rule import AllowedHosts, Refusal, split_target
 
 ReadyCheck = Callable[[], tuple[bool, str]]
 """Returns whether something holds, and the reason when it does not."""

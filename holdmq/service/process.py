@@ -42,11 +42,7 @@ import uvloop
 from holdmq.config.model import Config
 from holdmq.errors import ConfigError, HoldMQError, StartupError
 from holdmq.service import telemetry
-from holdmq.service.admin import (
-    AdminServer,
-    Control,
-    ReadyCheck,
-)
+from holdmq.service.admin import AdminServer, Control, ReadyCheck
 from holdmq.service.host_rule import AllowedHosts
 
 STOP_LIMIT_S: Final = 60.0

@@ -22,10 +22,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 
 import holdmq
 from holdmq.config.model import LogSection
-from holdmq.names.visible_text import (
-    visible,
-    visible_lines,
-)
+from holdmq.names.visible_text import visible, visible_lines
 
 
 @contextmanager

@@ -30,11 +30,7 @@ from typing import Final
 import uvloop
 
 from holdmq.errors import HoldMQError
-from holdmq.record.codec import (
-    NO_HOST,
-    RecordTemplate,
-    decode_record,
-)
+from holdmq.record.codec import NO_HOST, RecordTemplate, decode_record
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode

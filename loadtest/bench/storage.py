@@ -20,10 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from holdmq.record.batch import (
-    Ints,
-    encode_batch,
-)
+from holdmq.record.batch import Ints, encode_batch
 from holdmq.service.interpreter import prepare_interpreter
 from loadtest.bench.harness.command import BenchCommand, Options, medians, say
 from loadtest.bench.harness.store import StoreBench

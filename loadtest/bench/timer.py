@@ -21,10 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from holdmq.record.batch import Ints
-from holdmq.record.codec import (
-    decode_record,
-    encode_record,
-)
+from holdmq.record.codec import decode_record, encode_record
 from holdmq.service.interpreter import prepare_interpreter
 from loadtest.bench.harness.command import BenchCommand, Options, say
 from loadtest.bench.harness.store import StoreBench

@@ -11,11 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdmq.errors import Code, RemoteError
-from holdmq.names.topics import (
-    is_system_topic,
-    system_topic_fault,
-    topic_fault,
-)
+from holdmq.names.topics import is_system_topic, system_topic_fault, topic_fault
 from holdmq.wire.headers import OrderRow, RouteRow
 
 ORDER_ROWS_MAX: Final = 50_000

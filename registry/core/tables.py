@@ -26,11 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from holdmq.errors import Code, RemoteError, WireError
-from holdmq.names.topics import (
-    is_system_topic,
-    system_topic_fault,
-    topic_fault,
-)
+from holdmq.names.topics import is_system_topic, system_topic_fault, topic_fault
 from holdmq.wire.headers import BrokerRow, OrderRow, RouteRow, TopicRow
 from registry.core.changes import Changes
 from registry.core.order import OrderTable

@@ -18,13 +18,7 @@ from prometheus_client import Counter
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from holdmq.analytics.schemas import (
-    DEVICES_1M,
-    DEVICES_1M_SCHEMA,
-    SKETCH_LG_K,
-    TALKERS_1M,
-    TALKERS_1M_SCHEMA,
-)
+from holdmq.analytics.schemas import DEVICES_1M, DEVICES_1M_SCHEMA, SKETCH_LG_K, TALKERS_1M, TALKERS_1M_SCHEMA
 from holdmq.analytics.sketches import estimate, merge_sketches
 from holdmq.service.telemetry import METRICS
 from spark_streaming.tables import TableSpec, with_batch

@@ -20,12 +20,7 @@ from holdmq.message import TopicQueue
 from holdmq.rpc.client import Client
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.column_headers import (
-    ColumnQueue,
-    PullColumnsRequest,
-    PullColumnsResponse,
-    split_buffers,
-)
+from holdmq.wire.column_headers import ColumnQueue, PullColumnsRequest, PullColumnsResponse, split_buffers
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
     BrokerRow,

@@ -5,14 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from holdmq.errors import CorruptRecordError, StorageError
-from holdmq.files.disk import (
-    Disk,
-    OpenFile,
-)
-from holdmq.record.codec import (
-    RECORD_BYTES_LIMIT,
-    Record,
-)
+from holdmq.files.disk import Disk, OpenFile
+from holdmq.record.codec import RECORD_BYTES_LIMIT, Record
 from storage.log.core.backwards import record_before
 from storage.log.core.names import blank_size_at
 from storage.log.segments import Segment, Segments

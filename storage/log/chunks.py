@@ -15,10 +15,7 @@ from typing import Final, NamedTuple
 from holdmq.errors import StorageError
 from holdmq.record.batch import starts_of
 from holdmq.record.codec import RECORD_BYTES_LIMIT
-from holdmq.service.memory import (
-    memory_limit,
-    memory_used,
-)
+from holdmq.service.memory import memory_limit, memory_used
 from storage.log.activity import Activity
 from storage.log.core.chunks import ChunkCache, RecordChunk
 from storage.log.core.names import blank_size_at

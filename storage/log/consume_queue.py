@@ -9,10 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from holdmq.files.disk import (
-    Disk,
-    OpenFile,
-)
+from holdmq.files.disk import Disk, OpenFile
 from storage.log.core.entries import (
     ENTRY,
     ENTRY_SIZE,

@@ -15,10 +15,7 @@ import numpy as np
 import structlog
 
 from holdmq.errors import BehindError, CorruptRecordError
-from holdmq.files.disk import (
-    FULL_ERRORS,
-    Disk,
-)
+from holdmq.files.disk import FULL_ERRORS, Disk
 from storage.api.batches import Batch
 from storage.api.index import LOG_END
 from storage.log.core.hash_index import (

@@ -9,11 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from holdmq.files.disk import Disk
-from holdmq.record.codec import (
-    RECORD_BYTES_LIMIT,
-    VERIFY_ALL,
-    decode_record,
-)
+from holdmq.record.codec import RECORD_BYTES_LIMIT, VERIFY_ALL, decode_record
 from storage.log.core.scan import next_whole
 from storage.log.segments import Segment, Segments
 

@@ -15,15 +15,8 @@ from typing import Any, Final, NamedTuple
 from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError, StoreFormatError
 from holdmq.files.atomic_file import AtomicFile
-from holdmq.files.disk import (
-    Disk,
-    OpenFile,
-    RealDisk,
-)
-from holdmq.record.codec import (
-    BLANK_SIZE_MIN,
-    RECORD_BYTES_LIMIT,
-)
+from holdmq.files.disk import Disk, OpenFile, RealDisk
+from holdmq.record.codec import BLANK_SIZE_MIN, RECORD_BYTES_LIMIT
 from storage.api.batches import Batch
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.names import blank_size_at

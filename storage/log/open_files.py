@@ -11,11 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
-from holdmq.files.disk import (
-    Disk,
-    OpenFile,
-    Space,
-)
+from holdmq.files.disk import Disk, OpenFile, Space
 
 READ_FILES_MAX: Final = 256
 """Files open for reading: with those of the writers it leaves half of the usual 1,024 to connections."""

@@ -8,17 +8,8 @@ from typing import Final, NamedTuple
 from holdmq.errors import BehindError, CorruptRecordError, StorageError
 from holdmq.files.disk import Disk
 from holdmq.message import MessageId
-from holdmq.record.codec import (
-    MAGIC,
-    MAGIC_AT,
-    Record,
-    decode_record,
-)
-from holdmq.record.properties import (
-    KEY,
-    UNIQUE,
-    encode_properties,
-)
+from holdmq.record.codec import MAGIC, MAGIC_AT, Record, decode_record
+from holdmq.record.properties import KEY, UNIQUE, encode_properties
 from storage.api.batches import Batch
 from storage.api.index import LATEST_MS, LOG_END, Located, Matches, MessagePlace
 from storage.log.backwards import BackwardReader

@@ -9,11 +9,7 @@ import numpy as np
 
 from holdmq.errors import CorruptRecordError, StorageError
 from holdmq.files.disk import Disk
-from holdmq.record.batch import (
-    Hashes,
-    Ints,
-    decode_offsets,
-)
+from holdmq.record.batch import Hashes, Ints, decode_offsets
 from holdmq.record.codec import RECORD_BYTES_LIMIT
 from holdmq.record.tag_table import TagTable
 from storage.api.batches import Batch

@@ -12,15 +12,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from holdmq.errors import CorruptRecordError, StorageError, StoreFullError
-from holdmq.files.disk import (
-    FULL_ERRORS,
-    Disk,
-    OpenFile,
-)
-from holdmq.record.codec import (
-    BLANK_SIZE_MIN,
-    RECORD_BYTES_LIMIT,
-)
+from holdmq.files.disk import FULL_ERRORS, Disk, OpenFile
+from holdmq.record.codec import BLANK_SIZE_MIN, RECORD_BYTES_LIMIT
 from storage.api.batches import Batch
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import entries_of

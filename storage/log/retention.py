@@ -18,11 +18,7 @@ import structlog
 
 from holdmq.config.model import StorageSection
 from holdmq.errors import CorruptRecordError, StorageError, StoreFullError, UsageError
-from holdmq.files.disk import (
-    FULL_ERRORS,
-    Disk,
-    Space,
-)
+from holdmq.files.disk import FULL_ERRORS, Disk, Space
 from storage.api.retention import Need
 from storage.log.backwards import BackwardReader
 from storage.log.consume_queue import ConsumeQueues, Key

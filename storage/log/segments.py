@@ -13,10 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 
-from holdmq.files.disk import (
-    Disk,
-    OpenFile,
-)
+from holdmq.files.disk import Disk, OpenFile
 from holdmq.record.codec import BLANK_SIZE_MIN
 from storage.log.core.names import holding, name_of, offsets_of
 

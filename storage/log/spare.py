@@ -12,10 +12,7 @@ from typing import Final
 
 import structlog
 
-from holdmq.files.disk import (
-    FULL_ERRORS,
-    Disk,
-)
+from holdmq.files.disk import FULL_ERRORS, Disk
 
 SPARE: Final = "spare"
 SEGMENT_PART: Final = 16

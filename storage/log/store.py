@@ -18,10 +18,7 @@ import structlog
 
 from holdmq.config.model import StorageSection
 from holdmq.errors import BehindError, StorageError, StoreFullError
-from holdmq.files.disk import (
-    Disk,
-    RealDisk,
-)
+from holdmq.files.disk import Disk, RealDisk
 from holdmq.record.codec import BLANK_SIZE_MIN
 from storage.api.batches import Appended, Batch, Confirmed
 from storage.api.log_order import LogOrder

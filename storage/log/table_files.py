@@ -28,14 +28,7 @@ from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk
 from storage.api.tables import END_OF_WALK, STOP, TAKE, Judge, RowChanged, TableSize, VersionedRow, WalkedRow
 from storage.log.core.names import name_of
-from storage.log.core.tables import (
-    PLAIN_KEY_MAX,
-    decode_row,
-    encode_row,
-    row_key,
-    scan_prefix,
-    split_row,
-)
+from storage.log.core.tables import PLAIN_KEY_MAX, decode_row, encode_row, row_key, scan_prefix, split_row
 from storage.log.failures import FULL_HINT, READ_ONLY_HINT
 
 MAP_BYTES: Final = 64 << 20

@@ -17,11 +17,7 @@ import numpy as np
 
 from holdmq.errors import StorageError
 from holdmq.names.topics import is_temporary
-from holdmq.record.batch import (
-    NO_POSITION,
-    stamp,
-    tag_hashes,
-)
+from holdmq.record.batch import NO_POSITION, stamp, tag_hashes
 from storage.api.batches import Appended, Batch, Confirmed
 from storage.api.queues import HashFilter, QueueRead, ReadStatus
 from storage.log.core.queues import Queue, confirm_runs, outside, read_memory
@@ -120,7 +116,7 @@ class TemporaryTopicQueues:
         self.dropped += len(batch.sizes)
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """As `MessageStore.bounds`."""
+        """First and end offset, as `MessageStore.bounds` has them."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return self._first_offset, self._first_offset

@@ -132,7 +132,7 @@ class Timer:
 
     @property
     def pending(self) -> int:
-        """Timers that wait."""
+        """Timers that are not due yet."""
         return self._pending
 
     @property

@@ -22,30 +22,12 @@ from hostile_bytes import Target, give
 from structlog.testing import capture_logs
 
 from broker.mqtt_shares.core.records import RestoredShares
-from broker.sessions.core.rows import (
-    Meta,
-    decode_meta,
-)
+from broker.sessions.core.rows import Meta, decode_meta
 from broker.shared_groups.core.records import RestoredShared
-from gateway.access.core.acl import (
-    REPLAY,
-    AclError,
-    AclRules,
-)
-from gateway.edge.core.proxy_protocol import (
-    ProxyError,
-    ProxyParser,
-)
-from gateway.edge.core.websocket import (
-    CLOSED,
-    WebSocket,
-    WebSocketRules,
-)
-from gateway.session.scram import (
-    ScramError,
-    ScramServer,
-    Verifier,
-)
+from gateway.access.core.acl import REPLAY, AclError, AclRules
+from gateway.edge.core.proxy_protocol import ProxyError, ProxyParser
+from gateway.edge.core.websocket import CLOSED, WebSocket, WebSocketRules
+from gateway.session.scram import ScramError, ScramServer, Verifier
 from holdmq.errors import RecordError, WireError
 from holdmq.service.admin import AdminServer
 from holdmq.service.host_rule import AllowedHosts

@@ -25,10 +25,7 @@ import store_under_load
 from store_under_load import LATE, QUEUES, TABLE, new_store, settings_of
 
 from holdmq.errors import StorageError
-from holdmq.record.codec import (
-    VERIFY_ALL,
-    decode_record,
-)
+from holdmq.record.codec import VERIFY_ALL, decode_record
 from storage.api.batches import Batch
 from storage.api.queues import ReadStatus
 from storage.log.store import LogStore

@@ -29,11 +29,7 @@ from gateway.worker import serving
 from gateway.worker.worker import Worker
 from holdmq.config.access import AccessSection
 from holdmq.config.listeners import ListenerSettings
-from holdmq.config.model import (
-    ClientSection,
-    Config,
-    GatewaySection,
-)
+from holdmq.config.model import ClientSection, Config, GatewaySection
 from holdmq.errors import CODES, Code, RemoteError
 from holdmq.mqtt import (
     MQTT_3_1_1,

@@ -12,10 +12,7 @@ from guides import examples_of, run_console, run_python
 from mqtt_client import MqttClient
 from processes import Stack, free_port, running_stack, wait_until
 
-from gateway.access.core.acl import (
-    OWNS,
-    AclRules,
-)
+from gateway.access.core.acl import OWNS, AclRules
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, ConnAck, PubAck, Publish
 
 StackMaker = Callable[..., Stack]

@@ -16,10 +16,7 @@ from processes import Stack, running_stack
 from holdmq.client import Admin, Message, Producer, PullConsumer, SyncProducer, SyncPullConsumer, TopicQueue
 from holdmq.errors import OffsetError, RemoteError, UsageError
 from holdmq.record.batch import split_records
-from holdmq.record.codec import (
-    VERIFY_ALL,
-    decode_record,
-)
+from holdmq.record.codec import VERIFY_ALL, decode_record
 
 GUIDE = Path(__file__).parents[2] / "docs" / "sdk.md"
 StackMaker = Callable[..., Any]

@@ -37,10 +37,7 @@ from holdmq.client import (
 )
 from holdmq.config.model import Config
 from holdmq.config.sources import load
-from holdmq.credentials.access_keys import (
-    AccessKey,
-    load_keys,
-)
+from holdmq.credentials.access_keys import AccessKey, load_keys
 from holdmq.credentials.permissions import Role
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from holdmq.rpc.auth import ServerSecurity

@@ -19,15 +19,7 @@ import pytest
 from counted import check_all, delta_sums, truth_of
 from processes import Stack, free_port, running_stack
 from security import ADMIN_SECRET, SERVICE_SECRET, write_keys
-from spark_cluster import (
-    SLOW_S,
-    SparkCluster,
-    descendants,
-    get_json,
-    option_of,
-    running_cluster,
-    wait_long,
-)
+from spark_cluster import SLOW_S, SparkCluster, descendants, get_json, option_of, running_cluster, wait_long
 
 from holdmq.client import Message, SyncProducer
 from holdmq.client.sync import SyncAdmin

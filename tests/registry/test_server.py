@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from holdmq.config.model import (
-    Config,
-    RegistrySection,
-)
+from holdmq.config.model import Config, RegistrySection
 from holdmq.errors import Code, RemoteError, StartupError, StoreFormatError
 from holdmq.rpc.client import Client
 from holdmq.service import telemetry

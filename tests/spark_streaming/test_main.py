@@ -9,10 +9,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from holdmq.config.model import (
-    Config,
-    LogSection,
-)
+from holdmq.config.model import Config, LogSection
 from holdmq.errors import ConfigError
 from holdmq.service import telemetry
 from spark_streaming import main

@@ -18,16 +18,10 @@ from broker.app.compose import Broker, now_ms
 from broker.topics.core.table import TopicTable
 from broker.topics.requests import TopicRequests
 from holdmq.config.alarms import AlarmsSection
-from holdmq.config.model import (
-    BrokerSection,
-    StorageSection,
-)
+from holdmq.config.model import BrokerSection, StorageSection
 from holdmq.errors import Code, RemoteError
 from holdmq.record.batch import split_records
-from holdmq.record.codec import (
-    decode_record,
-    encode_record,
-)
+from holdmq.record.codec import decode_record, encode_record
 from holdmq.record.properties import encode_properties
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Reply

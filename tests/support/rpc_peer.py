@@ -9,25 +9,14 @@ from typing import Any
 
 import pytest
 
-from holdmq.errors import (
-    BusyError,
-    Code,
-    HoldMQError,
-    TransportError,
-)
+from holdmq.errors import BusyError, Code, HoldMQError, TransportError
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import Server
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.command import Command
 from holdmq.wire.frame import FrameDecoder, encode_frame
-from holdmq.wire.headers import (
-    PROTOCOL_VERSION,
-    Empty,
-    HelloRequest,
-    HelloResponse,
-    QueueBoundsRequest,
-)
+from holdmq.wire.headers import PROTOCOL_VERSION, Empty, HelloRequest, HelloResponse, QueueBoundsRequest
 
 Until = Callable[[Callable[[], Any]], Awaitable[None]]
 HELLO = HelloRequest(PROTOCOL_VERSION, "client", "test")

@@ -5,11 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from pathlib import Path
 
-from holdmq.credentials.certificates import (
-    CertificateFiles,
-    issue,
-    make_authority,
-)
+from holdmq.credentials.certificates import CertificateFiles, issue, make_authority
 
 SECRET = "secret-of-orders-" + "x" * 32
 SERVICE_SECRET = "secret-of-service-" + "y" * 32

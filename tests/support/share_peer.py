@@ -9,11 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from broker_stack import Stack, produce_body
 
-from holdmq.record.codec import (
-    SYS_QOS_SHIFT,
-    decode_record,
-    encode_record,
-)
+from holdmq.record.codec import SYS_QOS_SHIFT, decode_record, encode_record
 from holdmq.record.properties import encode_properties
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Reply

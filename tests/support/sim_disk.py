@@ -19,11 +19,7 @@ from random import Random
 from threading import RLock
 from typing import Final, NamedTuple
 
-from holdmq.files.disk import (
-    Buffer,
-    OpenFile,
-    Space,
-)
+from holdmq.files.disk import Buffer, OpenFile, Space
 
 SECTOR: Final = 512
 """What a disk writes at once or, when the power goes in that moment, only in part."""

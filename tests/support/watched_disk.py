@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from holdmq.files.disk import (
-    Buffer,
-    OpenFile,
-    RealDisk,
-    Space,
-)
+from holdmq.files.disk import Buffer, OpenFile, RealDisk, Space
 
 
 class WatchedFile:

@@ -12,11 +12,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from holdmq.errors import StoreFormatError
-from holdmq.names.topics import (
-    GROUP_BYTES_MAX,
-    TEMPORARY_SUFFIX,
-    TOPIC_BYTES_MAX,
-)
+from holdmq.names.topics import GROUP_BYTES_MAX, TEMPORARY_SUFFIX, TOPIC_BYTES_MAX
 
 OFFSETS_MAX: Final = 1_000_000
 """Offsets of one broker: some 200 MB of memory and 20 MB of consumerOffset.json at the most."""

@@ -11,10 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from holdmq.errors import Code, RemoteError, StoreFormatError
-from holdmq.names.topics import (
-    TEMPORARY_SUFFIX,
-    group_fault,
-)
+from holdmq.names.topics import TEMPORARY_SUFFIX, group_fault
 from holdmq.wire.group_headers import BROADCAST, MODES, GroupRow, GroupUpdateRequest
 
 RETRY_QUEUES_MAX: Final = 64

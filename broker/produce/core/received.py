@@ -18,13 +18,7 @@ import numpy as np
 from holdmq.errors import RecordError
 from holdmq.record.batch import Ints
 from holdmq.record.each import properties_at
-from holdmq.record.once import (
-    ONCE_KEY,
-    WILL_UID,
-    Generation,
-    Once,
-    once_of,
-)
+from holdmq.record.once import ONCE_KEY, WILL_UID, Generation, Once, once_of
 from storage.api.batches import Batch
 from storage.api.timer import TIMER_TOPIC
 

@@ -19,11 +19,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from broker.kernel.core.filters import (
-    FilterSet,
-    Hashes,
-    TopicFilter,
-)
+from broker.kernel.core.filters import FilterSet, Hashes, TopicFilter
 from holdmq.record.codec import tag_of_record
 
 SERVE_INTERVAL_S: Final = 0.0005

@@ -18,21 +18,8 @@ from collections import OrderedDict
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from holdmq.record.codec import (
-    COPY_MARK,
-    SYS_ROLLED,
-    Record,
-    encode_record,
-)
-from holdmq.record.origin import (
-    DLQ_PREFIX,
-    RETRY_PREFIX,
-    Origin,
-    dlq_topic,
-    origin_of,
-    retry_topic,
-    value_in,
-)
+from holdmq.record.codec import COPY_MARK, SYS_ROLLED, Record, encode_record
+from holdmq.record.origin import DLQ_PREFIX, RETRY_PREFIX, Origin, dlq_topic, origin_of, retry_topic, value_in
 from holdmq.wire.move_headers import DELAY_LEVELS_MS, TO_DEAD_LETTERS
 
 FIRST_RETRY_LEVEL: Final = 3

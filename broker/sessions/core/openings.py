@@ -5,10 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Generic, TypeVar
 
-from broker.sessions.core.rows import (
-    Meta,
-    RowChange,
-)
+from broker.sessions.core.rows import Meta, RowChange
 from broker.sessions.core.wills import WillKey
 from holdmq.wire.session_headers import Content, SessionOpened, SessionOpening
 

@@ -18,14 +18,7 @@ from collections.abc import Callable
 from typing import Final, Generic, NamedTuple
 
 from broker.sessions.core.counts import UserCounts
-from broker.sessions.core.openings import (
-    Kind,
-    O,
-    Opening,
-    OpeningCounts,
-    is_anothers,
-    is_foreign,
-)
+from broker.sessions.core.openings import Kind, O, Opening, OpeningCounts, is_anothers, is_foreign
 from broker.sessions.core.rows import (
     FoundSession,
     Meta,
@@ -36,11 +29,7 @@ from broker.sessions.core.rows import (
     state_key,
     will_key,
 )
-from broker.sessions.core.wills import (
-    LEASE_S,
-    OwnedWills,
-    WillKey,
-)
+from broker.sessions.core.wills import LEASE_S, OwnedWills, WillKey
 from holdmq.errors import Code
 from holdmq.mqtt.filters import SHARE_PREFIX
 from holdmq.wire.session_headers import (

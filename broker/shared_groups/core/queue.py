@@ -10,10 +10,7 @@ from __future__ import annotations
 import heapq
 from typing import Final, NamedTuple
 
-from broker.shared_groups.core.acknowledged import (
-    Acknowledged,
-    bits,
-)
+from broker.shared_groups.core.acknowledged import Acknowledged, bits
 
 SHARED_WINDOW: Final = 65_536
 """Offsets past the floor that may be handed out: 8 KiB of bitmap, and what one stuck message may cost."""

@@ -17,15 +17,8 @@ from typing import Any, Final
 
 import msgpack
 
-from broker.shared_groups.core.acknowledged import (
-    Acknowledged,
-    bits,
-    ranges_of,
-)
-from broker.shared_groups.core.queue import (
-    QueueKey,
-    SharedQueue,
-)
+from broker.shared_groups.core.acknowledged import Acknowledged, bits, ranges_of
+from broker.shared_groups.core.queue import QueueKey, SharedQueue
 from holdmq.errors import RecordError, WireError
 from holdmq.wire.untrusted import unpack
 

@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from broker.kernel.core.deadlines import Deadlines
-from broker.shared_groups.core.acknowledged import (
-    bits,
-    ranges_of,
-)
+from broker.shared_groups.core.acknowledged import bits, ranges_of
 from broker.shared_groups.core.members import (
     DelayedMessages,
     InFlightMessages,
@@ -25,12 +22,7 @@ from broker.shared_groups.core.members import (
     SharedGroup,
     SharedGroupMember,
 )
-from broker.shared_groups.core.queue import (
-    SHARED_WINDOW,
-    Claim,
-    QueueKey,
-    SharedQueue,
-)
+from broker.shared_groups.core.queue import SHARED_WINDOW, Claim, QueueKey, SharedQueue
 
 READY_MAX: Final = 65_536
 """Messages in flight at one member at most: a whole window of one queue."""

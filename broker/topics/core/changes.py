@@ -33,11 +33,7 @@ from broker.topics.core.table import (
     Topic,
 )
 from holdmq.errors import Code, RemoteError
-from holdmq.names.topics import (
-    is_system_topic,
-    is_temporary,
-    topic_fault,
-)
+from holdmq.names.topics import is_system_topic, is_temporary, topic_fault
 from holdmq.wire.headers import TopicCreateRequest
 from holdmq.wire.topic_headers import TopicUpdateRequest
 

@@ -15,11 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, TypeGuard
 
 from holdmq.errors import StorageError, StoreFormatError
-from holdmq.names.topics import (
-    is_temporary,
-    system_topic_fault,
-    topic_fault,
-)
+from holdmq.names.topics import is_temporary, system_topic_fault, topic_fault
 from holdmq.wire.headers import TopicRow
 
 PERM_INHERIT: Final = 1

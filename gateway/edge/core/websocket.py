@@ -22,10 +22,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from holdmq.service.host_rule import (
-    AllowedHosts,
-    split_target,
-)
+from holdmq.service.host_rule import AllowedHosts, split_target
 
 OPENING: Final = 0
 OPEN: Final = 1

@@ -43,7 +43,7 @@ def ban_of(row: dict[str, Any], now: float) -> Ban:
 
 
 class Bans:
-    """Who is banned; `len()` is how many."""
+    """Addresses and client ids that are banned; `len()` is how many."""
 
     __slots__ = ("_by_key",)
 

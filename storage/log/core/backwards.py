@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdmq.errors import RecordError
-from holdmq.record.codec import (
-    BLANK_MAGIC,
-    BLANK_SIZE_MIN,
-    FIXED_SIZE,
-    VERIFY_ALL,
-    Record,
-    decode_record,
-)
+from holdmq.record.codec import BLANK_MAGIC, BLANK_SIZE_MIN, FIXED_SIZE, VERIFY_ALL, Record, decode_record
 
 
 class Before(NamedTuple):

@@ -17,17 +17,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from holdmq.errors import RecordError
-from holdmq.record.batch import (
-    Ints,
-    decode_columns,
-)
-from holdmq.record.codec import (
-    SYS_ROLLED,
-    VERIFY_ALL,
-    Buffer,
-    Record,
-    decode_record,
-)
+from holdmq.record.batch import Ints, decode_columns
+from holdmq.record.codec import SYS_ROLLED, VERIFY_ALL, Buffer, Record, decode_record
 from storage.api.batches import Batch
 from storage.api.timer import (
     DUE_LIMIT_MS,

@@ -17,10 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from holdmq.record.batch import (
-    Ints,
-    starts_of,
-)
+from holdmq.record.batch import Ints, starts_of
 from storage.api.batches import Batch
 
 ENTRY_SIZE: Final = 20

@@ -42,7 +42,7 @@ class Epochs:
         return None
 
     def content(self) -> dict[str, Any]:
-        """What epoch.json holds."""
+        """The content of epoch.json."""
         return {"epochs": [[e.epoch, e.start] for e in self._epochs]}
 
     @classmethod

@@ -60,7 +60,7 @@ class IndexHeader(NamedTuple):
     first_ms: int
 
     def pack(self) -> bytes:
-        """The 40 bytes."""
+        """Pack the header's 40 bytes."""
         raw = bytearray(_HEADER.pack(MAGIC, *self))
         _CRC.pack_into(raw, _CRC_AT, crc32(raw))
         return bytes(raw)

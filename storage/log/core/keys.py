@@ -8,16 +8,8 @@ from librt.strings import BytesWriter, read_i64_be, write_i64_le
 from xxhash import xxh3_64_intdigest
 
 from holdmq.record.codec import SUFFIX_BYTES
-from holdmq.record.each import (
-    NOT_ALIKE,
-    id_span,
-    is_alike,
-    properties_at,
-)
-from holdmq.record.properties import (
-    KEY,
-    UNIQUE,
-)
+from holdmq.record.each import NOT_ALIKE, id_span, is_alike, properties_at
+from holdmq.record.properties import KEY, UNIQUE
 
 if TYPE_CHECKING:
     from mypy_extensions import i64

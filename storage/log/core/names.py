@@ -10,10 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from holdmq.record.codec import (
-    BLANK_MAGIC,
-    BLANK_SIZE_MIN,
-)
+from holdmq.record.codec import BLANK_MAGIC, BLANK_SIZE_MIN
 
 DIGITS: Final = 20
 

@@ -9,19 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from holdmq.errors import RecordError
-from holdmq.record.batch import (
-    Hashes,
-    Ints,
-    decode_columns,
-    tag_hashes,
-)
-from holdmq.record.codec import (
-    MAGIC,
-    PHYSICAL_OFFSET_AT,
-    QUEUE_ID_AT,
-    VERIFY_ALL,
-    decode_record,
-)
+from holdmq.record.batch import Hashes, Ints, decode_columns, tag_hashes
+from holdmq.record.codec import MAGIC, PHYSICAL_OFFSET_AT, QUEUE_ID_AT, VERIFY_ALL, decode_record
 from storage.api.batches import Batch, BatchRun
 from storage.log.core.checks import Checker
 

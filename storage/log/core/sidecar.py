@@ -21,10 +21,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from holdmq.record.batch import (
-    Hashes,
-    Ints,
-)
+from holdmq.record.batch import Hashes, Ints
 
 SUFFIX: Final = ".hash"
 RUN_ENTRIES: Final = 65_536

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdmq.record.batch import (
-    stamp,
-    tag_hashes,
-)
+from holdmq.record.batch import stamp, tag_hashes
 from storage.api.batches import Batch
 from storage.log.core.stamps import EACH_BYTES_MAX, TagHashes, stamp_each
 

@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from librt.strings import (
-    BytesWriter,
-    read_i32_le,
-    read_i64_le,
-    write_i32_le,
-    write_i64_be,
-    write_i64_le,
-)
+from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_be, write_i64_le
 
 from holdmq.record.codec import (
     IPV6_EXTRA,
@@ -28,10 +21,7 @@ from holdmq.record.codec import (
     TagCache,
 )
 from holdmq.record.each import properties_at
-from holdmq.record.tags import (
-    PROPERTIES_CACHE_MAX,
-    has_keys,
-)
+from holdmq.record.tags import PROPERTIES_CACHE_MAX, has_keys
 
 if TYPE_CHECKING:
     from mypy_extensions import i64

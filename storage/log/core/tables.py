@@ -22,10 +22,7 @@ import xxhash
 
 from holdmq.errors import Code, RecordError
 from holdmq.record.batch import decode_columns
-from holdmq.record.codec import (
-    encode_properties,
-    encode_record,
-)
+from holdmq.record.codec import encode_properties, encode_record
 from holdmq.record.properties import unescape_tag
 from storage.api.batches import Batch
 from storage.api.tables import KEY_BYTES_MAX, ORDERED_KEY_BYTES, RowChanged, VersionedRow, WalkedRow
@@ -37,7 +34,7 @@ _HEAD: Final = Struct(">QH")
 
 
 def row_key(topic: str, key: bytes) -> bytes:
-    """The database's key."""
+    """The key of a row in the database."""
     if len(key) <= PLAIN_KEY_MAX:
         return b"%b\0%b" % (topic.encode(), key)
     return b"%b\0%b%b" % (topic.encode(), key[:PLAIN_KEY_MAX], xxhash.xxh3_128_digest(key))
@@ -49,7 +46,7 @@ def scan_prefix(topic: str, prefix: bytes) -> bytes:
 
 
 def encode_row(key: bytes, value: bytes, version: int) -> bytes:
-    """The database's value."""
+    """The value of a row in the database."""
     if len(key) <= PLAIN_KEY_MAX:
         return _HEAD.pack(version, 0) + value
     return _HEAD.pack(version, len(key)) + key + value

@@ -7,17 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.app.runtime import (
-    CLOSED_MAX,
-    FULL_INTERVAL_S,
-    QUIET_BATCHES,
-    FullCollections,
-    collect,
-)
-from holdmq.service.interpreter import (
-    SWITCH_INTERVAL_S,
-    prepare_interpreter,
-)
+from broker.app.runtime import CLOSED_MAX, FULL_INTERVAL_S, QUIET_BATCHES, FullCollections, collect
+from holdmq.service.interpreter import SWITCH_INTERVAL_S, prepare_interpreter
 
 BUSY = 10 * QUIET_BATCHES
 

@@ -9,10 +9,7 @@ import pytest
 from broker_stack import Stack, Start, refused, until
 from group_peer import GroupPeer, Join, groups
 
-from broker.groups.requests import (
-    MEMBER_EXPIRY_S,
-    STALL_S,
-)
+from broker.groups.requests import MEMBER_EXPIRY_S, STALL_S
 from holdmq.errors import Code, RemoteError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import (

@@ -12,21 +12,12 @@ from group_peer import GroupPeer
 from broker.alerts import backlog as backlogs
 from broker.alerts.statistics_calls import ROWS_MAX
 from broker.kernel.core.windows import TRAFFIC
-from broker.kernel.statistics import (
-    NO_QUEUE,
-    Statistics,
-)
+from broker.kernel.statistics import NO_QUEUE, Statistics
 from holdmq.errors import Code, RemoteError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupRequest, GroupSubscription, GroupUpdateRequest
 from holdmq.wire.header import rows
-from holdmq.wire.headers import (
-    PullQueue,
-    PullRequest,
-    TopicListRequest,
-    TopicListResponse,
-    TopicStats,
-)
+from holdmq.wire.headers import PullQueue, PullRequest, TopicListRequest, TopicListResponse, TopicStats
 from holdmq.wire.offset_headers import TO_OFFSET, OffsetResetRequest
 from holdmq.wire.shared_headers import (
     SharedAckRequest,

@@ -6,12 +6,8 @@ import pytest
 from broker_stack import Stack, Start, until
 from share_peer import GROUP, Gateway, Given, publish
 
-from broker.mqtt_shares import (
-    requests as share_mode,
-)
-from broker.mqtt_shares import (
-    serving as share_serving,
-)
+from broker.mqtt_shares import requests as share_mode
+from broker.mqtt_shares import serving as share_serving
 from holdmq.errors import Code, RemoteError, StorageError, StoreFullError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.topic_headers import TopicPauseRequest

@@ -18,18 +18,11 @@ from stepped_store import Stepped
 from broker.kernel.statistics import Statistics
 from broker.produce.producers import Producers
 from broker.produce.requests import Produce
-from broker.topics.core.table import (
-    Topic,
-    TopicTable,
-)
+from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import Code
 from holdmq.names.topics import PRODUCED_TOPIC
 from holdmq.record.batch import split_records
-from holdmq.record.codec import (
-    COPY_MARK,
-    decode_record,
-    encode_record,
-)
+from holdmq.record.codec import COPY_MARK, decode_record, encode_record
 from holdmq.wire.headers import ProduceRequest, ProduceRun
 from storage.api.batches import Batch, BatchRun
 from storage.api.timer import TIMER_TOPIC

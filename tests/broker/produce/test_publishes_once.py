@@ -9,10 +9,7 @@ import pytest
 from broker_stack import Stack, Start, broker, produce_body, start, until
 
 from holdmq.errors import Code
-from holdmq.record.codec import (
-    SYS_QOS_SHIFT,
-    encode_record,
-)
+from holdmq.record.codec import SYS_QOS_SHIFT, encode_record
 from holdmq.record.once import Once
 from holdmq.rpc.client import Client
 from holdmq.wire.codes import RequestCode

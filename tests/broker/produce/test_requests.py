@@ -12,10 +12,7 @@ import pytest
 from broker_stack import Stack, make_record, produce_body
 
 from holdmq.errors import Code, RemoteError, StorageError
-from holdmq.record.codec import (
-    decode_record,
-    encode_record,
-)
+from holdmq.record.codec import decode_record, encode_record
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import ProduceRequest, ProduceResponse, ProduceRun, PullQueue, RunResult

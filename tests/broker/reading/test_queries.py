@@ -14,10 +14,7 @@ from broker.kernel import lookups
 from broker.reading import queries
 from holdmq.errors import BusyError, Code, RemoteError
 from holdmq.message import MessageId
-from holdmq.record.codec import (
-    encode_properties,
-    encode_record,
-)
+from holdmq.record.codec import encode_properties, encode_record
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows

@@ -14,10 +14,7 @@ from broker_stack import Stack, bodies, until
 from broker.retry.copies import find_moves
 from holdmq.errors import Code, RemoteError, StorageError, StoreFormatError
 from holdmq.record.codec import decode_record
-from holdmq.record.origin import (
-    Origin,
-    origin_of,
-)
+from holdmq.record.origin import Origin, origin_of
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupUpdateRequest
 from holdmq.wire.header import rows

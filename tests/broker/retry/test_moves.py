@@ -10,24 +10,13 @@ from typing import Any
 import pytest
 from broker_stack import Stack, make_record, produce_body
 
-from broker.retry.copies import (
-    DeadLetter,
-    MovedMessage,
-)
+from broker.retry.copies import DeadLetter, MovedMessage
 from broker.retry.moves import MOVES_MAX
 from broker.topics.requests import OWN_TABLES
 from holdmq.errors import Code, HoldMQError, RemoteError, StoreFullError
 from holdmq.record.batch import split_records
-from holdmq.record.codec import (
-    Record,
-    decode_record,
-    encode_record,
-)
-from holdmq.record.origin import (
-    Origin,
-    origin_of,
-    value_in,
-)
+from holdmq.record.codec import Record, decode_record, encode_record
+from holdmq.record.origin import Origin, origin_of, value_in
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupRequest, GroupUpdateRequest
 from holdmq.wire.header import rows

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from broker.shared_groups.core.queue import (
-    Claim,
-    SharedQueue,
-)
+from broker.shared_groups.core.queue import Claim, SharedQueue
 from broker.shared_groups.core.subscriptions import SubscriptionFilter
-from broker.shared_groups.reads import (
-    Looked,
-    choose,
-)
+from broker.shared_groups.reads import Looked, choose
 from storage.api.queues import QueueRead, ReadStatus
 
 

@@ -15,12 +15,8 @@ import pytest
 from broker_stack import Stack, make_record, produce_body
 
 from broker.kernel import lookups
-from broker.tables import (
-    requests as tables,
-)
-from broker.tables import (
-    watches as table_watches,
-)
+from broker.tables import requests as tables
+from broker.tables import watches as table_watches
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, StoreReadOnlyError
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Request

@@ -13,10 +13,7 @@ import pytest
 from sim_disk import SimDisk
 from stepped_store import Stepped
 
-from broker.topics.core.table import (
-    NOT_DELETING,
-    TopicTable,
-)
+from broker.topics.core.table import NOT_DELETING, TopicTable
 from broker.topics.queue_deletion import NoGroups
 from broker.topics.requests import TopicRequests
 from holdmq.errors import RemoteError

@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.state.state_file import StateFile
-from broker.topics.core.table import (
-    Topic,
-    TopicTable,
-)
-from broker.topics.topic_file import (
-    CHANGES_MAX,
-    Staged,
-    TopicFile,
-)
+from broker.topics.core.table import Topic, TopicTable
+from broker.topics.topic_file import CHANGES_MAX, Staged, TopicFile
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError
 
 

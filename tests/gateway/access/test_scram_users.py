@@ -16,12 +16,7 @@ from scram_client import ScramClient
 from gateway.access.checking import check_access
 from gateway.access.scram_file import ScramFile, make_verifier, with_key
 from gateway.access.user_file import write_users
-from gateway.session.scram import (
-    ITERATIONS,
-    METHOD,
-    SALT_BYTES,
-    Verifier,
-)
+from gateway.session.scram import ITERATIONS, METHOD, SALT_BYTES, Verifier
 from holdmq.config.access import AccessSection
 from holdmq.config.model import Config
 from holdmq.errors import ConfigError

@@ -23,12 +23,7 @@ from holdmq.mqtt import (
     encode_block,
 )
 from holdmq.mqtt.protocol import PUBLISH
-from holdmq.record.codec import (
-    SYS_COMPRESSED,
-    SYS_QOS_SHIFT,
-    encode_properties,
-    encode_record,
-)
+from holdmq.record.codec import SYS_COMPRESSED, SYS_QOS_SHIFT, encode_properties, encode_record
 from holdmq.wire.headers import TermKind
 
 Start = Callable[..., Awaitable[Any]]

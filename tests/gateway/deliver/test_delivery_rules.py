@@ -24,11 +24,7 @@ from holdmq.mqtt import (
     encode_block,
 )
 from holdmq.mqtt.protocol import PUBLISH
-from holdmq.record.codec import (
-    SYS_QOS_SHIFT,
-    encode_properties,
-    encode_record,
-)
+from holdmq.record.codec import SYS_QOS_SHIFT, encode_properties, encode_record
 
 Start = Callable[..., Awaitable[Any]]
 

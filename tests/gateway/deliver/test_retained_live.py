@@ -9,12 +9,7 @@ from retained_clients import keep, silent, take
 from session_table import SessionTable, persistent
 
 from holdmq.mqtt import MQTT_5, Properties, PubAck, Publish, SubAck, Subscribe, Subscription
-from holdmq.record.codec import (
-    SYS_QOS_SHIFT,
-    SYS_RETAIN,
-    encode_properties,
-    encode_record,
-)
+from holdmq.record.codec import SYS_QOS_SHIFT, SYS_RETAIN, encode_properties, encode_record
 from holdmq.wire.codes import RequestCode
 
 Start = Callable[..., Awaitable[Any]]

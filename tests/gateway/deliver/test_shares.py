@@ -10,10 +10,7 @@ import pytest
 from gateway.deliver import share_link
 from holdmq.errors import BusyError, Code
 from holdmq.mqtt import MQTT_5, Properties, PubAck, Subscribe, Subscription, Unsubscribe
-from holdmq.record.codec import (
-    SYS_QOS_SHIFT,
-    encode_record,
-)
+from holdmq.record.codec import SYS_QOS_SHIFT, encode_record
 from holdmq.record.properties import encode_properties
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows

@@ -11,10 +11,7 @@ import pytest
 
 from gateway.deliver import system_topics
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Properties, Publish, SubAck, Subscribe, Subscription
-from holdmq.record.codec import (
-    encode_properties,
-    encode_record,
-)
+from holdmq.record.codec import encode_properties, encode_record
 
 Start = Callable[..., Awaitable[Any]]
 

@@ -28,10 +28,7 @@ from gateway.edge import layered
 from gateway.ground.peer import Peer
 from gateway.worker.draining import drain
 from holdmq.mqtt import MQTT_5, Connect, Disconnect, Publish, Will, encode
-from holdmq.record.codec import (
-    decode_host,
-    decode_record,
-)
+from holdmq.record.codec import decode_host, decode_record
 
 Start = Callable[..., Awaitable[Any]]
 

@@ -25,10 +25,7 @@ from websockets.http11 import Response
 
 from gateway.ground.peer import Peer
 from holdmq.mqtt import Publish, encode
-from holdmq.record.codec import (
-    decode_host,
-    decode_record,
-)
+from holdmq.record.codec import decode_host, decode_record
 
 Start = Callable[..., Awaitable[Any]]
 LOCAL = ["127.0.0.0/8"]

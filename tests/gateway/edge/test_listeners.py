@@ -13,18 +13,11 @@ import pytest
 from security import Authority
 
 from gateway.edge import listeners
-from gateway.edge.listeners import (
-    CertificateWatch,
-    Listener,
-    listeners_of,
-)
+from gateway.edge.listeners import CertificateWatch, Listener, listeners_of
 from gateway.edge.tls import Tls
 from gateway.worker import worker
 from holdmq.config.listeners import ListenerSettings
-from holdmq.config.model import (
-    Config,
-    GatewaySection,
-)
+from holdmq.config.model import Config, GatewaySection
 from holdmq.errors import ConfigError
 
 

@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.edge import (
-    parting,
-    stragglers,
-)
+from gateway.edge import parting, stragglers
 from gateway.edge.sockets import ClientSocket
 from gateway.session.connection import close_connection
 from gateway.session.session import Session

@@ -10,20 +10,10 @@ from contextlib import suppress
 import pytest
 
 import gateway.edge.sockets
-from gateway.edge.sockets import (
-    READ_BYTES,
-    SOCKET_LOW_BYTES,
-    ClientSocket,
-    Receiver,
-    Sockets,
-    packed_host,
-)
+from gateway.edge.sockets import READ_BYTES, SOCKET_LOW_BYTES, ClientSocket, Receiver, Sockets, packed_host
 from gateway.ground.limits import SOCKET_HIGH_BYTES
 from gateway.ground.peer import peer_of
-from holdmq.record.codec import (
-    NO_HOST,
-    decode_host,
-)
+from holdmq.record.codec import NO_HOST, decode_host
 
 
 class Noting(Receiver):

@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 from security import Authority
 
-from gateway.edge.tls import (
-    RECORD_BYTES,
-    Tls,
-    explain_failure,
-)
+from gateway.edge.tls import RECORD_BYTES, Tls, explain_failure
 
 
 @pytest.fixture

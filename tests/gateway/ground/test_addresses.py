@@ -2,17 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.ground.addresses import (
-    NOBODY,
-    AddressCounts,
-    address_key,
-    is_local,
-    shown_key,
-)
-from holdmq.record.codec import (
-    NO_HOST,
-    encode_host,
-)
+from gateway.ground.addresses import NOBODY, AddressCounts, address_key, is_local, shown_key
+from holdmq.record.codec import NO_HOST, encode_host
 
 
 @pytest.mark.parametrize(

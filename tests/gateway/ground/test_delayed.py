@@ -2,15 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.ground.delayed import (
-    DELAY_MAX_S,
-    DelayedTopic,
-    split_delayed,
-)
-from gateway.ground.entries import (
-    make_entry,
-    record_properties,
-)
+from gateway.ground.delayed import DELAY_MAX_S, DelayedTopic, split_delayed
+from gateway.ground.entries import make_entry, record_properties
 from holdmq.mqtt import ReasonCode
 from holdmq.record.codec import decode_properties
 

@@ -2,18 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.ground.peer import (
-    Certificate,
-    Peer,
-    born_host,
-    certificate_named,
-    certificate_of,
-    peer_of,
-)
-from holdmq.record.codec import (
-    NO_HOST,
-    decode_host,
-)
+from gateway.ground.peer import Certificate, Peer, born_host, certificate_named, certificate_of, peer_of
+from holdmq.record.codec import NO_HOST, decode_host
 
 
 class Transport:

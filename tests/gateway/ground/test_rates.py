@@ -3,11 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.ground import rates
-from gateway.ground.rates import (
-    Allowances,
-    Bucket,
-    Pace,
-)
+from gateway.ground.rates import Allowances, Bucket, Pace
 
 
 def test_a_second_s_worth_may_come_at_once_and_what_is_more_is_owed() -> None:

@@ -1,11 +1,7 @@
 from __future__ import annotations
 
 from gateway.ground.entries import make_entry
-from gateway.ground.routes import (
-    NO_ROUTES,
-    Route,
-    Routes,
-)
+from gateway.ground.routes import NO_ROUTES, Route, Routes
 
 ROUTES = Routes(
     [

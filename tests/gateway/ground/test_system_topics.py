@@ -2,15 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.ground.counters import (
-    HELP,
-    Counters,
-)
-from gateway.ground.system_topics import (
-    Totals,
-    is_system_filter,
-    system_messages,
-)
+from gateway.ground.counters import HELP, Counters
+from gateway.ground.system_topics import Totals, is_system_filter, system_messages
 
 
 @pytest.mark.parametrize(

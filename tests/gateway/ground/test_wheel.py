@@ -1,11 +1,6 @@
 from __future__ import annotations
 
-from gateway.ground.wheel import (
-    NOWHERE,
-    SLOTS,
-    TICK_S,
-    Wheel,
-)
+from gateway.ground.wheel import NOWHERE, SLOTS, TICK_S, Wheel
 
 
 class Item:

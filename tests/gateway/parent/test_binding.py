@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.parent.binding import (
-    BoundListener,
-    bind,
-)
+from gateway.parent.binding import BoundListener, bind
 from holdmq.config.listeners import ListenerSettings
 from holdmq.errors import StartupError
 

@@ -10,16 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.parent import control
-from gateway.parent.control import (
-    LINES_WAITING_MAX,
-    TRACES_MAX,
-    Controls,
-)
-from holdmq.credentials.login_failures import (
-    LoginFailures,
-    Rules,
-    login_row,
-)
+from gateway.parent.control import LINES_WAITING_MAX, TRACES_MAX, Controls
+from holdmq.credentials.login_failures import LoginFailures, Rules, login_row
 from holdmq.service.admin import ControlAnswer
 
 BAN = {"principal": "c1", "address": "0a000001", "left_s": 60.0, "connects": 9}

@@ -11,11 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.parent import supervisor
-from gateway.parent.supervisor import (
-    SILENT_KILL_S,
-    SILENT_UNREADY_S,
-    WorkerSupervisor,
-)
+from gateway.parent.supervisor import SILENT_KILL_S, SILENT_UNREADY_S, WorkerSupervisor
 from holdmq.config.model import Config
 
 

@@ -11,21 +11,11 @@ from session_table import SessionTable
 from gateway.persistent import wills as wills_module
 from holdmq.errors import BusyError, Code, RemoteError
 from holdmq.mqtt import MQTT_5, Disconnect, Properties, Will
-from holdmq.record.codec import (
-    SYS_RETAIN,
-    decode_properties,
-    decode_record,
-)
+from holdmq.record.codec import SYS_RETAIN, decode_properties, decode_record
 from holdmq.record.once import once_of
 from holdmq.rpc.connection import Request
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.session_headers import (
-    END,
-    WILL_DONE,
-    DueWill,
-    SessionTakenRequest,
-    SessionWillsRequest,
-)
+from holdmq.wire.session_headers import END, WILL_DONE, DueWill, SessionTakenRequest, SessionWillsRequest
 from holdmq.wire.session_will import DELETE_WILL, NO_WILL, PUBLISH_WILL, SessionWill
 
 Start = Callable[..., Awaitable[Any]]

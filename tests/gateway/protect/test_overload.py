@@ -7,17 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.protect.core.overload import (
-    LAG,
-    NORMAL,
-    PAUSING,
-    REFUSING,
-)
-from gateway.protect.overload import (
-    PAUSED_S,
-    OverloadWatch,
-    memory_watermark,
-)
+from gateway.protect.core.overload import LAG, NORMAL, PAUSING, REFUSING
+from gateway.protect.overload import PAUSED_S, OverloadWatch, memory_watermark
 from holdmq.config.model import GatewaySection
 from holdmq.mqtt import MQTT_5, Publish
 from holdmq.service.memory import memory_limit

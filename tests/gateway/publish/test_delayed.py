@@ -9,10 +9,7 @@ import pytest
 
 from gateway.ground.delayed import DELAYED_ROOM_BYTES
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Publish
-from holdmq.record.codec import (
-    decode_properties,
-    decode_record,
-)
+from holdmq.record.codec import decode_properties, decode_record
 
 Start = Callable[..., Awaitable[Any]]
 

@@ -11,10 +11,7 @@ from session_table import SessionTable, persistent
 from gateway.session import received as received_module
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Properties, Publish, PubRel
 from holdmq.record.codec import decode_record
-from holdmq.record.once import (
-    Once,
-    once_of,
-)
+from holdmq.record.once import Once, once_of
 from holdmq.wire.headers import TopicRow
 from holdmq.wire.session_state import ids_of
 

@@ -9,11 +9,7 @@ import pytest
 
 from gateway.publish import topics
 from holdmq.mqtt import MQTT_5, Publish
-from holdmq.record.codec import (
-    decode_record,
-    encode_properties,
-    encode_record,
-)
+from holdmq.record.codec import decode_record, encode_properties, encode_record
 from holdmq.wire.headers import TopicRow
 
 Start = Callable[..., Awaitable[Any]]

@@ -9,11 +9,7 @@ from scram_client import ScramClient
 from session_bench import Bench, reasons
 
 from gateway.session.events import Closed, Connected
-from gateway.session.scram import (
-    METHOD,
-    ScramServer,
-    Verifier,
-)
+from gateway.session.scram import METHOD, ScramServer, Verifier
 from holdmq.mqtt import (
     MQTT_3_1_1,
     Auth,

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import random
 
-from gateway.session.lag import (
-    Lag,
-    Starts,
-)
+from gateway.session.lag import Lag, Starts
 
 
 def test_from_the_first_undelivered_record_on_the_live_feed_passes_a_session_by() -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.session.memberships import (
-    missing_credit,
-    positions_of,
-)
+from gateway.session.memberships import missing_credit, positions_of
 from holdmq.record.codec import encode_record
 
 

@@ -5,10 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.session import owed_retained as retained
-from gateway.session.owed_retained import (
-    RetainedDue,
-    restored,
-)
+from gateway.session.owed_retained import RetainedDue, restored
 from holdmq.wire.retained_headers import LOG_END, RetainedRow, retained_owner
 from holdmq.wire.session_state import (
     FilterOptions,

@@ -16,14 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from broker.produce.core.received import ReceivedIds as Known
-from gateway.session.received import (
-    ReceivedQueues,
-    ReceivedWrite,
-)
-from holdmq.record.codec import (
-    SYS_QOS_SHIFT,
-    encode_record,
-)
+from gateway.session.received import ReceivedQueues, ReceivedWrite
+from holdmq.record.codec import SYS_QOS_SHIFT, encode_record
 from holdmq.record.once import Once
 from holdmq.wire.session_state import ReceivedRow, SessionState, decode_state
 from storage.api.batches import Batch, BatchRun

@@ -5,11 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gateway.session.lag import Lag
-from gateway.session.replay import (
-    ReplayError,
-    ReplayStart,
-    replay_of,
-)
+from gateway.session.replay import ReplayError, ReplayStart, replay_of
 
 NOON_MS = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp() * 1000)
 

@@ -7,13 +7,7 @@ import base64
 import pytest
 from scram_client import ScramClient
 
-from gateway.session.scram import (
-    Decoys,
-    ScramError,
-    ScramServer,
-    Verifier,
-    saslprep,
-)
+from gateway.session.scram import Decoys, ScramError, ScramServer, Verifier, saslprep
 
 # RFC 7677, 3.
 USER, PASSWORD = "user", "pencil"

@@ -7,10 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from session_bench import VERSIONS, Bench, ids, reasons
 
-from gateway.ground.receipts import (
-    CLOSE,
-    PublishReceipt,
-)
+from gateway.ground.receipts import CLOSE, PublishReceipt
 from gateway.session.cursor import SessionCursor
 from gateway.session.events import Closed, Subscribing, Unsubscribing, WindowOpened
 from gateway.session.receiving import take_publishes

@@ -15,10 +15,7 @@ from gateway.edge import stragglers
 from gateway.edge.connection import BROKER
 from gateway.ground.limits import SEND_STALLED_S
 from gateway.protect import gate
-from gateway.publish import (
-    ingress,
-    topics,
-)
+from gateway.publish import ingress, topics
 from holdmq.errors import Code, RemoteError
 from holdmq.mqtt import MQTT_5, Connect, Publish, Subscribe, Subscription, Unsubscribe, encode
 

@@ -13,18 +13,8 @@ from gateway.ground.receipts import PublishReceipt
 from gateway.session.session import Session
 from gateway.worker.draining import drain
 from holdmq.errors import Code, RemoteError
-from holdmq.mqtt import (
-    MQTT_3_1_1,
-    MQTT_5,
-    Disconnect,
-    PubAck,
-    Publish,
-    Will,
-)
-from holdmq.record.codec import (
-    encode_properties,
-    encode_record,
-)
+from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Disconnect, PubAck, Publish, Will
+from holdmq.record.codec import encode_properties, encode_record
 from holdmq.rpc.connection import Connection
 from holdmq.wire.codes import RequestCode
 

@@ -5,11 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from holdmq.config.sources import (
-    load,
-    reference,
-    table_reference,
-)
+from holdmq.config.sources import load, reference, table_reference
 
 
 def test_keys_prints_every_key_as_a_table_and_as_json(holdmq: Any) -> None:

@@ -16,10 +16,7 @@ from gateway.access.passwords import PasswordFile, verify
 from gateway.access.scram_file import ScramFile, make_verifier
 from gateway.access.user_file import write_users
 from gateway.session.scram import Verifier
-from holdmq.files.private_file import (
-    locked,
-    write_private,
-)
+from holdmq.files.private_file import locked, write_private
 
 Holdmq = Callable[..., Any]
 

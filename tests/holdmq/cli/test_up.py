@@ -19,11 +19,7 @@ from holdmq.cli.up import (
     require_writable,
 )
 from holdmq.config.listeners import ListenerSettings
-from holdmq.config.model import (
-    Config,
-    GatewaySection,
-    RegistrySection,
-)
+from holdmq.config.model import Config, GatewaySection, RegistrySection
 from holdmq.errors import ConfigError, StartupError
 
 SERVICES = ["registry", "broker", "gateway", "stats", "console"]

@@ -16,11 +16,7 @@ from processes import free_port, holdmq_stack
 from broker.produce.core.sequences import Sequences
 from holdmq.errors import BusyError, Code, RemoteError
 from holdmq.names.topics import tag_matches
-from holdmq.record.codec import (
-    decode_record,
-    tag_hash,
-    tag_of_record,
-)
+from holdmq.record.codec import decode_record, tag_hash, tag_of_record
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import Server

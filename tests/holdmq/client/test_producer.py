@@ -19,10 +19,7 @@ from holdmq.errors import (
     UsageError,
 )
 from holdmq.names.topics import queue_of_key
-from holdmq.record.codec import (
-    SYS_COMPRESSED,
-    decode_record,
-)
+from holdmq.record.codec import SYS_COMPRESSED, decode_record
 
 
 @pytest.fixture

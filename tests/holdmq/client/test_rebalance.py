@@ -9,11 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from broker.groups.core.leases import (
-    Ended,
-    LeaseKey,
-    Leases,
-)
+from broker.groups.core.leases import Ended, LeaseKey, Leases
 from broker.groups.core.members import Members
 from holdmq.client import rebalance as module
 from holdmq.client.allocation import strategy_of

@@ -11,13 +11,7 @@ from holdmq.client.records import Packing, encode, encode_bodies, mark, move, un
 from holdmq.errors import RecordError
 from holdmq.message import Message
 from holdmq.record.bodies import ID_MASK
-from holdmq.record.codec import (
-    SYS_COMPRESSED,
-    VERIFY_BODY,
-    Record,
-    decode_record,
-    encode_message,
-)
+from holdmq.record.codec import SYS_COMPRESSED, VERIFY_BODY, Record, decode_record, encode_message
 
 
 def split(records: bytes) -> list[Record]:

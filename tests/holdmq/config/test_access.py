@@ -7,10 +7,7 @@ import pytest
 from command_line import run_here
 
 from holdmq.config.access import AccessSection
-from holdmq.config.model import (
-    Config,
-    GatewaySection,
-)
+from holdmq.config.model import Config, GatewaySection
 from holdmq.config.sources import load
 from holdmq.errors import ConfigError
 

@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from holdmq.config.alarms import (
-    AlarmsSection,
-    BacklogRule,
-    parse_rule,
-    rule_of,
-)
+from holdmq.config.alarms import AlarmsSection, BacklogRule, parse_rule, rule_of
 from holdmq.errors import ConfigError
 
 MAIL: dict[str, Any] = {"smtp_host": "mail.example", "mail_from": "a@example", "mail_to": ["b@example"]}

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from holdmq.config.listeners import (
-    LISTENERS_MAX,
-    ListenerSettings,
-)
+from holdmq.config.listeners import LISTENERS_MAX, ListenerSettings
 from holdmq.config.model import GatewaySection
 from holdmq.config.sources import load
 from holdmq.errors import ConfigError

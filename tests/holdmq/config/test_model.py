@@ -3,13 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from holdmq.config.model import (
-    BrokerSection,
-    ClientSection,
-    Config,
-    GatewaySection,
-    RegistrySection,
-)
+from holdmq.config.model import BrokerSection, ClientSection, Config, GatewaySection, RegistrySection
 from holdmq.config.section import is_loopback
 from holdmq.config.security import SecuritySection
 from holdmq.errors import ConfigError

@@ -4,10 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from holdmq.config.model import GatewaySection
-from holdmq.config.routes import (
-    ROUTES_MAX,
-    TREES_MAX,
-)
+from holdmq.config.routes import ROUTES_MAX, TREES_MAX
 
 
 def section(*routes: tuple[str, str]) -> GatewaySection:

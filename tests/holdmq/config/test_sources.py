@@ -5,11 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdmq.config.model import Config
-from holdmq.config.sources import (
-    env_name,
-    load,
-    reference,
-)
+from holdmq.config.sources import env_name, load, reference
 from holdmq.errors import ConfigError
 
 

@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 
 import holdmq.wire
-from holdmq.credentials.access_keys import (
-    AccessKey,
-    Grants,
-)
-from holdmq.credentials.permissions import (
-    NEEDS,
-    Role,
-    names_in,
-)
+from holdmq.credentials.access_keys import AccessKey, Grants
+from holdmq.credentials.permissions import NEEDS, Role, names_in
 from holdmq.errors import Code, RemoteError, WireError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header

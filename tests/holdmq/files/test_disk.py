@@ -10,10 +10,7 @@ from random import Random
 import pytest
 from sim_disk import SECTOR, PowerLoss, SimDisk
 
-from holdmq.files.disk import (
-    Disk,
-    RealDisk,
-)
+from holdmq.files.disk import Disk, RealDisk
 
 ROOT = Path("/")
 

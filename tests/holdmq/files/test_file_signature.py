@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdmq.files.file_signature import (
-    LOOKS_MAX,
-    changed,
-    signature_of,
-)
+from holdmq.files.file_signature import LOOKS_MAX, changed, signature_of
 
 
 @pytest.fixture

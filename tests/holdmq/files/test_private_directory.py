@@ -10,10 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from holdmq.files.disk import RealDisk
-from holdmq.files.private_directory import (
-    close_to_others,
-    make_private,
-)
+from holdmq.files.private_directory import close_to_others, make_private
 
 
 def mode_of(path: Path) -> int:

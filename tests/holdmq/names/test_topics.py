@@ -33,10 +33,7 @@ from holdmq.names.topics import (
     topic_fault,
     topic_of_filter,
 )
-from holdmq.record.codec import (
-    prefix_hash,
-    tag_hash,
-)
+from holdmq.record.codec import prefix_hash, tag_hash
 from holdmq.wire.headers import FilterTerm, TermKind
 
 LEVEL = st.text(st.characters(exclude_characters="+#/\0", exclude_categories=("Cs",)), max_size=12)

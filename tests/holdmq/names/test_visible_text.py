@@ -6,10 +6,7 @@ import unicodedata
 
 import pytest
 
-from holdmq.names.visible_text import (
-    visible,
-    visible_lines,
-)
+from holdmq.names.visible_text import visible, visible_lines
 
 
 @pytest.mark.parametrize(

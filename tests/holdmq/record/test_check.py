@@ -6,14 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdmq.record.batch import (
-    check_entries,
-    encode_batch,
-)
-from holdmq.record.check import (
-    check_properties,
-    properties_fault,
-)
+from holdmq.record.batch import check_entries, encode_batch
+from holdmq.record.check import check_properties, properties_fault
 from holdmq.record.properties import encode_properties
 
 GOOD = [

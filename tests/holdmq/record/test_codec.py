@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 
 from holdmq.errors import Code, RecordError
 from holdmq.message import Message, MessageId
-from holdmq.record.batch import (
-    split_records,
-    stamp,
-    starts_of,
-)
+from holdmq.record.batch import split_records, stamp, starts_of
 from holdmq.record.codec import (
     NO_HOST,
     PROPERTIES_BYTES_MAX,

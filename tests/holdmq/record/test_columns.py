@@ -5,20 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from holdmq.record.batch import (
-    stamp,
-    starts_of,
-)
+from holdmq.record.batch import stamp, starts_of
 from holdmq.record.codec import encode_record
-from holdmq.record.columns import (
-    PIECE_BYTES_MIN,
-    QueueRecordsTaken,
-    encode_columns,
-)
-from holdmq.record.properties import (
-    encode_properties,
-    value_of,
-)
+from holdmq.record.columns import PIECE_BYTES_MIN, QueueRecordsTaken, encode_columns
+from holdmq.record.properties import encode_properties, value_of
 
 
 def records_of(first: int, *properties: bytes, body: bytes = b"body") -> list[memoryview]:

@@ -7,15 +7,8 @@ import pytest
 
 from holdmq.errors import RecordError
 from holdmq.message import Message
-from holdmq.record.codec import (
-    SYS_COMPRESSED,
-    decode_record,
-    encode_message,
-)
-from holdmq.record.compression import (
-    compress,
-    decompress,
-)
+from holdmq.record.codec import SYS_COMPRESSED, decode_record, encode_message
+from holdmq.record.compression import compress, decompress
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000, 3 << 20])

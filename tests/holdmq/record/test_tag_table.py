@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdmq.record.batch import (
-    encode_batch,
-    starts_of,
-    tag_hashes,
-)
-from holdmq.record.tag_table import (
-    TAG_BYTES_MAX,
-    TagTable,
-)
+from holdmq.record.batch import encode_batch, starts_of, tag_hashes
+from holdmq.record.tag_table import TAG_BYTES_MAX, TagTable
 
 ESCAPED = st.binary(max_size=TAG_BYTES_MAX + 9).map(lambda raw: bytes(b | 0x20 for b in raw))
 

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdmq.credentials.access_keys import (
-    REMEMBERED_MAX,
-    AccessKey,
-    Grants,
-    load_keys,
-)
+from holdmq.credentials.access_keys import REMEMBERED_MAX, AccessKey, Grants, load_keys
 from holdmq.credentials.permissions import Role
 from holdmq.errors import Code, ConfigError, RemoteError
 from holdmq.wire.codes import RequestCode

@@ -10,20 +10,12 @@ import pytest
 from processes import free_port
 from rpc_peer import MakePeer, Peer, Until, why_not
 
-from holdmq.errors import (
-    Code,
-    HoldMQError,
-    RemoteError,
-    TransportError,
-)
+from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from holdmq.rpc import client as client_module
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.wire.codes import RequestCode
-from holdmq.wire.headers import (
-    Empty,
-    QueueBoundsRequest,
-)
+from holdmq.wire.headers import Empty, QueueBoundsRequest
 
 # Reconnecting
 

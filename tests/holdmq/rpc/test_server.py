@@ -10,25 +10,13 @@ import msgpack
 import pytest
 from rpc_peer import MakePeer, Peer, Raw, Until
 
-from holdmq.errors import (
-    BusyError,
-    Code,
-    HoldMQError,
-    RemoteError,
-    RequestTimeout,
-    StartupError,
-)
+from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, RequestTimeout, StartupError
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import REQUEST_OVERHEAD_BYTES, Reply, Request
 from holdmq.rpc.server import HELLO_MAX_BYTES
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.command import RESPONSE, Command
-from holdmq.wire.headers import (
-    Empty,
-    HeartbeatRequest,
-    HelloRequest,
-    QueueBoundsRequest,
-)
+from holdmq.wire.headers import Empty, HeartbeatRequest, HelloRequest, QueueBoundsRequest
 
 
 async def test_a_request_is_answered(client: Client) -> None:

@@ -2,12 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdmq.service.host_rule import (
-    AllowedHosts,
-    host_name_of,
-    is_host_name,
-    split_target,
-)
+from holdmq.service.host_rule import AllowedHosts, host_name_of, is_host_name, split_target
 
 HOSTS = AllowedHosts(["console.example.org", "*.gateways.example.org", "Broker_0.Broker.", "*.local"])
 

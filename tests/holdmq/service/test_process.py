@@ -22,11 +22,7 @@ import pytest
 import structlog
 
 from holdmq.config.model import Config
-from holdmq.service.process import (
-    LOOP_STALL_LIMIT_S,
-    Service,
-    listen_error,
-)
+from holdmq.service.process import LOOP_STALL_LIMIT_S, Service, listen_error
 
 HEAD = """
 import asyncio, os, sys, time

@@ -10,19 +10,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from holdmq.errors import WireError
 from holdmq.message import Message, TopicQueue
-from holdmq.record.batch import (
-    stamp,
-    starts_of,
-)
-from holdmq.record.codec import (
-    SYS_COMPRESSED,
-    encode_message,
-    encode_record,
-)
-from holdmq.record.columns import (
-    QueueRecordsTaken,
-    encode_columns,
-)
+from holdmq.record.batch import stamp, starts_of
+from holdmq.record.codec import SYS_COMPRESSED, encode_message, encode_record
+from holdmq.record.columns import QueueRecordsTaken, encode_columns
 from holdmq.wire.column_headers import split_buffers
 from spark_streaming.source.columns import (
     COLUMNS,

@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 from holdmq.errors import CorruptRecordError
-from holdmq.service.memory import (
-    memory_limit,
-    memory_used,
-)
+from holdmq.service.memory import memory_limit, memory_used
 from storage.api.queues import ReadStatus
 from storage.log import reader
 from storage.log.core.chunks import ADD_BELOW

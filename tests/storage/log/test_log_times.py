@@ -7,10 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdmq.record.codec import (
-    MAGIC,
-    decode_record,
-)
+from holdmq.record.codec import MAGIC, decode_record
 
 MakeDriver = Callable[..., Any]
 MIB = 1 << 20

@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdmq.files.disk import (
-    OpenFile,
-    RealDisk,
-)
+from holdmq.files.disk import OpenFile, RealDisk
 from storage.log.open_files import OpenFiles
 
 FILES = 40

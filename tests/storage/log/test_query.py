@@ -17,10 +17,7 @@ import pytest
 from holdmq.errors import CorruptRecordError
 from holdmq.message import MessageId
 from holdmq.record.batch import encode_batch
-from holdmq.record.codec import (
-    decode_record,
-    encode_properties,
-)
+from holdmq.record.codec import decode_record, encode_properties
 from holdmq.record.properties import KEY
 from storage.api.batches import Batch, BatchRun
 from storage.api.index import LATEST_MS, LOG_END, MessagePlace

@@ -14,10 +14,7 @@ from any_disk import ANY_DISK
 from killed_program import said_until_killed
 
 from holdmq.errors import CorruptRecordError, StorageError
-from holdmq.record.codec import (
-    VERIFY_ALL,
-    decode_record,
-)
+from holdmq.record.codec import VERIFY_ALL, decode_record
 from storage.api.queues import ReadStatus
 
 # Each is seconds of computing: minutes on a machine that has others to serve.

@@ -17,10 +17,7 @@ from stepped_store import Stepped
 from holdmq.config.model import Config
 from holdmq.config.sources import load
 from holdmq.errors import BehindError, ConfigError, StorageError, StoreFullError, UsageError
-from holdmq.files.disk import (
-    RealDisk,
-    Space,
-)
+from holdmq.files.disk import RealDisk, Space
 from storage.api.batches import Batch
 from storage.api.queues import ReadStatus
 from storage.api.retention import LogNeed, QueueNeed

@@ -10,12 +10,7 @@ import pytest
 
 from holdmq.config.model import StorageSection
 from holdmq.errors import StoreFormatError
-from holdmq.record.codec import (
-    VERIFY_ALL,
-    decode_record,
-    prefix_hash,
-    tag_hash,
-)
+from holdmq.record.codec import VERIFY_ALL, decode_record, prefix_hash, tag_hash
 from storage.api.batches import Batch
 from storage.api.queues import HashFilter, ReadStatus
 from storage.log.core import queues

@@ -9,11 +9,7 @@ import numpy as np
 
 from holdmq.errors import StorageError
 from holdmq.record.batch import encode_batch
-from holdmq.record.codec import (
-    VERIFY_ALL,
-    decode_record,
-    tag_hash,
-)
+from holdmq.record.codec import VERIFY_ALL, decode_record, tag_hash
 from storage.api.batches import Batch, BatchRun
 from storage.api.queues import HashFilter, ReadStatus
 from storage.log.temporary import OFFSETS_PER_MS

@@ -15,11 +15,7 @@ from typing import Any
 import pytest
 
 from holdmq.errors import RecordError, StorageError
-from holdmq.record.codec import (
-    Record,
-    decode_record,
-    encode_record,
-)
+from holdmq.record.codec import Record, decode_record, encode_record
 from storage.api.timer import DelayedRecord, value_of
 from storage.log import releases, timer
 

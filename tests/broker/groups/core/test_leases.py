@@ -6,10 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.groups.core.leases import (
-    LeaseKey,
-    Leases,
-)
+from broker.groups.core.leases import LeaseKey, Leases
 
 KEY = LeaseKey("g", "t", 0)
 OTHER = LeaseKey("g", "t", 1)

@@ -7,13 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.groups.core.offsets import (
-    GroupOffset,
-    OffsetTable,
-    Reported,
-    clamp,
-    positions,
-)
+from broker.groups.core.offsets import GroupOffset, OffsetTable, Reported, clamp, positions
 from holdmq.errors import StoreFormatError
 
 

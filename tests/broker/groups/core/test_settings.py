@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker.groups.core.members import Members
-from broker.groups.core.settings import (
-    GroupSetting,
-    GroupTable,
-)
+from broker.groups.core.settings import GroupSetting, GroupTable
 from holdmq.errors import Code, RemoteError, StoreFormatError
 from holdmq.wire.group_headers import BROADCAST, CLUSTERING, GroupUpdateRequest
 

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from broker.kernel.core.deadlines import (
-    COMPACT_MIN,
-    Deadlines,
-)
+from broker.kernel.core.deadlines import COMPACT_MIN, Deadlines
 
 
 class Item:

@@ -9,16 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.kernel.core.filters import (
-    STEPS_MAX,
-    FilterSet,
-)
+from broker.kernel.core.filters import STEPS_MAX, FilterSet
 from holdmq.errors import WireError
 from holdmq.mqtt.filters import matches
-from holdmq.names.topics import (
-    filter_terms,
-    join_mqtt_topic,
-)
+from holdmq.names.topics import filter_terms, join_mqtt_topic
 from holdmq.record.tags import tag_hash
 from holdmq.wire.headers import FilterTerm, TermKind
 

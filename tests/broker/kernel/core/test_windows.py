@@ -10,16 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.kernel.core.windows import (
-    COLUMNS,
-    DAY,
-    HOUR,
-    MINUTE,
-    NOTHING,
-    ROW_BYTES,
-    TRAFFIC,
-    Windows,
-)
+from broker.kernel.core.windows import COLUMNS, DAY, HOUR, MINUTE, NOTHING, ROW_BYTES, TRAFFIC, Windows
 
 Tick = tuple[float, list[tuple[str, int]]]
 

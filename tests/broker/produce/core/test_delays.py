@@ -2,16 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from broker.produce.core.delays import (
-    due_of,
-    waiting_records,
-)
+from broker.produce.core.delays import due_of, waiting_records
 from broker.topics.core.table import Topic
 from holdmq.errors import Code, RemoteError
-from holdmq.record.codec import (
-    decode_record,
-    encode_record,
-)
+from holdmq.record.codec import decode_record, encode_record
 from holdmq.record.origin import value_in
 
 NOW = 1_700_000_000_000

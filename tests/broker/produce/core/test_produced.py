@@ -15,17 +15,10 @@ from broker.produce.core.produced import (
     record_of,
     snapshot_of,
 )
-from broker.produce.core.sequences import (
-    WINDOW_BATCHES,
-    Key,
-    Sequences,
-)
+from broker.produce.core.sequences import WINDOW_BATCHES, Key, Sequences
 from holdmq.errors import Code, RecordError
 from holdmq.names.topics import PRODUCED_TOPIC
-from holdmq.record.batch import (
-    split_records,
-    starts_of,
-)
+from holdmq.record.batch import split_records, starts_of
 from holdmq.record.codec import encode_record
 from storage.api.batches import Batch, BatchRun
 

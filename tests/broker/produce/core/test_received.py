@@ -7,15 +7,8 @@ import pytest
 
 from broker.produce.core.received import ReceivedIds
 from holdmq.errors import RecordError
-from holdmq.record.codec import (
-    SYS_QOS_SHIFT,
-    encode_record,
-)
-from holdmq.record.once import (
-    WILL_UID,
-    Once,
-    once_of,
-)
+from holdmq.record.codec import SYS_QOS_SHIFT, encode_record
+from holdmq.record.once import WILL_UID, Once, once_of
 from storage.api.batches import Batch, BatchRun
 from storage.api.timer import TIMER_TOPIC
 

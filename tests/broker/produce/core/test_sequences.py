@@ -6,11 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.produce.core import sequences
-from broker.produce.core.sequences import (
-    WINDOW_BATCHES,
-    WINDOW_IDLE_S,
-    Sequences,
-)
+from broker.produce.core.sequences import WINDOW_BATCHES, WINDOW_IDLE_S, Sequences
 from holdmq.errors import Code
 
 KEY = (7, "devices", 0)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from broker.kernel.core.filters import FilterSet
-from broker.reading.core.hold import (
-    Hold,
-    ParkedPull,
-)
+from broker.reading.core.hold import Hold, ParkedPull
 from holdmq.wire.headers import FilterTerm, TermKind
 
 

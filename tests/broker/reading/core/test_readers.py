@@ -6,17 +6,8 @@ import numpy as np
 import pytest
 
 from broker.kernel.core.filters import FilterSet
-from broker.reading.core.readers import (
-    SERVE_AT_BYTES,
-    SERVE_INTERVAL_S,
-    SERVES_AHEAD_MAX,
-    BulkReader,
-    scan,
-)
-from holdmq.record.batch import (
-    starts_of,
-    tag_hashes,
-)
+from broker.reading.core.readers import SERVE_AT_BYTES, SERVE_INTERVAL_S, SERVES_AHEAD_MAX, BulkReader, scan
+from holdmq.record.batch import starts_of, tag_hashes
 from holdmq.record.codec import encode_record
 from holdmq.record.properties import encode_properties
 from holdmq.record.tags import tag_hash

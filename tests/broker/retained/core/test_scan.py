@@ -6,11 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker.retained.core.scan import (
-    COMPILED_FROM,
-    NEXT,
-    RetainedScan,
-)
+from broker.retained.core.scan import COMPILED_FROM, NEXT, RetainedScan
 from holdmq.mqtt.filters import matches
 from storage.api.tables import END_OF_WALK, TAKE
 

@@ -5,10 +5,7 @@ import random
 
 import pytest
 
-from broker.retry.core.dead_letters import (
-    Marks,
-    OffsetRanges,
-)
+from broker.retry.core.dead_letters import Marks, OffsetRanges
 from holdmq.errors import StoreFormatError
 
 

@@ -11,18 +11,8 @@ from broker.retry.core.moves import (
     resent_copy,
     retry_delay_ms,
 )
-from holdmq.record.codec import (
-    SYS_RETAIN,
-    SYS_ROLLED,
-    Record,
-    decode_record,
-    encode_record,
-)
-from holdmq.record.origin import (
-    Origin,
-    origin_of,
-    value_in,
-)
+from holdmq.record.codec import SYS_RETAIN, SYS_ROLLED, Record, decode_record, encode_record
+from holdmq.record.origin import Origin, origin_of, value_in
 from holdmq.record.properties import encode_properties
 from holdmq.wire.move_headers import DELAY_LEVELS_MS, TO_DEAD_LETTERS
 

@@ -7,10 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.sessions.core.counts import (
-    CountedRow,
-    UserCounts,
-)
+from broker.sessions.core.counts import CountedRow, UserCounts
 
 LONG = "x" * 400
 IDS = [

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from broker.sessions.core.openings import (
-    Kind,
-    Opening,
-)
+from broker.sessions.core.openings import Kind, Opening
 from broker.sessions.core.rows import (
     FoundSession,
     Meta,
@@ -17,10 +14,7 @@ from broker.sessions.core.rows import (
     meta_key,
     state_key,
 )
-from broker.sessions.core.sessions import (
-    TAKEOVER_S,
-    OwnedSessions,
-)
+from broker.sessions.core.sessions import TAKEOVER_S, OwnedSessions
 from holdmq.errors import Code
 from holdmq.wire.session_headers import (
     END,

@@ -17,12 +17,7 @@ from broker.sessions.core.rows import (
     will_key,
 )
 from broker.sessions.core.sessions import OwnedSessions
-from broker.sessions.core.wills import (
-    HEAP_SPARE,
-    LEASE_S,
-    OwnedWills,
-    WillKey,
-)
+from broker.sessions.core.wills import HEAP_SPARE, LEASE_S, OwnedWills, WillKey
 from holdmq.errors import Code, RecordError, WireError
 from holdmq.wire.session_headers import END, WILL_DONE, SessionChange, SessionOpening
 from holdmq.wire.session_will import (

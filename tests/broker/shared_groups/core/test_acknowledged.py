@@ -3,11 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.shared_groups.core.acknowledged import (
-    Acknowledged,
-    bits,
-    ranges_of,
-)
+from broker.shared_groups.core.acknowledged import Acknowledged, bits, ranges_of
 
 
 def test_ranges_are_the_runs_of_set_bits() -> None:

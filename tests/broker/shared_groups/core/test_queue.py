@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 from broker.shared_groups.core.acknowledged import bits
-from broker.shared_groups.core.queue import (
-    QueueKey,
-    SharedQueue,
-)
+from broker.shared_groups.core.queue import QueueKey, SharedQueue
 
 
 def queue_at(floor: int, window: int = 100) -> SharedQueue:

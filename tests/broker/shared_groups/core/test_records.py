@@ -4,15 +4,8 @@ import msgpack
 import pytest
 
 from broker.shared_groups.core.acknowledged import bits
-from broker.shared_groups.core.queue import (
-    QueueKey,
-    SharedQueue,
-)
-from broker.shared_groups.core.records import (
-    ENTRY_NUMBERS_MAX,
-    ProgressNews,
-    RestoredShared,
-)
+from broker.shared_groups.core.queue import QueueKey, SharedQueue
+from broker.shared_groups.core.records import ENTRY_NUMBERS_MAX, ProgressNews, RestoredShared
 from holdmq.errors import RecordError
 
 KEY = QueueKey("g", "t", 0)

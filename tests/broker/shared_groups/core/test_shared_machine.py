@@ -11,24 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from broker.shared_groups.core.acknowledged import ranges_of
-from broker.shared_groups.core.members import (
-    InFlightMessages,
-    Moving,
-    SharedGroupMember,
-)
-from broker.shared_groups.core.queue import (
-    Claim,
-    QueueKey,
-)
-from broker.shared_groups.core.records import (
-    ProgressNews,
-    RestoredShared,
-    snapshot_entry,
-)
-from broker.shared_groups.core.shared import (
-    SettlingMember,
-    Shared,
-)
+from broker.shared_groups.core.members import InFlightMessages, Moving, SharedGroupMember
+from broker.shared_groups.core.queue import Claim, QueueKey
+from broker.shared_groups.core.records import ProgressNews, RestoredShared, snapshot_entry
+from broker.shared_groups.core.shared import SettlingMember, Shared
 from broker.shared_groups.core.subscriptions import SubscriptionFilter
 
 GROUP = "g"

@@ -5,10 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.tables.core.changes import (
-    RowName,
-    TableChanges,
-)
+from broker.tables.core.changes import RowName, TableChanges
 
 A = RowName("t", "a")
 

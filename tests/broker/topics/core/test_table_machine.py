@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.topics.core import changes as topic_changes
-from broker.topics.core.table import (
-    NOT_DELETING,
-    PAUSES_MAX,
-    Topic,
-    TopicTable,
-)
+from broker.topics.core.table import NOT_DELETING, PAUSES_MAX, Topic, TopicTable
 from holdmq.errors import Code, RemoteError, StoreFormatError
 from holdmq.wire.headers import TopicCreateRequest
 from holdmq.wire.topic_headers import TopicUpdateRequest

@@ -17,11 +17,7 @@ from gateway.brokers.core.producer import (
     QueueRecords,
     new_producer_id,
 )
-from gateway.ground.receipts import (
-    CLOSE,
-    PublishReceipt,
-    ReceiptOwner,
-)
+from gateway.ground.receipts import CLOSE, PublishReceipt, ReceiptOwner
 from gateway.ground.targets import HeldSocket
 from holdmq.errors import Code, WireError
 from holdmq.mqtt import PUBACK

@@ -5,13 +5,7 @@ import struct
 
 import pytest
 
-from gateway.edge.core.proxy_protocol import (
-    V1_MAX_BYTES,
-    V2_MAX_BYTES,
-    ProxyError,
-    ProxyHeader,
-    ProxyParser,
-)
+from gateway.edge.core.proxy_protocol import V1_MAX_BYTES, V2_MAX_BYTES, ProxyError, ProxyHeader, ProxyParser
 
 MAGIC = b"\r\n\r\n\0\r\nQUIT\n"
 IPV4 = bytes([203, 0, 113, 7, 10, 0, 0, 5]) + struct.pack(">HH", 40000, 1883)

@@ -6,11 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.ground.entries import make_entry
-from gateway.observe.core.tracing import (
-    LIST_MAX,
-    TEXT_MAX,
-    views,
-)
+from gateway.observe.core.tracing import LIST_MAX, TEXT_MAX, views
 from holdmq.mqtt import (
     MQTT_5,
     SERVER,

@@ -3,11 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.protect.core import flapping
-from gateway.protect.core.flapping import (
-    Ban,
-    Bans,
-    Flapping,
-)
+from gateway.protect.core.flapping import Ban, Bans, Flapping
 
 HERE, THERE = b"\x0a\0\0\1", b"\x0a\0\0\2"
 

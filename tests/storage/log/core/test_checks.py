@@ -9,10 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdmq.errors import RecordError
-from holdmq.record.batch import (
-    stamp,
-    starts_of,
-)
+from holdmq.record.batch import stamp, starts_of
 from holdmq.record.codec import (
     FIXED_SIZE,
     RECORD_BYTES_LIMIT,

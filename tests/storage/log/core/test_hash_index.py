@@ -8,19 +8,9 @@ from hypothesis import strategies as st
 
 from holdmq.record.batch import encode_batch
 from holdmq.record.codec import encode_properties
-from holdmq.record.properties import (
-    KEY,
-    UNIQUE,
-)
+from holdmq.record.properties import KEY, UNIQUE
 from storage.api.batches import Batch, BatchRun
-from storage.log.core.hash_index import (
-    KEYS,
-    SLOT,
-    IndexHeader,
-    add_to_slots,
-    keys_of,
-    link,
-)
+from storage.log.core.hash_index import KEYS, SLOT, IndexHeader, add_to_slots, keys_of, link
 from storage.log.core.keys import hash_of, keys_in
 
 

@@ -6,18 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdmq.record.batch import (
-    stamp,
-    starts_of,
-    tag_hashes,
-)
-from holdmq.record.codec import (
-    VERIFY_ALL,
-    decode_record,
-    encode_host,
-    encode_properties,
-    encode_record,
-)
+from holdmq.record.batch import stamp, starts_of, tag_hashes
+from holdmq.record.codec import VERIFY_ALL, decode_record, encode_host, encode_properties, encode_record
 from holdmq.record.tags import PROPERTIES_CACHE_MAX
 from storage.api.batches import Batch, BatchRun
 from storage.log.core.stamper import Stamper
