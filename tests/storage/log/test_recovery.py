@@ -263,7 +263,7 @@ import json, queue, sys
 from holdmq.config.model import StorageSection
 from holdmq.record.batch import encode_batch
 from storage.log.store import open_store
-from storage.api.store import Batch, BatchRun
+from storage.api.batches import Batch, BatchRun
 posted = queue.SimpleQueue()
 directory, any_disk = sys.argv[1], json.loads(sys.argv[2])
 settings = StorageSection.model_validate(

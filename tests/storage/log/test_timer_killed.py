@@ -25,7 +25,7 @@ from holdmq.config.model import StorageSection
 from holdmq.record.codec import encode_record
 from storage.log import timer
 from storage.log.store import now_ms, open_store
-from storage.api.store import DelayedRecord
+from storage.api.timer import DelayedRecord
 
 timer.CHECKPOINT_INTERVAL_S = 0.05
 directory, seed = sys.argv[1], int(sys.argv[2])
