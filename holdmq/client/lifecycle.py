@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
@@ -49,7 +50,7 @@ class RoutedClient:
             await self.routes.close()
 
 
-class RoutedConsumer(RoutedClient):
+class RoutedConsumer(RoutedClient, ABC):
     """Is told by its RouteTable of connections and routes, from `_attach` until `_detach`."""
 
     _is_attached = False
@@ -66,11 +67,13 @@ class RoutedConsumer(RoutedClient):
             self.routes.on_up.remove(self._link_up)
             self.routes.on_routes.remove(self._routes_changed)
 
+    @abstractmethod
     def _link_up(self, link: Link, connection: Connection, hello: HelloResponse) -> None:
-        raise NotImplementedError
+        """Go on with a broker whose connection is there (again)."""
 
+    @abstractmethod
     def _routes_changed(self, changed: frozenset[str]) -> None:
-        raise NotImplementedError
+        """Go on with topics whose routes are others than before."""
 
 
 def check_settings(start: str, concurrency: int) -> None:
