@@ -7,7 +7,7 @@ the reader pool (reader.py). They meet in plain integers, one deque and callback
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,27 +21,26 @@ from holdmq.errors import BehindError, StorageError, StoreFullError
 from holdmq.files.disk import Disk, RealDisk
 from holdmq.record.codec import BLANK_SIZE_MIN
 from storage.api.batches import Appended, Batch, Confirmed
-from storage.api.log_order import LogOrder
+from storage.api.log_order import TAIL_READ_BYTES, LogOrder
+from storage.api.queues import HashFilter, QueueRead, ReadStatus
 from storage.api.store import Backlog, StoreState
 from storage.log.chunks import Chunks
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.chunks import ChunkCache
 from storage.log.core.epochs import Epochs
 from storage.log.core.names import place
-from storage.log.core.queues import Queue, confirm_runs
+from storage.log.core.queues import Queue, confirm_runs, outside, read_memory
 from storage.log.core.scan import KeyLevels
 from storage.log.core.stamper import Stamper
 from storage.log.core.tail import Tail
 from storage.log.derived import Derived
-from storage.log.failures import FULL_HINT
+from storage.log.failures import FULL_HINT, write_failure
 from storage.log.flusher import Checkpoint, Flusher
 from storage.log.home import StoreDirectory
 from storage.log.key_index import KeyIndex
-from storage.log.numbers import numbers_of
 from storage.log.open_files import OpenFiles
 from storage.log.query import Index
 from storage.log.reader import ColdReader
-from storage.log.reads import StoreReads
 from storage.log.recovery import Recovery
 from storage.log.retention import Deletion, Retention, limits_of
 from storage.log.segments import Segments
@@ -59,6 +58,9 @@ CONFIRM_BATCHES_MAX: Final = 32
 """Batches confirmed in one turn of the loop: behind a slow fsync a thousand queue, with a callback each."""
 PREPARE_PART: Final = 4
 """The next segment is made when a quarter of the ongoing one is left."""
+
+BEHIND_LOG_INTERVAL_S: Final = 1.0
+"""Readers that retention passed are logged this often: a thousand at once are one event."""
 
 log = structlog.get_logger("holdmq.storage")
 
@@ -102,7 +104,7 @@ def open_store(
     )
 
 
-class LogStore(StoreReads):
+class LogStore:
     """`storage.api.store.MessageStore` on a local disk."""
 
     def __init__(
@@ -118,7 +120,9 @@ class LogStore(StoreReads):
         has_threads: bool,
         is_table: Callable[[str], bool] | None,
     ) -> None:
-        super().__init__()
+        self._memory_reads = self._cold_reads = self._tail_reads = self._tail_misses = 0
+        self._behind_reads = 0
+        self._behind_logged_at = float("-inf")
         directory = Path(settings.data_dir)
         is_sync = settings.flush == "sync"
         self._settings = settings
@@ -346,7 +350,44 @@ class LogStore(StoreReads):
 
     def numbers(self) -> dict[str, float]:
         """Counters (names in _total) and gauges for metrics."""
-        return numbers_of(self)
+        writer, flusher = self.writer, self.flusher
+        return {
+            "appends_total": self._appends,
+            "records_total": self._records,
+            "bytes_total": self._bytes,
+            "refused_batches_total": self._refused,
+            "rollbacks_total": self._rollbacks,
+            "write_groups_total": writer.groups,
+            "fsyncs_total": writer.fsyncs + flusher.fsyncs,
+            "blanks_total": writer.blanks,
+            "index_writes_total": self._files.writes,
+            "index_failures_total": flusher.index_failures,
+            "checkpoints_total": flusher.checkpoints,
+            "memory_reads_total": self._memory_reads,
+            "tail_hits_total": self._tail_reads,
+            "tail_misses_total": self._tail_misses,
+            "cold_reads_total": self._cold_reads,
+            **self.chunks.numbers(),
+            **self.sidecars.numbers(),
+            **self.temporary.numbers(),
+            "corrupt_reads_total": self._reader.corrupt,
+            "behind_reads_total": self._behind_reads,
+            "recovery_cut_bytes": self.cut_bytes,
+            "pending_batches": len(self._pending),
+            "pending_bytes": self._pending_bytes,
+            "tail_bytes": self._tail.size_bytes,
+            "tail_batches": len(self._tail),
+            "queues": len(self._queues),
+            "segments": len(self._segments.table),
+            "confirmed_position": self.confirmed_position,
+            "synced_position": writer.synced,
+            "indexed_position": flusher.indexed,
+            "epoch": self.epoch,
+            "writable": float(self.state().ok),
+            **self.derived.numbers(),
+            **self.retention.numbers(),
+            **self._keys.numbers(),
+        }
 
     # Append
 
@@ -573,3 +614,114 @@ class LogStore(StoreReads):
     def _fail(self, error: StorageError) -> None:
         """The disk failed outside of a write: nothing more is acknowledged."""
         self._take_back(error, ANY_GENERATION)
+
+    # Reads: every one is decided by state that appends and retention change
+
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        if self.temporary.holds(topic):
+            return self.temporary.bounds(topic, queue_id)
+        queue = self._queues.get((topic, queue_id))
+        return (0, 0) if queue is None else (queue.first_offset, queue.confirmed)
+
+    def is_being_written(self, topic: str, queue_id: int) -> bool:
+        queue = self._queues.get((topic, queue_id))
+        return queue is not None and queue.stamped != queue.confirmed
+
+    def read_queue(
+        self,
+        topic: str,
+        queue_id: int,
+        epoch: int,
+        offset: int,
+        max_bytes: int,
+        max_count: int,
+        wanted: HashFilter | None = None,
+    ) -> QueueRead | None:
+        if self.temporary.holds(topic):
+            return self.temporary.read(topic, queue_id, offset, max_bytes, max_count, wanted)
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return outside(Queue(topic, queue_id), offset)
+        if 0 < epoch < self._epochs.current and offset > queue.first_offset:
+            return None
+        self._memory_reads += 1
+        read = read_memory(queue, offset, max_bytes, max_count, wanted)
+        if read is not None and read.status is ReadStatus.BEHIND:
+            self._behind(queue, offset)
+        return read
+
+    def read_queue_cold(
+        self,
+        topic: str,
+        queue_id: int,
+        epoch: int,
+        offset: int,
+        max_bytes: int,
+        max_count: int,
+        wanted: HashFilter | None = None,
+    ) -> QueueRead:
+        self._cold_reads += 1
+        queue = self._queues.get((topic, queue_id)) or Queue(topic, queue_id)
+        limit = self._epochs.limit_of(epoch) if epoch > 0 else None
+        if limit is not None and offset > queue.first_offset:
+            try:
+                survived = self._files.first_at_or_after(
+                    (topic, queue_id), queue.first_offset, queue.indexed, limit
+                )
+            except OSError as error:
+                raise write_failure(error, "read", str(self._files.directory), None) from error
+            if offset > survived:
+                return QueueRead(ReadStatus.AHEAD, survived, queue.first_offset, queue.confirmed)
+        try:
+            read = self._reader.read_queue(
+                queue, offset, max_bytes, max_count, wanted, self.confirmed_position
+            )
+        except StorageError:
+            if offset >= queue.first_offset:
+                raise
+            read = None
+        if offset < queue.first_offset:
+            # Retention may have passed while the read was under way.
+            self._behind(queue, offset)
+            return outside(queue, offset) or QueueRead(
+                ReadStatus.BEHIND, queue.first_offset, queue.first_offset, queue.confirmed
+            )
+        assert read is not None
+        return read
+
+    def _behind(self, queue: Queue, offset: int) -> None:
+        """Count a reader that retention passed, and say so: at most a line per second."""
+        self._behind_reads += 1
+        now = monotonic()
+        if now - self._behind_logged_at >= BEHIND_LOG_INTERVAL_S:
+            self._behind_logged_at = now
+            log.warning(
+                "a reader was behind retention; it goes on at the first offset",
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                offset=offset,
+                first_offset=queue.first_offset,
+                behind_reads=self._behind_reads,
+            )
+
+    def tail(self, position: int, max_bytes: int = TAIL_READ_BYTES) -> Sequence[Batch] | None:
+        found = self._tail.since(position, max_bytes)
+        if found is None:
+            self._tail_misses += 1
+        else:
+            self._tail_reads += 1
+        return found
+
+    def read_log(self, position: int, max_bytes: int) -> list[Batch]:
+        self._cold_reads += 1
+        try:
+            return self._reader.read_log(position, max_bytes, self.confirmed_position)
+        except StorageError as error:
+            first_position = self._segments.first_position
+            if isinstance(error.__cause__, FileNotFoundError):
+                # Retention gives a segment up, removes its file, and then forgets it.
+                first_position = max(first_position, self._checkpoint.first_position)
+            if position >= first_position:
+                raise
+            self._behind_reads += 1
+            raise BehindError(position, first_position) from None
