@@ -12,6 +12,7 @@ import typer
 import holdmq
 from holdmq.cli import services
 from holdmq.cli.loading import uncollected
+from holdmq.cli.options import CommandGroup
 from holdmq.config.model import LogSection
 from holdmq.errors import ConfigError, HoldMQError, UsageError
 from holdmq.names.visible_text import visible_lines
@@ -52,39 +53,34 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """HoldMQ: MQTT for millions of devices over one commit log."""
     # A command says itself what failed; a service sets its own logging up.
     telemetry.setup("cli", LogSection(level="error"))
 
 
-def command_line(first: str = "") -> typer.Typer:
+def command_line(first: str = "") -> CommandGroup:
     """Return the command line for arguments that begin with `first`.
 
     Only the command of that name is loaded, for all of them take longer than most of them run; all are if
     `first` is none: a help, an option, a mistake.
     """
-    line = typer.Typer(
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
-        context_settings={"help_option_names": ["-h", "--help"]},
+    line = CommandGroup(
+        "HoldMQ: MQTT for millions of devices over one commit log.", "holdmq up --data ./holdmq-data"
     )
-    line.callback(epilog="Example: holdmq up --data ./holdmq-data")(_root)
+    line.callback()(_root)
     known = first in _SINGLE or first in _GROUPS
     for name in [first] if known else [*_SINGLE, *_GROUPS]:
         if name in services.MODULES:
             services.register(line, name)
         elif name == "loadtest":
-            line.command(
+            # Its own command line, help included, is loaded when it is asked for.
+            line.add(
                 name,
-                # Its own command line, help included, is loaded when it is asked for.
+                example="holdmq loadtest publish --devices 200 --seconds 10",
                 context_settings={
                     "allow_extra_args": True,
                     "ignore_unknown_options": True,
                     "help_option_names": [],
                 },
-                epilog="Example: holdmq loadtest publish --devices 200 --seconds 10",
             )(_loadtest)
         elif name in _SINGLE:
             importlib.import_module(f"holdmq.cli.{name}").register(line)

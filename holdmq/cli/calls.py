@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterable, Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
 
 from holdmq.config.model import Config
 
-if TYPE_CHECKING:
-    from holdmq.client.cluster_calls import AdminCalls
-
 T = TypeVar("T")
-C = TypeVar("C", bound="AdminCalls")
+C = TypeVar("C")
 
 
-def run_calls(config: Config, calls: type[C], work: Callable[[C], Awaitable[T]]) -> T:
-    """Do `work` with one of `calls`, which is connected meanwhile. Raises what it raises."""
+def run_calls(
+    config: Config, calls: Callable[..., AbstractAsyncContextManager[C]], work: Callable[[C], Awaitable[T]]
+) -> T:
+    """Do `work` with one of `calls`, a class of the SDK, connected meanwhile. Raises what it raises."""
     from holdmq.rpc.security import Security
 
     async def run() -> T:
-        name = f"holdmq-{calls.KIND}-{os.getpid()}"
+        name = f"holdmq-cli-{os.getpid()}"
         async with calls(config.registries(), client_id=name, security=Security.of(config)) as one:
             return await work(one)
 

@@ -8,37 +8,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdmq.cli.options import Json, print_json
-from holdmq.cli.shown import say
+from holdmq.cli.options import CommandGroup, Output
 from holdmq.errors import StartupError
 
 if TYPE_CHECKING:
     from holdmq.credentials.certificates import CertificateFiles
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Certificates for TLS between HoldMQ's processes: a development authority, and what it signs.",
-    epilog="Example: holdmq cert ca && holdmq cert issue broker-0 --host 127.0.0.1 --host localhost",
+app = CommandGroup(
+    "Certificates for TLS between HoldMQ's processes: a development authority, and what it signs.",
+    "holdmq cert ca && holdmq cert issue broker-0 --host 127.0.0.1 --host localhost",
 )
 
 Directory = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Directory of the PEM files.")]
 DIRECTORY = Path("holdmq-certs")
 
 
-@app.command(epilog="Example: holdmq cert ca --dir certs")
+@app.add("ca", example="holdmq cert ca --dir certs")
 def ca(
+    output: Output,
     directory: Directory = DIRECTORY,
     days: Annotated[int, typer.Option(min=1, max=36_500, help="Days that it lasts.")] = 3650,
-    as_json: Json = False,
 ) -> None:
     """Make a certificate authority; it is never replaced."""
     files = _certificates().make_authority(directory, days)
-    _say(files, as_json, f"the authority is {files.cert}; keep {files.key} away from everybody")
+    _say(files, output, f"the authority is {files.cert}; keep {files.key} away from everybody")
 
 
-@app.command(epilog="Example: holdmq cert issue broker-0 --host broker-0.internal --host 10.0.0.5")
+@app.add("issue", example="holdmq cert issue broker-0 --host broker-0.internal --host 10.0.0.5")
 def issue(
+    output: Output,
     name: Annotated[str, typer.Argument(help="Name of the certificate and of its files.")],
     host: Annotated[
         list[str] | None,
@@ -48,24 +46,19 @@ def issue(
     ] = None,
     directory: Directory = DIRECTORY,
     days: Annotated[int, typer.Option(min=1, max=825, help="Days that it lasts.")] = 90,
-    as_json: Json = False,
 ) -> None:
     """Make a certificate for a server or a client, in place of an earlier one of that name."""
     files = _certificates().issue(directory, name, host or (), dt.timedelta(days=days))
-    _say(files, as_json, f"{files.cert} and {files.key} last {days} days")
+    _say(files, output, f"{files.cert} and {files.key} last {days} days")
 
 
-@app.command(epilog="Example: holdmq cert show holdmq-certs/broker-0.pem")
+@app.add("show", example="holdmq cert show holdmq-certs/broker-0.pem")
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE.pem", help="The certificate.")], as_json: Json = False
+    output: Output, file: Annotated[Path, typer.Argument(metavar="FILE.pem", help="The certificate.")]
 ) -> None:
     """Print whom a certificate names, who signed it and how long it lasts."""
     facts = _certificates().describe(file)
-    if as_json:
-        print_json(facts)
-        return
-    for name, value in facts.items():
-        say(f"{name:8} {value}")
+    output.tell(facts, *(f"{name:8} {value}" for name, value in facts.items()))
 
 
 def _certificates() -> Any:
@@ -78,8 +71,5 @@ def _certificates() -> Any:
     return certificates
 
 
-def _say(files: CertificateFiles, as_json: bool, sentence: str) -> None:
-    if as_json:
-        print_json({"cert": str(files.cert), "key": str(files.key)})
-    else:
-        say(sentence)
+def _say(files: CertificateFiles, output: Output, sentence: str) -> None:
+    output.tell({"cert": str(files.cert), "key": str(files.key)}, sentence)

@@ -5,28 +5,24 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import typer
 from pydantic import BaseModel, SecretStr
 from rich.console import Console
 
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.options import CommandGroup, Given, Output, print_json
 from holdmq.cli.plain_table import PlainTable
 from holdmq.cli.shown import say
 from holdmq.config.sources import reference, table_reference
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Configuration: the reference of all keys, a check, the values in force.",
-    epilog="Example: holdmq config keys",
+app = CommandGroup(
+    "Configuration: the reference of all keys, a check, the values in force.", "holdmq config keys"
 )
 
 
-@app.command(epilog="Example: holdmq config keys --json")
-def keys(as_json: Json = False) -> None:
+@app.add("keys", example="holdmq config keys --json")
+def keys(output: Output) -> None:
     """Print every key with its type, default, unit, environment variable and meaning."""
     rows = [*reference(), *table_reference()]
-    if as_json:
+    if output.as_json:
         print_json([row._asdict() for row in rows])
         return
     table = PlainTable("key", "default", "unit", "environment variable", "meaning", show_lines=True)
@@ -36,10 +32,10 @@ def keys(as_json: Json = False) -> None:
     _console().print(table)
 
 
-@app.command(epilog="Example: holdmq config check --config holdmq.toml --set gateway.port=1884")
-def check(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+@app.add("check", example="holdmq config check --config holdmq.toml --set gateway.port=1884")
+def check(given: Given) -> None:
     """Read the configuration, and say whether the services would accept it."""
-    loaded = configuration(config, set_)
+    loaded = given.configuration()
     loaded.access.anonymous_allowed(loaded.gateway)
     if loaded.access.is_used:
         from gateway.access.checking import check_access
@@ -53,19 +49,19 @@ def check(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -
         refuse_open_secrets(loaded.alarms)
     for section in ("registry", "broker"):
         loaded.rpc_anonymous_allowed(section)
-    given = [row.key for row in reference() if loaded.source_of(row.key) != "default"]
-    if as_json:
-        print_json({"ok": True, "set": given})
-        return
-    say(f"the configuration is valid: {len(given)} keys are set, the others have their defaults")
+    keys_set = [row.key for row in reference() if loaded.source_of(row.key) != "default"]
+    given.tell(
+        {"ok": True, "set": keys_set},
+        f"the configuration is valid: {len(keys_set)} keys are set, the others have their defaults",
+    )
 
 
-@app.command(epilog="Example: holdmq config show --config holdmq.toml > effective.toml")
-def show(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+@app.add("show", example="holdmq config show --config holdmq.toml > effective.toml")
+def show(given: Given) -> None:
     """Print the values in force and where each comes from, as a TOML file that can be used again."""
-    loaded = configuration(config, set_)
+    loaded = given.configuration()
     values = {row.key: (loaded.value_of(row.key), loaded.source_of(row.key)) for row in reference()}
-    if as_json:
+    if given.as_json:
         # A secret's own text is asterisks.
         print_json(
             {key: {"value": plain(value), "source": source} for key, (value, source) in values.items()}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 
 from holdmq.cli.calls import first_of, run_calls
-from holdmq.cli.options import ConfigFile, GroupName, Json, Sets, Yes, configuration, confirm, print_json
-from holdmq.cli.plain_table import PlainTable
-from holdmq.cli.shown import say
+from holdmq.cli.options import CommandGroup, Given, GroupName, Yes, confirm, print_json
+from holdmq.cli.shown import content, say
 from holdmq.config.model import Config
 from holdmq.errors import UsageError
 
@@ -25,12 +22,7 @@ T = TypeVar("T")
 SHOWN_BYTES = 60
 """How much of a body a line shows; --json shows all of it."""
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Dead letters: messages that a consumer group failed with too often.",
-    epilog="Example: holdmq dlq list",
-)
+app = CommandGroup("Dead letters: messages that a consumer group failed with too often.", "holdmq dlq list")
 
 Places = Annotated[
     list[str] | None,
@@ -38,33 +30,25 @@ Places = Annotated[
 ]
 
 
-@app.command("list", epilog="Example: holdmq dlq list")
-def list_(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+@app.add("list", example="holdmq dlq list")
+def list_(given: Given) -> None:
     """List the groups that have dead letters, and how many were sent again."""
 
     async def work(letters: DeadLetters) -> list[dict[str, Any]]:
         return [{"group": name, **found._asdict()} for name, found in (await letters.groups()).items()]
 
-    rows = _run(configuration(config, set_), work)
-    if as_json:
-        print_json(rows)
-        return
-    table = PlainTable("group", "dead letters", "sent again")
-    for row in rows:
-        table.add_row(row["group"], str(row["messages"]), str(row["resent"]))
-    Console().print(table)
+    rows = _run(given.configuration(), work)
+    given.table(("group", "dead letters", "sent again"), rows, dict.values)
 
 
-@app.command(epilog="Example: holdmq dlq read billing --count 5")
+@app.add("read", example="holdmq dlq read billing --count 5")
 def read(
+    given: Given,
     group: GroupName,
     count: Annotated[int, typer.Option("--count", min=1, help="Show at most so many.")] = 20,
     after: Annotated[
         str, typer.Option("--after", metavar="BROKER/OFFSET", help="Go on behind this one.")
     ] = "",
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Show a group's dead letters, the oldest of each broker first: their origin, retries and bodies."""
 
@@ -75,26 +59,21 @@ def read(
         # Brokers come in the order of their names.
         return await first_of((letter async for letter in every if letter.broker >= broker), count)
 
-    for letter in _run(configuration(config, set_), work):
-        if as_json:
-            print_json(_shown(letter))
-        else:
-            say(_line(letter))
+    for letter in _run(given.configuration(), work):
+        given.tell(_shown(letter), _line(letter))
 
 
-@app.command(epilog="Example: holdmq dlq resend billing --topic billing-again")
+@app.add("resend", example="holdmq dlq resend billing --topic billing-again")
 def resend(
+    given: Given,
     group: GroupName,
     places: Places = None,
     topic: Annotated[str, typer.Option("--topic", help="Send them to this topic, not to their own.")] = "",
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Send dead letters again as new messages: those named, or all; none is sent twice."""
     wanted = None if not places else [_place(place) for place in places]
-    done = _run(configuration(config, set_), lambda letters: letters.resend(group, wanted, topic=topic))
-    if as_json:
+    done = _run(given.configuration(), lambda letters: letters.resend(group, wanted, topic=topic))
+    if given.as_json:
         failures = [{"broker": broker, **failure._asdict()} for broker, failure in done.failures]
         print_json({"resent": done.resent, "repeated": done.repeated, "failures": failures})
     else:
@@ -105,27 +84,22 @@ def resend(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: holdmq dlq purge billing --yes")
+@app.add("purge", example="holdmq dlq purge billing --yes")
 def purge(
+    given: Given,
     group: GroupName,
     until: Annotated[
         list[str] | None,
         typer.Option("--until", metavar="BROKER/OFFSET", help="Only what lies before this one; repeat it."),
     ] = None,
     yes: Yes = False,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Give up a group's dead letters for good, at every broker."""
     if not yes:
         confirm(f"Give up the dead letters of {group} for good?")
     ends = dict(_place(place) for place in until) if until else None
-    purged = _run(configuration(config, set_), lambda letters: letters.purge(group, ends))
-    if as_json:
-        print_json({"purged": purged})
-    else:
-        say(f"{purged} dead letters of {group} are gone")
+    purged = _run(given.configuration(), lambda letters: letters.purge(group, ends))
+    given.tell({"purged": purged}, f"{purged} dead letters of {group} are gone")
 
 
 def _run(config: Config, work: Callable[[DeadLetters], Awaitable[T]]) -> T:
@@ -143,10 +117,6 @@ def _place(text: str) -> tuple[str, int]:
 
 def _shown(letter: ReadLetter) -> dict[str, Any]:
     message, origin = letter.message, letter.origin
-    try:
-        body: dict[str, str] = {"body": message.body.decode()}
-    except UnicodeDecodeError:
-        body = {"body_base64": base64.b64encode(message.body).decode()}
     return {
         "broker": letter.broker,
         "offset": letter.offset,
@@ -159,7 +129,7 @@ def _shown(letter: ReadLetter) -> dict[str, Any]:
         "unique_id": message.unique_id,
         "born_ms": message.born_ms,
         "origin": None if origin is None else f"{origin.topic}/{origin.queue_id}/{origin.offset}",
-        **body,
+        **content("body", message.body),
     }
 
 

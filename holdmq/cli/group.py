@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
-from rich.console import Console
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import ConfigFile, GroupName, Json, Sets, Yes, configuration, confirm, print_json
-from holdmq.cli.plain_table import PlainTable
+from holdmq.cli.options import CommandGroup, Given, GroupName, Yes, confirm, print_json
 from holdmq.cli.shown import say
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
 from holdmq.config.model import Config
@@ -26,127 +25,101 @@ T = TypeVar("T")
 _DURATION: Final = re.compile(r"(\d{1,9})(ms|s|m|h|d)\Z")
 _UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Consumer groups: settings, members, progress, resets.",
-    epilog="Example: holdmq group lag billing",
-)
+app = CommandGroup("Consumer groups: settings, members, progress, resets.", "holdmq group lag billing")
 
 Topics = Annotated[
     list[str] | None, typer.Option("--topic", help="Only this topic; repeat it.", show_default=False)
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and change nothing.")]
-Consume = Annotated[
-    bool | None,
-    typer.Option("--consume/--no-consume", help="Whether its members may consume.", show_default=False),
-]
-FromMin = Annotated[
-    bool | None,
-    typer.Option(
-        "--from-min/--no-from-min", help="Whether it may begin at the first message.", show_default=False
-    ),
-]
-Broadcast = Annotated[
-    bool | None,
-    typer.Option(
-        "--broadcast/--no-broadcast", help="Whether it may consume in broadcast.", show_default=False
-    ),
-]
-RetryTimes = Annotated[
-    int | None, typer.Option("--retry-max-times", help="Retries before a dead letter.", show_default=False)
-]
-RetryQueues = Annotated[
-    int | None, typer.Option("--retry-queues", help="Queues of its retry topic.", show_default=False)
-]
-DelayLevels = Annotated[
-    str | None,
-    typer.Option(
-        "--delay-levels", help="Its own retry delays, as 1s,5s,1m; '' = the broker's.", show_default=False
-    ),
-]
 
 
-@app.command("list", epilog="Example: holdmq group list")
-def list_(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+@dataclass(frozen=True, slots=True)
+class GroupChoices:
+    """Settings of a group; None = as it is, or the broker's default."""
+
+    consume: Annotated[
+        bool | None,
+        typer.Option("--consume/--no-consume", help="Whether its members may consume.", show_default=False),
+    ] = None
+    from_min: Annotated[
+        bool | None,
+        typer.Option(
+            "--from-min/--no-from-min", help="Whether it may begin at the first message.", show_default=False
+        ),
+    ] = None
+    broadcast: Annotated[
+        bool | None,
+        typer.Option(
+            "--broadcast/--no-broadcast", help="Whether it may consume in broadcast.", show_default=False
+        ),
+    ] = None
+    retry_max_times: Annotated[
+        int | None,
+        typer.Option("--retry-max-times", help="Retries before a dead letter.", show_default=False),
+    ] = None
+    retry_queues: Annotated[
+        int | None, typer.Option("--retry-queues", help="Queues of its retry topic.", show_default=False)
+    ] = None
+    delay_levels: Annotated[
+        str | None,
+        typer.Option(
+            "--delay-levels", help="Its own retry delays, as 1s,5s,1m; '' = the broker's.", show_default=False
+        ),
+    ] = None
+
+    def changes(self) -> dict[str, Any]:
+        """Return them as GroupAdmin.update takes them. Raises UsageError."""
+        return {
+            "consume_enable": self.consume,
+            "consume_from_min_enable": self.from_min,
+            "consume_broadcast_enable": self.broadcast,
+            "retry_max_times": self.retry_max_times,
+            "retry_queue_nums": self.retry_queues,
+            "delay_levels_ms": _delays(self.delay_levels),
+        }
+
+
+@app.add("list", example="holdmq group list")
+def list_(given: Given) -> None:
     """List groups with their settings and members."""
-    views = list(_run(configuration(config, set_), lambda groups: groups.groups()).values())
-    _show(views, as_json)
+    views = list(_run(given.configuration(), lambda groups: groups.groups()).values())
+    _show(views, given)
 
 
-@app.command(epilog="Example: holdmq group create billing --retry-max-times 5 --delay-levels 1s,1m,1h")
-def create(
-    name: GroupName,
-    consume: Consume = None,
-    from_min: FromMin = None,
-    broadcast: Broadcast = None,
-    retry_max_times: RetryTimes = None,
-    retry_queues: RetryQueues = None,
-    delay_levels: DelayLevels = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
-) -> None:
+@app.add("create", example="holdmq group create billing --retry-max-times 5 --delay-levels 1s,1m,1h")
+def create(given: Given, name: GroupName, settings: GroupChoices) -> None:
     """Create a group on every broker; one that exists gets the settings that are given."""
-    _update(
-        configuration(config, set_),
-        name,
-        as_json,
-        consume_enable=consume,
-        consume_from_min_enable=from_min,
-        consume_broadcast_enable=broadcast,
-        retry_max_times=retry_max_times,
-        retry_queue_nums=retry_queues,
-        delay_levels_ms=_delays(delay_levels),
-    )
+    changes = settings.changes()
+    _show([_run(given.configuration(), lambda groups: groups.update(name, **changes))], given)
 
 
-@app.command(epilog="Example: holdmq group update billing --no-consume")
-def update(
-    name: GroupName,
-    consume: Consume = None,
-    from_min: FromMin = None,
-    broadcast: Broadcast = None,
-    retry_max_times: RetryTimes = None,
-    retry_queues: RetryQueues = None,
-    delay_levels: DelayLevels = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
-) -> None:
+@app.add("update", example="holdmq group update billing --no-consume")
+def update(given: Given, name: GroupName, settings: GroupChoices) -> None:
     """Change settings of a group; what is not given stays as it is."""
-    given = {
-        "consume_enable": consume,
-        "consume_from_min_enable": from_min,
-        "consume_broadcast_enable": broadcast,
-        "retry_max_times": retry_max_times,
-        "retry_queue_nums": retry_queues,
-        "delay_levels_ms": _delays(delay_levels),
-    }
-    if all(value is None for value in given.values()):
+    changes = settings.changes()
+    if all(value is None for value in changes.values()):
         raise UsageError("no setting is given; `holdmq group update --help` lists them")
-    loaded = configuration(config, set_)
-    if name not in _run(loaded, lambda groups: groups.groups()):
-        raise UsageError(f"group {name!r} does not exist; `holdmq group create` makes it")
-    _update(loaded, name, as_json, **given)
+
+    async def work(groups: GroupAdmin) -> GroupView:
+        if name not in await groups.groups():
+            raise UsageError(f"group {name!r} does not exist; `holdmq group create` makes it")
+        return await groups.update(name, **changes)
+
+    _show([_run(given.configuration(), work)], given)
 
 
-@app.command(epilog="Example: holdmq group delete billing --yes")
-def delete(
-    name: GroupName, yes: Yes = False, config: ConfigFile = None, set_: Sets = None, as_json: Json = False
-) -> None:
+@app.add("delete", example="holdmq group delete billing --yes")
+def delete(given: Given, name: GroupName, yes: Yes = False) -> None:
     """Delete a group without members, with its offsets, at every broker."""
     if not yes:
         confirm(f"Delete group {name} and its offsets for good?")
-    _run(configuration(config, set_), lambda groups: groups.delete(name))
-    if as_json:
-        print_json({"deleted": name})
-    else:
-        say(f"{name} is deleted")
+    _run(given.configuration(), lambda groups: groups.delete(name))
+    given.tell({"deleted": name}, f"{name} is deleted")
 
 
-@app.command(epilog="Example: holdmq group reset billing orders --to 2h")
+@app.add("reset", example="holdmq group reset billing orders --to 2h")
 def reset(
+    given: Given,
     name: GroupName,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
     to: Annotated[str, typer.Option("--to", help=f"earliest, latest, offset:N, or a time {TIME_HELP}.")],
@@ -156,103 +129,86 @@ def reset(
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Move a group in a topic; members go on there at once. Shows what happens, then asks."""
     place, value = _target(to)
     queues = [_queue(topic, text) for text in queue] if queue else None
-    loaded = configuration(config, set_)
+    loaded = given.configuration()
 
     def move(is_dry: bool) -> list[MovedOffset]:
         return _run(
             loaded, lambda groups: groups.reset(name, topic, place, value, queues=queues, dry_run=is_dry)
         )
 
-    _confirmed(move, f"Move group {name} in {topic}?", dry_run, yes, as_json)
+    _confirmed(move, f"Move group {name} in {topic}?", dry_run, yes, given)
 
 
-@app.command(epilog="Example: holdmq group clone billing billing-test")
+@app.add("clone", example="holdmq group clone billing billing-test")
 def clone(
+    given: Given,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The group whose offsets are taken.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="The group that gets them; no members.")],
     topics: Topics = None,
     dry_run: DryRun = False,
     yes: Yes = False,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Give a group the offsets of another. Shows what happens, then asks."""
-    loaded = configuration(config, set_)
+    loaded = given.configuration()
 
     def move(is_dry: bool) -> list[MovedOffset]:
         return _run(loaded, lambda groups: groups.clone(source, target, topics or None, dry_run=is_dry))
 
-    _confirmed(move, f"Give group {target} these offsets?", dry_run, yes, as_json)
+    _confirmed(move, f"Give group {target} these offsets?", dry_run, yes, given)
 
 
-@app.command(epilog="Example: holdmq group lag billing --topic orders")
-def lag(
-    name: GroupName,
-    topics: Topics = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
-) -> None:
+@app.add("lag", example="holdmq group lag billing --topic orders")
+def lag(given: Given, name: GroupName, topics: Topics = None) -> None:
     """Show how far a group is in each queue, and its backlog by count and age."""
-    found = _run(configuration(config, set_), lambda groups: groups.progress(name, topics or None))
+    found = _run(given.configuration(), lambda groups: groups.progress(name, topics or None))
     now_ms = time.time_ns() // 1_000_000
-    if as_json:
-        print_json([_progress_row(progress, now_ms) for progress in found])
-        return
-    table = PlainTable("topic", "broker", "queue", "offset", "end", "lag", "age")
-    for p in found:
-        offset = "-" if p.offset < 0 else str(p.offset)
-        age = f"{p.lag_ms(now_ms) / 1000:.1f} s" if p.oldest_ms else ""
-        table.add_row(
-            p.queue.topic, p.queue.broker, str(p.queue.queue_id), offset, str(p.end_offset), str(p.lag), age
-        )
-    Console().print(table)
-    oldest_ms = max((p.lag_ms(now_ms) for p in found), default=0)
-    say(f"{sum(p.lag for p in found)} messages wait, the oldest for {oldest_ms / 1000:.1f} s")
+    rows = [_progress_row(progress, now_ms) for progress in found]
+    given.table(
+        ("topic", "broker", "queue", "offset", "end", "lag", "age"),
+        rows,
+        lambda row: (
+            *(row[name] for name in ("topic", "broker", "queue_id")),
+            "-" if row["offset"] < 0 else row["offset"],
+            *(row[name] for name in ("end_offset", "lag")),
+            f"{row['lag_ms'] / 1000:.1f} s" if row["oldest_ms"] else "",
+        ),
+    )
+    if not given.as_json:
+        oldest_ms = max((row["lag_ms"] for row in rows), default=0)
+        say(f"{sum(row['lag'] for row in rows)} messages wait, the oldest for {oldest_ms / 1000:.1f} s")
 
 
-@app.command(epilog="Example: holdmq group clients billing")
-def clients(name: GroupName, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+@app.add("clients", example="holdmq group clients billing")
+def clients(given: Given, name: GroupName) -> None:
     """Show a group's members at each broker, and how many queues each has."""
-    found = _run(configuration(config, set_), lambda groups: groups.members(name))
+    found = _run(given.configuration(), lambda groups: groups.members(name))
     listed = [{"broker": broker, **row._asdict()} for broker, members in found.items() for row in members]
-    if as_json:
-        print_json(listed)
-        return
-    table = PlainTable("client", "broker", "address", "mode", "queues", "topics", "software", "since")
-    for row in listed:
-        topics = ", ".join(sorted(subscription[0] for subscription in row["subscriptions"]))
-        table.add_row(
-            row["client_id"],
-            row["broker"],
-            row["address"],
-            row["mode"],
-            str(row["queues"]),
-            topics,
+    given.table(
+        ("client", "broker", "address", "mode", "queues", "topics", "software", "since"),
+        listed,
+        lambda row: (
+            *(row[name] for name in ("client_id", "broker", "address", "mode", "queues")),
+            ", ".join(sorted(subscription[0] for subscription in row["subscriptions"])),
             row["software"],
             show_time(row["joined_ms"]),
-        )
-    Console().print(table)
+        ),
+    )
 
 
-@app.command(epilog="Example: holdmq group pause billing")
-def pause(name: GroupName, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+@app.add("pause", example="holdmq group pause billing")
+def pause(given: Given, name: GroupName) -> None:
     """Pause a group: it keeps its offsets and members, and gets nothing."""
-    _show([_run(configuration(config, set_), lambda groups: groups.pause(name))], as_json)
+    _show([_run(given.configuration(), lambda groups: groups.pause(name))], given)
 
 
-@app.command(epilog="Example: holdmq group resume billing")
-def resume(name: GroupName, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+@app.add("resume", example="holdmq group resume billing")
+def resume(given: Given, name: GroupName) -> None:
     """Let a paused group consume again."""
-    _show([_run(configuration(config, set_), lambda groups: groups.pause(name, False))], as_json)
+    _show([_run(given.configuration(), lambda groups: groups.pause(name, False))], given)
 
 
 def _run(config: Config, work: Callable[[GroupAdmin], Awaitable[T]]) -> T:
@@ -261,61 +217,53 @@ def _run(config: Config, work: Callable[[GroupAdmin], Awaitable[T]]) -> T:
     return run_calls(config, GroupAdmin, work)
 
 
-def _update(config: Config, name: str, as_json: bool, **settings: Any) -> None:
-    _show([_run(config, lambda groups: groups.update(name, **settings))], as_json)
+def _show(views: Iterable[GroupView], given: Given) -> None:
+    every = list(views)
+    if given.as_json:
+        print_json([{"broker": b, **row._asdict()} for view in every for b, row in view.rows.items()])
+    else:
+        given.table(("group", "mode", "members", "retries", "delays", "brokers", ""), every, _cells)
 
 
-def _show(views: Iterable[GroupView], as_json: bool) -> None:
-    if as_json:
-        print_json([{"broker": b, **row._asdict()} for view in views for b, row in view.rows.items()])
-        return
-    table = PlainTable("group", "mode", "members", "retries", "delays", "brokers", "")
-    for view in views:
-        row = next(iter(view.rows.values()))
-        state = [
-            *(["paused"] if any(r.is_paused for r in view.rows.values()) else []),
-            *(["consumeEnable is off"] if not all(r.consume_enable for r in view.rows.values()) else []),
-        ]
-        delays = ",".join(f"{ms / 1000:g}s" for ms in row.delay_levels_ms)
-        table.add_row(
-            view.group,
-            view.mode,
-            str(view.members),
-            str(row.retry_max_times),
-            delays,
-            ", ".join(sorted(view.rows)),
-            ", ".join(state),
-        )
-    Console().print(table)
+def _cells(view: GroupView) -> tuple[object, ...]:
+    row = next(iter(view.rows.values()))
+    state = [
+        *(["paused"] if any(r.is_paused for r in view.rows.values()) else []),
+        *(["consumeEnable is off"] if not all(r.consume_enable for r in view.rows.values()) else []),
+    ]
+    delays = ",".join(f"{ms / 1000:g}s" for ms in row.delay_levels_ms)
+    brokers = ", ".join(sorted(view.rows))
+    return view.group, view.mode, view.members, row.retry_max_times, delays, brokers, ", ".join(state)
 
 
 def _confirmed(
-    move: Callable[[bool], list[MovedOffset]], question: str, dry_run: bool, yes: bool, as_json: bool
+    move: Callable[[bool], list[MovedOffset]], question: str, dry_run: bool, yes: bool, given: Given
 ) -> None:
     """Show what would happen, ask, do it."""
     if dry_run or not yes:
         planned = move(True)
-        if dry_run or not as_json:
-            _show_moved(planned, as_json)
+        if dry_run or not given.as_json:
+            _show_moved(planned, given)
         if dry_run:
             return
         confirm(question)
     done = move(False)
-    if as_json or yes:
-        _show_moved(done, as_json)
+    if given.as_json or yes:
+        _show_moved(done, given)
     else:
         say(f"{len(done)} queues were moved")
 
 
-def _show_moved(moved: list[MovedOffset], as_json: bool) -> None:
-    if as_json:
-        print_json([{**m.queue._asdict(), "before": m.before, "after": m.after} for m in moved])
-        return
-    table = PlainTable("topic", "broker", "queue", "before", "after")
-    for m in moved:
-        before = "-" if m.before < 0 else str(m.before)
-        table.add_row(m.queue.topic, m.queue.broker, str(m.queue.queue_id), before, str(m.after))
-    Console().print(table)
+def _show_moved(moved: list[MovedOffset], given: Given) -> None:
+    given.table(
+        ("topic", "broker", "queue", "before", "after"),
+        [{**m.queue._asdict(), "before": m.before, "after": m.after} for m in moved],
+        lambda row: (
+            *(row[name] for name in ("topic", "broker", "queue_id")),
+            "-" if row["before"] < 0 else row["before"],
+            row["after"],
+        ),
+    )
 
 
 def _progress_row(progress: QueueProgress, now_ms: int) -> dict[str, Any]:
@@ -325,6 +273,7 @@ def _progress_row(progress: QueueProgress, now_ms: int) -> dict[str, Any]:
         "first_offset": progress.first_offset,
         "end_offset": progress.end_offset,
         "lag": progress.lag,
+        "oldest_ms": progress.oldest_ms,
         "lag_ms": progress.lag_ms(now_ms),
     }
 

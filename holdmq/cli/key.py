@@ -7,14 +7,11 @@ import re
 import secrets
 import tomllib
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
-from holdmq.cli.plain_table import PlainTable
-from holdmq.cli.shown import say
+from holdmq.cli.options import CommandGroup, Given
 from holdmq.credentials.access_keys import AccessKey, load_keys
 from holdmq.credentials.permissions import Role
 from holdmq.errors import UsageError
@@ -25,11 +22,9 @@ SECRET_BYTES: Final = 32
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
 _ENTRY: Final = re.compile(r"\s*\[keys\.(?P<quoted>\"[^\"]*\"|[A-Za-z0-9_-]+)\]\s*(#.*)?\Z")
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Access keys: who may connect to brokers and registries, and what each may do.",
-    epilog="Example: holdmq key create orders --produce 'orders*' --consume orders --group 'orders-*'",
+app = CommandGroup(
+    "Access keys: who may connect to brokers and registries, and what each may do.",
+    "holdmq key create orders --produce 'orders*' --consume orders --group 'orders-*'",
 )
 
 File = Annotated[
@@ -41,8 +36,9 @@ File = Annotated[
 _PATTERN = "name or pattern (* ? [a-z]); repeat it."
 
 
-@app.command(epilog="Example: holdmq key create gateway --role service --secret-file gateway.secret")
+@app.add("create", example="holdmq key create gateway --role service --secret-file gateway.secret")
 def create(
+    given: Given,
     name: Annotated[str, typer.Argument(help="Name of the access key: letters, digits, _ . and -.")],
     role: Annotated[
         list[Role] | None,
@@ -62,12 +58,9 @@ def create(
         Path | None, typer.Option("--secret-file", help="Write the secret here, and do not print it.")
     ] = None,
     file: File = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Add an access key with a new secret, which is shown once."""
-    path = _path(file, config, set_)
+    path = _path(file, given)
     if not _NAME.match(name):
         raise UsageError(f"{name!r} is no name for an access key: 1 to 128 of A-Z a-z 0-9 _ . -")
     text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -82,19 +75,16 @@ def create(
         write_private(secret_file, f"{secret}\n".encode())
     replace_keys(path, with_entry(text, key))
     shown = {} if secret_file is not None else {"secret": secret}
-    if as_json:
-        print_json({"access_key": name, **shown, "file": str(path)})
-        return
     where = (
         f"its secret is in {secret_file}" if secret_file is not None else f"its secret, shown once: {secret}"
     )
-    say(f"access key {name} is in {path}; {where}")
+    given.tell({"access_key": name, **shown, "file": str(path)}, f"access key {name} is in {path}; {where}")
 
 
-@app.command("list", epilog="Example: holdmq key list --file keys.toml")
-def list_(file: File = None, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+@app.add("list", example="holdmq key list --file keys.toml")
+def list_(given: Given, file: File = None) -> None:
     """List the access keys and what they allow, without their secrets."""
-    keys = load_keys(_path(file, config, set_)).values()
+    keys = load_keys(_path(file, given)).values()
     rows = [
         {
             "access_key": key.name,
@@ -107,39 +97,30 @@ def list_(file: File = None, config: ConfigFile = None, set_: Sets = None, as_js
         }
         for key in keys
     ]
-    if as_json:
-        print_json(rows)
-        return
-    table = PlainTable("access key", "roles", "produce", "consume", "groups", "certificates")
-    for key in keys:
-        texts = (", ".join(names) for names in (key.produce, key.consume, key.groups, key.certificates))
-        table.add_row(key.name, ", ".join(_roles(key)), *texts)
-    Console().print(table)
+    columns = ("access key", "roles", "produce", "consume", "groups", "certificates")
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        return [row["access_key"], *(", ".join(row[name]) for name in columns[1:])]
+
+    given.table(columns, rows, cells)
 
 
-@app.command(epilog="Example: holdmq key delete orders")
+@app.add("delete", example="holdmq key delete orders")
 def delete(
-    name: Annotated[str, typer.Argument(help="Name of the access key.")],
-    file: File = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
+    given: Given, name: Annotated[str, typer.Argument(help="Name of the access key.")], file: File = None
 ) -> None:
     """Delete an access key: its connections end when the servers see it, within seconds."""
-    path = _path(file, config, set_)
+    path = _path(file, given)
     if name not in load_keys(path):
         raise UsageError(f"{path} has no access key {name!r}; `holdmq key list` shows those that it has")
     replace_keys(path, without_entry(path, path.read_text(encoding="utf-8"), name))
-    if as_json:
-        print_json({"access_key": name, "file": str(path)})
-    else:
-        say(f"access key {name} is no longer in {path}")
+    given.tell({"access_key": name, "file": str(path)}, f"access key {name} is no longer in {path}")
 
 
-def _path(file: Path | None, config: Path | None, sets: list[str] | None) -> Path:
+def _path(file: Path | None, given: Given) -> Path:
     if file is not None:
         return file
-    configured = configuration(config, sets).security.keys_file
+    configured = given.configuration().security.keys_file
     if not configured:
         raise UsageError("no keys file is configured: set security.keys_file, or give --file")
     return Path(configured)

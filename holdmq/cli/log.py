@@ -6,15 +6,14 @@ import base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from holdmq.cli.options import Json, print_json
+from holdmq.cli.options import CommandGroup, Output, print_json
 from holdmq.cli.plain_table import PlainTable
+from holdmq.cli.progress import bytes_bar
 from holdmq.cli.shown import say
 from holdmq.names.topics import PRODUCED_TOPIC
 from holdmq.service.process import EXIT_FAILED
@@ -24,21 +23,17 @@ if TYPE_CHECKING:
     from storage.log.offline import Finding, OfflineStore
     from storage.log.verify import LogSums, QueueSums
 
-PROGRESS_AFTER_S: Final = 1.0
-"""What is done sooner needs no bar."""
-
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="A store on disk, while no broker has it open: check it, count it, look into it.",
-    epilog="Example: holdmq log verify ./holdmq-data/store",
+app = CommandGroup(
+    "A store on disk, while no broker has it open: check it, count it, look into it.",
+    "holdmq log verify ./holdmq-data/store",
 )
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The store: what storage.data_dir names.")]
 
 
-@app.command(epilog="Example: holdmq log verify ./holdmq-data/store --truncate")
+@app.add("verify", example="holdmq log verify ./holdmq-data/store --truncate")
 def verify(
+    output: Output,
     directory: Directory,
     truncate: Annotated[
         bool,
@@ -48,7 +43,6 @@ def verify(
             "the consume queues anew. Nothing else changes a store.",
         ),
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """Look at every byte of a store; say where what is wrong. Exit code 1 when anything is."""
     from storage.log.verify import Verification
@@ -57,10 +51,10 @@ def verify(
         levels = _key_levels(store)
         run = Verification(store, levels)
         found: list[Finding] = []
-        with _progress("verify") as report:
+        with bytes_bar("verify") as report:
             for finding in run.run(report):
                 found.append(finding)
-                if not as_json:
+                if not output.as_json:
                     say(f"{finding.path} at {finding.offset}: {finding.what}")
         answer: dict[str, Any] = {
             "ok": not found,
@@ -71,26 +65,23 @@ def verify(
             "findings": [finding._asdict() for finding in found],
         }
         if truncate and found:
-            answer["cut"] = _truncated(store, levels or (lambda _: 1), as_json)
-    if as_json:
-        print_json(answer)
-    else:
-        sums = f"{run.records} records, {run.entries} consume-queue entries, {run.files} JSON files"
-        say(f"{sums}: {len(found)} findings" if found else f"{sums}: all whole")
+            answer["cut"] = _truncated(store, levels or (lambda _: 1), output)
+    sums = f"{run.records} records, {run.entries} consume-queue entries, {run.files} JSON files"
+    output.tell(answer, f"{sums}: {len(found)} findings" if found else f"{sums}: all whole")
     if found and not truncate:
         raise typer.Exit(EXIT_FAILED)
 
 
-@app.command(epilog="Example: holdmq log stat ./holdmq-data/store --json")
-def stat(directory: Directory, as_json: Json = False) -> None:
+@app.add("stat", example="holdmq log stat ./holdmq-data/store --json")
+def stat(output: Output, directory: Directory) -> None:
     """Count what the log holds, exactly: messages and bytes of every queue, and of all."""
     from storage.log.verify import sums_of
 
-    with _opened(directory) as store, _progress("stat") as report:
+    with _opened(directory) as store, bytes_bar("stat") as report:
         sums = sums_of(store, report)
         is_clean = store.clean_end is not None
     queues = sorted(sums.queues.values(), key=lambda queue: (queue.topic, queue.queue_id))
-    if as_json:
+    if output.as_json:
         print_json(_stat_fields(sums, queues, is_clean))
         return
     table = PlainTable("topic", "queue", "first", "end", "messages", "body bytes", "record bytes")
@@ -108,8 +99,9 @@ def stat(directory: Directory, as_json: Json = False) -> None:
         say(f"{sums.findings} places are damaged and not counted: holdmq log verify {directory}")
 
 
-@app.command(epilog="Example: holdmq log dump ./holdmq-data/store --topic devices --limit 10 --json")
+@app.add("dump", example="holdmq log dump ./holdmq-data/store --topic devices --limit 10 --json")
 def dump(
+    output: Output,
     directory: Directory,
     topic: Annotated[str | None, typer.Option(help="Only this topic.", show_default=False)] = None,
     queue: Annotated[int | None, typer.Option(min=0, help="Only this queue.", show_default=False)] = None,
@@ -121,7 +113,6 @@ def dump(
         int, typer.Option("--from", min=0, metavar="OFFSET", help="Begin at this log offset.")
     ] = 0,
     limit: Annotated[int, typer.Option(min=0, help="Stop after so many; 0 = all.")] = 0,
-    as_json: Json = False,
 ) -> None:
     """Print records in the log's order; damaged places are named where they lie."""
     from storage.log.offline import Finding
@@ -134,10 +125,7 @@ def dump(
                 continue
             if not _is_wanted(item, topic, queue, tag, key):
                 continue
-            if as_json:
-                print_json(_record_fields(item))
-            else:
-                say(_line(item))
+            output.tell(_record_fields(item), _line(item))
             printed += 1
             if printed == limit:
                 return
@@ -153,37 +141,6 @@ def _opened(directory: Path) -> Iterator[OfflineStore]:
         yield store
     finally:
         store.close()
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the terminal once it takes longer than a moment; yields what is told bytes done and all."""
-    console = Console(stderr=True)
-    progress = Progress(
-        TextColumn(what),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    task = progress.add_task(what, total=None)
-    began = monotonic()
-    is_shown = False
-
-    def report(done: int, total: int) -> None:
-        nonlocal is_shown
-        if not is_shown and monotonic() - began >= PROGRESS_AFTER_S:
-            is_shown = True
-            progress.start()
-        progress.update(task, completed=done, total=total)
-
-    try:
-        yield report
-    finally:
-        if is_shown:
-            progress.stop()
 
 
 def _key_levels(store: OfflineStore) -> Callable[[str], int] | None:
@@ -203,11 +160,11 @@ def _key_levels(store: OfflineStore) -> Callable[[str], int] | None:
     return table.key_levels
 
 
-def _truncated(store: OfflineStore, key_levels: Callable[[str], int], as_json: bool) -> dict[str, int]:
+def _truncated(store: OfflineStore, key_levels: Callable[[str], int], output: Output) -> dict[str, int]:
     from storage.log.repair import truncate
 
     cut = truncate(store, key_levels)
-    if not as_json:
+    if not output.as_json:
         say(f"the log now ends at {cut.end}; {cut.cut_bytes} bytes were moved to {store.directory / 'cut'}")
     return cut._asdict()
 

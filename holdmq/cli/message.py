@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import time
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import AsyncIterable, Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
-from holdmq.cli.calls import first_of
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.calls import first_of, run_calls
+from holdmq.cli.options import CommandGroup, Given, print_json
+from holdmq.cli.progress import counting
 from holdmq.cli.shown import fields_of, name_of, say, write_line
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
 from holdmq.config.model import Config
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from holdmq.client.queries import Messages
     from holdmq.message import Message
 
+T = TypeVar("T")
+
 RESEND_MESSAGES: Final = 1_000
 """Messages sent again at a time: each batch is stored before the next is read."""
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Messages in the log: by id, by key, the newest, or all since a time.",
-    epilog="Example: holdmq message tail devices",
+app = CommandGroup(
+    "Messages in the log: by id, by key, the newest, or all since a time.", "holdmq message tail devices"
 )
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The log's topic: an MQTT topic's first level.")]
@@ -37,16 +36,14 @@ Tag = Annotated[
 ]
 
 
-@app.command(epilog="Example: holdmq message get 3f0c5a9d11e2b7640000000000001a2c")
+@app.add("get", example="holdmq message get 3f0c5a9d11e2b7640000000000001a2c")
 def get(
+    given: Given,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="32 hex digits, as `holdmq pub` prints.")],
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Print one message with all that the log knows of it."""
-    message = asyncio.run(_get(configuration(config, set_), message_id))
-    if as_json:
+    message = _run(given.configuration(), lambda messages: messages.get(message_id))
+    if given.as_json:
         print_json(fields_of(message))
         return
     for name, value in fields_of(message).items():
@@ -58,17 +55,15 @@ def get(
     write_line(bytes(message.body))
 
 
-@app.command(epilog="Example: holdmq message find orders --key 4711")
+@app.add("find", example="holdmq message find orders --key 4711")
 def find(
+    given: Given,
     topic: Topic,
     key: Annotated[str, typer.Option("--key", help="A key that the messages were sent with.")] = "",
     unique_id: Annotated[str, typer.Option("--unique-id", help="The producer's own id of a message.")] = "",
     begin: Annotated[str | None, typer.Option("--from", metavar="TIME", help=f"Since: {TIME_HELP}.")] = None,
     end: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Until then.")] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="At most so many messages.")] = 100,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Find messages by a key or by their unique id, newest first. Exit code 1 when there is none."""
     if bool(key) == bool(unique_id):
@@ -76,29 +71,32 @@ def find(
     now_ms = _now_ms()
     begin_ms = 0 if begin is None else parse_time(begin, now_ms)
     end_ms = None if end is None else parse_time(end, now_ms)
-    found = asyncio.run(_find(configuration(config, set_), topic, key, unique_id, begin_ms, end_ms, count))
+    found = _run(
+        given.configuration(),
+        lambda messages: _find(messages, topic, key, unique_id, begin_ms, end_ms, count),
+    )
     for message in found:
-        _show(message, as_json)
+        _show(message, given)
     if not found:
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: holdmq message tail devices --tag '42/#' --count 20")
+@app.add("tail", example="holdmq message tail devices --tag '42/#' --count 20")
 def tail(
+    given: Given,
     topic: Topic,
     tag: Tag = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="So many messages.")] = 10,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Print the newest messages of a topic, the newest last; the topic is read backwards for it."""
-    for message in asyncio.run(_tail(configuration(config, set_), topic, tag, count)):
-        _show(message, as_json)
+    newest = _run(given.configuration(), lambda messages: first_of(messages.newest(topic, tag), count))
+    for message in reversed(newest):
+        _show(message, given)
 
 
-@app.command(epilog="Example: holdmq message replay devices --from 2h --to devices-again")
+@app.add("replay", example="holdmq message replay devices --from 2h --to devices-again")
 def replay(
+    given: Given,
     topic: Topic,
     begin: Annotated[str, typer.Option("--from", metavar="TIME", help=f"Since: {TIME_HELP}.")],
     end: Annotated[
@@ -111,9 +109,6 @@ def replay(
             "--to", metavar="TOPIC", help="Send the messages to this topic, in place of printing them."
         ),
     ] = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Read a topic again from a time to now: print its messages, or send them to another topic.
 
@@ -123,77 +118,66 @@ def replay(
         raise UsageError("--to must name another topic: its own would get every message twice")
     now_ms = _now_ms()
     begin_ms, end_ms = parse_time(begin, now_ms), None if end is None else parse_time(end, now_ms)
-    loaded = configuration(config, set_)
-    if target is None:
-        asyncio.run(_replay(loaded, topic, begin_ms, end_ms, tag, as_json))
-        return
-    count = asyncio.run(_resend(loaded, topic, begin_ms, end_ms, tag, target))
-    if as_json:
-        print_json({"topic": target, "messages": count})
-    else:
-        say(f"{count} messages of {topic} were sent to {target}")
 
+    async def work(messages: Messages) -> int:
+        replayed = messages.replay(topic, begin_ms, end_ms, tag)
+        if target is not None:
+            return await _resend(messages, replayed, target)
+        async for message in replayed:
+            _show(message, given)
+        return 0
 
-async def _get(config: Config, message_id: str) -> Message:
-    async with _messages(config) as messages:
-        return await messages.get(message_id)
+    count = _run(given.configuration(), work)
+    if target is not None:
+        given.tell({"topic": target, "messages": count}, f"{count} messages of {topic} were sent to {target}")
 
 
 async def _find(
-    config: Config, topic: str, key: str, unique_id: str, begin_ms: int, end_ms: int | None, count: int
+    messages: Messages, topic: str, key: str, unique_id: str, begin_ms: int, end_ms: int | None, count: int
 ) -> list[Message]:
     found: list[Message] = []
     cursor: str | None = None
-    async with _messages(config) as messages:
-        while len(found) < count:
-            page = await messages.find(
-                topic,
-                key,
-                unique_id=unique_id,
-                begin_ms=begin_ms,
-                end_ms=end_ms,
-                count=count - len(found),
-                cursor=cursor,
-            )
-            found += page.messages
-            cursor = page.cursor
-            if cursor is None:
-                break
+    while len(found) < count:
+        page = await messages.find(
+            topic,
+            key,
+            unique_id=unique_id,
+            begin_ms=begin_ms,
+            end_ms=end_ms,
+            count=count - len(found),
+            cursor=cursor,
+        )
+        found += page.messages
+        cursor = page.cursor
+        if cursor is None:
+            break
     return found
 
 
-async def _tail(config: Config, topic: str, tag: str | None, count: int) -> list[Message]:
-    async with _messages(config) as messages:
-        return (await first_of(messages.newest(topic, tag), count))[::-1]
-
-
-async def _replay(
-    config: Config, topic: str, begin_ms: int, end_ms: int | None, tag: str | None, as_json: bool
-) -> None:
-    async with _messages(config) as messages:
-        async for message in messages.replay(topic, begin_ms, end_ms, tag):
-            _show(message, as_json)
-
-
-async def _resend(
-    config: Config, topic: str, begin_ms: int, end_ms: int | None, tag: str | None, target: str
-) -> int:
+async def _resend(messages: Messages, replayed: AsyncIterable[Message], target: str) -> int:
     from holdmq.client.producer import Producer
 
     count = 0
-    async with _messages(config) as messages, Producer(routes=messages.routes) as producer:
-        replayed = messages.replay(topic, begin_ms, end_ms, tag)
-        while batch := await first_of(replayed, RESEND_MESSAGES):
-            by_queue: dict[str, list[Message]] = {}
-            for message in batch:
-                by_queue.setdefault(f"{message.broker}/{message.queue_id}", []).append(
-                    _again(message, target)
-                )
-            # One queue's messages go to one queue, whatever their keys: that keeps their order.
-            for queue, own in by_queue.items():
-                await producer.send_batch(own, key=queue)
-            count += len(batch)
+    with counting("messages sent") as report:
+        async with Producer(routes=messages.routes) as producer:
+            while batch := await first_of(replayed, RESEND_MESSAGES):
+                by_queue: dict[str, list[Message]] = {}
+                for message in batch:
+                    by_queue.setdefault(f"{message.broker}/{message.queue_id}", []).append(
+                        _again(message, target)
+                    )
+                # One queue's messages go to one queue, whatever their keys: that keeps their order.
+                for queue, own in by_queue.items():
+                    await producer.send_batch(own, key=queue)
+                count += len(batch)
+                report(count)
     return count
+
+
+def _run(config: Config, work: Callable[[Messages], Awaitable[T]]) -> T:
+    from holdmq.client.queries import Messages
+
+    return run_calls(config, Messages, work)
 
 
 def _again(message: Message, topic: str) -> Message:
@@ -211,16 +195,8 @@ def _again(message: Message, topic: str) -> Message:
     )
 
 
-def _messages(config: Config) -> Messages:
-    from holdmq.client.queries import Messages
-    from holdmq.rpc.security import Security
-
-    name = f"holdmq-message-{os.getpid()}"
-    return Messages(config.registries(), client_id=name, security=Security.of(config))
-
-
-def _show(message: Message, as_json: bool) -> None:
-    if as_json:
+def _show(message: Message, given: Given) -> None:
+    if given.as_json:
         print_json(fields_of(message))
     else:
         write_line(f"{show_time(message.store_ms)} {name_of(message)}", bytes(message.body))

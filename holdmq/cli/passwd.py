@@ -8,20 +8,20 @@ from typing import Annotated, Final
 
 import typer
 
-from holdmq.cli.options import Json, print_json
-from holdmq.cli.shown import say
+from holdmq.cli.options import CommandGroup, Output
 from holdmq.errors import ConfigError, UsageError
 
 BATCH_MAX: Final = 100_000
 """Users of one batch: an hour of hashing on one core."""
 
 
-def register(line: typer.Typer) -> None:
+def register(line: CommandGroup) -> None:
     """Add the command to the command line."""
-    line.command("passwd", epilog="Example: holdmq passwd users.passwd meter-42")(passwd)
+    line.add("passwd", example="holdmq passwd users.passwd meter-42")(passwd)
 
 
 def passwd(
+    output: Output,
     file: Annotated[Path, typer.Argument(help="The file of users; made if it is not there.")],
     user: Annotated[str, typer.Argument(help="The user; with --batch it may be left out.")] = "",
     delete: Annotated[bool, typer.Option("--delete", help="Take the user away.")] = False,
@@ -37,7 +37,6 @@ def passwd(
         bool,
         typer.Option("--scram", help="Write a verifier for SCRAM-SHA-256, for access.scram_file."),
     ] = False,
-    as_json: Json = False,
 ) -> None:
     """Set a user's password in a file for access.password_file (or access.scram_file), or take the user away.
 
@@ -54,7 +53,7 @@ def passwd(
         if user not in parse_users(read_text(file, what), file, what):
             raise UsageError(f"{file} has no user {user!r}")
         write_users(file, {user: None}, what, finish)
-        _say(as_json, file, f"user {user} is no longer in {file}", deleted=1)
+        _say(output, file, f"user {user} is no longer in {file}", deleted=1)
         return
     wanted = _wanted(user, batch)
     if file.exists():
@@ -62,7 +61,13 @@ def passwd(
     changes: dict[str, str | None] = {name: _secret(name, word, scram) for name, word in wanted.items()}
     changed, added = write_users(file, changes, what, finish)
     told = f"user {user} is" if user else f"{len(changes)} users are"
-    _say(as_json, file, f"{told} in {file}: {added} new, {changed} changed", added=added, changed=changed)
+    _say(
+        output,
+        file,
+        f"{told} in {file}: {added} new, {changed} changed",
+        added=added,
+        changed=changed,
+    )
 
 
 def _wanted(user: str, batch: bool) -> dict[str, str]:
@@ -123,8 +128,5 @@ def _check_kind(file: Path, scram: bool) -> None:
         raise UsageError(f"{error}; nothing was changed") from error
 
 
-def _say(as_json: bool, file: Path, sentence: str, **numbers: int) -> None:
-    if as_json:
-        print_json({"file": str(file), **numbers})
-    else:
-        say(sentence)
+def _say(output: Output, file: Path, sentence: str, **numbers: int) -> None:
+    output.tell({"file": str(file), **numbers}, sentence)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.options import CommandGroup, Given, print_json
+from holdmq.cli.progress import counting
 from holdmq.cli.shown import say
 from holdmq.config.model import Config
 from holdmq.errors import UsageError
@@ -25,12 +24,13 @@ CHUNK_BYTES: Final = 65_536
 """Most that is read of standard input at a time: its lines are sent together."""
 
 
-def register(app: typer.Typer) -> None:
+def register(app: CommandGroup) -> None:
     """Add the command to `app`."""
-    app.command("pub", epilog="Example: holdmq pub devices/42/temp -m 21.5")(pub)
+    app.add("pub", example="holdmq pub devices/42/temp -m 21.5")(pub)
 
 
 def pub(
+    given: Given,
     topic: Annotated[str, typer.Argument(help="MQTT topic; its first level is the log's topic.")],
     message: Annotated[str | None, typer.Option("-m", "--message", help="The message.")] = None,
     file: Annotated[
@@ -40,9 +40,6 @@ def pub(
     key: Annotated[
         str | None, typer.Option("--key", help="Messages with one key stay in order, in one queue.")
     ] = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Send one message, or one per line, and say where the log has it."""
     from holdmq.mqtt.filters import is_topic_name
@@ -50,8 +47,8 @@ def pub(
     if not is_topic_name(topic):
         raise UsageError(f'"{topic}" is no MQTT topic name: it is empty, too long, or has + or # in it')
     batches = _batches(message, file, lines)
-    count, last = asyncio.run(_send(configuration(config, set_), topic, batches, key, as_json))
-    if not as_json and last is not None:
+    count, last = asyncio.run(_send(given.configuration(), topic, batches, key, given.as_json))
+    if not given.as_json and last is not None:
         what = "message is" if count == 1 else f"{count} messages are stored, the last"
         say(f"{what} in {last.queue} at offset {last.queue_offset}")
 
@@ -92,19 +89,13 @@ async def _send(
 
     topic, tag = split_mqtt_topic(mqtt_topic)
     count, last = 0, None
-    console = Console(stderr=True)
-    progress = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console,
-        disable=not console.is_terminal, transient=True,
-    )  # fmt: skip
     async with Producer(config.registries(), security=Security.of(config)) as producer:
-        with progress:
-            shown = progress.add_task("connecting")
+        with counting("messages stored") as report:
             # Standard input may be slow; the connections live on while it is waited for.
             while batch := await asyncio.to_thread(next, batches, None):
                 results = await producer.send_batch([Message(topic, body, tag) for body in batch], key=key)
                 count, last = count + len(results), results[-1]
-                progress.update(shown, description=f"{count:,} messages stored")
+                report(count)
                 if as_json:
                     for result in results:
                         print_json(_fields(result))

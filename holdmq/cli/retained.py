@@ -6,11 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 
 from holdmq.cli.calls import first_of, run_calls
-from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
-from holdmq.cli.plain_table import PlainTable
+from holdmq.cli.options import CommandGroup, Given, Yes, confirm, print_json
 from holdmq.cli.shown import content, say, write_line
 from holdmq.cli.times import show_time
 from holdmq.config.model import Config
@@ -20,69 +18,56 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Retained messages: what MQTT clients get when they subscribe.",
-    epilog="Example: holdmq retained show devices/42/state",
+app = CommandGroup(
+    "Retained messages: what MQTT clients get when they subscribe.", "holdmq retained show devices/42/state"
 )
 
 Topic = Annotated[str, typer.Argument(help="The MQTT topic.")]
 
 
-@app.command("list", epilog="Example: holdmq retained list 'devices/+/state' --count 20")
+@app.add("list", example="holdmq retained list 'devices/+/state' --count 20")
 def list_(
+    given: Given,
     topic_filter: Annotated[str, typer.Argument(metavar="[FILTER]", help="An MQTT topic filter.")] = "#",
     count: Annotated[int, typer.Option("--count", min=1, help="Show at most so many.")] = 1000,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """List topics with a retained message that match a filter, broker by broker."""
-    views = _run(configuration(config, set_), lambda retained: first_of(retained.list(topic_filter), count))
-    if as_json:
-        print_json([_shown(view) for view in views])
-        return
-    table = PlainTable("topic", "broker", "QoS", "bytes", "published", "expires", "publisher")
-    for topic, broker, _, message in views:
-        expires = show_time(message.expires_ms) if message.expires_ms else ""
-        table.add_row(
-            topic,
-            broker,
-            str(message.qos),
-            str(len(message.payload)),
-            show_time(message.published_ms),
-            expires,
-            message.client_id,
-        )
-    Console().print(table)
+    views = _run(given.configuration(), lambda retained: first_of(retained.list(topic_filter), count))
+    given.table(
+        ("topic", "broker", "QoS", "bytes", "published", "expires", "publisher"),
+        [_shown(view) for view in views],
+        lambda row: (
+            *(row[name] for name in ("topic", "broker", "qos", "payload_bytes")),
+            show_time(row["published_ms"]),
+            show_time(row["expires_ms"]) if row["expires_ms"] else "",
+            row["client_id"],
+        ),
+    )
 
 
-@app.command(epilog="Example: holdmq retained show devices/42/state --json")
-def show(topic: Topic, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+@app.add("show", example="holdmq retained show devices/42/state --json")
+def show(given: Given, topic: Topic) -> None:
     """Show a topic's retained message: its payload, or with --json all that is known of it."""
-    view = _run(configuration(config, set_), lambda retained: retained.show(topic))
+    view = _run(given.configuration(), lambda retained: retained.show(topic))
     if view is None:
         say(f"{topic} has no retained message", err=True)
         raise typer.Exit(1)
-    if as_json:
+    if given.as_json:
         print_json({**_shown(view), **content("payload", view.message.payload)})
     else:
         write_line(view.message.payload)
 
 
-@app.command(epilog="Example: holdmq retained drop devices/42/state --yes")
-def drop(
-    topic: Topic, yes: Yes = False, config: ConfigFile = None, set_: Sets = None, as_json: Json = False
-) -> None:
+@app.add("drop", example="holdmq retained drop devices/42/state --yes")
+def drop(given: Given, topic: Topic, yes: Yes = False) -> None:
     """Take a topic's retained message away; nobody is told."""
     if not yes:
         confirm(f"Take the retained message of {topic} away for good?")
-    was_there = _run(configuration(config, set_), lambda retained: retained.drop(topic))
-    if as_json:
-        print_json({"dropped": topic if was_there else None})
-    else:
-        say(f"{topic} has none any more" if was_there else f"{topic} had no retained message")
+    was_there = _run(given.configuration(), lambda retained: retained.drop(topic))
+    given.tell(
+        {"dropped": topic if was_there else None},
+        f"{topic} has none any more" if was_there else f"{topic} had no retained message",
+    )
 
 
 def _run(config: Config, work: Callable[[RetainedAdmin], Awaitable[T]]) -> T:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import importlib
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from holdmq.cli.loading import uncollected
-from holdmq.cli.options import ConfigFile, Json, Sets, Yes, configuration, confirm
+from holdmq.cli.options import CommandGroup, Given, Yes, confirm
 from holdmq.errors import StartupError
 from holdmq.service.process import run_service
 
@@ -43,9 +42,9 @@ _EXAMPLES: Final = {
 }
 
 
-def run(name: str, path: Path | None, sets: list[str] | None, as_json: bool, **how: bool) -> int:
+def run(name: str, given: Given, **how: bool) -> int:
     """Run the service `name` until it has drained and return its exit code; `how` goes to its ``main``."""
-    config = configuration(path, [*(sets or ()), *(["log.format=json"] if as_json else ())])
+    config = given.configuration(*(["log.format=json"] if given.as_json else ()))
     module = _module(name)
     # What is loaded by now stays as long as the process: no collection looks at it again, even at the end.
     gc.freeze()
@@ -68,30 +67,28 @@ def _module(name: str) -> Any:
         ) from error
 
 
-def register(app: typer.Typer, name: str) -> None:
+def register(app: CommandGroup, name: str) -> None:
     """Add the command of the service `name` to `app`."""
     command = _stats if name == "stats" else _command(name)
-    app.command(name, help=_HELP[name], epilog=f"Example: {_EXAMPLES[name]}")(command)
+    app.add(name, example=_EXAMPLES[name], help=_HELP[name])(command)
 
 
 def _command(name: str) -> Any:
-    def command(config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
-        raise typer.Exit(run(name, config, set_, as_json))
+    def command(given: Given) -> None:
+        raise typer.Exit(run(name, given))
 
     return command
 
 
 def _stats(
-    config: ConfigFile = None,
-    set_: Sets = None,
+    given: Given,
     once: Annotated[bool, typer.Option("--once", help="Count what is there by now, then end.")] = False,
     rebuild: Annotated[
         bool,
         typer.Option("--rebuild", help="Put tables and checkpoints aside, and count the whole log anew."),
     ] = False,
     yes: Yes = False,
-    as_json: Json = False,
 ) -> None:
     if rebuild and not yes:
         confirm("Put the tables aside and count anew? Messages that retention removed are not counted then.")
-    raise typer.Exit(run("stats", config, set_, as_json, is_once=once, is_rebuild=rebuild))
+    raise typer.Exit(run("stats", given, is_once=once, is_rebuild=rebuild))

@@ -6,11 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 
 from holdmq.cli.calls import first_of, run_calls
-from holdmq.cli.options import ClientId, ConfigFile, Json, Sets, Yes, configuration, confirm, print_json
-from holdmq.cli.plain_table import PlainTable
+from holdmq.cli.options import ClientId, CommandGroup, Given, Yes, confirm, print_json
 from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 from holdmq.config.model import Config
@@ -21,22 +19,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="MQTT sessions: who is connected where, and what waits for whom.",
-    epilog="Example: holdmq session show meter-42",
+app = CommandGroup(
+    "MQTT sessions: who is connected where, and what waits for whom.", "holdmq session show meter-42"
 )
 
 
-@app.command("list", epilog="Example: holdmq session list --prefix meter- --offline")
+@app.add("list", example="holdmq session list --prefix meter- --offline")
 def list_(
+    given: Given,
     prefix: Annotated[str, typer.Option("--prefix", help="Only client ids that begin so.")] = "",
     offline: Annotated[bool, typer.Option("--offline", help="Only those that are not connected.")] = False,
     count: Annotated[int, typer.Option("--count", min=1, help="Show at most so many.")] = 1000,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """List sessions by client id, at each broker that owns them."""
 
@@ -44,27 +37,25 @@ def list_(
         every = sessions.list(prefix)
         return await first_of((view async for view in every if not (offline and view.row.owner)), count)
 
-    views = _run(configuration(config, set_), work)
-    if as_json:
-        print_json([_shown(view.broker, view.row) for view in views])
-        return
-    table = PlainTable("client id", "broker", "connected to", "disconnected", "expires after", "principal")
-    for broker, row in views:
-        table.add_row(row.client_id, broker, *_cells(row), row.principal)
-    Console().print(table)
+    views = _run(given.configuration(), work)
+    given.table(
+        ("client id", "broker", "connected to", "disconnected", "expires after", "principal"),
+        [_shown(view.broker, view.row) for view in views],
+        lambda row: (row["client_id"], row["broker"], *_cells(row), row["principal"]),
+    )
 
 
-@app.command(epilog="Example: holdmq session show meter-42 --json")
-def show(client_id: ClientId, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+@app.add("show", example="holdmq session show meter-42 --json")
+def show(given: Given, client_id: ClientId) -> None:
     """Show a session: its subscriptions, its place in each broker's log, what is under way."""
-    details = _run(configuration(config, set_), lambda sessions: sessions.show(client_id))
+    details = _run(given.configuration(), lambda sessions: sessions.show(client_id))
     if details is None:
         say(f"{client_id} has no session", err=True)
         raise typer.Exit(1)
-    if as_json:
+    if given.as_json:
         print_json(_detailed(details))
         return
-    connected, ended, expires = _cells(details.row)
+    connected, ended, expires = _cells(details.row._asdict())
     say(f"{client_id} at {details.broker}, made {show_time(details.row.created_ms)}")
     say(f"connected to {connected}" if connected else f"disconnected {ended}, expires after {expires}")
     for name, options in sorted(details.filters.items()):
@@ -74,41 +65,36 @@ def show(client_id: ClientId, config: ConfigFile = None, set_: Sets = None, as_j
     say(f"  {len(details.state.planned)} deliveries under way")
 
 
-@app.command(epilog="Example: holdmq session drop meter-42 --yes")
-def drop(
-    client_id: ClientId, yes: Yes = False, config: ConfigFile = None, set_: Sets = None, as_json: Json = False
-) -> None:
+@app.add("drop", example="holdmq session drop meter-42 --yes")
+def drop(given: Given, client_id: ClientId, yes: Yes = False) -> None:
     """Disconnect a client, and forget its session with all that waits for it."""
     if not yes:
         confirm(f"Disconnect {client_id} and forget its session for good?")
-    was_present = _run(configuration(config, set_), lambda sessions: sessions.drop(client_id))
-    if as_json:
-        print_json({"dropped": client_id if was_present else None})
-    else:
-        say(f"{client_id} is gone" if was_present else f"{client_id} had no session")
+    was_present = _run(given.configuration(), lambda sessions: sessions.drop(client_id))
+    given.tell(
+        {"dropped": client_id if was_present else None},
+        f"{client_id} is gone" if was_present else f"{client_id} had no session",
+    )
 
 
-@app.command(epilog="Example: holdmq session shares --prefix '$share/billing/'")
+@app.add("shares", example="holdmq session shares --prefix '$share/billing/'")
 def shares(
-    prefix: Annotated[str, typer.Option("--prefix", help="Only groups that begin so.")] = "",
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
+    given: Given, prefix: Annotated[str, typer.Option("--prefix", help="Only groups that begin so.")] = ""
 ) -> None:
     """List MQTT's share groups ($share/NAME/FILTER), at each broker for its own log."""
 
     async def work(sessions: SessionAdmin) -> list[ShareView]:
         return [view async for view in sessions.shares(prefix)]
 
-    views = _run(configuration(config, set_), work)
-    if as_json:
-        print_json([{"broker": view.broker, **view.row._asdict()} for view in views])
-        return
-    table = PlainTable("group", "broker", "sessions", "connected", "in flight", "returned", "log before it")
-    for broker, row in views:
-        counts = (row.sessions, row.online, row.in_flight, row.returned)
-        table.add_row(row.name, broker, *map(str, counts), f"{row.behind_bytes} bytes")
-    Console().print(table)
+    views = _run(given.configuration(), work)
+    given.table(
+        ("group", "broker", "sessions", "connected", "in flight", "returned", "log before it"),
+        [{"broker": view.broker, **view.row._asdict()} for view in views],
+        lambda row: (
+            *(row[name] for name in ("name", "broker", "sessions", "online", "in_flight", "returned")),
+            f"{row['behind_bytes']} bytes",
+        ),
+    )
 
 
 def _run(config: Config, work: Callable[[SessionAdmin], Awaitable[T]]) -> T:
@@ -117,9 +103,9 @@ def _run(config: Config, work: Callable[[SessionAdmin], Awaitable[T]]) -> T:
     return run_calls(config, SessionAdmin, work)
 
 
-def _cells(row: SessionRow) -> tuple[str, str, str]:
-    ended = "" if row.owner or not row.ended_ms else show_time(row.ended_ms)
-    return row.owner, ended, f"{row.expiry_s} s"
+def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
+    ended = "" if row["owner"] or not row["ended_ms"] else show_time(row["ended_ms"])
+    return row["owner"], ended, f"{row['expiry_s']} s"
 
 
 def _shown(broker: str, row: SessionRow) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.options import CommandGroup, Given, print_json
 from holdmq.cli.shown import write_line
 from holdmq.config.model import Config
 from holdmq.errors import HoldMQError, UsageError
@@ -25,18 +25,16 @@ REFRESH_S: Final = 1.0
 """How soon a topic that appears is found: a person waits for it, and few people do at a time."""
 
 
-def register(app: typer.Typer) -> None:
+def register(app: CommandGroup) -> None:
     """Add the command to `app`."""
-    app.command("sub", epilog="Example: holdmq sub 'devices/#' --from earliest")(sub)
+    app.add("sub", example="holdmq sub 'devices/#' --from earliest")(sub)
 
 
 def sub(
+    given: Given,
     mqtt_filter: Annotated[str, typer.Argument(metavar="FILTER", help="MQTT topic filter.")],
     start: Annotated[Start, typer.Option("--from", help="Where to begin.")] = "latest",
     count: Annotated[int, typer.Option("--count", min=0, help="End after so many messages; 0 = never.")] = 0,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Print every message that the filter matches, until Ctrl-C: its MQTT topic, then its body."""
     from holdmq.mqtt.filters import check_filter
@@ -46,7 +44,7 @@ def sub(
         check_filter(mqtt_filter)
     except MqttError as error:
         raise UsageError(str(error)) from error
-    asyncio.run(_Subscription(mqtt_filter, start, count, as_json).run(configuration(config, set_)))
+    asyncio.run(_Subscription(mqtt_filter, start, count, given.as_json).run(given.configuration()))
 
 
 class _Subscription:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from holdmq.cli.options import ConfigFile, Json, QueuesPerBroker, Sets, configuration, print_json
+from holdmq.cli.calls import run_calls
+from holdmq.cli.options import CommandGroup, Given, QueuesPerBroker, print_json
 from holdmq.cli.shown import content, say, write_line
 from holdmq.config.model import Config
 from holdmq.errors import UsageError
@@ -20,11 +22,10 @@ if TYPE_CHECKING:
     from holdmq.client.table_watch import Event
     from holdmq.client.tables import Table, TableEntry
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Tables: the newest value by key, kept by the brokers.",
-    epilog="Example: holdmq table get settings sensor/42",
+T = TypeVar("T")
+
+app = CommandGroup(
+    "Tables: the newest value by key, kept by the brokers.", "holdmq table get settings sensor/42"
 )
 
 Name = Annotated[str, typer.Argument(metavar="TABLE", help="The table: a topic of kind table.")]
@@ -38,55 +39,38 @@ IfVersion = Annotated[
 ]
 
 
-@app.command(epilog="Example: holdmq table create settings")
-def create(
-    name: Name,
-    queues: QueuesPerBroker = 0,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
-) -> None:
+@app.add("create", example="holdmq table create settings")
+def create(given: Given, name: Name, queues: QueuesPerBroker = 0) -> None:
     """Create a table on every live broker; creating it again with the same settings succeeds."""
 
     async def run(table: Table) -> list[str]:
         await table.create(queues)
         return await table.brokers()
 
-    brokers = _with_table(configuration(config, set_), name, run)
-    if as_json:
-        print_json({"table": name, "brokers": brokers})
-    else:
-        say(f"{name} is on {', '.join(brokers)}")
+    brokers = _with_table(given.configuration(), name, run)
+    given.tell({"table": name, "brokers": brokers}, f"{name} is on {', '.join(brokers)}")
 
 
-@app.command(epilog="Example: holdmq table get settings sensor/42")
-def get(
-    name: Name,
-    key: Key,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
-) -> None:
+@app.add("get", example="holdmq table get settings sensor/42")
+def get(given: Given, name: Name, key: Key) -> None:
     """Print the value of a key. Exit code 1 when it has none."""
-    entry = _with_table(configuration(config, set_), name, lambda table: table.get(key))
+    entry = _with_table(given.configuration(), name, lambda table: table.get(key))
     if entry is None:
         say(f"{key} has no value", err=True)
         raise typer.Exit(1)
-    if as_json:
+    if given.as_json:
         print_json(_fields(entry))
     else:
         write_line(entry.value)
 
 
-@app.command(epilog="Example: holdmq table scan settings --prefix sensor/")
+@app.add("scan", example="holdmq table scan settings --prefix sensor/")
 def scan(
+    given: Given,
     name: Name,
     prefix: Prefix = "",
     count: Annotated[int, typer.Option("--count", min=0, help="At most so many rows; 0 = all.")] = 0,
     after: Annotated[str | None, typer.Option("--after", help="Begin behind this key.")] = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Print keys and values in the order of the keys, a line for each."""
 
@@ -95,17 +79,18 @@ def scan(
         while left:
             page = await table.scan_page(prefix, behind, min(left, 1_000))
             for entry in page.entries:
-                _show(entry, as_json)
+                _show(entry, given)
             left -= len(page.entries)
             behind = page.next_after
             if behind is None:
                 return
 
-    _with_table(configuration(config, set_), name, run)
+    _with_table(given.configuration(), name, run)
 
 
-@app.command(epilog="Example: holdmq table put settings sensor/42 '{\"interval_s\": 10}'")
+@app.add("put", example="holdmq table put settings sensor/42 '{\"interval_s\": 10}'")
 def put(
+    given: Given,
     name: Name,
     key: Key,
     value: Annotated[str | None, typer.Argument(help="The value.")] = None,
@@ -113,55 +98,41 @@ def put(
         Path | None, typer.Option("-f", "--file", help="A file that is the value; - is standard input.")
     ] = None,
     if_version: IfVersion = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Give a key a value; prints the row's version, once the log has it."""
     raw = _value(value, file)
     version = _with_table(
-        configuration(config, set_), name, lambda table: table.put(key, raw, if_version=if_version)
+        given.configuration(), name, lambda table: table.put(key, raw, if_version=if_version)
     )
-    _show_version(key, version, as_json)
+    given.tell({"key": key, "version": version}, version)
 
 
-@app.command(epilog="Example: holdmq table delete settings sensor/42")
-def delete(
-    name: Name,
-    key: Key,
-    if_version: IfVersion = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
-) -> None:
+@app.add("delete", example="holdmq table delete settings sensor/42")
+def delete(given: Given, name: Name, key: Key, if_version: IfVersion = None) -> None:
     """Take a key's value away; that it has none is fine."""
-    version = _with_table(
-        configuration(config, set_), name, lambda table: table.delete(key, if_version=if_version)
-    )
-    _show_version(key, version, as_json)
+    version = _with_table(given.configuration(), name, lambda table: table.delete(key, if_version=if_version))
+    given.tell({"key": key, "version": version}, version)
 
 
-@app.command(epilog="Example: holdmq table watch settings --prefix sensor/")
+@app.add("watch", example="holdmq table watch settings --prefix sensor/")
 def watch(
+    given: Given,
     name: Name,
     prefix: Prefix = "",
     changes_only: Annotated[
         bool, typer.Option("--changes-only", help="Do not print the rows that there are.")
     ] = False,
     count: Annotated[int, typer.Option("--count", min=0, help="End after so many changes; 0 = never.")] = 0,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Print rows, and then every change, until Ctrl-C. A key without a value any more is printed alone."""
 
     async def run(table: Table) -> None:
-        await _watch(table, prefix, not changes_only, count or sys.maxsize, as_json)
+        await _watch(table, prefix, not changes_only, count or sys.maxsize, given)
 
-    _with_table(configuration(config, set_), name, run)
+    _with_table(given.configuration(), name, run)
 
 
-async def _watch(table: Table, prefix: str, with_rows: bool, left: int, as_json: bool) -> None:
+async def _watch(table: Table, prefix: str, with_rows: bool, left: int, given: Given) -> None:
     from holdmq.client.table_watch import TableChange
 
     done = asyncio.Event()
@@ -176,20 +147,20 @@ async def _watch(table: Table, prefix: str, with_rows: bool, left: int, as_json:
                 polling.cancel()
                 break
             for event in polling.result():
-                _show_event(event, as_json)
+                _show_event(event, given)
                 left -= isinstance(event, TableChange)
                 if not left:
                     break
     ending.cancel()
 
 
-def _show_event(event: Event, as_json: bool) -> None:
+def _show_event(event: Event, given: Given) -> None:
     from holdmq.client.table_watch import TableChange, TableReset
 
     if not isinstance(event, TableChange):
-        if as_json:
+        if given.as_json:
             print_json({"reset" if isinstance(event, TableReset) else "complete": event.broker})
-    elif as_json:
+    elif given.as_json:
         value = {"deleted": True} if event.value is None else content("value", event.value)
         print_json({"key": event.key, **value, "version": event.version, "broker": event.broker})
     elif event.value is None:
@@ -198,19 +169,10 @@ def _show_event(event: Event, as_json: bool) -> None:
         write_line(event.key, event.value)
 
 
-def _with_table(config: Config, name: str, run: Any) -> Any:
-    """Do something with a table, and return what that gives. Raises HoldMQError."""
+def _with_table(config: Config, name: str, work: Callable[[Table], Awaitable[T]]) -> T:
     from holdmq.client.tables import Table
-    from holdmq.rpc.security import Security
 
-    async def work() -> Any:
-        client_id = f"holdmq-table-{os.getpid()}"
-        async with Table(
-            name, config.registries(), client_id=client_id, security=Security.of(config)
-        ) as table:
-            return await run(table)
-
-    return asyncio.run(work())
+    return run_calls(config, partial(Table, name), work)
 
 
 def _value(value: str | None, file: Path | None) -> bytes:
@@ -229,15 +191,8 @@ def _fields(entry: TableEntry) -> dict[str, Any]:
     return {"key": entry.key, **content("value", entry.value), "version": entry.version}
 
 
-def _show(entry: TableEntry, as_json: bool) -> None:
-    if as_json:
+def _show(entry: TableEntry, given: Given) -> None:
+    if given.as_json:
         print_json(_fields(entry))
     else:
         write_line(entry.key, entry.value)
-
-
-def _show_version(key: str, version: int, as_json: bool) -> None:
-    if as_json:
-        print_json({"key": key, "version": version})
-    else:
-        say(version)

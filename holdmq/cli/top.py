@@ -17,7 +17,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.options import CommandGroup, Given, print_json
 from holdmq.cli.plain_table import PlainTable
 from holdmq.config.model import Config
 from holdmq.errors import HoldMQError
@@ -37,22 +37,20 @@ CONNECTIONS_MAX: Final = 1_000
 View = dict[str, Any]
 
 
-def register(app: typer.Typer) -> None:
+def register(app: CommandGroup) -> None:
     """Add the command `top`, a live picture, to `app`."""
-    app.command("top", epilog="Example: holdmq top, or: holdmq top --once --json")(top)
+    app.add("top", example="holdmq top, or: holdmq top --once --json")(top)
 
 
 def top(
+    given: Given,
     once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
     interval: Annotated[
         float, typer.Option("--interval", min=0.1, max=3600, help="Seconds between two pictures.")
     ] = 1.0,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Watch rates per topic, backlog per group, busy segments, connections and alarms, until Ctrl-C."""
-    asyncio.run(_run(configuration(config, set_), once, interval, as_json))
+    asyncio.run(_run(given.configuration(), once, interval, given.as_json))
 
 
 async def _run(config: Config, once: bool, interval_s: float, as_json: bool) -> None:

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
-from rich.console import Console
 
-from holdmq.cli.options import (
-    ConfigFile,
-    Json,
-    QueuesPerBroker,
-    Sets,
-    Yes,
-    configuration,
-    confirm,
-    print_json,
-)
-from holdmq.cli.plain_table import PlainTable
+from holdmq.cli.calls import run_calls
+from holdmq.cli.options import CommandGroup, Given, QueuesPerBroker, Yes, confirm
 from holdmq.cli.shown import say
 from holdmq.config.model import Config
-from holdmq.errors import Code, RemoteError, TransportError, UsageError
+from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
+from holdmq.service.process import EXIT_FAILED
 
 if TYPE_CHECKING:
     from holdmq.client.admin import Admin
-    from holdmq.client.route import RouteTable
     from holdmq.wire.headers import TopicRow, TopicStats
 
 T = TypeVar("T")
@@ -37,131 +27,130 @@ LOOK_AGAIN_S: Final = 1.0
 PERMS: Final = {"i": 1, "w": 2, "r": 4}
 UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Topics: what there is, new ones, their settings and queues, their end.",
-    epilog="Example: holdmq topic list",
+app = CommandGroup(
+    "Topics: what there is, new ones, their settings and queues, their end.", "holdmq topic list"
 )
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="Name: letters, digits, _ and -.")]
-Perm = Annotated[
-    str | None,
-    typer.Option("--perm", help="What clients may do: rw, r, w or none.", show_default=False),
-]
-Retention = Annotated[
-    str | None,
-    typer.Option(
-        "--retention",
-        help="Keep messages for 90s, 30m, 12h, 3d …; 0 = as the log.",
-        show_default=False,
-    ),
-]
 WaitS = Annotated[
     float,
     typer.Option("--wait", min=0, help="Seconds to wait for producers and consumer groups; 0 = not at all."),
 ]
 
 
-@app.command("list", epilog="Example: holdmq topic list --system")
+@dataclass(frozen=True, slots=True)
+class TopicChoices:
+    """Settings of a topic that can change; None = as it is, or the default."""
+
+    perm: Annotated[
+        str | None,
+        typer.Option("--perm", help="What clients may do: rw, r, w or none.", show_default=False),
+    ] = None
+    order: Annotated[
+        bool | None,
+        typer.Option(
+            "--order/--no-order", help="Keep keys in order, also while it grows.", show_default=False
+        ),
+    ] = None
+    retention: Annotated[
+        str | None,
+        typer.Option(
+            "--retention", help="Keep messages for 90s, 30m, 12h, 3d …; 0 = as the log.", show_default=False
+        ),
+    ] = None
+
+    def changes(self) -> dict[str, Any]:
+        """Return those that are given, as Admin takes them. Raises UsageError."""
+        return {
+            **({} if self.perm is None else {"perm": _perm(self.perm)}),
+            **({} if self.order is None else {"order": self.order}),
+            **({} if self.retention is None else {"retention_ms": _retention_ms(self.retention)}),
+        }
+
+
+@app.add("list", example="holdmq topic list --system")
 def list_(
-    system: Annotated[bool, typer.Option("--system", help="Show system topics too.")] = False,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
+    given: Given, system: Annotated[bool, typer.Option("--system", help="Show system topics too.")] = False
 ) -> None:
     """List topics with their queues and counts, a line per topic and broker."""
-    rows = asyncio.run(_list(configuration(config, set_), system))
-    if as_json:
-        print_json(rows)
-        return
-    table = PlainTable("topic", "broker", "queues", "kind", "perm", "stored", "in", "out", "")
-    for row in rows:
-        counts = (str(row[name]) for name in ("messages_stored", "messages_in", "messages_out"))
-        table.add_row(
-            row["topic"],
-            row["broker"],
-            _queues(row),
-            row["kind"],
-            _letters(row["perm"]),
-            *counts,
+    answers = _run(given.configuration(), lambda admin: admin.topics_of_brokers(system))
+    found = {b: topics for b, topics in answers.items() if not isinstance(topics, HoldMQError)}
+    rows = [_row(broker, topic, counts) for broker, topics in found.items() for topic, counts in topics]
+    rows.sort(key=lambda row: (row["topic"], row["broker"]))
+    given.table(
+        ("topic", "broker", "queues", "kind", "perm", "stored", "in", "out", ""),
+        rows,
+        lambda row: (
+            *(row["topic"], row["broker"], _queues(row), row["kind"], _letters(row["perm"])),
+            *(row[name] for name in ("messages_stored", "messages_in", "messages_out")),
             _state(row),
-        )
-    Console().print(table)
+        ),
+    )
+    silent = {broker: error for broker, error in answers.items() if isinstance(error, HoldMQError)}
+    for broker, error in silent.items():
+        say(f"{broker} does not tell its topics: {error}", err=True)
+    if silent:
+        raise typer.Exit(EXIT_FAILED)
 
 
-@app.command(epilog="Example: holdmq topic create devices --queues 8 --retention 12h")
+@app.add("create", example="holdmq topic create devices --queues 8 --retention 12h")
 def create(
+    given: Given,
     name: Name,
+    settings: TopicChoices,
     queues: QueuesPerBroker = 0,
     key_levels: Annotated[
         int,
         typer.Option("--key-levels", min=1, max=8, help="Levels of a tag that filters select quickly by."),
     ] = 1,
     kind: Annotated[str, typer.Option("--kind", help="log, table or temporary.")] = "log",
-    perm: Perm = None,
-    order: Annotated[bool, typer.Option("--order", help="Keep keys in order, also while it grows.")] = False,
-    retention: Retention = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Create a topic on every live broker; creating it again with the same settings succeeds."""
     found = _run(
-        configuration(config, set_),
+        given.configuration(),
         lambda admin: admin.create_topic(
             name,
             queues,
             key_levels,
             kind=kind,
-            perm=_perm(perm or "rw"),
-            order=order,
-            retention_ms=_retention_ms(retention or "0"),
+            **settings.changes(),
         ),
     )
-    _show(found, as_json, lambda broker, row: f"{row.topic} is on {broker} with {row.write_queues} queues")
+    _show(found, given, lambda broker, row: f"{row.topic} is on {broker} with {row.write_queues} queues")
 
 
-@app.command(epilog="Example: holdmq topic update devices --perm r --retention 12h")
+@app.add("update", example="holdmq topic update devices --perm r --retention 12h")
 def update(
+    given: Given,
     name: Name,
-    perm: Perm = None,
-    order: Annotated[bool | None, typer.Option("--order/--no-order", show_default=False)] = None,
-    retention: Retention = None,
+    settings: TopicChoices,
     filter_type: Annotated[
         str | None, typer.Option("--filter-type", help="tag, mqtt or sql.", show_default=False)
     ] = None,
     sys_flag: Annotated[int | None, typer.Option("--sysflag", min=0, show_default=False)] = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Change settings of a topic on every broker that has it; what is not named stays as it is."""
     found = _run(
-        configuration(config, set_),
+        given.configuration(),
         lambda admin: admin.update_topic(
             name,
-            perm=None if perm is None else _perm(perm),
-            order=order,
-            retention_ms=None if retention is None else _retention_ms(retention),
+            **settings.changes(),
             filter_type=filter_type,
             sys_flag=sys_flag,
         ),
     )
-    _show(found, as_json, _sentence)
+    _show(found, given, _sentence)
 
 
-@app.command(epilog="Example: holdmq topic queues devices --to 8")
+@app.add("queues", example="holdmq topic queues devices --to 8")
 def queues(
+    given: Given,
     name: Name,
     to: Annotated[
         int | None,
         typer.Option("--to", min=1, max=1024, help="How many it is to have per broker.", show_default=False),
     ] = None,
     wait_s: WaitS = 600.0,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Show a topic's queues, or grow or shrink it to [bold]--to[/bold] queues on every broker.
 
@@ -169,37 +158,35 @@ def queues(
     consumed them, from consumers, then deleted. Whoever lags is named. Stopped half way, it goes on when
     it is called again.
     """
-    settings = configuration(config, set_)
+    settings = given.configuration()
     if to is None:
-        _show_queues(_run(settings, lambda admin: _bounds(admin, name)), as_json)
+        _show_queues(_run(settings, lambda admin: _bounds(admin, name)), given)
         return
     wanted = to
-    _show(_run(settings, lambda admin: _resize(admin, name, wanted, wait_s)), as_json, _sentence)
+    _show(_run(settings, lambda admin: _resize(admin, name, wanted, wait_s)), given, _sentence)
 
 
-@app.command(epilog="Example: holdmq topic pause devices")
-def pause(name: Name, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+@app.add("pause", example="holdmq topic pause devices")
+def pause(given: Given, name: Name) -> None:
     """Pause a topic: it takes and keeps messages, and delivers none until it is resumed."""
-    _show(_run(configuration(config, set_), lambda admin: admin.pause_topic(name)), as_json, _sentence)
+    _show(_run(given.configuration(), lambda admin: admin.pause_topic(name)), given, _sentence)
 
 
-@app.command(epilog="Example: holdmq topic resume devices")
-def resume(name: Name, config: ConfigFile = None, set_: Sets = None, as_json: Json = False) -> None:
+@app.add("resume", example="holdmq topic resume devices")
+def resume(given: Given, name: Name) -> None:
     """Resume a paused topic: what it kept is delivered, then what comes."""
-    _show(_run(configuration(config, set_), lambda admin: admin.pause_topic(name, False)), as_json, _sentence)
+    _show(_run(given.configuration(), lambda admin: admin.pause_topic(name, False)), given, _sentence)
 
 
-@app.command(epilog="Example: holdmq topic delete devices")
+@app.add("delete", example="holdmq topic delete devices")
 def delete(
+    given: Given,
     name: Name,
     force: Annotated[
         bool, typer.Option("--force", help="At once, whoever uses it: unconsumed messages are lost.")
     ] = False,
     yes: Yes = False,
     wait_s: WaitS = 600.0,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Delete a topic and all its messages on every broker, once every group has consumed them."""
     if not yes:
@@ -210,27 +197,17 @@ def delete(
             await _hide(admin, name, 0, wait_s)
         await admin.delete_topic(name, force=force)
 
-    _run(configuration(config, set_), work)
-    if as_json:
-        print_json({"deleted": name})
-    else:
-        say(f"{name} is deleted")
+    _run(given.configuration(), work)
+    given.tell({"deleted": name}, f"{name} is deleted")
 
 
 # Work
 
 
 def _run(config: Config, work: Callable[[Admin], Awaitable[T]]) -> T:
-    async def run() -> T:
-        from holdmq.client.admin import Admin
+    from holdmq.client.admin import Admin
 
-        routes = routes_of(config)
-        try:
-            return await work(Admin(routes=routes))
-        finally:
-            await routes.close()
-
-    return asyncio.run(run())
+    return run_calls(config, Admin, work)
 
 
 async def _resize(admin: Admin, name: str, queues: int, wait_s: float) -> dict[str, TopicRow]:
@@ -295,41 +272,6 @@ async def _bounds(admin: Admin, name: str) -> list[dict[str, Any]]:
     return found
 
 
-async def _list(config: Config, system: bool) -> list[dict[str, Any]]:
-    from holdmq.wire.codes import RequestCode
-    from holdmq.wire.header import rows
-    from holdmq.wire.headers import TopicListRequest, TopicListResponse, TopicRow, TopicStats
-
-    found = []
-    routes = routes_of(config)
-    try:
-        for broker in await live_brokers(routes):
-            answer = await routes.link(broker).client.call(RequestCode.TOPIC_LIST, TopicListRequest(system))
-            header = answer.header(TopicListResponse)
-            topics, stats = rows(TopicRow, header.topics), rows(TopicStats, header.stats)
-            found += [_row(broker, topic, counts) for topic, counts in zip(topics, stats, strict=True)]
-    finally:
-        await routes.close()
-    return sorted(found, key=lambda row: (row["topic"], row["broker"]))
-
-
-def routes_of(config: Config) -> RouteTable:
-    """Return a route table for one command; the caller closes it."""
-    from holdmq.client.route import RouteTable
-    from holdmq.rpc.security import Security
-
-    return RouteTable(config.registries(), f"holdmq-cli-{os.getpid()}", security=Security.of(config))
-
-
-async def live_brokers(routes: RouteTable) -> list[str]:
-    """Return the names of the live brokers, at least one. Raises TransportError."""
-    await routes.refresh()
-    names = sorted(routes.brokers())
-    if not names:
-        raise TransportError("no broker is registered; start one (holdmq broker), then try again")
-    return names
-
-
 # What is typed
 
 
@@ -357,12 +299,11 @@ def _row(broker: str, topic: TopicRow, counts: TopicStats | None) -> dict[str, A
     return {"broker": broker, **topic._asdict(), **(counts._asdict() if counts is not None else {})}
 
 
-def _show(found: dict[str, TopicRow], as_json: bool, sentence: Callable[[str, TopicRow], str]) -> None:
-    if as_json:
-        print_json([_row(broker, row, None) for broker, row in sorted(found.items())])
-        return
-    for broker, row in sorted(found.items()):
-        say(sentence(broker, row))
+def _show(found: dict[str, TopicRow], given: Given, sentence: Callable[[str, TopicRow], str]) -> None:
+    rows = sorted(found.items())
+    given.tell(
+        [_row(broker, row, None) for broker, row in rows], *(sentence(broker, row) for broker, row in rows)
+    )
 
 
 def _sentence(broker: str, row: TopicRow) -> str:
@@ -386,14 +327,12 @@ def _state(row: dict[str, Any]) -> str:
     return " ".join(word for word, holds in (("order", row["order"]), ("paused", row["is_paused"])) if holds)
 
 
-def _show_queues(found: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        print_json(found)
-        return
-    table = PlainTable("broker", "queue", "first offset", "end offset", "")
-    for row in found:
-        hidden = "hidden from producers" if row["hidden_from_producers"] else ""
-        table.add_row(
-            row["broker"], str(row["queue_id"]), str(row["first_offset"]), str(row["end_offset"]), hidden
-        )
-    Console().print(table)
+def _show_queues(found: list[dict[str, Any]], given: Given) -> None:
+    given.table(
+        ("broker", "queue", "first offset", "end offset", ""),
+        found,
+        lambda row: (
+            *(row[name] for name in ("broker", "queue_id", "first_offset", "end_offset")),
+            "hidden from producers" if row["hidden_from_producers"] else "",
+        ),
+    )

@@ -8,26 +8,24 @@ from typing import Annotated, Any
 import typer
 
 from holdmq.cli.control import Admin, ask
-from holdmq.cli.options import ClientId, ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.options import ClientId, CommandGroup, Given, print_json
 from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 
 
-def register(app: typer.Typer) -> None:
+def register(app: CommandGroup) -> None:
     """Add the command `trace` to `app`."""
-    app.command("trace", epilog="Example: holdmq trace meter-42 --topic 'meters/#' --seconds 60")(trace)
+    app.add("trace", example="holdmq trace meter-42 --topic 'meters/#' --seconds 60")(trace)
 
 
 def trace(
+    given: Given,
     client_id: ClientId,
     topic: Annotated[
         str | None, typer.Option("--topic", metavar="FILTER", help="Only PUBLISH on these topics.")
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=1, max=600, help="How long.")] = 30.0,
     admin: Admin = "",
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
 ) -> None:
     """Show what a client sends and is sent, whichever worker of this machine's gateway it is connected to."""
     # Shells start what runs in the background with SIGINT ignored, and Python leaves it so.
@@ -35,7 +33,7 @@ def trace(
         signal.signal(number, signal.default_int_handler)
     try:
         for row in ask(
-            configuration(config, set_),
+            given.configuration(),
             admin,
             "GET",
             "/trace",
@@ -43,7 +41,7 @@ def trace(
             topic=topic,
             seconds=seconds,
         ):
-            if as_json:
+            if given.as_json:
                 print_json(row)
             else:
                 say(line(row))

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from holdmq.cli.options import ConfigFile, Json, Sets, configuration, print_json
+from holdmq.cli.options import CommandGroup, Given, print_json
 from holdmq.cli.services import MODULES
 from holdmq.cli.supervisor import ServiceCommand, ServiceSupervisor
 from holdmq.cli.up_keys import give_keys
@@ -51,25 +51,20 @@ Without = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
+def register(app: CommandGroup) -> None:
     """Add the command to `app`."""
-    app.command("up", epilog="Example: holdmq up --data ./holdmq-data --set gateway.port=1884")(up)
+    app.add("up", example="holdmq up --data ./holdmq-data --set gateway.port=1884")(up)
 
 
-def up(
-    data: Data = None,
-    without: Without = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    as_json: Json = False,
-) -> None:
+def up(given: Given, data: Data = None, without: Without = None) -> None:
     """Run everything on this machine until Ctrl-C, and print where to look."""
     left_out = set(without or ())
     if not left_out <= {"stats", "console"}:
         wrong = ", ".join(sorted(left_out - {"stats", "console"}))
         raise ConfigError(f"--without takes stats or console, not {wrong}")
-    sets = [*(set_ or ()), *_data_sets(configuration(config, set_), data, set_ or ())]
-    loaded = configuration(config, sets)
+    placed = _data_sets(given.configuration(), data)
+    sets = [*(given.sets or ()), *placed]
+    loaded = given.configuration(*placed)
     telemetry.setup("up", loaded.log)
     names = [name for name in MODULES if name not in left_out]
     root = data or Path(DATA_DIR)
@@ -83,11 +78,11 @@ def up(
         own: dict[str, list[str]] = {}
         if loaded.security.keys_file:
             own = give_keys(Path(loaded.security.keys_file), (root / "keys").absolute(), names)
-        children = [_child(name, loaded, config, [*sets, *own.get(name, ())]) for name in names]
-        raise typer.Exit(asyncio.run(_run(children, loaded, as_json)))
+        children = [_child(name, loaded, given.config_file, [*sets, *own.get(name, ())]) for name in names]
+        raise typer.Exit(asyncio.run(_run(children, loaded, given.as_json)))
 
 
-def _data_sets(config: Config, data: Path | None, sets: Iterable[str]) -> list[str]:
+def _data_sets(config: Config, data: Path | None) -> list[str]:
     """Return the settings that put all data below `data`, but for what ``--set`` places itself."""
     if data is None:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from holdmq.client.bounds import Bounds, queue_bounds
 from holdmq.client.cluster_calls import read_each
@@ -29,6 +29,8 @@ from holdmq.wire.headers import (
     TopicRow,
     TopicStats,
 )
+
+T = TypeVar("T")
 
 ADMIN_TIMEOUT_S: Final = 5.0
 """How long one broker may take: it answers from memory."""
@@ -103,13 +105,22 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
     async def topics(self, include_system: bool = False) -> list[TopicView]:
         """All topics by name, over the brokers that answer; raises the first error if none does."""
         views: dict[str, TopicView] = {}
-        for broker, reply in _some(
-            await self._ask_all(RequestCode.TOPIC_LIST, TopicListRequest(include_system))
-        ):
-            answer = reply.header(TopicListResponse)
-            for row, stats in zip(rows(TopicRow, answer.topics), rows(TopicStats, answer.stats), strict=True):
+        for broker, found in _some(await self.topics_of_brokers(include_system)):
+            for row, stats in found:
                 views.setdefault(row.topic, TopicView(row.topic)).add(broker, row, stats)
         return [views[name] for name in sorted(views)]
+
+    async def topics_of_brokers(
+        self, include_system: bool = False
+    ) -> dict[str, list[tuple[TopicRow, TopicStats]] | HoldMQError]:
+        """Every live broker's topics, with its counts."""
+
+        def read(reply: Reply) -> list[tuple[TopicRow, TopicStats]]:
+            answer = reply.header(TopicListResponse)
+            return list(zip(rows(TopicRow, answer.topics), rows(TopicStats, answer.stats), strict=True))
+
+        asked = await self._ask_all(RequestCode.TOPIC_LIST, TopicListRequest(include_system))
+        return read_each(asked, read)
 
     async def queue_bounds(self, topics: Iterable[str]) -> dict[TopicQueue, Bounds]:
         """First and end offset of every queue of these topics; unknown topics have none."""
@@ -134,9 +145,9 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
         return read_each(await self._ask_all(RequestCode.CONNECTION_LIST, Empty()), read)
 
 
-def _some(answers: dict[str, Reply | HoldMQError]) -> list[tuple[str, Reply]]:
+def _some(answers: dict[str, T | HoldMQError]) -> list[tuple[str, T]]:
     """The answers, without the brokers that failed; raises the first error if all did."""
-    good = [(broker, reply) for broker, reply in answers.items() if isinstance(reply, Reply)]
+    good = [(broker, found) for broker, found in answers.items() if not isinstance(found, HoldMQError)]
     if good:
         return good
     raise next(error for error in answers.values() if isinstance(error, HoldMQError))

@@ -173,7 +173,7 @@ def test_the_job_takes_its_configuration_and_finds_it_where_the_pods_mount_it(jo
     for arguments, role in ((of_service, "deployment"), (APPLICATION["arguments"], "driver")):
         # Options that the command does not know are refused here.
         parsed = group.commands[service].make_context(service, list(arguments)).params
-        config = PurePosixPath(parsed["config"])
+        config = PurePosixPath(parsed["config_file"])
         assert mounts(pods()[role])[str(config.parent)]["configMap"]["name"] == "holdmq-stats"
         assert config.name in manifest("config.yaml", "ConfigMap")["data"]
     assert job_config.registries() == [f"holdmq-registry:{Config().registry.port}"]
