@@ -39,9 +39,8 @@ from holdmq.wire.headers import (
 if TYPE_CHECKING:
     from gateway.brokers.link import BrokerLink
     from gateway.brokers.turn import Turn
-    from gateway.deliver.retained_answers import RetainedAnswers
     from gateway.deliver.retained_delivery import RetainedDelivery
-    from gateway.deliver.subscriptions import Subscriptions
+    from gateway.deliver.wanted import WantedFilters
     from gateway.ground.counters import Counters
 
 CATCHUP_READERS_MAX: Final = 64
@@ -117,24 +116,27 @@ class _Turn:
 
 
 class CatchUp:
-    """Gives lagging sessions their turns. `shared` counts sessions that were served beside another."""
+    """Gives lagging sessions their turns. `shared` counts sessions that were served beside another.
+
+    `turn_over(session)` is called when one is over: it decides what the session is served next.
+    """
 
     def __init__(
         self,
         links: Mapping[str, BrokerLink],
-        subscriptions: Subscriptions,
+        wanted: WantedFilters,
         delivery: LiveDelivery,
-        retained: RetainedAnswers,
         retained_delivery: RetainedDelivery,
         counters: Counters,
         turn: Turn,
         now: Callable[[], float],
+        turn_over: Callable[[Session], None],
     ) -> None:
         self.turns = 0
         self.shared = 0
         self._links = links
-        self._subscriptions = subscriptions
-        self._retained = retained
+        self._wanted = wanted
+        self._turn_over = turn_over
         self._counters = counters
         self._turn = turn
         self._now = now
@@ -183,9 +185,7 @@ class CatchUp:
         outbound = session.outbound
         if outbound is not None and outbound.lag is not None:
             outbound.lag.is_queued = False
-        # Retained messages are older than what it lags behind with: they have the next turn, and leave room.
-        if not self._retained.ready(session):
-            self.ready(session)
+        self._turn_over(session)
 
     def each_second(self, now: float) -> None:
         """Whoever has rested for long, or is gone, gives up its reader."""
@@ -277,13 +277,13 @@ class CatchUp:
         self, session: Session, lag: Lag, link: BrokerLink, connection: Connection, is_far: bool
     ) -> None:
         broker = link.name
-        version = self._subscriptions.terms_version
+        version = self._wanted.terms_version
         turn = _Turn(link, connection, self._free.pop(), is_far, version)
         self._far += is_far
         self.turns += 1
         log_epoch = lag.log_epoch_at(broker, link.reader.log_epoch)
         turn.sessions[session] = lag.filters_added
-        terms = self._subscriptions.terms_of(session)
+        terms = self._wanted.terms_of(session)
         position = self._join_neighbours(turn, lag.position_at(broker) or 0, log_epoch, terms)
         connection.request(
             RequestCode.READ_OPEN,
@@ -310,7 +310,7 @@ class CatchUp:
             if is_due(other) or not _takes(other):
                 continue
             turn.sessions[other] = lag.filters_added
-            terms += self._subscriptions.terms_of(other)
+            terms += self._wanted.terms_of(other)
             lowest = min(lowest, own)
             if len(turn.sessions) >= SESSIONS_PER_READER or len(terms) >= TERMS_PER_READER:
                 break
@@ -477,7 +477,7 @@ class CatchUp:
 
         The answer may lack what such a filter wants, and the live feed leaves it to us.
         """
-        is_old = turn.terms_version != self._subscriptions.terms_version
+        is_old = turn.terms_version != self._wanted.terms_version
         for session, filters in list(turn.sessions.items()):
             lag = _lag_of(session, turn.link.name)
             if lag is None or is_old or lag.filters_added != filters:
@@ -489,7 +489,7 @@ class CatchUp:
         """Give a record to who wants it; who cannot take it leaves, but for the last one (False)."""
         wanting = turn.sessions
         if len(wanting) > 1:
-            matched = self._subscriptions.trie.match(outgoing.mqtt_topic)
+            matched = self._wanted.trie.match(outgoing.mqtt_topic)
             wanting = {session: 0 for session, _ in matched if session in turn.sessions}
         broker, position = turn.link.name, outgoing.record.physical_offset
         for session in list(wanting):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.ground.clock import wall_ms
 from gateway.ground.limits import SUBACK_WAIT_S
@@ -29,11 +29,18 @@ if TYPE_CHECKING:
     from gateway.brokers.link import BrokerLink
     from gateway.brokers.turn import Turn
     from gateway.deliver.catchup import CatchUp
-    from gateway.deliver.subscriptions import SubscriptionRows, Subscriptions
+    from gateway.deliver.wanted import WantedFilters
     from gateway.ground.counters import Counters
 
 LOCATING_MAX: Final = 1_000
 """SUBSCRIBEs that wait for brokers to find their moment: as many look-ups as a broker takes."""
+
+
+class StartRows(Protocol):
+    """Writes into the rows of sessions that outlive their connections from where on their filters count."""
+
+    def store_starts(self, session: Session, names: list[str]) -> None:
+        """Have these filters' rows say from where on they count, before any state that is asked for later."""
 
 
 class _Locating:
@@ -54,14 +61,14 @@ class Replays:
     def __init__(
         self,
         links: Mapping[str, BrokerLink],
-        subscriptions: Subscriptions,
-        rows: SubscriptionRows,
+        wanted: WantedFilters,
+        rows: StartRows,
         catchup: CatchUp,
         counters: Counters,
         turn: Turn,
     ) -> None:
         self._links = links
-        self._subscriptions = subscriptions
+        self._wanted = wanted
         self._rows = rows
         self._catchup = catchup
         self._counters = counters
@@ -146,7 +153,7 @@ class Replays:
             # Before a state can say that the session is further back than where these count from.
             self._rows.store_starts(session, [n for n in outbound.subscriptions if n not in fresh])
         lag.holds += 1
-        self._subscriptions.when_in_effect(partial(self._in_effect, session, lag))
+        self._wanted.when_in_effect(partial(self._in_effect, session, lag))
 
     def _in_effect(self, session: Session, lag: Lag) -> None:
         lag.holds -= 1

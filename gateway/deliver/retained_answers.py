@@ -79,7 +79,7 @@ class _Line:
 class RetainedAnswers:
     """Answers the subscriptions of one worker. `slices` counts requests; `brokers()` keep messages.
 
-    `catch_up(session)` lets a session that lags have its turn, as a slice is over.
+    `slice_over(session)` is called when one is: it decides what the session is served next.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RetainedAnswers:
         context: SessionContext,
         turn: Turn,
         brokers: Callable[[], list[str]],
-        catch_up: Callable[[Session], None],
+        slice_over: Callable[[Session], None],
     ) -> None:
         self.slices = 0
         self._links = links
@@ -98,7 +98,7 @@ class RetainedAnswers:
         self._context = context
         self._counters: Counters = context.counters
         self._turn = turn
-        self._catch_up = catch_up
+        self._slice_over = slice_over
         self._delivery = delivery
         self._brokers = brokers
         self._loop = asyncio.get_running_loop()
@@ -131,13 +131,6 @@ class RetainedAnswers:
         if due is not None:
             due.begin(filters, self._brokers())
             self.ready(session)
-
-    def forget(self, session: Session, topic_filter: str) -> None:
-        """Owe nothing more for a subscription that ended."""
-        outbound = session.outbound
-        if outbound is not None and outbound.retained is not None:
-            outbound.retained.forget(topic_filter)
-            self._end_if_over(outbound)
 
     def closed(self, session: Session) -> None:
         """The connection ended, and what it was owed is in its state."""
@@ -295,8 +288,7 @@ class RetainedAnswers:
             outbound.retained.met = None
             if session.state != CLOSED:
                 self._end_if_over(outbound)
-                self.ready(session)
-                self._catch_up(session)
+                self._slice_over(session)
 
     # Slices
 

@@ -25,7 +25,7 @@ from holdmq.record.codec import SYS_RETAIN, decode_record, encode_record
 if TYPE_CHECKING:
     from gateway.brokers.turn import Turn
     from gateway.deliver.delivery import LiveDelivery
-    from gateway.deliver.subscriptions import Subscriptions
+    from gateway.deliver.wanted import WantedFilters
     from gateway.ground.counters import Counters
     from gateway.ground.parent_port import ParentPort
 
@@ -41,14 +41,14 @@ class SystemTopics:
     def __init__(
         self,
         interval_s: float,
-        subscriptions: Subscriptions,
+        wanted: WantedFilters,
         delivery: LiveDelivery,
         counters: Counters,
         now: Callable[[], float],
         parent: ParentPort,
         turn: Turn,
     ) -> None:
-        self._subscriptions = subscriptions
+        self._wanted = wanted
         self._delivery = delivery
         self._counters = counters
         self._now = now
@@ -80,7 +80,7 @@ class SystemTopics:
             self._send_some()
         elif now >= self._due_at:
             self._due_at = now + self._interval_s
-            if self._subscriptions.system_filters:
+            if self._wanted.system_filters:
                 self._is_due = True
                 self._ask()
             else:
@@ -123,7 +123,7 @@ class SystemTopics:
         self, said: Mapping[str, str], fresh: list[tuple[Session, str]], changed: Collection[str]
     ) -> Iterator[None]:
         """Send first values, then what has changed; a step is a message, or a filter that is done."""
-        match = self._subscriptions.trie.match
+        match = self._wanted.trie.match
 
         @cache
         def outgoing(topic: str) -> Outgoing:

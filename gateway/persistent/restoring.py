@@ -153,7 +153,7 @@ class Restoring:
                 session.send_pubrel(packet_id)  # [MQTT-4.4.0-1]
         lag = outbound.lag
         assert lag is not None
-        self._worker.subscriptions.when_in_effect(partial(self._in_effect, session, lag))
+        self._worker.wanted.when_in_effect(partial(self._in_effect, session, lag))
 
     def _in_effect(self, session: Session, lag: Lag) -> None:
         lag.holds -= 1

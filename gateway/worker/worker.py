@@ -12,14 +12,14 @@ from gateway.access.access import Access
 from gateway.access.logins import Logins
 from gateway.brokers.link import BrokerLink
 from gateway.brokers.turn import Turn
-from gateway.deliver.catchup import CatchUp
 from gateway.deliver.delivery import LiveDelivery
+from gateway.deliver.past_delivery import PastDelivery
 from gateway.deliver.replay import Replays
-from gateway.deliver.retained_answers import RetainedAnswers
 from gateway.deliver.retained_delivery import RetainedDelivery
 from gateway.deliver.shares import Shares
 from gateway.deliver.subscriptions import Subscriptions
 from gateway.deliver.system_topics import SystemTopics
+from gateway.deliver.wanted import WantedFilters
 from gateway.edge.connection import OPENING_PAUSE, ClientConnection
 from gateway.edge.layered import LayeredConnection
 from gateway.edge.listeners import CertificateWatch, Listener
@@ -115,50 +115,49 @@ class Worker:
         )
         self.persistent = PersistentSessions(self)
         self.wills = WillPublisher(self)
-        self.subscriptions = Subscriptions(
-            self.links,
-            self.counters,
-            self.topics.key_levels,
-            self.now,
-            self.persistent,
-            self.turn.close_when_settled,
+        self.wanted = WantedFilters(
+            self.links, self.counters, self.topics.key_levels, lambda: self.topics.trees
         )
-        self.delivery = LiveDelivery(self.subscriptions.trie, self.counters, wall_ms)
+        self.delivery = LiveDelivery(self.wanted.trie, self.counters, wall_ms)
         self.retained_delivery = RetainedDelivery(self.counters, wall_ms)
         self.retained_puts = RetainedPuts(self.routes, self.links, self.counters, self.turn)
-        self.retained = RetainedAnswers(
-            self.retained_delivery,
+        self.past = PastDelivery(
             self.links,
+            self.wanted,
             self.clients,
             self.context,
-            self.turn,
-            lambda: self.retained_puts.brokers,
-            self._catch_up,
-        )
-        self.subscriptions.retained = self.retained
-        self.catchup = CatchUp(
-            self.links,
-            self.subscriptions,
             self.delivery,
-            self.retained,
             self.retained_delivery,
-            self.counters,
+            lambda: self.retained_puts.brokers,
             self.turn,
             self.now,
         )
-        self.shares = self.subscriptions.shares = Shares(self.links, self.counters, self.delivery, self.turn)
-        self.subscriptions.use_trees(lambda: self.topics.trees)
-        self.replays = self.subscriptions.replays = Replays(
-            self.links, self.subscriptions, self.persistent, self.catchup, self.counters, self.turn
+        self.retained = self.past.retained
+        self.catchup = self.past.catchup
+        self.shares = Shares(self.links, self.counters, self.delivery, self.turn)
+        self.replays = Replays(
+            self.links, self.wanted, self.persistent, self.catchup, self.counters, self.turn
         )
-        self.system = self.subscriptions.system = SystemTopics(
+        self.system = SystemTopics(
             section.sys_interval_s,
-            self.subscriptions,
+            self.wanted,
             self.delivery,
             self.counters,
             self.now,
             self.reporting,
             self.turn,
+        )
+        self.subscriptions = Subscriptions(
+            self.wanted,
+            self.links,
+            self.persistent,
+            self.retained,
+            self.shares,
+            self.replays,
+            self.system,
+            self.counters,
+            self.now,
+            self.turn.close_when_settled,
         )
         self.ingress = Ingress(self.topics.locate, self.topics.uses_other, self.now)
         self._tls_reload_interval_s = section.tls_reload_interval_s
@@ -255,7 +254,7 @@ class Worker:
 
     def make_link(self, name: str) -> BrokerLink:
         """The way to a broker that was not known yet."""
-        return BrokerLink(name, self.turn, self.subscriptions, self, self.counters, self.routes.refresh_soon)
+        return BrokerLink(name, self.turn, self.wanted, self, self.counters, self.routes.refresh_soon)
 
     @property
     def is_ready(self) -> bool:
@@ -265,7 +264,7 @@ class Worker:
 
     def _routes_changed(self, topics: frozenset[str]) -> None:
         self.topics.routes_changed(topics)
-        self.subscriptions.routes_changed(topics)
+        self.wanted.routes_changed(topics)
         self.persistent.routes_changed(topics)
         if self.retained_puts.routes_changed(topics):
             self.retained.brokers_known()
@@ -292,15 +291,9 @@ class Worker:
             if not self.gate.is_draining:
                 log.warning("broker lost", broker=link.name, worker=self.index, reason=str(reason))
 
-    def _catch_up(self, session: Session) -> None:
-        # Bound late: catching up and retained answers let each other go first.
-        self.catchup.ready(session)
-
     def reader_opened(self) -> None:
         """A live reader is open (again): sessions that lag may go on."""
-        for session in self.clients.sessions():
-            if session.outbound is not None and session.outbound.lag is not None:
-                self.catchup.ready(session)
+        self.past.reader_opened()
 
     def live(
         self, link: BrokerLink, body: memoryview, position: int, records: int, is_late: bool = False
@@ -368,11 +361,8 @@ class Worker:
         self.gate.is_known(shell)
         self.stragglers.unstall(shell)
         is_told = self.persistent.closed(session, event)
-        self.retained.closed(session)
         self.subscriptions.forget(session)
-        if session.outbound is not None and session.outbound.lag is not None:
-            session.outbound.lag = None
-            self.counters.lagging_sessions -= 1
+        self.past.forget(session)
         self.clients.remove(session)
         if event.will is not None and not is_told:
             self.wills.ended(session, event.will)
@@ -410,9 +400,8 @@ class Worker:
         self.counters.connections = len(self.shells)
 
     def window_opened(self, session: Session) -> None:
-        """A session's window or socket takes more: what it is owed of retained messages comes first."""
-        if not self.retained.ready(session):
-            self.catchup.ready(session)
+        """A session's window or socket takes more."""
+        self.past.ready(session)
         self.shares.ready(session)
 
     # Clocks

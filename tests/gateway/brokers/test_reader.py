@@ -19,8 +19,8 @@ def cut_off(running: Any) -> None:
 
 
 def wanted(running: Any) -> list[Any]:
-    subscriptions = running.worker.subscriptions
-    return sorted(subscriptions.terms_of_filters(subscriptions.filters()))
+    wanted = running.worker.wanted
+    return sorted(wanted.terms_of_filters(wanted.filters()))
 
 
 async def test_filters_that_share_a_term_end_one_by_one(start_worker: Start) -> None:
@@ -71,7 +71,7 @@ async def test_what_changes_while_a_reader_is_opened_is_not_lost(
     client.send(Unsubscribe(2, ["a/x"]))
     await client.next()
     running.broker.silent_filters = False
-    running.worker.subscriptions.terms_version += 1  # as when a topic's key_levels change
+    running.worker.wanted.terms_version += 1  # as when a topic's key_levels change
     cut_off(running)
     await running.until(lambda: running.worker.is_ready)
     await client.subscribe("d/x")
@@ -97,7 +97,7 @@ async def test_nothing_gathers_for_a_broker_that_is_away(start_worker: Start) ->
     client = await running.client("s")
     link.reader.disconnected()
     await running.until(lambda: not link.reader.is_open)
-    terms = running.worker.subscriptions.terms_of_filters(["x/y"])
+    terms = running.worker.wanted.terms_of_filters(["x/y"])
     link.reader.add(terms)
     link.reader.remove(terms)
     assert not link.reader._add

@@ -151,9 +151,9 @@ async def test_without_a_subscriber_nobody_is_asked(start_worker: Start) -> None
     running = await start_allowed(start_worker, sys_interval_s=1)
     client = await running.client("s", MQTT_5)
     await subscribe(client, "$SYS/#")
-    assert running.worker.subscriptions.system_filters == 1
+    assert running.worker.wanted.system_filters == 1
     await client.close()
-    await running.until(lambda: running.worker.subscriptions.system_filters == 0)
+    await running.until(lambda: running.worker.wanted.system_filters == 0)
     sent = running.worker.counters.messages_out_qos0_total
     running.worker.system._due_at = 0.0
     running.worker.system.tick(running.worker.now() + 100)

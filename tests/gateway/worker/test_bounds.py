@@ -224,7 +224,7 @@ async def test_filters_sent_in_one_go_are_counted_as_if_they_came_one_by_one(sta
     client.send(*(Subscribe(n, [Subscription(f"+/{n}", 1), Subscription(f"{n}", 1)]) for n in range(1, 9)))
     codes = [code for _ in range(8) for code in (await client.next()).reason_codes]
     assert codes == [1, 1, 1, *[0x97] * 13]
-    assert len(running.worker.subscriptions.trie) == 3
+    assert len(running.worker.wanted.trie) == 3
 
 
 async def test_a_publish_is_compared_with_no_more_levels_than_a_client_may_have(start_worker: Start) -> None:
@@ -236,4 +236,4 @@ async def test_a_publish_is_compared_with_no_more_levels_than_a_client_may_have(
     client.send(Publish("/".join("a" * 128), b"x", 1, packet_id=1))
     await client.acked(1)
     assert (await client.next()).payload == b"x"
-    assert running.worker.subscriptions.trie.steps <= 512 + 1
+    assert running.worker.wanted.trie.steps <= 512 + 1
