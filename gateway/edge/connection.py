@@ -189,7 +189,7 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
                     self.waiting = list(events[at:])
                     self.pause(TOPIC)
                     if isinstance(missing, Unbound):
-                        worker.persistent.bind(session, missing, self.topic_known)
+                        worker.rows.bind(session, missing, self.topic_known)
                     elif isinstance(missing, TopicEntry):
                         worker.access.ask_publish(session, missing, self.topic_known)
                     elif isinstance(missing, Keep):

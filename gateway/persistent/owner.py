@@ -11,7 +11,7 @@ import asyncio
 import functools
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.persistent.wills import will_of
 from gateway.session.cursor import WrittenState
@@ -41,7 +41,8 @@ from holdmq.wire.session_will import HAS_WILL, NO_WILL
 
 if TYPE_CHECKING:
     from gateway.brokers.link import BrokerLink
-    from gateway.persistent.sessions import PersistentSessions
+    from gateway.brokers.turn import Turn
+    from gateway.persistent.rows import SessionWriter
 
 OPENINGS_PER_REQUEST: Final = 100
 """CONNECTs of one request, whose answer keeps the loop for some ms; it comes when the last one is decided."""
@@ -77,6 +78,25 @@ class _RowUpdate:
         self.written: WrittenState | None = None
 
 
+class ClaimedSessions(Protocol):
+    """The sessions of a worker, which hears here what their owner says of them."""
+
+    def claims(self, owner: SessionOwner) -> list[SessionOpening]:
+        """The sessions that are open at an owner."""
+
+    def opening_of(self, session: Session, will: bytes) -> SessionOpening:
+        """What the owner is asked when a client connects."""
+
+    def opened(self, session: Session, owner: SessionOwner, answer: SessionOpened, content: Content) -> None:
+        """A session is open at its owner: restore what it has, and go on."""
+
+    def not_opened(self, session: Session, owner: SessionOwner, error: HoldMQError) -> None:
+        """The owner refused a CONNECT, or did not answer."""
+
+    def fenced(self, client_id: str, epoch: int) -> None:
+        """The session was opened anew elsewhere, or dropped: its connection ends."""
+
+
 class SessionOwner:
     """The sessions of one worker at one broker."""
 
@@ -91,14 +111,18 @@ class SessionOwner:
         "_opening",
         "_opens",
         "_retry",
+        "_rows",
         "_sessions",
         "_states",
+        "_turn",
         "pending_bytes",
     )
 
-    def __init__(self, sessions: PersistentSessions, link: BrokerLink) -> None:
-        self._sessions = sessions
+    def __init__(self, link: BrokerLink, sessions: ClaimedSessions, rows: SessionWriter, turn: Turn) -> None:
         self._link = link
+        self._sessions = sessions
+        self._rows = rows
+        self._turn = turn
         self._loop = asyncio.get_running_loop()
         self._opens: list[Session] = []
         self._open_at = 0.0
@@ -129,7 +153,7 @@ class SessionOwner:
     # What sessions want
 
     def open(self, session: Session) -> None:
-        """Ask for a session, together with others; the table hears `opened` or `not_opened`."""
+        """Ask for a session, together with others; `sessions` hears `opened` or `not_opened`."""
         self._opens.append(session)
         if self._opening is None:
             self._opening = self._loop.call_at(self._open_at, self._send_opens)
@@ -304,7 +328,7 @@ class SessionOwner:
                 self._ask_content(session, answer)
             else:
                 self._sessions.opened(session, self, answer, content)
-        self._sessions.settle()
+        self._turn.settle()
 
     def _ask_content(self, session: Session, answer: SessionOpened) -> None:
         """The answer to a CONNECT had no room for what the session has."""
@@ -320,7 +344,7 @@ class SessionOwner:
                 self._sessions.opened(session, self, answer, decode_content(result.body))
             except HoldMQError as error:
                 self._sessions.not_opened(session, self, error)
-            self._sessions.settle()
+            self._turn.settle()
 
         connection.request(
             RequestCode.SESSION_SHOW, SessionShowRequest(session.client_id), shown, OPEN_TIMEOUT_S
@@ -356,7 +380,7 @@ class SessionOwner:
         cursor = session.cursor
         if session.state == CLOSED or cursor is None:
             return None
-        value = self._sessions.state_of(session)
+        value = self._rows.state_of(session)
         row = SessionChange(session.client_id, session.epoch, PUT_STATE, "", value, session.expiry_s)
         change = _RowUpdate(row, session, None)
         change.written = cursor.begin_write(unreleased_of(session))
@@ -375,7 +399,7 @@ class SessionOwner:
                 return
             for at, change in enumerate(changes):
                 self._done(change, at not in fenced)
-            self._sessions.settle()
+            self._turn.settle()
         elif isinstance(result, RequestTimeout):
             self._send_again(changes)
             self._connect_again(result)
@@ -384,7 +408,7 @@ class SessionOwner:
             log.error("changes of sessions are refused", broker=self.name, reason=str(result))
             for change in changes:
                 self._done(change, False)
-            self._sessions.settle()
+            self._turn.settle()
         else:
             self._send_again(changes)
             if isinstance(result, RemoteError) and self._retry is None:
@@ -423,7 +447,7 @@ class SessionOwner:
             self._sessions.fenced(session.client_id, session.epoch)
             return
         if session is not None and change.written is not None:
-            self._sessions.state_written(session, change.written)
+            self._rows.state_written(session, change.written)
         if change.on_written is not None:
             change.on_written(is_written)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from gateway.persistent.rows import LIVE_END, SessionWriter
 from gateway.session.cursor import SessionCursor
 from gateway.session.inbound import Inbound
 from gateway.session.lag import Lag, Starts
@@ -26,22 +27,46 @@ from holdmq.wire.session_state import (
 )
 
 if TYPE_CHECKING:
-    from gateway.worker.worker import Worker
-
-LIVE_END: Final = -1
-"""As a start: where the broker's log ended when it was first read, which nobody knew then."""
-
-DropFilter = Callable[[Session, str, str, Callable[[bool], None]], bool]
+    from gateway.access.access import Access
+    from gateway.brokers.link import BrokerLink
+    from gateway.deliver.catchup import CatchUp
+    from gateway.deliver.retained_answers import RetainedAnswers
+    from gateway.deliver.shares import Shares
+    from gateway.deliver.subscriptions import Subscriptions
+    from gateway.deliver.wanted import WantedFilters
+    from gateway.ground.counters import Counters
 
 log = telemetry.get_logger()
 
 
 class Restoring:
-    """Restores the sessions of one worker; `drop_filter` has a row of theirs taken away."""
+    """Restores the sessions of one worker; `links` are the brokers by name."""
 
-    def __init__(self, worker: Worker, drop_filter: DropFilter) -> None:
-        self._worker = worker
-        self._drop_filter = drop_filter
+    def __init__(
+        self,
+        links: Mapping[str, BrokerLink],
+        access: Access,
+        rows: SessionWriter,
+        wanted: WantedFilters,
+        subscriptions: Subscriptions,
+        shares: Shares,
+        retained: RetainedAnswers,
+        catchup: CatchUp,
+        counters: Counters,
+    ) -> None:
+        self._links = links
+        self._access = access
+        self._rows = rows
+        self._wanted = wanted
+        self._subscriptions = subscriptions
+        self._shares = shares
+        self._retained = retained
+        self._catchup = catchup
+        self._counters = counters
+
+    def discard(self, client_id: str, uid: int, filters: Iterable[str]) -> None:
+        """A client began anew, as the session `uid`: nothing is kept for what its older one had."""
+        self._shares.discarded(client_id, uid, filters)
 
     def restore(self, session: Session, content: Content, answer: SessionOpened) -> bool:
         """Give a session its filters, its place and what is in flight; whether it has to catch up."""
@@ -59,7 +84,7 @@ class Restoring:
             session.outgoing().next_id = state.next_id
             self._restore_planned(session, state)
             self._restore_filters(session, filters, state)
-        self._worker.retained.restore(session, state.retained, filters)
+        self._retained.restore(session, state.retained, filters)
         self._restore_shared(session, shared, state)
         return is_behind
 
@@ -69,7 +94,7 @@ class Restoring:
         """Give a session its own subscriptions, and its place in each broker's log."""
         lag = session.outgoing().lag = Lag()
         lag.holds += 1
-        self._worker.counters.lagging_sessions += 1
+        self._counters.lagging_sessions += 1
         places = self._places(state, filters)
         for broker, place in places.items():
             lag.begin_at(broker, place.position, place.log_epoch)
@@ -82,32 +107,32 @@ class Restoring:
                 # A start of another epoch than the place's may lie past what is left of the log.
                 if broker in places and start.log_epoch == places[broker].log_epoch:
                     granted.starts.put(broker, start.position)
-            left_out = self._worker.access.filter_verdict(session, name)
+            left_out = self._access.filter_verdict(session, name)
             if not isinstance(left_out, tuple):
                 self._forbid(session, name)
                 continue
             granted.left_out = left_out or None
-            self._worker.subscriptions.restore(session, name, granted)
+            self._subscriptions.restore(session, name, granted)
 
     def _restore_shared(
         self, session: Session, shared: list[tuple[str, FilterOptions]], state: SessionState
     ) -> None:
         """Give a session its shared subscriptions; what is in flight is known."""
         for name, options in shared:
-            verdict = self._worker.access.filter_verdict(session, name)
+            verdict = self._access.filter_verdict(session, name)
             if not isinstance(verdict, tuple) or verdict:
                 self._forbid(session, name)
                 continue
             wanted = Subscription(name, options.qos, False, options.retain_as_published)
             granted = Granted(wanted, options.identifier)
-            self._worker.shares.restore(session, name, granted, options.starts, state.places)
+            self._shares.restore(session, name, granted, options.starts, state.places)
 
     def _forbid(self, session: Session, name: str) -> None:
         """A stored filter is not allowed any more."""
-        self._worker.counters.filters_revoked_total += 1
+        self._counters.filters_revoked_total += 1
         log.info("a stored subscription is not allowed any more", client=session.client_id, filter=name)
         if session.cursor is not None:
-            self._drop_filter(session, DROP_FILTER, name, _ignore)
+            self._rows.drop_filter(session, DROP_FILTER, name, _ignore)
 
     @staticmethod
     def _restore_received(session: Session, cursor: SessionCursor, row: ReceivedRow) -> None:
@@ -139,7 +164,7 @@ class Restoring:
         for _, options in filters:
             for broker, start in options.starts.items():
                 starts.setdefault(broker, []).append(start)
-        for broker in {*starts, *self._worker.links}:
+        for broker in {*starts, *self._links}:
             if broker not in places:
                 places[broker] = min(starts.get(broker, [LogPlace(0, 0)]), key=lambda place: place.position)
         return {broker: place for broker, place in places.items() if place.position != LIVE_END}
@@ -153,12 +178,12 @@ class Restoring:
                 session.send_pubrel(packet_id)  # [MQTT-4.4.0-1]
         lag = outbound.lag
         assert lag is not None
-        self._worker.wanted.when_in_effect(partial(self._in_effect, session, lag))
+        self._wanted.when_in_effect(partial(self._in_effect, session, lag))
 
     def _in_effect(self, session: Session, lag: Lag) -> None:
         lag.holds -= 1
-        self._worker.retained.resume(session)
-        self._worker.catchup.ready(session)
+        self._retained.resume(session)
+        self._catchup.ready(session)
 
 
 def _ignore(_is_written: bool) -> None:

@@ -1,27 +1,24 @@
 """Persistent sessions of a worker: opened at their owner, restored, written down, taken over.
 
 Every CONNECT but those with an id that was made here is told to its owner (gateway.persistent.owner), so that
-one client id has one connection in the whole fleet. A session with an expiry has a cursor and rows: filters
-are stored before SUBACK, QoS 2 plans before PUBLISH, PUBRECs before PUBREL, the place in the log a few
-seconds late and at the end. Source: mqtt.md, Sessions are cursors.
+one client id has one connection in the whole fleet. A session with an expiry has a cursor and rows
+(gateway.persistent.rows): its place in the log is written a few seconds late and at the end. Source: mqtt.md,
+Sessions are cursors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.persistent.owner import SessionOwner
-from gateway.persistent.restoring import LIVE_END, Restoring
+from gateway.persistent.restoring import Restoring
+from gateway.persistent.rows import SessionWriter
 from gateway.persistent.wills import AT_OWNER, what_becomes_of_it
-from gateway.publish.ingress import Unbound
 from gateway.session.connection import OwnerRows, close_connection
-from gateway.session.cursor import SessionCursor, WrittenState
+from gateway.session.cursor import SessionCursor
 from gateway.session.events import Closed, Event
-from gateway.session.outbound import Granted
-from gateway.session.received import QUEUES_MAX, ReceivedQueues
-from gateway.session.receiving import complete, unreleased_of
 from gateway.session.session import CLOSED, OPENING, Session
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
 from holdmq.mqtt import MqttError, ReasonCode
@@ -29,8 +26,6 @@ from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.session_headers import (
     END,
-    PUT_FILTER,
-    PUT_STATE,
     SESSION_TOPIC,
     Content,
     SessionOpened,
@@ -38,13 +33,16 @@ from holdmq.wire.session_headers import (
     SessionTakenRequest,
     session_owner,
 )
-from holdmq.wire.session_state import FilterOptions, LogPlace, PlannedRow, SessionState
 from holdmq.wire.session_will import DELETE_WILL, HAS_WILL
 
 if TYPE_CHECKING:
+    from gateway.access.access import Access
     from gateway.brokers.link import BrokerLink
-    from gateway.worker.worker import Worker
-    from holdmq.client.route import Link
+    from gateway.brokers.turn import Turn
+    from gateway.deliver.catchup import CatchUp
+    from gateway.session.clients import Clients
+    from gateway.session.context import SessionContext
+    from holdmq.client.route import Link, RouteTable
     from holdmq.rpc.connection import Request
 
 STATE_LATE_S: Final = 5.0
@@ -69,9 +67,33 @@ log = telemetry.get_logger()
 class PersistentSessions:
     """Sessions of one worker, and their owners."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._restoring = Restoring(worker, self.drop_filter)
+    def __init__(
+        self,
+        routes: RouteTable,
+        links: Mapping[str, BrokerLink],
+        clients: Clients,
+        context: SessionContext,
+        turn: Turn,
+        now: Callable[[], float],
+        access: Access,
+        rows: SessionWriter,
+        restoring: Restoring,
+        catchup: CatchUp,
+        drain_will_min_s: float,
+    ) -> None:
+        """`now` is the loop's clock; a will whose connection a drain ends waits for `drain_will_min_s`."""
+        self._routes = routes
+        self._links = links
+        self._clients = clients
+        self._context = context
+        self._counters = context.counters
+        self._turn = turn
+        self._now = now
+        self._access = access
+        self._rows = rows
+        self._restoring = restoring
+        self._catchup = catchup
+        self._drain_will_min_s = drain_will_min_s
         self._owners: dict[str, SessionOwner] = {}
         self._brokers: list[str] = []
         self._taken: dict[str, int] = {}
@@ -86,20 +108,20 @@ class PersistentSessions:
     def routes_changed(self, topics: Iterable[str]) -> None:
         """Brokers that keep sessions came or went; absent ones stay."""
         if SESSION_TOPIC in topics:
-            route = self._worker.routes.get(SESSION_TOPIC)
+            route = self._routes.get(SESSION_TOPIC)
             self._brokers = [] if route is None else sorted({q.broker for q in route.write_queues})
 
     def owner_of(self, client_id: str) -> SessionOwner | None:
         """The owner of a client id's sessions; None = no broker is, or that one was never seen."""
         if not self._brokers:
             return None
-        link = self._worker.links.get(session_owner(client_id, self._brokers))
+        link = self._links.get(session_owner(client_id, self._brokers))
         return None if link is None else self._owner(link)
 
     def _owner(self, link: BrokerLink) -> SessionOwner:
         owner = self._owners.get(link.name)
         if owner is None:
-            owner = self._owners[link.name] = SessionOwner(self, link)
+            owner = self._owners[link.name] = SessionOwner(link, self, self._rows, self._turn)
             if link.connection is not None:
                 owner.up()
         return owner
@@ -127,7 +149,7 @@ class PersistentSessions:
                 session.epoch,
                 HAS_WILL if session.will is not None else b"",
             )
-            for session in self._worker.clients.sessions()
+            for session in self._clients.sessions()
             if session.owner is owner and session.epoch
         ]
 
@@ -140,17 +162,13 @@ class PersistentSessions:
             session.principal,
             0,
             will,
-            self._worker.access.owns_id(session),
+            self._access.owns_id(session),
         )
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be written."""
         return all(owner.is_idle for owner in self._owners.values())
-
-    def settle(self) -> None:
-        """Have what became sendable written."""
-        self._worker.settle()
 
     # Opening
 
@@ -165,7 +183,7 @@ class PersistentSessions:
                 self._refuse_foreign(session)
                 return True
             # The owner would wait for its end, and this gateway for the owner's answer.
-            self._worker.counters.takeovers_total += 1
+            self._counters.takeovers_total += 1
             self._close_taken(older)
         owner = self.owner_of(session.client_id)
         if owner is not None and owner.is_up:
@@ -182,7 +200,7 @@ class PersistentSessions:
             name = "that keeps this session" if owner is None else owner.name
             self._refuse(session, ReasonCode.SERVER_UNAVAILABLE, f"broker {name} is away: {why}")
             return
-        older = self._worker.clients.session(session.client_id)
+        older = self._clients.session(session.client_id)
         if older is not None and self._is_anothers(older, session):
             self._refuse_foreign(session)
             return
@@ -196,10 +214,10 @@ class PersistentSessions:
         What an anonymous client has is everybody's; what the ACL gives to who comes now is nobody else's.
         """
         is_foreign = bool(older.principal) and older.principal != session.principal
-        return is_foreign and not self._worker.access.owns_id(session)
+        return is_foreign and not self._access.owns_id(session)
 
     def _admit(self, session: Session, *, is_present: bool) -> list[Event]:
-        return session.admit(is_present, self._worker.now())
+        return session.admit(is_present, self._now())
 
     def _refuse(self, session: Session, code: ReasonCode, sentence: str) -> None:
         _admitted(session, session.refuse(MqttError(code, sentence)))
@@ -231,12 +249,12 @@ class PersistentSessions:
         if content.filters and not answer.is_present:
             # What the client had before it began anew.
             dropped = [name for name, _ in content.filters]
-            self._worker.shares.discarded(session.client_id, answer.uid, dropped)
+            self._restoring.discard(session.client_id, answer.uid, dropped)
             content = Content(b"", [])
         names = [name for name, _ in content.filters]
         if names:
             again = partial(self.opened, session, owner, answer, content)
-            if not self._worker.access.knows_filters(session, names, again):
+            if not self._access.knows_filters(session, names, again):
                 return
         self._decided(session)
         session.epoch = answer.epoch
@@ -276,20 +294,20 @@ class PersistentSessions:
         if request.command.code != RequestCode.SESSION_TAKEN:
             return False
         taken = request.header(SessionTakenRequest)
-        session = self._worker.clients.session(taken.client_id)
+        session = self._clients.session(taken.client_id)
         if session is None or session.epoch != taken.epoch:
             if len(self._taken) >= TAKEN_MAX:
                 self._taken.clear()
             self._taken[taken.client_id] = taken.epoch
             return True
-        self._worker.counters.takeovers_total += 1
+        self._counters.takeovers_total += 1
         self.fenced(taken.client_id, taken.epoch)
-        self.settle()
+        self._turn.settle()
         return True
 
     def fenced(self, client_id: str, epoch: int) -> None:
         """The session was opened anew elsewhere, or dropped: its connection ends."""
-        session = self._worker.clients.session(client_id)
+        session = self._clients.session(client_id)
         if session is not None and session.epoch == epoch:
             self._close_taken(session)
 
@@ -311,9 +329,9 @@ class PersistentSessions:
             return False
         owner.forget(session)
         if session.epoch:
-            will = what_becomes_of_it(event, self._worker.section.drain_will_min_s)
+            will = what_becomes_of_it(event, self._drain_will_min_s)
             is_kept = session.cursor is not None and session.expiry_s
-            self._end(session, owner, self.state_of(session, is_over=True) if is_kept else b"", will)
+            self._end(session, owner, self._rows.state_of(session, is_over=True) if is_kept else b"", will)
         session.owner = None
         return session.epoch > 0
 
@@ -323,142 +341,15 @@ class PersistentSessions:
 
     def will_done(self, broker: str, client_id: str, epoch: int) -> None:
         """The log has a will, or never will: its owner forgets it."""
-        link = self._worker.links.get(broker)
+        link = self._links.get(broker)
         if link is not None:
             self._owner(link).will_done(client_id, epoch)
-
-    # Writing
-
-    def bind(self, session: Session, unbound: Unbound, known: Callable[[], None]) -> None:
-        """Have the row say where QoS 2 publishes to a topic go, before the first one goes there."""
-        cursor = session.cursor
-        assert cursor is not None
-        if cursor.received is None:
-            cursor.received = ReceivedQueues(cursor.uid, session.epoch)
-        if cursor.received.bind(unbound.topic, unbound.queue, known):
-            self._worker.context.planning.append(session)
-            return
-        close_connection(
-            session,
-            ReasonCode.QUOTA_EXCEEDED,
-            "publish_topics",
-            f"QoS 2 publishes to more than {QUEUES_MAX} first levels",
-        )
-
-    def plan(self, sessions: list[Session]) -> None:
-        """These wait for their row before they may send more."""
-        for session in sessions:
-            owner = session.owner
-            if owner is not None and session.state != CLOSED:
-                owner.want_state(session)
-
-    def store_filter(
-        self, session: Session, name: str, granted: Granted, is_new: bool, on_written: Callable[[bool], None]
-    ) -> bool:
-        """Have a subscription's row written; False: too much waits."""
-        owner = session.owner
-        assert owner is not None
-        starts: dict[str, LogPlace] = {}
-        if is_new or (granted.starts is not None and not granted.starts.is_empty):
-            for broker, link in self._worker.links.items():
-                known = None if granted.starts is None else granted.starts.get(broker)
-                reader = link.reader
-                position = known
-                if position is None:
-                    position = LIVE_END if reader.position is None else reader.live_from
-                starts[broker] = LogPlace(reader.log_epoch, position)
-        options = FilterOptions(
-            granted.qos,
-            granted.no_local,
-            granted.retain_as_published,
-            granted.retain_handling,
-            granted.identifier,
-            starts,
-            self._worker.retained.number_of(session, name),
-        )
-        return owner.change(session, PUT_FILTER, name, options.encode(), on_written)
-
-    def store_starts(self, session: Session, names: list[str]) -> None:
-        """Have these filters' rows say from where on they count, before any state that is asked for later."""
-        outbound = session.outbound
-        for name in names if outbound is not None else ():
-            assert outbound is not None
-            if not self.store_filter(session, name, outbound.subscriptions[name], False, _ignore):
-                self._worker.turn.close_when_settled(session)
-                return
-
-    def store_state(self, session: Session, on_written: Callable[[bool], None]) -> bool:
-        """Have the state as it is now written behind all that was asked for so far; False: too much waits."""
-        owner = session.owner
-        assert owner is not None
-        return owner.change(session, PUT_STATE, "", self.state_of(session), on_written)
-
-    def drop_filter(self, session: Session, kind: str, name: str, on_written: Callable[[bool], None]) -> bool:
-        """Have a subscription's row taken away; False: too much waits."""
-        owner = session.owner
-        assert owner is not None
-        return owner.change(session, kind, name, b"", on_written)
-
-    def state_of(self, session: Session, *, is_over: bool = False) -> bytes:
-        """A session's state as its row has it; `is_over`: at the end of its connection."""
-        outbound, cursor = session.outbound, session.cursor
-        assert cursor is not None
-        places: dict[str, LogPlace] = {}
-        lag = outbound.lag if outbound is not None else None
-        for broker, link in self._worker.links.items():
-            reader = link.reader
-            position, log_epoch = reader.position, reader.log_epoch
-            if lag is not None and (behind := lag.position_at(broker)) is not None:
-                position, log_epoch = behind, lag.log_epoch_at(broker, log_epoch)
-            elif lag is not None and (floor := lag.floor_at(broker)) is not None:
-                position = floor
-            if position is not None:
-                places[broker] = LogPlace(log_epoch, position)
-        for broker, behind in lag.positions.items() if lag is not None else ():
-            if broker not in places and lag is not None:
-                places[broker] = LogPlace(lag.log_epoch_at(broker, 0), behind)
-        cursor.written_at = sum(place.position for place in places.values())
-        planned = [
-            PlannedRow(packet_id, p.broker, p.position, p.flags, list(p.identifiers), p.is_released, p.topic)
-            for packet_id, p in ((outbound.inflight if outbound is not None else None) or {}).items()
-            # QoS 1 of a shared subscription is another session's when this connection ends.
-            if p is not None and (p.member is None or p.flags & 4)
-        ]
-        received = None
-        if cursor.received is not None:
-            received = cursor.received.row(unreleased_of(session), is_over=is_over)
-        next_id = outbound.next_id if outbound is not None else 1
-        retained = self._worker.retained.state_of(session)
-        return SessionState(places, planned, next_id, received, retained).encode()
-
-    def state_written(self, session: Session, written: WrittenState) -> None:
-        """The row has a state: what waited for it leaves."""
-        if session.state == CLOSED:
-            return
-        for head, packet_id, tail in written.publishes:
-            session.send_publish(head, packet_id, tail)
-        inflight = session.outbound.inflight if session.outbound is not None else None
-        for _, packet_id, _ in written.publishes if inflight is not None else ():
-            planned = inflight.get(packet_id) if inflight is not None else None
-            if planned is not None and planned.member is not None:
-                # From now on it is this session's as every other one.
-                planned.member.settled(planned)
-                planned.member = None
-        for packet_id in written.released:
-            session.send_pubrel(packet_id)
-        write, received = written.received, session.cursor.received if session.cursor is not None else None
-        if write is not None and received is not None:
-            received.written(write)
-            if write.completed:
-                complete(session, write.completed)
-            for bound in write.bound:
-                bound()
 
     # Clocks
 
     def tick(self, now: float) -> None:
         """Write rows that have lagged behind for long enough."""
-        context = self._worker.context
+        context = self._context
         if context.stale:
             for session in context.stale:
                 self._stale.setdefault(session, now + STATE_LATE_S)
@@ -471,14 +362,14 @@ class PersistentSessions:
             del self._stale[session]
             left -= 1
             if session.cursor is not None and session.cursor.is_stale:
-                self.plan([session])
+                _write_soon(session)
         for session in self._looked_at(now, left):
             cursor = session.cursor
-            self._worker.catchup.relax(session)
+            self._catchup.relax(session)
             if cursor is not None and session.state != CLOSED:
-                ends = sum(link.reader.position or 0 for link in self._worker.links.values())
+                ends = sum(link.reader.position or 0 for link in self._links.values())
                 if ends - cursor.written_at > FAR_BYTES:
-                    self.plan([session])
+                    _write_soon(session)
 
     def _looked_at(self, now: float, count: int) -> Iterator[Session]:
         for _ in range(count):
@@ -486,9 +377,9 @@ class PersistentSessions:
             if client_id is None:
                 if now >= self._look_at:
                     self._look_at = now + LOOK_S
-                    self._looking = iter(self._worker.clients.client_ids())
+                    self._looking = iter(self._clients.client_ids())
                 return
-            session = self._worker.clients.session(client_id)
+            session = self._clients.session(client_id)
             if session is not None:
                 yield session
 
@@ -502,7 +393,7 @@ class PersistentSessions:
                 session.owner = owner
                 owner.open(session)
         for name, owner in self._owners.items():
-            if not owner.is_up and self._worker.routes.is_resting(name, now):
+            if not owner.is_up and self._routes.is_resting(name, now):
                 owner.give_up()
 
 
@@ -512,5 +403,7 @@ def _admitted(session: Session, events: list[Event]) -> None:
         connection.admitted(events)
 
 
-def _ignore(_is_written: bool) -> None:
-    """A row that nobody waits for: what is told behind it says how it went."""
+def _write_soon(session: Session) -> None:
+    """Have the session's row say where it is now."""
+    if session.owner is not None and session.state != CLOSED:
+        session.owner.want_state(session)

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final
 import xxhash
 
 from gateway.brokers.core.producer import BATCH_MAX_BYTES
-from gateway.ground.entries import record_properties
+from gateway.ground.entries import TopicEntry, record_properties
 from gateway.ground.receipts import CLOSE, PublishReceipt, ReceiptOwner
 from gateway.persistent.retained_puts import retained_put
 from gateway.session.events import Closed
 from gateway.session.plans import sys_flag_of
 from gateway.session.session import Session
 from holdmq.errors import RecordError, WireError
-from holdmq.mqtt import PUBLISH, RETAIN, ReasonCode, Will, encode_block
+from holdmq.mqtt import PUBLISH, RETAIN, CheckedTopics, ReasonCode, Will, encode_block
 from holdmq.names.topics import OTHER_TOPIC
 from holdmq.record.codec import encode_record
 from holdmq.record.once import WILL_UID, Once
@@ -34,8 +34,12 @@ from holdmq.wire.session_headers import DueWill, SessionWillsRequest
 from holdmq.wire.session_will import DELETE_WILL, DRAIN_WILL, NO_WILL, PUBLISH_WILL, SessionWill, decode_will
 
 if TYPE_CHECKING:
+    from gateway.brokers.turn import Turn
+    from gateway.ground.counters import Counters
     from gateway.ground.targets import Target
-    from gateway.worker.worker import Worker
+    from gateway.persistent.retained_puts import RetainedPuts
+    from gateway.publish.ingress import Ingress
+    from gateway.publish.topics import ClientTopics
     from holdmq.client.route import Link
     from holdmq.rpc.connection import Request
 
@@ -82,10 +86,30 @@ def _session_will(will: Will, expiry_s: int, born_host: bytes) -> SessionWill:
 
 
 class WillPublisher:
-    """Publishes the wills that owners say are due."""
+    """Publishes the wills that owners say are due; `will_done` tells an owner what became of one.
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    `checked` are topics as clients write them, `topics` those of the log.
+    """
+
+    def __init__(
+        self,
+        checked: CheckedTopics[TopicEntry],
+        topics: ClientTopics,
+        ingress: Ingress,
+        retained_puts: RetainedPuts,
+        will_done: Callable[[str, str, int], None],
+        counters: Counters,
+        turn: Turn,
+        now: Callable[[], float],
+    ) -> None:
+        self._checked = checked
+        self._topics = topics
+        self._ingress = ingress
+        self._retained_puts = retained_puts
+        self._will_done = will_done
+        self._counters = counters
+        self._turn = turn
+        self._now = now
         self.in_hand = 0
 
     def pushed(self, link: Link, request: Request) -> bool:
@@ -102,7 +126,7 @@ class WillPublisher:
             if self.in_hand >= IN_HAND_MAX:
                 break
             self._publish_due(link.name, due, will)
-        self._worker.settle()
+        self._turn.settle()
         return True
 
     def _publish_due(self, owner: str, due: DueWill, will: SessionWill) -> None:
@@ -117,9 +141,9 @@ class WillPublisher:
 
     def _told(self, owner: str, due: DueWill, outcome: int) -> None:
         if outcome & CLOSE:
-            self._worker.counters.refused["will_put_off"] += 1
+            self._counters.refused["will_put_off"] += 1
             return  # its owner waits for a while, and tells another gateway, or this one again
-        self._worker.persistent.will_done(owner, due.client_id, due.epoch)
+        self._will_done(owner, due.client_id, due.epoch)
 
     def ended(self, session: Session, will: Will) -> None:
         """A connection that no owner knows of ended: its will is due now, as its session ends with it."""
@@ -140,11 +164,11 @@ class WillPublisher:
                 self._publish(client_id, will, pair, done)
 
         put = retained_put(will.topic, will.flags >> 1, will.payload, will.block, client_id)
-        self._worker.retained_puts.put([put], kept)
+        self._retained_puts.put([put], kept)
 
     def _publish(self, client_id: str, will: SessionWill, pair: bytes, done: Done) -> None:
-        topics = self._worker.topics
-        entry = self._worker.context.topics.admit(will.topic.encode())
+        topics = self._topics
+        entry = self._checked.admit(will.topic.encode())
         if entry.refusal:
             self.settled(entry.refusal, done)
             return
@@ -172,7 +196,7 @@ class WillPublisher:
                 time.time_ns() // 1_000_000,
                 will.born_host,
                 sys_flag_of(will.flags),
-                prepared=self._worker.ingress.mark,
+                prepared=self._ingress.mark,
             )
         except RecordError:
             self.settled(ReasonCode.QUOTA_EXCEEDED, done)
@@ -184,7 +208,7 @@ class WillPublisher:
         if len(record) > (producer.record_max_bytes or BATCH_MAX_BYTES):
             self.settled(ReasonCode.QUOTA_EXCEEDED, done)
             return
-        run = producer.open_run(target, self._worker.now())
+        run = producer.open_run(target, self._now())
         run.records.append(record)
         run.is_noted = run.is_noted or bool(pair)
         run.receipts.append(PublishReceipt(_WaitingWill(self, done), 0, 0))
@@ -193,9 +217,9 @@ class WillPublisher:
     def settled(self, outcome: int, done: Done, reason: str = "") -> None:
         """A will is in the log, or refused, or nobody knows; refusals count under `reason`, or their own."""
         if not outcome:
-            self._worker.counters.wills_total += 1
+            self._counters.wills_total += 1
         elif not outcome & CLOSE:
-            self._worker.counters.refused[f"will_{reason or ReasonCode(outcome).name.lower()}"] += 1
+            self._counters.refused[f"will_{reason or ReasonCode(outcome).name.lower()}"] += 1
         done(outcome)
 
 

@@ -33,7 +33,9 @@ from gateway.ground.routes import Route, Routes
 from gateway.ground.wheel import TICK_S, Wheel
 from gateway.observe.connection_log import ConnectionLog
 from gateway.observe.tracing import Tracing
+from gateway.persistent.restoring import Restoring
 from gateway.persistent.retained_puts import RetainedPuts
+from gateway.persistent.rows import SessionWriter
 from gateway.persistent.sessions import PersistentSessions
 from gateway.persistent.wills import WillPublisher
 from gateway.protect.gate import AdmissionGate
@@ -113,8 +115,7 @@ class Worker:
             section.topic_creates_per_minute_max,
             routes.topics,
         )
-        self.persistent = PersistentSessions(self)
-        self.wills = WillPublisher(self)
+        self.rows = SessionWriter(self.links, self.context, self.turn)
         self.wanted = WantedFilters(
             self.links, self.counters, self.topics.key_levels, lambda: self.topics.trees
         )
@@ -135,9 +136,7 @@ class Worker:
         self.retained = self.past.retained
         self.catchup = self.past.catchup
         self.shares = Shares(self.links, self.counters, self.delivery, self.turn)
-        self.replays = Replays(
-            self.links, self.wanted, self.persistent, self.catchup, self.counters, self.turn
-        )
+        self.replays = Replays(self.links, self.wanted, self.rows, self.catchup, self.counters, self.turn)
         self.system = SystemTopics(
             section.sys_interval_s,
             self.wanted,
@@ -150,7 +149,7 @@ class Worker:
         self.subscriptions = Subscriptions(
             self.wanted,
             self.links,
-            self.persistent,
+            self.rows,
             self.retained,
             self.shares,
             self.replays,
@@ -195,6 +194,40 @@ class Worker:
             self.turn,
             self.now,
             self.subscriptions.revoke,
+        )
+        restoring = Restoring(
+            self.links,
+            self.access,
+            self.rows,
+            self.wanted,
+            self.subscriptions,
+            self.shares,
+            self.retained,
+            self.catchup,
+            self.counters,
+        )
+        self.persistent = PersistentSessions(
+            self.routes,
+            self.links,
+            self.clients,
+            self.context,
+            self.turn,
+            self.now,
+            self.access,
+            self.rows,
+            restoring,
+            self.catchup,
+            section.drain_will_min_s,
+        )
+        self.wills = WillPublisher(
+            self.context.topics,
+            self.topics,
+            self.ingress,
+            self.retained_puts,
+            self.persistent.will_done,
+            self.counters,
+            self.turn,
+            self.now,
         )
 
     # Life
