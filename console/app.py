@@ -73,7 +73,7 @@ def build(
     app = Starlette(
         routes=[
             Route("/", page("index.html"), methods=["GET"]),
-            Route("/analysis", page("analysis.html"), methods=["GET"]),
+            Route("/analysis", page("index.html"), methods=["GET"]),
             *api.routes(feed, cluster),
             *analysis_api.routes(analysis),
             Route("/healthz", probe(alive), methods=["GET"]),

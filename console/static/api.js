@@ -1,4 +1,11 @@
-// Calls of the API: an answer, or an Error whose message is the console's sentence.
+// Calls of the API: an answer, or a Refusal whose message is the console's sentence.
+
+export class Refusal extends Error {
+  constructor(message, { status = 0, code = "", hint = null, field = null } = {}) {
+    super(message);
+    Object.assign(this, { name: "Refusal", status, code, hint, field });
+  }
+}
 
 export async function call(path, { method = "GET", body, signal } = {}) {
   const headers = body === undefined ? {} : { "Content-Type": "application/json" };
@@ -7,7 +14,7 @@ export async function call(path, { method = "GET", body, signal } = {}) {
     response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("the console does not answer");
+    throw new Refusal("the console does not answer", { hint: "Is it running, and is this machine connected to it? This page tries again." });
   }
   if (response.status === 204) return null;
   let answer;
@@ -15,14 +22,11 @@ export async function call(path, { method = "GET", body, signal } = {}) {
     answer = await response.json();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error(`the console answered ${response.status} without a reason`);
+    throw new Refusal(`the console answered ${response.status} without a reason`, { status: response.status });
   }
-  if (!response.ok) throw new Error(answer.error.message);
-  return answer;
+  if (response.ok) return answer;
+  throw new Refusal(answer.error.message, { status: response.status, ...answer.error });
 }
 
-export function notice(id, sentence) {
-  const line = document.getElementById(id);
-  line.hidden = !sentence;
-  line.textContent = sentence ?? "";
-}
+// A path with names in it: path`/api/v1/topics/${name}`.
+export const path = (parts, ...names) => parts.reduce((whole, part, i) => whole + encodeURIComponent(names[i - 1]) + part);

@@ -2,7 +2,7 @@
 
 import { colour, css, faded } from "./colours.js";
 import { clock, number, short } from "./format.js";
-import { fill, legend } from "./legend.js";
+import { fill, keepFitting, legend } from "./legend.js";
 
 const MOST = 8;
 
@@ -10,10 +10,10 @@ export class Chart {
   #box; #legend; #plot = null; #names = ""; #slots = new Map(); #shown = null;
   span = 300;
 
-  constructor(box, legend) {
+  constructor(box, legend, signal) {
     this.#box = box;
     this.#legend = legend;
-    new ResizeObserver(() => this.#plot?.setSize(this.#size())).observe(box);
+    keepFitting(box, signal, () => this.#plot?.setSize(this.#size()), () => this.restyle());
   }
 
   #size() {

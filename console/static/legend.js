@@ -1,4 +1,4 @@
-// A chart's legend: the colour, the name and a number of each line.
+// Round a chart: its legend (the colour, the name and a number of each line), its size and its theme.
 
 // `lines` are { label, stroke }; the numbers come with `fill`.
 export function legend(list, lines) {
@@ -14,4 +14,12 @@ export function legend(list, lines) {
 
 export function fill(list, word) {
   list.querySelectorAll("b").forEach((value, i) => { value.textContent = word(i); });
+}
+
+// Until `signal`: calls `resize` when the chart's box changes, `restyle` when the theme does.
+export function keepFitting(box, signal, resize, restyle) {
+  const sizes = new ResizeObserver(resize);
+  sizes.observe(box);
+  document.addEventListener("theme", restyle, { signal });
+  signal.addEventListener("abort", () => sizes.disconnect());
 }

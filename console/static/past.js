@@ -1,6 +1,7 @@
 // The range that the page shows, and the charts over it.
 
-import { call, notice } from "./api.js";
+import { call } from "./api.js";
+import { every, h, tell } from "./dom.js";
 import { short } from "./format.js";
 import { RangeChart, rate } from "./range_chart.js";
 
@@ -18,7 +19,6 @@ const EMPTY = {
   talkers: "no devices were counted in this range",
 };
 
-const at = (id) => document.getElementById(id);
 const now = () => Math.floor(Date.now() / 1000);
 const ms = (n) => (n >= 10_000 ? `${short(Math.round(n / 1000))}\u2009s` : `${short(Math.round(n))}\u2009ms`);
 
@@ -30,23 +30,18 @@ function steps(answer) {
 
 export class Past {
   #range; #before = []; #asked = 0;
-  #charts;
+  #charts; #at; #signal;
 
-  constructor() {
+  // `at(id)` finds the page's elements.
+  constructor(at, signal) {
+    this.#at = at;
+    this.#signal = signal;
     const zoom = (first, until) => this.go(first, until);
-    this.#charts = {
-      history: new RangeChart(at("history-chart"), at("history-legend"), rate, zoom),
-      latency: new RangeChart(at("latency-chart"), at("latency-legend"), ms, zoom),
-      backlog: new RangeChart(at("backlog-chart"), at("backlog-legend"), short, zoom),
-    };
+    const chart = (name, show) => new RangeChart(at(`${name}-chart`), at(`${name}-legend`), signal, show, zoom);
+    this.#charts = { history: chart("history", rate), latency: chart("latency", ms), backlog: chart("backlog", short) };
     this.#range = { first: now() - 3600, until: now(), width: 3600 };
     this.#buttons();
-    setInterval(() => { if (this.#range.width && !document.hidden) this.#show(); }, REFRESH_MS);
-    this.#show();
-  }
-
-  restyle() {
-    for (const chart of Object.values(this.#charts)) chart.restyle();
+    every(REFRESH_MS, signal, () => (this.#range.width ? this.#show() : null));
   }
 
   // Show from `first` to before `until`; `width` instead: the last so many seconds, and on as time goes on.
@@ -65,6 +60,7 @@ export class Past {
   }
 
   #buttons() {
+    const at = this.#at;
     for (const button of at("history-range").querySelectorAll("button")) {
       button.addEventListener("click", () => { const width = Number(button.dataset.seconds); this.go(now() - width, now(), width); });
     }
@@ -83,13 +79,13 @@ export class Past {
     at("moments").addEventListener("submit", (event) => {
       event.preventDefault();
       const first = new Date(at("history-from").value).getTime() / 1000, until = new Date(at("history-to").value).getTime() / 1000;
-      if (!(first < until)) return notice("history-notice", "from must lie before to");
+      if (!(first < until)) return tell(at("history-notice"), "from must lie before to");
       this.go(first, until);
     });
   }
 
   async #show() {
-    const range = this.#range;
+    const range = this.#range, at = this.#at;
     if (range.width) { range.until = now(); range.first = range.until - range.width; }
     const asked = ++this.#asked, query = `from=${range.first}&to=${range.until}`;
     for (const button of at("history-range").querySelectorAll("button")) button.setAttribute("aria-pressed", String(Number(button.dataset.seconds) === range.width));
@@ -102,14 +98,14 @@ export class Past {
     at("history").setAttribute("aria-busy", "true");
     for (const [name, show] of [["history", history], ["latency", latency], ["backlog", backlog], ["talkers", talkers]]) {
       try {
-        const answer = await call(`/api/v1/${name}?${query}`);
+        const answer = await call(`/api/v1/${name}?${query}`, { signal: this.#signal });
         // Another range was chosen meanwhile.
         if (asked !== this.#asked) return;
-        notice(`${name}-notice`, answer.notice ?? (answer.rows?.length === 0 ? EMPTY[name] : null));
-        show(answer, this.#charts[name]);
+        tell(at(`${name}-notice`), answer.notice ?? (answer.rows?.length === 0 ? EMPTY[name] : null));
+        show(answer, this.#charts[name], at);
       } catch (error) {
-        if (asked !== this.#asked) return;
-        notice(`${name}-notice`, error.message);
+        if (asked !== this.#asked || this.#signal.aborted) return;
+        tell(at(`${name}-notice`), error);
       } finally {
         if (name === "history" && asked === this.#asked) at("history").setAttribute("aria-busy", "false");
       }
@@ -117,7 +113,7 @@ export class Past {
   }
 }
 
-function history(answer, chart) {
+function history(answer, chart, at) {
   // A step that has not ended, or whose counts are still being written, is no dip.
   const x = steps(answer), step = answer.step_seconds, edge = now() - SETTLED_S;
   const each = (messages) => messages.map((n, i) => (x[i] + step > edge ? null : n / step));
@@ -129,7 +125,7 @@ function history(answer, chart) {
   at("history-chart").dataset.until = answer.until;
   if (!lines.length) {
     chart.clear();
-    if (!answer.notice) notice("history-notice", "no messages were counted in this range");
+    if (!answer.notice) tell(at("history-notice"), "no messages were counted in this range");
     return;
   }
   chart.draw({ x, lines });
@@ -165,14 +161,7 @@ function backlog(answer, chart) {
   chart.draw({ x, lines: shown.map(([label, rows]) => ({ label, values: placed(x, rows, answer.step_seconds, (row) => row[2]) })) });
 }
 
-function talkers(answer) {
-  const body = at("talkers").tBodies[0];
-  body.replaceChildren(...answer.rows.map(([client, messages]) => {
-    const line = document.createElement("tr"), name = line.insertCell(), count = line.insertCell();
-    name.textContent = client;
-    count.textContent = short(messages);
-    count.className = "n";
-    return line;
-  }));
+function talkers(answer, _chart, at) {
+  at("talkers").tBodies[0].replaceChildren(...answer.rows.map(([client, messages]) => h("tr", {}, h("td", {}, client), h("td.n", {}, short(messages)))));
   at("talkers").hidden = !answer.rows.length;
 }

@@ -1,19 +1,22 @@
 // The SQL box: runs one statement at a time, shows its rows, gives them as a file.
 
-import { call, notice } from "./api.js";
+import { call } from "./api.js";
+import { h, tell } from "./dom.js";
 import { number } from "./format.js";
 
 // Rows on the page; the file has all that came.
 const SHOWN = 500;
 
-const at = (id) => document.getElementById(id);
 const numeric = (type) => /^(U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER|FLOAT|DOUBLE|DECIMAL)/.test(type);
 const text = (value) => (value === null ? "NULL" : typeof value === "object" ? JSON.stringify(value) : String(value));
 
 export class Sql {
-  #running = null; #result = null;
+  #running = null; #result = null; #at;
 
-  constructor() {
+  // `at(id)` finds the page's elements.
+  constructor(at, signal) {
+    this.#at = at;
+    signal.addEventListener("abort", () => this.#running?.abort());
     at("sql-run").addEventListener("click", () => this.run());
     at("sql-stop").addEventListener("click", () => this.#running?.abort());
     at("sql-csv").addEventListener("click", () => this.#save());
@@ -23,7 +26,7 @@ export class Sql {
   }
 
   async run() {
-    const sql = at("sql-text").value;
+    const at = this.#at, sql = at("sql-text").value;
     if (this.#running || !sql.trim()) return;
     this.#running = new AbortController();
     this.#busy(true);
@@ -35,7 +38,7 @@ export class Sql {
       this.#result = null;
       at("sql-scroll").hidden = true;
       at("sql-status").textContent = "";
-      notice("sql-notice", error.name === "AbortError" ? "stopped" : error.message);
+      tell(at("sql-notice"), error.name === "AbortError" ? "stopped" : error);
     } finally {
       this.#running = null;
       this.#busy(false);
@@ -43,35 +46,20 @@ export class Sql {
   }
 
   #busy(is) {
+    const at = this.#at;
     at("sql-run").disabled = is;
     at("sql-stop").hidden = !is;
     at("sql-csv").disabled = is || !this.#result;
   }
 
   #show() {
-    const { columns, rows, seconds } = this.#result, table = at("sql-result");
-    notice("sql-notice", this.#result.notice);
+    const at = this.#at, { columns, rows, seconds } = this.#result, table = at("sql-result");
+    tell(at("sql-notice"), this.#result.notice);
     const count = `${number(rows.length)} row${rows.length === 1 ? "" : "s"}`;
     at("sql-status").textContent = `${count}${rows.length > SHOWN ? `, ${SHOWN} shown` : ""}, ${Math.max(1, Math.round(seconds * 1000))} ms`;
-    const head = document.createElement("tr");
-    for (const { name, type } of columns) {
-      const cell = document.createElement("th"), kind = document.createElement("small");
-      cell.scope = "col";
-      cell.className = numeric(type) ? "n" : "";
-      kind.textContent = type.toLowerCase();
-      cell.append(name, kind);
-      head.append(cell);
-    }
-    table.tHead.replaceChildren(head);
-    table.tBodies[0].replaceChildren(...rows.slice(0, SHOWN).map((row) => {
-      const line = document.createElement("tr");
-      row.forEach((value, i) => {
-        const cell = line.insertCell();
-        cell.textContent = cell.title = text(value);
-        cell.className = value === null ? "null" : numeric(columns[i].type) ? "n" : "";
-      });
-      return line;
-    }));
+    table.tHead.replaceChildren(h("tr", {}, columns.map(({ name, type }) => h(numeric(type) ? "th.n" : "th", { scope: "col" }, name, h("small", {}, type.toLowerCase())))));
+    table.tBodies[0].replaceChildren(...rows.slice(0, SHOWN).map((row) => h("tr", {}, row.map((value, i) =>
+      h(value === null ? "td.null" : numeric(columns[i].type) ? "td.n" : "td", { title: text(value) }, text(value))))));
     at("sql-scroll").hidden = false;
   }
 

@@ -1,7 +1,7 @@
-// The button that changes the theme; `changed` is called after each change, also of the system's own.
+// The button that changes the theme; each change, the system's own too, is the document's event "theme".
 
-export function themeSwitch(button, changed) {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
+export function themeSwitch(button) {
+  const dark = matchMedia("(prefers-color-scheme: dark)"), changed = () => document.dispatchEvent(new Event("theme"));
   button.addEventListener("click", () => {
     const root = document.documentElement, now = root.dataset.theme ?? (dark.matches ? "dark" : "light");
     root.dataset.theme = now === "dark" ? "light" : "dark";

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 from playwright.async_api import Browser, Page, expect
-from web_pages import faults_of
+from web_pages import barriers_of, faults_of
 
 Serve = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 Append = Callable[..., None]
@@ -179,6 +179,9 @@ async def test_the_page_fits_a_phone_in_both_themes(
         for colour in ("rgb(16, 18, 20)", "rgb(250, 249, 246)"):
             assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == colour
             await expect(page.locator("#history-legend")).to_contain_text("meters")
+            assert await barriers_of(page) == []
+            await page.click("#menu")
             await page.click("#theme")
+            await page.keyboard.press("Escape")
         assert faults == []
         await page.close()

@@ -126,7 +126,7 @@ async def test_routes_and_the_openapi_document_agree(serve: Serve) -> None:
 
 async def test_every_answer_has_the_security_headers(serve: Serve) -> None:
     async with serve() as client:
-        for path in ("/", "/api/v1/tps", "/static/console.js", "/api/v1/none", "/healthz"):
+        for path in ("/", "/api/v1/tps", "/static/shell.js", "/api/v1/none", "/healthz"):
             headers = (await client.get(path)).headers
             assert "frame-ancestors 'none'" in headers["content-security-policy"]
             assert "script-src 'self'" in headers["content-security-policy"]
@@ -137,7 +137,7 @@ async def test_every_answer_has_the_security_headers(serve: Serve) -> None:
 PATHS = (
     "/",
     "/analysis",
-    "/static/console.js",
+    "/static/shell.js",
     "/api/v1/stream",
     "/api/v1/tps",
     "/api/v1/queries",

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 import httpx
 import pytest
 from playwright.async_api import Browser, Page, expect
-from web_pages import faults_of
+from web_pages import barriers_of, faults_of
 
 Serve = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 Append = Callable[..., None]
@@ -76,6 +76,8 @@ async def test_the_page_fits_a_phone_in_both_themes(
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360
         background = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == ("rgb(16, 18, 20)" if scheme == "dark" else "rgb(250, 249, 246)")
+        assert await barriers_of(page) == []
+        await page.click("#menu")
         await page.click("#theme")
         assert await page.evaluate("getComputedStyle(document.body).backgroundColor") != background
         assert faults == []
