@@ -36,6 +36,7 @@ class Reports:
         self.workers = workers
         self.restarts = 0
         self.is_draining = False
+        self._has_started = False
         self.silent: set[int] = set()
         """Workers that have not reported for long."""
         self._live: dict[int, dict[str, Any]] = {}
@@ -46,6 +47,7 @@ class Reports:
 
     def received(self, index: int, report: dict[str, Any]) -> None:
         """A worker's report came."""
+        self._has_started = True
         self._live[index] = report
 
     def ended(self, index: int) -> None:
@@ -59,6 +61,10 @@ class Reports:
                 counted = self._ended_listeners.setdefault(name, Counter())
                 counted.update(numbers["refused"])
                 counted[""] += numbers["accepted_total"]
+
+    def start(self) -> tuple[bool, str]:
+        """Return whether a worker has ever reported: whatever comes later, this gateway has started."""
+        return self._has_started, "started" if self._has_started else "starting"
 
     def readiness(self) -> tuple[bool, str]:
         """Return whether clients can be served, and why not."""

@@ -107,6 +107,7 @@ class WorkerSupervisor:
             self._admin = start_admin(
                 "gateway",
                 self._config,
+                self._reports.start,
                 self._reports.readiness,
                 self._liveness,
                 controls=self._controls.paths,
@@ -294,6 +295,7 @@ class WorkerSupervisor:
             self._admin = AdminServer(
                 self._section.admin_bind,
                 port,
+                started=self._reports.start,
                 ready=self._reports.readiness,
                 alive=self._liveness,
                 hosts=AllowedHosts(self._config.host_names()),

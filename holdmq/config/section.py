@@ -12,9 +12,11 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 AdminBind = Annotated[
     str,
-    Field(description="Address of /healthz, /readyz and /metrics: loopback, as they have no access control."),
+    Field(
+        description="Address of /startz, /readyz, /healthz, /metrics: loopback, they have no access control."
+    ),
 ]
-AdminPort = Annotated[Port, Field(description="Port of /healthz, /readyz and /metrics.")]
+AdminPort = Annotated[Port, Field(description="Port of /startz, /readyz, /healthz and /metrics.")]
 
 
 class Section(BaseModel):

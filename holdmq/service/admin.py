@@ -1,4 +1,7 @@
-"""The admin HTTP server of a process: ``/healthz``, ``/readyz``, ``/metrics``, and what a process adds.
+"""The admin HTTP server of a process: health by three paths, ``/metrics``, and what a process adds.
+
+``/startz`` holds once the process has what it needs of its own (its files are read, its ports bound), from
+then on for ever; ``/readyz`` while it takes work; ``/healthz`` while it turns.
 
 Runs on threads of its own, so it answers while the event loop is busy, and says when it is stuck. What a
 process adds are its *controls*: they show more than numbers, or change something, and so are for programs on
@@ -78,9 +81,9 @@ _REQUESTS_CUT = Counter(
 
 
 class AdminServer:
-    """Serves the three paths until ``close``; `port` is the port as bound.
+    """Serves these paths until ``close``; `port` is the port as bound.
 
-    `ready` and `alive` give status 200 or 503 and the text; `collect` returns the metrics in the
+    `started`, `ready` and `alive` give status 200 or 503 and the text; `collect` returns the metrics in the
     Prometheus text format (None = ``telemetry.METRICS``). `controls` are more paths. All are called on server
     threads. `hosts` are the names under which it may be asked; None = by its addresses and as localhost only.
     Raises OSError when the address cannot be bound.
@@ -91,6 +94,7 @@ class AdminServer:
         bind: str,
         port: int,
         *,
+        started: ReadyCheck,
         ready: ReadyCheck,
         alive: ReadyCheck,
         collect: Callable[[], bytes] | None = None,
@@ -99,7 +103,11 @@ class AdminServer:
         clock: Clock = time.monotonic,
     ) -> None:
         handler = _handler(
-            ready, alive, collect or _own_metrics, controls or {}, hosts or AllowedHosts(), clock
+            {"/startz": started, "/readyz": ready, "/healthz": alive},
+            collect or _own_metrics,
+            controls or {},
+            hosts or AllowedHosts(),
+            clock,
         )
         self._server = _BoundedServer((bind, port), handler)
         self.port: int = self._server.server_address[1]
@@ -193,8 +201,7 @@ class RequestReader(io.RawIOBase):
 
 
 def _handler(
-    ready: ReadyCheck,
-    alive: ReadyCheck,
+    states: Mapping[str, ReadyCheck],
     collect: Callable[[], bytes],
     controls: Mapping[str, Control],
     hosts: AllowedHosts,
@@ -243,10 +250,8 @@ def _handler(
             path = self.path.partition("?")[0]
             if path == "/metrics":
                 self._answer(HTTPStatus.OK, collect(), CONTENT_TYPE_LATEST)
-            elif path == "/readyz":
-                self._state(ready)
-            elif path == "/healthz":
-                self._state(alive)
+            elif path in states:
+                self._state(states[path])
             else:
                 self._control("GET", path)
 
@@ -256,7 +261,7 @@ def _handler(
         def _control(self, method: str, path: str) -> None:
             control = controls.get(path)
             if control is None:
-                self._answer(HTTPStatus.NOT_FOUND, b"try /healthz, /readyz or /metrics\n")
+                self._answer(HTTPStatus.NOT_FOUND, b"try /startz, /readyz, /healthz or /metrics\n")
             elif not is_loopback(self.client_address[0]) or CONTROL_HEADER not in self.headers:
                 self._answer(HTTPStatus.FORBIDDEN, b"only for commands on this machine: holdmq trace, ban\n")
             else:

@@ -16,8 +16,9 @@ and ``holdmq <service>`` is ``run_service("<service>", config, main)``. Conventi
   task that must not die silently lives in a TaskGroup of ``main``: its exception ends the process.
 - Errors that an operator can mend are raised as a HoldMQError: one sentence on standard error and
   exit code 1 (ConfigError: 2). Anything else is logged with its traceback, exit code 1.
-- A section ``[<service>]`` with ``admin_bind`` and ``admin_port`` is where ``/healthz`` (the event
-  loop turns), ``/readyz`` (all readiness checks hold) and ``/metrics`` (``telemetry.METRICS``) answer.
+- A section ``[<service>]`` with ``admin_bind`` and ``admin_port`` is where ``/startz`` (there are readiness
+  checks), ``/readyz`` (all of them hold), ``/healthz`` (the event loop turns) and ``/metrics``
+  (``telemetry.METRICS``) answer.
   Readiness checks and metrics are called from the admin thread: they read plain attributes, never wait.
 - A process that forks workers (the gateway) is ``def run(config) -> int`` over the parts: ``guard``
   around everything; ``start_admin`` in the parent *after* the forks (threads do not survive a fork);
@@ -87,6 +88,10 @@ class Service:
         """
         self._checks.append(check)
 
+    def start(self) -> tuple[bool, str]:
+        """Return whether the service has started: what is missing from then on is others' affair."""
+        return bool(self._checks), "started" if self._checks else "starting"
+
     def readiness(self) -> tuple[bool, str]:
         """Return whether the service takes work, and why not."""
         if self.stopping.is_set():
@@ -125,7 +130,7 @@ def run_service(name: str, config: Config, main: ServiceMain, stop_limit_s: floa
 
     async def shell(stopping: asyncio.Event) -> None:
         service = Service(name, config, telemetry.get_logger(), stopping)
-        admin = start_admin(name, config, service.readiness, service.liveness)
+        admin = start_admin(name, config, service.start, service.readiness, service.liveness)
         service.admin_port = admin.port
         beating = asyncio.create_task(service.beat())
         try:
@@ -201,6 +206,7 @@ def run_until_stopped(
 def start_admin(
     name: str,
     config: Config,
+    started: ReadyCheck,
     ready: ReadyCheck,
     alive: ReadyCheck,
     collect: Callable[[], bytes] | None = None,
@@ -217,6 +223,7 @@ def start_admin(
         return AdminServer(
             section.admin_bind,
             section.admin_port,
+            started=started,
             ready=ready,
             alive=alive,
             hosts=AllowedHosts(config.host_names()),

@@ -380,7 +380,7 @@ def test_permission_files() -> None:
 @pytest.fixture
 def admin() -> Iterator[AdminServer]:
     holds = lambda: (True, "ready")  # noqa: E731 - two checks of one server
-    server = AdminServer("127.0.0.1", 0, ready=holds, alive=holds)
+    server = AdminServer("127.0.0.1", 0, started=holds, ready=holds, alive=holds)
     yield server
     server.close()
 

@@ -15,7 +15,12 @@ class Gateway:
     def __init__(self) -> None:
         self.workers: dict[int, tuple[int, float]] = {}
         self.server = AdminServer(
-            "127.0.0.1", 0, ready=lambda: (True, ""), alive=lambda: (True, ""), collect=self.text
+            "127.0.0.1",
+            0,
+            started=lambda: (True, ""),
+            ready=lambda: (True, ""),
+            alive=lambda: (True, ""),
+            collect=self.text,
         )
         self.admin = f"127.0.0.1:{self.server.port}"
 

@@ -215,7 +215,9 @@ def test_probes_ask_what_the_job_answers_where_it_listens(job_config: Config) ->
     section = job_config.stats
     assert section.admin_bind == "0.0.0.0"
     asked = {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
-    admin = AdminServer("127.0.0.1", 0, ready=lambda: (True, ""), alive=lambda: (True, ""))
+    admin = AdminServer(
+        "127.0.0.1", 0, started=lambda: (True, ""), ready=lambda: (True, ""), alive=lambda: (True, "")
+    )
     try:
         for path in asked.values():
             with urllib.request.urlopen(f"http://127.0.0.1:{admin.port}{path}", timeout=40) as answer:

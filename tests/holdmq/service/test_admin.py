@@ -28,6 +28,7 @@ class State:
     """What the two checks answer, as a test sets it."""
 
     def __init__(self) -> None:
+        self.started = (True, "started")
         self.ready = (True, "ready")
         self.alive = (True, "ok")
 
@@ -39,7 +40,9 @@ def state() -> State:
 
 @pytest.fixture
 def server(state: State) -> Iterator[AdminServer]:
-    admin = AdminServer(HOST, 0, ready=lambda: state.ready, alive=lambda: state.alive)
+    admin = AdminServer(
+        HOST, 0, started=lambda: state.started, ready=lambda: state.ready, alive=lambda: state.alive
+    )
     yield admin
     admin.close()
 
@@ -54,11 +57,14 @@ def get(port: int, path: str) -> tuple[int, str]:
         connection.close()
 
 
-def test_readiness_and_liveness_answer_with_their_reason(server: AdminServer, state: State) -> None:
+def test_start_readiness_and_liveness_answer_with_their_reason(server: AdminServer, state: State) -> None:
+    assert get(server.port, "/startz") == (200, "started\n")
     assert get(server.port, "/readyz") == (200, "ready\n")
     assert get(server.port, "/healthz") == (200, "ok\n")
+    state.started = (False, "starting")
     state.ready = (False, "no registry yet")
     state.alive = (False, "stuck")
+    assert get(server.port, "/startz") == (503, "starting\n")
     assert get(server.port, "/readyz") == (503, "no registry yet\n")
     assert get(server.port, "/healthz?verbose") == (503, "stuck\n")
 
@@ -68,7 +74,12 @@ def test_metrics_are_those_of_the_process_unless_others_are_given(server: AdminS
     assert status == 200
     assert "holdmq_build_info" in text
     own = AdminServer(
-        HOST, 0, ready=lambda: (True, ""), alive=lambda: (True, ""), collect=lambda: b"mine 1\n"
+        HOST,
+        0,
+        started=lambda: (True, ""),
+        ready=lambda: (True, ""),
+        alive=lambda: (True, ""),
+        collect=lambda: b"mine 1\n",
     )
     try:
         assert get(own.port, "/metrics") == (200, "mine 1\n")
@@ -90,7 +101,9 @@ def test_more_connections_than_the_bound_are_closed_and_counted(
 
     # None of them is given up while the others come.
     monkeypatch.setattr("holdmq.service.admin.ADMIN_REQUEST_S", 60.0)
-    server = AdminServer(HOST, 0, ready=lambda: state.ready, alive=lambda: state.alive)
+    server = AdminServer(
+        HOST, 0, started=lambda: state.started, ready=lambda: state.ready, alive=lambda: state.alive
+    )
     before = refused()
     idle = [socket.create_connection((HOST, server.port), timeout=40) for _ in range(ADMIN_CONNECTIONS_MAX)]
     try:
@@ -104,15 +117,25 @@ def test_more_connections_than_the_bound_are_closed_and_counted(
 
 
 def test_a_closed_server_frees_its_port(state: State) -> None:
-    first = AdminServer(HOST, 0, ready=lambda: state.ready, alive=lambda: state.alive)
+    first = AdminServer(
+        HOST, 0, started=lambda: state.started, ready=lambda: state.ready, alive=lambda: state.alive
+    )
     first.close()
-    again = AdminServer(HOST, first.port, ready=lambda: state.ready, alive=lambda: state.alive)
+    again = AdminServer(
+        HOST, first.port, started=lambda: state.started, ready=lambda: state.ready, alive=lambda: state.alive
+    )
     again.close()
 
 
 def test_a_busy_port_is_an_os_error(server: AdminServer, state: State) -> None:
     with pytest.raises(OSError, match="in use"):
-        AdminServer(HOST, server.port, ready=lambda: state.ready, alive=lambda: state.alive)
+        AdminServer(
+            HOST,
+            server.port,
+            started=lambda: state.started,
+            ready=lambda: state.ready,
+            alive=lambda: state.alive,
+        )
 
 
 def asked(port: int, method: str, path: str, *, as_command: bool = True) -> tuple[int, str]:
@@ -141,7 +164,14 @@ def controlled() -> Iterator[tuple[AdminServer, list[str]]]:
 
         return ControlAnswer(200, pieces())
 
-    admin = AdminServer(HOST, 0, ready=lambda: (True, ""), alive=lambda: (True, ""), controls={"/echo": echo})
+    admin = AdminServer(
+        HOST,
+        0,
+        started=lambda: (True, ""),
+        ready=lambda: (True, ""),
+        alive=lambda: (True, ""),
+        controls={"/echo": echo},
+    )
     yield admin, noted
     admin.close()
 
@@ -252,7 +282,14 @@ def test_names_that_are_given_may_be_asked_for(state: State) -> None:
         return telemetry.METRICS.get_sample_value("holdmq_admin_misdirected_requests_total") or 0.0
 
     hosts = AllowedHosts(["holdmq-stats", "*.broker.example"])
-    server = AdminServer(HOST, 0, ready=lambda: state.ready, alive=lambda: state.alive, hosts=hosts)
+    server = AdminServer(
+        HOST,
+        0,
+        started=lambda: state.started,
+        ready=lambda: state.ready,
+        alive=lambda: state.alive,
+        hosts=hosts,
+    )
     before = misdirected()
     try:
         for host, status in (
@@ -304,7 +341,14 @@ def test_a_request_has_one_deadline_however_it_drips(state: State) -> None:
         connection.sendall(bytes(sent[-1:]))
         return float(len(sent))
 
-    admin = AdminServer(HOST, 0, ready=lambda: state.ready, alive=lambda: state.alive, clock=look)
+    admin = AdminServer(
+        HOST,
+        0,
+        started=lambda: state.started,
+        ready=lambda: state.ready,
+        alive=lambda: state.alive,
+        clock=look,
+    )
     try:
         with socket.create_connection((HOST, admin.port), timeout=40) as connection:
             connected.set()

@@ -20,7 +20,9 @@ HOST = "127.0.0.1"
 
 @contextmanager
 def service(alive: tuple[bool, str] = (True, "ok"), bind: str = HOST) -> Iterator[int]:
-    admin = AdminServer(bind, 0, ready=lambda: (False, "starting"), alive=lambda: alive)
+    admin = AdminServer(
+        bind, 0, started=lambda: (True, ""), ready=lambda: (False, "starting"), alive=lambda: alive
+    )
     try:
         yield admin.port
     finally:

@@ -117,6 +117,7 @@ async def main(config, service):
         GATE=str(gate),
     )
     port = event(process, "begun")["port"]
+    assert status(port, "/startz") == (503, "starting\n")
     assert status(port, "/readyz") == (503, "starting\n")
     assert status(port, "/healthz") == (200, "ok\n")
     gate.touch()
@@ -124,6 +125,7 @@ async def main(config, service):
     assert status(port, "/readyz") == (200, "ready\n")
     process.terminate()
     event(process, "draining")
+    assert status(port, "/startz") == (200, "started\n")
     assert status(port, "/readyz") == (503, "draining\n")
     gate.touch()
     assert process.wait(40) == 0
