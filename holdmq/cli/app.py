@@ -22,7 +22,7 @@ from holdmq.service.process import EXIT_FAILED, EXIT_USAGE
 ENV_TRACEBACK: Final = "HOLDMQ_TRACEBACK"
 """Set to anything: an unexpected error shows its traceback, for a bug report."""
 
-_SINGLE: Final = ("up", *services.MODULES, "pub", "sub", "top", "trace", "passwd", "loadtest")
+_SINGLE: Final = ("up", *services.MODULES, "pub", "sub", "ping", "top", "trace", "passwd", "loadtest")
 """Commands by themselves, in the order of the help."""
 
 _GROUPS: Final = (

@@ -156,6 +156,14 @@ def test_a_page_whose_name_points_here_can_neither_trace_nor_see_nor_lift_bans(s
     assert asked("POST", "/bans?all=1", NAME) == (200, b'{"lifted": 1}\n')
 
 
+def test_ping_says_that_a_message_went_through_a_gateway_and_came_back(stack: Stack) -> None:
+    done = run_process("ping", f"127.0.0.1:{stack.mqtt_port}", "--topic", "pinged/by/test")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        f"127.0.0.1:{stack.mqtt_port} took a message on pinged/by/test and gave it out again" in done.stdout
+    )
+
+
 def test_what_the_page_shows_runs(stack: Stack) -> None:
     commands = [
         shlex.split(line.removeprefix("$ "), comments=True)
