@@ -89,7 +89,9 @@ def lock_node(*, upgrade: bool) -> None:
     subprocess.run(
         [
             *("npm", "install", "--prefix", LOCKS / "node", "--package-lock-only", "--ignore-scripts"),
-            *("--omit-lockfile-registry-resolved", "--no-audit", "--no-fund", "--loglevel=error"),
+            # The packages that carry helm are not run: what they would be used with stays away.
+            *("--legacy-peer-deps", "--omit-lockfile-registry-resolved"),
+            *("--no-audit", "--no-fund", "--loglevel=error"),
         ],
         check=True,
     )
