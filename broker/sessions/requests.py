@@ -1,4 +1,4 @@
-"""SESSION_OPEN, SESSION_WRITE, SESSION_DROP; what is only asked is in `broker.sessions.queries`.
+"""SESSION_OPEN, SESSION_WRITE, SESSION_DROP, SESSION_KICK; questions are in `broker.sessions.queries`.
 
 The shell around `broker.sessions.core.sessions`: this broker owns the sessions of the client ids that
 `session_owner` gives it. Rows live in the table `%SESSION`, so they survive what the log survives.
@@ -38,6 +38,8 @@ from holdmq.wire.session_headers import (
     SessionChange,
     SessionDropRequest,
     SessionDropResponse,
+    SessionKickRequest,
+    SessionKickResponse,
     SessionOpened,
     SessionOpening,
     SessionOpenRequest,
@@ -130,6 +132,7 @@ class SessionTable(RequestFamily):
             RequestCode.SESSION_OPEN: self.open,
             RequestCode.SESSION_WRITE: self.write,
             RequestCode.SESSION_DROP: self.drop,
+            RequestCode.SESSION_KICK: self.kick,
             **self.queries.routes(),
         }
 
@@ -222,6 +225,7 @@ class SessionTable(RequestFamily):
             "session_users": len(core.users),
             "session_expired_total": counts.expired,
             "session_dropped_total": counts.dropped,
+            "session_kicked_total": counts.kicked,
             "session_appends_total": self.rows.appends,
             "session_appends_refused_total": self.rows.refused,
             "session_changes_total": self.rows.changes,
@@ -342,6 +346,15 @@ class SessionTable(RequestFamily):
         self._told[self.core.drop(client_id, self._loop.time())] = told
         self._settle()
 
+    def kick(self, request: Request) -> None:
+        """SESSION_KICK: answered when the client's gateway is told."""
+        self._check_ready()
+        client_id = request.header(SessionKickRequest).client_id
+        check_client_id(client_id)
+        was_connected = self.core.kick(client_id)
+        self._settle()
+        request.reply(SessionKickResponse(was_connected))
+
     def _check_ready(self) -> None:
         if not self._is_ready or self._is_closed:
             raise BusyError("the table of sessions is not open", 100)
@@ -357,8 +370,8 @@ class SessionTable(RequestFamily):
         try:
             while core.taken or core.done or core.to_read:
                 taken, core.taken = core.taken, []
-                for owner, client_id, epoch in taken:
-                    push = SessionTakenRequest(client_id, epoch, int(TAKEOVER_S * 1000))
+                for owner, client_id, epoch, by_operator in taken:
+                    push = SessionTakenRequest(client_id, epoch, int(TAKEOVER_S * 1000), by_operator)
                     owner.send_one_way(RequestCode.SESSION_TAKEN, push)
                 done, core.done = core.done, []
                 for opening in done:

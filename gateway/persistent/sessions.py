@@ -301,7 +301,12 @@ class PersistentSessions:
             self._taken[taken.client_id] = taken.epoch
             return True
         self._counters.takeovers_total += 1
-        self.fenced(taken.client_id, taken.epoch)
+        if taken.by_operator:
+            close_connection(
+                session, ReasonCode.ADMINISTRATIVE_ACTION, "kicked", "an operator disconnected this client"
+            )
+        else:
+            self.fenced(taken.client_id, taken.epoch)
         self._turn.settle()
         return True
 

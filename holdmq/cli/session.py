@@ -1,4 +1,4 @@
-"""``holdmq session list | show | drop | shares``: MQTT sessions, connected and not, and what they share."""
+"""``holdmq session list | show | kick | drop | shares``: MQTT sessions and what they share."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from holdmq.cli.options import ClientId, CommandGroup, Given, Yes, confirm, prin
 from holdmq.cli.shown import say
 from holdmq.cli.times import show_time
 from holdmq.config.model import Config
+from holdmq.service.process import EXIT_FAILED
 
 if TYPE_CHECKING:
     from holdmq.client.sessions import SessionAdmin, SessionDetails, SessionView, ShareView
@@ -63,6 +64,20 @@ def show(given: Given, client_id: ClientId) -> None:
     for broker, place in sorted(details.state.places.items()):
         say(f"  is at {place.position} of {broker}'s log")
     say(f"  {len(details.state.planned)} deliveries under way")
+
+
+@app.add("kick", example="holdmq session kick meter-42")
+def kick(given: Given, client_id: ClientId) -> None:
+    """Disconnect a client; its session stays, and it may connect again. Exit code 1 if it is away."""
+    was_connected = _run(given.configuration(), lambda sessions: sessions.kick(client_id))
+    given.tell(
+        {"kicked": client_id if was_connected else None},
+        f"{client_id} is disconnected, its session stays"
+        if was_connected
+        else f"{client_id} is not connected",
+    )
+    if not was_connected:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.add("drop", example="holdmq session drop meter-42 --yes")

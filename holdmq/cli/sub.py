@@ -6,12 +6,14 @@ import asyncio
 import base64
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
 from holdmq.cli.options import CommandGroup, Given, print_json
 from holdmq.cli.shown import write_line
+from holdmq.cli.times import TIME_HELP, parse_time
 from holdmq.config.model import Config
 from holdmq.errors import HoldMQError, UsageError
 
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from holdmq.client.route import RouteTable
     from holdmq.message import Message
 
-Start = Literal["earliest", "latest"]
+Start = Literal["earliest", "latest"] | int
+"""An end of a topic, or a time in ms since 1970."""
 
 REFRESH_S: Final = 1.0
 """How soon a topic that appears is found: a person waits for it, and few people do at a time."""
@@ -33,7 +36,9 @@ def register(app: CommandGroup) -> None:
 def sub(
     given: Given,
     mqtt_filter: Annotated[str, typer.Argument(metavar="FILTER", help="MQTT topic filter.")],
-    start: Annotated[Start, typer.Option("--from", help="Where to begin.")] = "latest",
+    begin: Annotated[
+        str, typer.Option("--from", metavar="TIME", help=f"Where to begin: earliest, latest, or {TIME_HELP}.")
+    ] = "latest",
     count: Annotated[int, typer.Option("--count", min=0, help="End after so many messages; 0 = never.")] = 0,
 ) -> None:
     """Print every message that the filter matches, until Ctrl-C: its MQTT topic, then its body."""
@@ -44,7 +49,17 @@ def sub(
         check_filter(mqtt_filter)
     except MqttError as error:
         raise UsageError(str(error)) from error
+    start = _start(begin)
     asyncio.run(_Subscription(mqtt_filter, start, count, given.as_json).run(given.configuration()))
+
+
+def _start(text: str) -> Start:
+    if text in ("earliest", "latest"):
+        return cast("Start", text)
+    try:
+        return parse_time(text, time.time_ns() // 1_000_000)
+    except UsageError as error:
+        raise UsageError(f"--from {text}: earliest, latest, or a time; {error}") from None
 
 
 class _Subscription:
@@ -119,12 +134,17 @@ class _Subscription:
 
     async def _read(self, routes: RouteTable, topic: str, start: Start) -> None:
         from holdmq.client.pull_consumer import PullConsumer
+        from holdmq.client.queries import Messages
         from holdmq.names.topics import is_whole
 
         tag_filter = self._filter if is_whole(topic) else self._filter.partition("/")[2]
         # Without a second level in the filter the tag must be absent, which no tag filter says.
         async with PullConsumer(routes=routes, tag_filter=tag_filter or None) as consumer:
-            await consumer.assign([topic], start)
+            await consumer.assign([topic], "earliest" if isinstance(start, int) else start)
+            if isinstance(start, int) and routes.get(topic) is not None:
+                at_time = await Messages(routes=routes).offsets_at(topic, start)
+                for queue in consumer.positions().keys() & at_time.keys():
+                    await consumer.seek(queue, at_time[queue].offset, at_time[queue].log_epoch)
             while not self._done.is_set():
                 for message in await consumer.poll():
                     self._take(message)

@@ -1,4 +1,4 @@
-"""MQTT sessions over all brokers: listed, shown, dropped. See docs/sessions.md."""
+"""MQTT sessions over all brokers: listed, shown, disconnected, dropped. See docs/sessions.md."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from holdmq.wire.header import rows
 from holdmq.wire.session_headers import (
     SessionDropRequest,
     SessionDropResponse,
+    SessionKickRequest,
+    SessionKickResponse,
     SessionListRequest,
     SessionListResponse,
     SessionRow,
@@ -88,6 +90,11 @@ class SessionAdmin(AdminCalls):
                 found.append(SessionDetails(broker, row, decode_state(content.state), filters))
         # After brokers were added a client may have left one behind; the newest counts.
         return max(found, key=lambda details: details.row.epoch, default=None)
+
+    async def kick(self, client_id: str) -> bool:
+        """Disconnect a client, whose session stays; whether it was connected. It may connect again."""
+        answers = known(await self._ask_all(RequestCode.SESSION_KICK, SessionKickRequest(client_id)))
+        return any(reply.header(SessionKickResponse).was_connected for reply in answers.values())
 
     async def drop(self, client_id: str) -> bool:
         """Disconnect a client and forget its session, durably; whether it had one."""

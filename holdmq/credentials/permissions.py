@@ -173,6 +173,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.SESSION_LIST: _READER,
     RequestCode.SESSION_SHOW: _READER,
     RequestCode.SESSION_DROP: _ADMIN,
+    RequestCode.SESSION_KICK: _ADMIN,
     # It names records by their place, whatever topic they are of.
     RequestCode.SESSION_RECORDS: _READER,
     # Topics of MQTT, whatever log topic they are in.

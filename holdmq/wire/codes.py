@@ -100,6 +100,7 @@ class RequestCode(IntEnum):
     SESSION_DROP = 135
     SESSION_RECORDS = 136
     SESSION_WILLS = 137
+    SESSION_KICK = 138
 
     SHARE_JOIN = 140
     SHARE_LEAVE = 141

@@ -166,14 +166,15 @@ class SessionWriteResponse(Header):
 
 @header
 class SessionTakenRequest(Header):
-    """Pushed by the owner: this session is opened elsewhere, or dropped. Close it, then END it.
+    """Pushed by the owner: this session is opened elsewhere, or dropped, or kicked. Close it, then END it.
 
-    After `wait_ms` its epoch is refused in any case.
+    After `wait_ms` its epoch is refused, unless it was kicked. `by_operator`: nobody else connected.
     """
 
     client_id: str
     epoch: int
     wait_ms: int
+    by_operator: bool = False
 
 
 class DueWill(NamedTuple):
@@ -237,6 +238,20 @@ class SessionDropResponse(Header):
     """Whether there was one."""
 
     was_present: bool
+
+
+@header
+class SessionKickRequest(Header):
+    """Disconnect a client; its session stays as after any other end."""
+
+    client_id: str
+
+
+@header
+class SessionKickResponse(Header):
+    """Whether it was connected; if so, its gateway was told."""
+
+    was_connected: bool
 
 
 @header

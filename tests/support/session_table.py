@@ -138,8 +138,9 @@ class SessionTable:
         core.handle_deadline(now)
         while core.to_read or core.taken or core.done:
             taken, core.taken = core.taken, []
-            for owner, client_id, epoch in taken:
-                owner.send_one_way(RequestCode.SESSION_TAKEN, SessionTakenRequest(client_id, epoch, 500))
+            for owner, client_id, epoch, by_operator in taken:
+                push = SessionTakenRequest(client_id, epoch, 500, by_operator)
+                owner.send_one_way(RequestCode.SESSION_TAKEN, push)
             core.done.clear()
             to_read, core.to_read = core.to_read, []
             for opening in to_read:

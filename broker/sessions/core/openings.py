@@ -68,7 +68,7 @@ class OpeningCounts:
 
     def __init__(self) -> None:
         self.opens = self.takeovers = self.takeover_timeouts = 0
-        self.fenced = self.expired = self.dropped = self.foreign = self.refused = 0
+        self.fenced = self.expired = self.dropped = self.kicked = self.foreign = self.refused = 0
         self.foreign_ended = self.user_full = 0
 
 

@@ -75,6 +75,7 @@ class SessionTaken(NamedTuple, Generic[O]):
     owner: O
     client_id: str
     epoch: int
+    by_operator: bool
 
 
 class OwnedSessions(Generic[O]):
@@ -147,6 +148,20 @@ class OwnedSessions(Generic[O]):
         self._begin(opening, now)
         return opening
 
+    def kick(self, client_id: str) -> bool:
+        """Have a client's gateway told to disconnect it; whether it was connected.
+
+        The session has no new owner: its gateway writes its last as at any other end, and a gateway that
+        cannot loses its lease like any other.
+        """
+        entry = self._entries.get(client_id)
+        if entry is None or entry.meta is None or entry.owner is None:
+            return False
+        if not entry.is_taking:
+            self.counts.kicked += 1
+            self.taken.append(SessionTaken(entry.owner, client_id, entry.meta.epoch, True))
+        return True
+
     def expire(self, client_id: str, now: float) -> Opening[O] | None:
         """Drop a session that has expired, unless somebody has come for it."""
         if client_id in self._entries:
@@ -200,7 +215,9 @@ class OwnedSessions(Generic[O]):
         self.counts.takeovers += 1
         entry.is_taking = True
         self._taking.append((now + TAKEOVER_S, opening.wanted.client_id, opening))
-        self.taken.append(SessionTaken(older, opening.wanted.client_id, meta.epoch))
+        self.taken.append(
+            SessionTaken(older, opening.wanted.client_id, meta.epoch, opening.kind is Kind.DROP)
+        )
 
     def next_deadline(self) -> float | None:
         """When `handle_deadline` is due; None = never."""
@@ -529,7 +546,7 @@ class OwnedSessions(Generic[O]):
             assert meta is not None
             if entry.is_taking or not self.wills.has(client_id, meta.epoch):
                 continue
-            self.taken.append(SessionTaken(owner, client_id, meta.epoch))
+            self.taken.append(SessionTaken(owner, client_id, meta.epoch, False))
             self._disown(entry, client_id)
             self.wills.ended(client_id, meta.epoch, meta.expiry_s, 0.0, now, None)
             if entry.is_stored and meta.expiry_s:

@@ -22,6 +22,8 @@ from holdmq.wire.session_headers import (
     SessionChange,
     SessionDropRequest,
     SessionDropResponse,
+    SessionKickRequest,
+    SessionKickResponse,
     SessionOpening,
     SessionRecordsRequest,
     SessionRecordsResponse,
@@ -440,6 +442,21 @@ async def test_a_dropped_session_is_gone_and_its_client_disconnected(broker: Sta
     assert not await drop()
     assert (await gateway.show("c1"))[0] == []
     assert not (await gateway.open("c1")).is_present
+
+
+async def test_a_kicked_client_is_disconnected_and_its_session_stays(broker: Stack, connect: Connect) -> None:
+    gateway = await connect(broker)
+    opened = await gateway.open("c1", 60)
+
+    async def kick() -> bool:
+        reply = await broker.client.call(RequestCode.SESSION_KICK, SessionKickRequest("c1"))
+        return reply.header(SessionKickResponse).was_connected
+
+    assert await kick()
+    assert [(taken.epoch, taken.by_operator) for taken in gateway.taken] == [(opened.epoch, True)]
+    assert await gateway.end("c1", opened.epoch, 60) == [], "its gateway writes its last"
+    assert not await kick()
+    assert (await gateway.open("c1", 60)).is_present
 
 
 async def test_sessions_are_listed_in_pages(broker: Stack, connect: Connect) -> None:

@@ -146,13 +146,26 @@ async def test_an_end_that_the_owner_did_not_hear_is_told_when_it_is_back(
     assert table.state("c").places["b0"].log_epoch == 1
 
 
-async def test_who_is_taken_elsewhere_is_closed(start_worker: Start, table: SessionTable) -> None:
+async def test_who_is_dropped_is_told_that_an_operator_did_it(
+    start_worker: Start, table: SessionTable
+) -> None:
     running = await start_worker()
     client = await persistent(running)
     table.core.drop("c", 0.0)
     table.run()
-    assert (await client.next()).reason_code == 0x8E
+    assert (await client.next()).reason_code == 0x98
     await running.until(lambda: table.rows == {})
+
+
+async def test_who_is_kicked_keeps_its_session(start_worker: Start, table: SessionTable) -> None:
+    running = await start_worker()
+    client = await persistent(running)
+    await client.subscribe("a")
+    assert table.core.kick("c")
+    table.run()
+    assert (await client.next()).reason_code == 0x98
+    await running.until(lambda: END in kinds(table) and not len(table.core))
+    assert table.rows != {}
 
 
 async def test_a_plan_is_written_before_its_publish_and_a_pubrec_before_its_pubrel(

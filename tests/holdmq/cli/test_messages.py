@@ -52,6 +52,22 @@ def test_a_message_that_is_published_is_read_by_every_filter_that_matches(cli: C
         assert (got.returncode, got.stdout) == (0, "pubsub/1/temp 21.5\n")
 
 
+def test_reading_begins_at_a_time(cli: Cli) -> None:
+    stored = [
+        json.loads(cli("pub", "clock/x", "-m", f"m{n}", "--key", "k", "--json").stdout) for n in range(3)
+    ]
+    times = {
+        json.loads(line)["queue_offset"]: json.loads(line)["store_ms"]
+        for line in cli("sub", "clock/#", "--from", "1h", "--count", "3", "--json").stdout.splitlines()
+    }
+    last = stored[2]["queue_offset"]
+    expected = sum(time_ms >= times[last] for time_ms in times.values())
+    got = cli("sub", "clock/#", "--from", str(times[last]), "--count", str(expected)).stdout.splitlines()
+    assert got == [f"clock/x m{n}" for n in range(3)][-expected:]
+    wrong = cli("sub", "clock/#", "--from", "noon")
+    assert (wrong.returncode, wrong.stderr.startswith("error: --from noon: earliest, latest")) == (2, True)
+
+
 def test_a_payload_does_nothing_to_a_terminal_and_is_as_it_is_for_a_program(cli: Cli, stack: Stack) -> None:
     body = "\x1b]0;owned\x07two\tcolumns\n\x1b[2J\u202egpj"
     assert cli("pub", "seen/\u202ex", "-m", body).returncode == 0

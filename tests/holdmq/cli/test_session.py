@@ -84,6 +84,22 @@ def test_a_dropped_session_is_disconnected_and_gone(stack: Stack) -> None:
     client = MqttClient(stack.mqtt_port, "dropped")
     client.subscribe("a")
     assert cli("session", "drop", "dropped", "--yes").stdout == "dropped is gone\n"
-    assert client.wait_for(Disconnect).reason_code == 0x8E
+    assert client.wait_for(Disconnect).reason_code == 0x98
     assert cli("session", "drop", "dropped", "--yes").stdout == "dropped had no session\n"
     assert not MqttClient(stack.mqtt_port, "dropped").connack.session_present
+
+
+def test_a_kicked_client_is_disconnected_and_finds_its_session_again(stack: Stack) -> None:
+    cli = runner(stack)
+    client = MqttClient(stack.mqtt_port, "kicked")
+    client.subscribe("a")
+    assert cli("session", "kick", "kicked").stdout == "kicked is disconnected, its session stays\n"
+    assert client.wait_for(Disconnect).reason_code == 0x98
+
+    def is_away() -> bool:
+        return cli("session", "kick", "kicked").returncode == 1
+
+    wait_until(is_away, "its gateway wrote its last")
+    again = cli("session", "kick", "kicked", "--json")
+    assert (again.returncode, again.stdout) == (1, '{"kicked": null}\n')
+    assert MqttClient(stack.mqtt_port, "kicked").connack.session_present
