@@ -54,7 +54,7 @@ def test_a_message_that_is_published_is_read_by_every_filter_that_matches(cli: C
 
 def test_reading_begins_at_a_time(cli: Cli) -> None:
     stored = [
-        json.loads(cli("pub", "clock/x", "-m", f"m{n}", "--key", "k", "--json").stdout) for n in range(3)
+        json.loads(cli("pub", "clock/y", "-m", f"m{n}", "--key", "k", "--json").stdout) for n in range(3)
     ]
     times = {
         json.loads(line)["queue_offset"]: json.loads(line)["store_ms"]
@@ -63,7 +63,7 @@ def test_reading_begins_at_a_time(cli: Cli) -> None:
     last = stored[2]["queue_offset"]
     expected = sum(time_ms >= times[last] for time_ms in times.values())
     got = cli("sub", "clock/#", "--from", str(times[last]), "--count", str(expected)).stdout.splitlines()
-    assert got == [f"clock/x m{n}" for n in range(3)][-expected:]
+    assert got == [f"clock/y m{n}" for n in range(3)][-expected:]
     wrong = cli("sub", "clock/#", "--from", "noon")
     assert (wrong.returncode, wrong.stderr.startswith("error: --from noon: earliest, latest")) == (2, True)
 
