@@ -7,23 +7,20 @@ import ssl
 import sys
 import termios
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from gateway.edge.context import ConnectionContext
 from gateway.edge.listeners import Listener
 from gateway.edge.parting import half_close
 from gateway.edge.sockets import ClientSocket, Receiver
-from gateway.ground.entries import TopicEntry
 from gateway.ground.peer import Peer, peer_of
 from gateway.ground.targets import HeldSocket, RecordProducer
-from gateway.publish.ingress import Keep, Unbound
+from gateway.publish.ingress import Unbound
 from gateway.session.connection import SessionConnection
 from gateway.session.events import Closed, Connected, Event, Subscribing, Unsubscribing
 from gateway.session.received import is_binding
 from gateway.session.session import CLOSED, CONNECTED_STATE, Session
 from holdmq.mqtt import MQTT_5, PublishRun, ReasonCode
-
-if TYPE_CHECKING:
-    from gateway.worker.worker import Worker
 
 # Why a socket is not read; it is read again when no reason is left.
 WINDOW: Final = 1
@@ -41,13 +38,13 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
     """One connection. `waiting` holds the events behind one that waits: for a topic that is being created, or
     for an answer of access."""
 
-    __slots__ = ("_paused_for", "_worker", "listener", "session", "transport", "waiting")
+    __slots__ = ("_paused_for", "_shared", "listener", "session", "transport", "waiting")
 
     session: Session
     """Made with the connection."""
 
-    def __init__(self, worker: Worker, listener: Listener) -> None:
-        self._worker = worker
+    def __init__(self, shared: ConnectionContext, listener: Listener) -> None:
+        self._shared = shared
         self.listener = listener
         self._paused_for = 0
         self.transport: ClientSocket | None = None
@@ -71,32 +68,32 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
     # asyncio.Protocol
 
     def connection_made(self, transport: ClientSocket) -> None:
-        worker = self._worker
+        shared = self._shared
         self.transport = transport
-        self.session = Session(worker.context, worker.now(), transport.host)
+        self.session = Session(shared.sessions, shared.now(), transport.host)
         self.session.connection = self
-        worker.opened(self)
+        shared.arrivals.opened(self)
 
     def data_received(self, data: bytes) -> None:
-        worker = self._worker
-        worker.counters.bytes_in_total += len(data)
+        shared = self._shared
+        shared.counters.bytes_in_total += len(data)
         session = self.session
-        now = worker.now()
+        now = shared.now()
         if self._took_like_last(data, now):
-            if worker.ingress.full is not None:
-                self._hold(worker.ingress.full)
+            if shared.ingress.full is not None:
+                self._hold(shared.ingress.full)
         else:
             if session.state != CONNECTED_STATE and not self.hold_unauthenticated(len(data)):
                 return
             events = session.receive_data(data, now)
-            meter = worker.metering.meter
+            meter = shared.metering.meter
             if meter is not None and not meter.received(self, len(data), events):
                 return
             if events:
                 self.handle(events)
-            context = worker.context
+            context = shared.sessions
             if context.dirty or context.planning or context.unserved:
-                worker.settle()
+                shared.turn.settle()
         if session.is_saturated and session.version != MQTT_5:
             self.pause(WINDOW)
 
@@ -104,27 +101,27 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
         """So many bytes more wait here until the client is admitted; False = the connection is over."""
         if self.session.state == CLOSED:
             return True  # it is only read to its end
-        self._worker.gate.holds(self, change_bytes)
+        self._shared.gate.holds(self, change_bytes)
         return self.session.state != CLOSED
 
     def _took_like_last(self, data: bytes, now: float) -> bool:
         """Whether this was one publish like the last one, and is taken: what devices send nearly always."""
-        worker = self._worker
+        shared = self._shared
         session = self.session
         inbound = session.inbound
         if (
             inbound is None
             or inbound.plan is None
             or self.waiting is not None
-            or worker.metering.meter is not None
+            or shared.metering.meter is not None
         ):
             return False
         if session.permit is not None:
-            worker.access.refresh(session, session.permit)
-        return worker.ingress.publish_like_last(session, data, now)
+            shared.access.refresh(session, session.permit)
+        return shared.ingress.publish_like_last(session, data, now)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._worker.connection_log.losing(self)
+        self._shared.connection_log.losing(self)
         events = self.session.connection_lost()
         self.transport = None
         if self.waiting is None or is_binding(self.session.cursor):
@@ -132,12 +129,12 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
         else:
             # What was published before the end still goes to its topic when that is there.
             self.waiting += events
-        self._worker.lost(self)
+        self._shared.departures.lost(self)
 
     def pause_writing(self) -> None:
         # Who does not take what is sent is not read either: acknowledgements would pile up.
         self.pause(WRITING)
-        self._worker.stragglers.stall(self, self._worker.now())
+        self._shared.stragglers.stall(self, self._shared.now())
         if self.session.outbound is not None:
             self.session.outbound.is_socket_full = True
 
@@ -151,12 +148,12 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
         return transport.get_write_buffer_size() + int.from_bytes(kernel, sys.byteorder)
 
     def resume_writing(self) -> None:
-        self._worker.stragglers.unstall(self)
+        self._shared.stragglers.unstall(self)
         self.resume(WRITING)
         if self.session.outbound is not None:
             self.session.outbound.is_socket_full = False
-            self._worker.window_opened(self.session)
-            self._worker.settle()
+            self._takes_more()
+            self._shared.turn.settle()
 
     @property
     def is_parting(self) -> bool:
@@ -167,52 +164,46 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
 
     def handle(self, events: Sequence[Event]) -> None:
         """Do what the session's events say, in order."""
-        worker = self._worker
+        shared = self._shared
         session = self.session
         for at, event in enumerate(events):
             if isinstance(event, Closed):
                 self.waiting = None
-                worker.session_closed(self, event)
+                shared.departures.session_closed(self, event)
                 return
             if self.waiting is not None:
                 self.waiting += events[at:]
                 return
             if isinstance(event, PublishRun):
                 if session.permit is not None:
-                    worker.access.refresh(session, session.permit)
-                missing = worker.ingress.publish(session, event)
-                if worker.ingress.full is not None:
-                    self._hold(worker.ingress.full)
+                    shared.access.refresh(session, session.permit)
+                missing = shared.ingress.publish(session, event)
+                if shared.ingress.full is not None:
+                    self._hold(shared.ingress.full)
                 if isinstance(missing, Unbound) and session.state == CLOSED:
                     continue  # the row is not written any more, and the client will send it again
                 if missing is not None:
                     self.waiting = list(events[at:])
                     self.pause(TOPIC)
-                    if isinstance(missing, Unbound):
-                        worker.rows.bind(session, missing, self.topic_known)
-                    elif isinstance(missing, TopicEntry):
-                        worker.access.ask_publish(session, missing, self.topic_known)
-                    elif isinstance(missing, Keep):
-                        worker.retained_puts.publish(session, missing, self.topic_known, self.topic_failed)
-                    else:
-                        worker.topics.create(missing, self.topic_known, self.topic_failed)
+                    shared.prerequisites.bring(session, missing, self.topic_known, self.topic_failed)
                     return
             elif isinstance(event, Subscribing):
-                if not worker.access.decide_filters(session, event, self.topic_known):
+                if shared.prerequisites.delays(session, event, self.topic_known):
                     self.waiting = list(events[at:])
                     self.pause(TOPIC)
                     return
-                if event.replay is not None and worker.replays.locate(event, self.topic_known):
-                    self.waiting = list(events[at:])
-                    self.pause(TOPIC)
-                    return
-                worker.subscriptions.subscribe(session, event)
+                shared.subscriptions.subscribe(session, event)
             elif isinstance(event, Unsubscribing):
-                worker.subscriptions.unsubscribe(session, event)
+                shared.subscriptions.unsubscribe(session, event)
             elif isinstance(event, Connected):
-                worker.connected(self)
+                shared.arrivals.connected(self)
             else:
-                worker.window_opened(session)
+                self._takes_more()
+
+    def _takes_more(self) -> None:
+        """The client's window or socket has room: what waits for that goes on."""
+        self._shared.past.ready(self.session)
+        self._shared.shares.ready(self.session)
 
     def topic_known(self) -> None:
         """The topic that a publish waited for is there, or its messages go elsewhere: go on."""
@@ -242,11 +233,11 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
 
     def identified(self) -> None:
         """Ask the owner of the client id, as it is known whose connection this is."""
-        self._worker.identified(self)
+        self._shared.arrivals.identified(self)
 
     def admitted(self, events: list[Event]) -> None:
         """Handle the events of `admit` or `refuse`: the client comes in, or not."""
-        self._worker.admitted(self, events)
+        self._shared.arrivals.admitted(self, events)
 
     # Reading and not reading
 
@@ -284,7 +275,7 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
         if not self._paused_for and self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
             if reason != OPENING_PAUSE:
-                self._worker.counters.sockets_paused_total += 1
+                self._shared.counters.sockets_paused_total += 1
         self._paused_for |= reason
         # What a client may send while it takes nothing is its own affair: only we can make it silent.
         self.session.is_held = bool(self._paused_for & ~WRITING)
@@ -295,7 +286,7 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
             return
         self._paused_for &= ~reason
         self.session.is_held = bool(self._paused_for & ~WRITING)
-        self.session.heard_at = self._worker.now()
+        self.session.heard_at = self._shared.now()
         if not self._paused_for and self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
 
@@ -306,9 +297,9 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
         data = self.session.data_to_send()
         transport = self.transport
         if data and transport is not None and not transport.is_closing() and not self.is_parting:
-            self._worker.counters.bytes_out_total += len(data)
-            if self._worker.tracing.is_on:
-                self._worker.tracing.sent(self.session, data)
+            self._shared.counters.bytes_out_total += len(data)
+            if self._shared.tracing.is_on:
+                self._shared.tracing.sent(self.session, data)
             self.send(data)
         if self._paused_for & WINDOW:
             self.window_opened()
@@ -322,7 +313,7 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
         """Close from this side."""
         if self.session.state != CLOSED:
             self.handle(self.session.close(reason_code, reason, sentence))
-            self._worker.settle()
+            self._shared.turn.settle()
 
     def end(self, reason: str) -> None:
         """Close the socket after what was written; `reason` is that of the session's end, if it was ours.

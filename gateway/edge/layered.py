@@ -11,9 +11,10 @@ The session begins with the connection, so that its deadline for a complete CONN
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.edge.connection import ClientConnection
+from gateway.edge.context import ConnectionContext
 from gateway.edge.core.proxy_protocol import ProxyError, ProxyHeader, ProxyParser
 from gateway.edge.core.websocket import CLOSED as WS_CLOSED
 from gateway.edge.core.websocket import CLOSING as WS_CLOSING
@@ -26,9 +27,6 @@ from gateway.ground.peer import Peer, certificate_named, peer_of, shown
 from gateway.session.session import CLOSED, CONNECTED_STATE
 from holdmq.mqtt import ReasonCode
 
-if TYPE_CHECKING:
-    from gateway.worker.worker import Worker
-
 BELOW_MAX_BYTES: Final = CONNECT_MAX_BYTES + MESSAGE_SLACK_BYTES
 """What may lie in the layers before a client is admitted: a frame with the largest CONNECT and some more."""
 
@@ -40,8 +38,8 @@ class LayeredConnection(ClientConnection):
 
     __slots__ = ("_below_bytes", "_header", "_is_handshaking", "_proxy", "_tls", "_websocket")
 
-    def __init__(self, worker: Worker, listener: Listener) -> None:
-        super().__init__(worker, listener)
+    def __init__(self, shared: ConnectionContext, listener: Listener) -> None:
+        super().__init__(shared, listener)
         self._proxy = None if listener.networks is None else ProxyParser()
         self._header = _NOTHING_SAID
         self._tls: Tls | None = None
@@ -118,7 +116,7 @@ class LayeredConnection(ClientConnection):
         self._proxy = None
         self._header, rest = found
         self.session.born_host = self.peer.born_host()
-        self._worker.gate.identified(self)
+        self._shared.gate.identified(self)
         return rest
 
     def _decrypted(self, data: bytes) -> bytes:

@@ -8,32 +8,28 @@ how long.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.edge.sockets import ClientSocket, Receiver
-
-if TYPE_CHECKING:
-    from gateway.edge.connection import ClientConnection
 
 PARTING_BYTES_MAX: Final = 1 << 20
 """What a closed connection may still send: a socket's buffers. Who sends more does not listen."""
 
 
 class Parting(Receiver):
-    """Takes the place of a shell at its socket."""
+    """Takes the place of a connection at its socket, until that is gone."""
 
-    __slots__ = ("_left", "_shell")
+    __slots__ = ("_left", "_receiver", "_transport")
 
-    def __init__(self, shell: ClientConnection) -> None:
-        # The socket is the shell's: two that know each other stay until a full collection of garbage.
-        self._shell = shell
+    def __init__(self, receiver: Receiver, transport: ClientSocket) -> None:
+        self._receiver = receiver
+        self._transport: ClientSocket | None = transport
         self._left = PARTING_BYTES_MAX
 
     def data_received(self, data: bytes) -> None:
         self._left -= len(data)
-        transport = self._shell.transport
-        if self._left < 0 and transport is not None:
-            transport.abort()
+        if self._left < 0 and self._transport is not None:
+            self._transport.abort()
 
     def connection_made(self, transport: ClientSocket) -> None:
         """Do nothing: the connection was there before."""
@@ -45,11 +41,13 @@ class Parting(Receiver):
         """Nothing more is written."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._shell.connection_lost(exc)
+        # Two that know each other would stay until a full collection of garbage.
+        self._transport = None
+        self._receiver.connection_lost(exc)
 
 
-def half_close(shell: ClientConnection, transport: ClientSocket) -> None:
-    """Close our half of the connection behind what was written; the transport is the shell's and open."""
-    transport.set_protocol(Parting(shell))
+def half_close(receiver: Receiver, transport: ClientSocket) -> None:
+    """Close our half of a connection behind what was written; `receiver` hears when the other is closed."""
+    transport.set_protocol(Parting(receiver, transport))
     transport.write_eof()
     transport.resume_reading()  # whatever it was paused for

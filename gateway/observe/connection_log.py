@@ -120,7 +120,7 @@ class ConnectionLog:
                 )
         self._traffic = None
 
-    def each_second(self) -> None:
+    def each_second(self, _now: float) -> None:
         """Begin a new second; say what was left out of the last one."""
         left_out = {
             "connected": self._connects - LINES_PER_S,

@@ -21,7 +21,7 @@ from gateway.edge.listeners import Listener, listeners_of
 from gateway.parent.binding import BoundListener, bind
 from gateway.parent.control import Controls
 from gateway.parent.metrics import GatewayCollector, Reports
-from gateway.worker.reporting import MESSAGE_MAX_BYTES
+from gateway.worker.parent_socket import MESSAGE_MAX_BYTES
 from gateway.worker.serving import serve
 from holdmq.config.model import Config
 from holdmq.errors import HoldMQError

@@ -126,3 +126,8 @@ class Metering:
             self.meter.noise = {} if is_wanted else None
             if not is_wanted and not self.meter.has_rates:
                 self.meter = None
+
+    def tick(self, now: float) -> None:
+        """Read those again that have waited long enough, if there are any."""
+        if self.meter is not None:
+            self.meter.tick(now)

@@ -15,8 +15,16 @@ from holdmq.mqtt import ReasonCode
 from holdmq.service import telemetry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gateway.brokers.link import BrokerLink
     from gateway.edge.connection import ClientConnection
-    from gateway.worker.worker import Worker
+    from gateway.ground.counters import Counters
+    from gateway.persistent.retained_puts import RetainedPuts
+    from gateway.persistent.sessions import PersistentSessions
+    from gateway.protect.gate import AdmissionGate
+    from gateway.worker.reporting import Reporting
+    from holdmq.config.model import GatewaySection
 
 DRAIN_RATE_MIN: Final = 1000
 """Connections closed per second while draining, at least: fewer than what a peer takes in a storm."""
@@ -27,70 +35,95 @@ FLUSH_S: Final = 1.0
 log = telemetry.get_logger()
 
 
-async def drain(worker: Worker) -> None:
-    """Disconnect the clients at a steady rate, each after its acknowledgements, and flush."""
-    worker.counters.draining = 1
-    worker.gate.is_draining = True
-    drain_s = worker.section.drain_s
-    deadline = worker.now() + drain_s
-    await _send_away(worker, deadline - min(FLUSH_S, drain_s / 5))
-    left = [shell for shell in worker.shells if shell.session.state != CLOSED]
-    if left:
-        log.warning("clients are cut off, as drain_s is over", worker=worker.index, count=len(left))
-    for shell in left:
-        _close(worker, shell)
-    for _ in range(max(0, int((deadline - worker.now()) / DRAIN_STEP_S))):
-        is_idle = worker.persistent.is_idle and worker.retained_puts.is_idle
-        if is_idle and all(link.producer.is_idle for link in worker.links.values()):
-            break
-        await asyncio.sleep(DRAIN_STEP_S)
-    unsent = sum(link.producer.pending_bytes for link in worker.links.values())
-    if unsent:
-        log.warning("drained with unconfirmed bytes left", worker=worker.index, unsent_bytes=unsent)
-    for shell in list(worker.shells):
-        if shell.transport is not None:
-            shell.transport.abort()  # its client neither reads nor answers, and the time is over
-    await asyncio.sleep(0)  # the loop closes their sockets in its next turn
-    worker.reporting.send_report()
+class Draining:
+    """Ends the connections of one worker; `connections` are those whose sockets are open."""
+
+    def __init__(
+        self,
+        index: int,
+        section: GatewaySection,
+        connections: set[ClientConnection],
+        links: Mapping[str, BrokerLink],
+        gate: AdmissionGate,
+        persistent: PersistentSessions,
+        retained_puts: RetainedPuts,
+        reporting: Reporting,
+        counters: Counters,
+        now: Callable[[], float],
+    ) -> None:
+        self._index = index
+        self._section = section
+        self._connections = connections
+        self._links = links
+        self._gate = gate
+        self._persistent = persistent
+        self._retained_puts = retained_puts
+        self._reporting = reporting
+        self._counters = counters
+        self._now = now
+
+    async def drain(self) -> None:
+        """Disconnect the clients at a steady rate, each after its acknowledgements, and flush."""
+        self._counters.draining = 1
+        self._gate.is_draining = True
+        drain_s = self._section.drain_s
+        deadline = self._now() + drain_s
+        await self._send_away(deadline - min(FLUSH_S, drain_s / 5))
+        left = [connection for connection in self._connections if connection.session.state != CLOSED]
+        if left:
+            log.warning("clients are cut off, as drain_s is over", worker=self._index, count=len(left))
+        for connection in left:
+            self._close(connection)
+        for _ in range(max(0, int((deadline - self._now()) / DRAIN_STEP_S))):
+            is_idle = self._persistent.is_idle and self._retained_puts.is_idle
+            if is_idle and all(link.producer.is_idle for link in self._links.values()):
+                break
+            await asyncio.sleep(DRAIN_STEP_S)
+        unsent = sum(link.producer.pending_bytes for link in self._links.values())
+        if unsent:
+            log.warning("drained with unconfirmed bytes left", worker=self._index, unsent_bytes=unsent)
+        for connection in list(self._connections):
+            if connection.transport is not None:
+                connection.transport.abort()  # its client neither reads nor answers, and the time is over
+        await asyncio.sleep(0)  # the loop closes their sockets in its next turn
+        self._reporting.send_report()
+
+    async def _send_away(self, until: float) -> None:
+        """Close connections at the configured rate until none is left, or the time is over."""
+        rate = self._section.drain_rate
+        if not rate:
+            rate = max(DRAIN_RATE_MIN, int(len(self._connections) / max(0.1, self._section.drain_s / 2)))
+        leaving: dict[ClientConnection, None] = {}
+        staying = iter(list(self._connections))
+        credit = 0.0
+        while self._connections and self._now() < until:
+            credit = min(credit + rate * DRAIN_STEP_S, max(1.0, rate))
+            while credit >= 1:
+                connection = next(staying, None)
+                if connection is None:
+                    # Those that came meanwhile; who is closed has yet to answer.
+                    found = [s for s in self._connections if s.session.state != CLOSED and s not in leaving]
+                    if not found:
+                        break
+                    staying = iter(found)
+                    continue
+                if connection.session.state != CLOSED:
+                    connection.pause(DRAINING)
+                    leaving[connection] = None
+                    credit -= 1
+            for connection in [connection for connection in leaving if _is_settled(connection)]:
+                del leaving[connection]
+                self._close(connection)
+            await asyncio.sleep(DRAIN_STEP_S)
+
+    def _close(self, connection: ClientConnection) -> None:
+        code = ReasonCode.SERVER_SHUTTING_DOWN
+        if self._section.server_reference:
+            code = ReasonCode.USE_ANOTHER_SERVER
+        connection.close(code, "draining", "this gateway shuts down")
 
 
-async def _send_away(worker: Worker, until: float) -> None:
-    """Close connections at the configured rate until none is left, or the time is over."""
-    rate = worker.section.drain_rate
-    if not rate:
-        rate = max(DRAIN_RATE_MIN, int(len(worker.shells) / max(0.1, worker.section.drain_s / 2)))
-    leaving: dict[ClientConnection, None] = {}
-    staying = iter(list(worker.shells))
-    credit = 0.0
-    while worker.shells and worker.now() < until:
-        credit = min(credit + rate * DRAIN_STEP_S, max(1.0, rate))
-        while credit >= 1:
-            shell = next(staying, None)
-            if shell is None:
-                # Those that came meanwhile; who is closed has yet to answer.
-                found = [s for s in worker.shells if s.session.state != CLOSED and s not in leaving]
-                if not found:
-                    break
-                staying = iter(found)
-                continue
-            if shell.session.state != CLOSED:
-                shell.pause(DRAINING)
-                leaving[shell] = None
-                credit -= 1
-        for shell in [shell for shell in leaving if _is_settled(shell)]:
-            del leaving[shell]
-            _close(worker, shell)
-        await asyncio.sleep(DRAIN_STEP_S)
-
-
-def _is_settled(shell: ClientConnection) -> bool:
+def _is_settled(connection: ClientConnection) -> bool:
     """Whether nothing that the client published is still on its way into the log."""
-    inbound = shell.session.inbound
+    inbound = connection.session.inbound
     return inbound is None or inbound.head is None
-
-
-def _close(worker: Worker, shell: ClientConnection) -> None:
-    code = ReasonCode.SERVER_SHUTTING_DOWN
-    if worker.section.server_reference:
-        code = ReasonCode.USE_ANOTHER_SERVER
-    shell.close(code, "draining", "this gateway shuts down")

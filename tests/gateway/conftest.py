@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import struct
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
@@ -482,9 +483,16 @@ async def start_worker(
     running: list[tuple[asyncio.Task[None], asyncio.Event, RunningWorker]] = []
 
     async def start(
-        listener: dict[str, Any] | None = None, access: dict[str, Any] | None = None, **settings: Any
+        listener: dict[str, Any] | None = None,
+        access: dict[str, Any] | None = None,
+        *,
+        report: socket.socket | None = None,
+        **settings: Any,
     ) -> RunningWorker:
-        """A worker with one listener: the plain one, or one with these settings at port 0."""
+        """A worker with one listener: the plain one, or one with these settings at port 0.
+
+        `report` is its end of a socket to its parent.
+        """
         config = Config(
             # A machine that others hold up is no overload.
             gateway=GatewaySection(**{"drain_s": 1.0, "overload_lag_ms": 0, **settings}),
@@ -497,9 +505,9 @@ async def start_worker(
         served = Listener(ListenerSettings(**told), config.gateway.packet_max_bytes)
         listening = bind(served.settings, 1).of_worker(0)
         port = 0 if told["kind"] == "unix" else listening.getsockname()[1]
-        worker = Worker(config, 0, None, failures_of(config.gateway, b"key"))
+        worker = Worker(config, 0, [served], report, failures_of(config.gateway, b"key"))
         # Changed numbers go to who subscribes also before SUBACK, as MQTT allows: when a test says so.
-        worker.system._due_at = math.inf
+        worker.deliveries.system._due_at = math.inf
         stopping = asyncio.Event()
         task = asyncio.get_running_loop().create_task(serving.run(worker, [(served, listening)], stopping))
         started = RunningWorker(worker, port, memory_broker)

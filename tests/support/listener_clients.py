@@ -56,7 +56,7 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
 
 def the_connection(running: Any) -> LayeredConnection:
     """The only connection of a worker."""
-    (shell,) = running.worker.shells
+    (shell,) = running.worker.reception.connections
     assert isinstance(shell, LayeredConnection)
     return shell
 

@@ -97,7 +97,7 @@ async def test_a_client_that_leaves_while_it_is_asked_about_is_forgotten(start_w
     await running.until(lambda: Gated.asked)
     writer.close()
     Gated.gate.set()
-    await running.until(lambda: not running.worker.shells)
+    await running.until(lambda: not running.worker.reception.connections)
     await running.client("next", MQTT_5, username="next")
     assert running.worker.clients.session("gone") is None
 

@@ -248,9 +248,8 @@ async def test_scram_is_counted_as_passwords_are_and_answered_alike(
 async def test_what_others_saw_counts_here_and_they_are_told_what_is_seen_here(
     parent: tuple[socket.socket, socket.socket], start_worker: Start, users: str
 ) -> None:
-    running = await start_worker(PROXIED, {"password_file": users}, **QUICKLY)
+    running = await start_worker(PROXIED, {"password_file": users}, report=parent[1], **QUICKLY)
     other = await start_worker(PROXIED, {"password_file": users}, **QUICKLY)
-    running.worker.reporting._report = parent[1]
     await come(running, DEVICE, "meter-1", "m1")
     await guess(running, ATTACKER, "meter-1", 4)
     messages: list[dict[str, Any]] = []
@@ -265,12 +264,12 @@ async def test_what_others_saw_counts_here_and_they_are_told_what_is_seen_here(
 
     await running.until(is_told)
     for message in messages:
-        other.worker.reporting._obey(message)
+        other.worker.commands.obey(message)
     await come(other, DEVICE, "meter-1", "m1")
     assert (await come(other, ATTACKER, "ada", "secret", refused=True)).reason_code == 0x86
     assert (await come(other, "203.0.113.1", "meter-1", "m1", refused=True)).reason_code == 0x86
     assert other.worker.counters.password_checks_total == 1
-    other.worker.reporting._obey({"unban": "meter-1"})
+    other.worker.commands.obey({"unban": "meter-1"})
     await come(other, "203.0.113.1", "meter-1", "m1")
 
 
@@ -281,7 +280,7 @@ async def test_who_is_held_back_is_logged_once_and_so_many_lines_a_second(
     settings = {**QUICKLY, "login_failures_max": 1}
     running = await start_worker(PROXIED, {"password_file": users}, **settings)
     worker = running.worker
-    worker._next_second = float("inf")  # no second passes
+    worker.clock._next_second = float("inf")  # no second passes
     with capture_logs() as found:
         for n in range(4):
             await guess(running, f"203.0.113.{n}", f"user-{n}", 6)

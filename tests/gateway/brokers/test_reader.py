@@ -19,7 +19,7 @@ def cut_off(running: Any) -> None:
 
 
 def wanted(running: Any) -> list[Any]:
-    wanted = running.worker.wanted
+    wanted = running.worker.deliveries.wanted
     return sorted(wanted.terms_of_filters(wanted.filters()))
 
 
@@ -49,7 +49,7 @@ async def test_a_broker_that_is_back_is_given_all_filters_in_steps(
     cut_off(running)
     await running.until(lambda: len(running.broker.opened) > opened)
     assert len(running.broker.opened[-1].add) == 4
-    await running.until(lambda: running.worker.is_ready)
+    await running.until(lambda: running.worker.roster.is_ready)
     assert sorted(running.broker.live_terms()) == wanted(running)
     publisher = await running.client("p")
     publisher.send(Publish("a6/x", b"last", 1, packet_id=1))
@@ -71,9 +71,9 @@ async def test_what_changes_while_a_reader_is_opened_is_not_lost(
     client.send(Unsubscribe(2, ["a/x"]))
     await client.next()
     running.broker.silent_filters = False
-    running.worker.wanted.terms_version += 1  # as when a topic's key_levels change
+    running.worker.deliveries.wanted.terms_version += 1  # as when a topic's key_levels change
     cut_off(running)
-    await running.until(lambda: running.worker.is_ready)
+    await running.until(lambda: running.worker.roster.is_ready)
     await client.subscribe("d/x")
     await running.until(lambda: sorted(running.broker.live_terms()) == wanted(running))
     assert len(wanted(running)) == 6
@@ -97,7 +97,7 @@ async def test_nothing_gathers_for_a_broker_that_is_away(start_worker: Start) ->
     client = await running.client("s")
     link.reader.disconnected()
     await running.until(lambda: not link.reader.is_open)
-    terms = running.worker.wanted.terms_of_filters(["x/y"])
+    terms = running.worker.deliveries.wanted.terms_of_filters(["x/y"])
     link.reader.add(terms)
     link.reader.remove(terms)
     assert not link.reader._add

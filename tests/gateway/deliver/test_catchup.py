@@ -51,7 +51,7 @@ async def acknowledged(running: Any, waiting: Any, count: int) -> None:
 
 async def send_together(running: Any, clients: list[Any], acks: list[list[PubAck]]) -> None:
     """Send these, and have all their sessions begin in one turn of the loop, whenever each was read."""
-    catchup = running.worker.catchup
+    catchup = running.worker.deliveries.past.catchup
     catchup._pump_due = True
     for client, own in zip(clients, acks, strict=True):
         client.send(*own)
@@ -65,7 +65,7 @@ async def test_a_session_goes_on_from_what_was_read_for_it(start_worker: Start) 
     assert await take(client, 500) == [b"%d" % n for n in range(500)]
     assert opened(running) == 1
     await running.until(lambda: running.worker.counters.lagging_sessions == 0)
-    assert running.worker.catchup.readers == 0
+    assert running.worker.deliveries.past.catchup.readers == 0
 
 
 async def test_who_does_not_read_takes_no_more_than_its_window_and_gets_everything_afterwards(
@@ -84,7 +84,7 @@ async def test_who_does_not_read_takes_no_more_than_its_window_and_gets_everythi
     session = running.worker.clients.session("silent")
     assert len(session.outbound.inflight) == 8
     assert session.connection.transport.get_write_buffer_size() == 0
-    assert running.worker.catchup.readers == 0
+    assert running.worker.deliveries.past.catchup.readers == 0
     assert await take(silent, 300) == everything
     await running.until(lambda: running.worker.counters.lagging_sessions == 0)
 
@@ -103,7 +103,7 @@ async def test_sessions_that_become_ready_in_one_turn_share_a_reader(
         # The first ones got what the publishers of the others sent, too.
         count = len(clients) - at
         assert await take(client, 12 * count - 4) == (everything * count)[4:]
-    assert running.worker.catchup.shared >= 3
+    assert running.worker.deliveries.past.catchup.shared >= 3
 
 
 async def test_who_leaves_a_reader_in_the_middle_of_an_answer_gets_nothing_of_it_twice(
@@ -118,7 +118,7 @@ async def test_who_leaves_a_reader_in_the_middle_of_an_answer_gets_nothing_of_it
     publisher.send(*[Publish("a/b", b"%d" % n, 1, packet_id=n + 1) for n in range(24)])
     await publisher.acked(24)
     await running.until(lambda: running.worker.counters.lagging_sessions == 2)
-    catchup = running.worker.catchup
+    catchup = running.worker.deliveries.past.catchup
     go_on, lag = catchup._go_on, running.worker.clients.session("s0").outbound.lag
     steps = []
 
@@ -169,10 +169,10 @@ async def test_who_rests_for_long_gives_its_reader_up_and_gets_another(
     running = await start_worker(inflight_max=4)
     client = await lagging(running, "s", 60)
     assert await take(client, 8) == [b"%d" % n for n in range(8)]
-    await running.until(lambda: running.worker.catchup._resting)
-    assert running.worker.catchup.readers == 1
-    running.worker.catchup.each_second(running.worker.now() + 60)
-    assert running.worker.catchup.readers == 0
+    await running.until(lambda: running.worker.deliveries.past.catchup._resting)
+    assert running.worker.deliveries.past.catchup.readers == 1
+    running.worker.deliveries.past.catchup.each_second(running.worker.now() + 60)
+    assert running.worker.deliveries.past.catchup.readers == 0
     assert await take(client, 52) == [b"%d" % n for n in range(8, 60)]
     assert opened(running) == 2
 
@@ -184,7 +184,7 @@ async def test_who_waits_for_a_reader_gets_that_of_one_who_rests(
     running = await start_worker(inflight_max=4)
     silent = await lagging(running, "silent", 40)
     await take(silent, 4)
-    await running.until(lambda: running.worker.catchup._resting)
+    await running.until(lambda: running.worker.deliveries.past.catchup._resting)
     reading = await lagging(running, "reading", 40, "other/b")
     assert await take(reading, 40) == [b"%d" % n for n in range(40)]
     assert await take(silent, 36) == [b"%d" % n for n in range(4, 40)]
@@ -194,19 +194,19 @@ async def test_a_connection_that_ends_while_it_rests_leaves_no_reader(start_work
     running = await start_worker(inflight_max=4)
     client = await lagging(running, "s", 60)
     await take(client, 4)
-    await running.until(lambda: running.worker.catchup._resting)
+    await running.until(lambda: running.worker.deliveries.past.catchup._resting)
     client.writer.close()
     await running.until(lambda: running.worker.counters.sessions == 1)
-    running.worker.catchup.each_second(running.worker.now() + 60)
-    assert running.worker.catchup.readers == 0
-    assert not running.worker.catchup._resting
+    running.worker.deliveries.past.catchup.each_second(running.worker.now() + 60)
+    assert running.worker.deliveries.past.catchup.readers == 0
+    assert not running.worker.deliveries.past.catchup._resting
 
 
 async def test_a_broker_that_goes_while_a_session_rests_loses_nothing(start_worker: Start) -> None:
     running = await start_worker(inflight_max=4)
     client = await lagging(running, "s", 60)
     got = await take(client, 8)
-    await running.until(lambda: running.worker.catchup._resting)
+    await running.until(lambda: running.worker.deliveries.past.catchup._resting)
     for connection in list(running.broker.server.connections):
         connection.close()
     await running.until(lambda: running.worker.links["b0"].connection is None)
@@ -233,7 +233,7 @@ async def test_sessions_far_back_that_come_together_share_a_reader(
     await running.until(lambda: running.worker.counters.lagging_sessions == 5)
     for client in clients:
         await take(client, 4)
-    catchup = running.worker.catchup
+    catchup = running.worker.deliveries.past.catchup
     await acknowledged(running, catchup._far_queue, 5)
     assert opened(running) == 0  # they are waited for
     catchup._gathering.cancel()

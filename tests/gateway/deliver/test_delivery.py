@@ -130,7 +130,7 @@ async def test_an_expired_message_is_not_delivered_and_the_rest_of_an_interval_i
     await subscriber.subscribe("a/#")
     now = wall_ms()
     # No time passes until it is delivered.
-    monkeypatch.setattr(running.worker.delivery, "_wall_ms", lambda: now)
+    monkeypatch.setattr(running.worker.deliveries.delivery, "_wall_ms", lambda: now)
     running.worker.links["b0"].clock_ahead_ms = 0
     for expiry_s, body in ((10, b"late"), (100, b"in time")):
         block = encode_block(Properties(message_expiry_interval=expiry_s), PUBLISH)
@@ -182,8 +182,8 @@ async def test_suback_waits_for_the_broker_but_not_for_a_silent_one(start_worker
     client.send(Subscribe(1, [Subscription("a/#", 1)]))
     await running.until(lambda: any(t.kind == TermKind.TOPIC for t in running.broker.live_terms()))
     assert not client.got
-    running.worker.subscriptions.expire(running.worker.now() + 60)
-    running.worker.settle()
+    running.worker.deliveries.subscriptions.expire(running.worker.now() + 60)
+    running.worker.turn.settle()
     assert (await client.next()).reason_codes == [1]
     assert running.worker.counters.suback_late_total == 1
 
@@ -249,7 +249,7 @@ async def test_a_record_that_cannot_be_delivered_is_left_out_and_everything_behi
     await subscriber.subscribe("#", no_local=True)
     connection = running.worker.links["b0"].connection
     records = [malformed()[kind], encode_record(b"good", 0, b"behind", b"", 0)]
-    running.worker.live(running.worker.links["b0"], memoryview(b"".join(records)), 0, 2)
+    running.worker.intake.live(running.worker.links["b0"], memoryview(b"".join(records)), 0, 2)
     message = await subscriber.next()
     assert (message.topic, message.payload) == ("good", b"behind")
     assert running.worker.counters.messages_malformed_total == 1
@@ -266,7 +266,7 @@ async def test_lines_about_malformed_records_are_bounded(
         "gateway.deliver.delivery.log.error", lambda *_, position, **__: said.append(position)
     )
     records = malformed()["magic"] * 5
-    running.worker.live(running.worker.links["b0"], memoryview(records), 0, 5)
+    running.worker.intake.live(running.worker.links["b0"], memoryview(records), 0, 5)
     assert len(said) == 2
     assert running.worker.counters.messages_malformed_total == 5
 
@@ -277,7 +277,7 @@ async def test_what_is_cut_off_ends_an_answer(start_worker: Start) -> None:
     await subscriber.subscribe("#")
     good = encode_record(b"good", 0, b"first", b"", 0)
     for rest in (good[:50], b"\0\0\0\0" + good, b"\0"):
-        running.worker.live(running.worker.links["b0"], memoryview(good + rest), 0, 2)
+        running.worker.intake.live(running.worker.links["b0"], memoryview(good + rest), 0, 2)
         assert (await subscriber.next()).payload == b"first"
     assert running.worker.counters.messages_malformed_total == 3
 
@@ -308,7 +308,7 @@ async def test_a_full_window_leaves_the_live_feed_and_comes_back_with_nothing_lo
         subscriber.send(PubAck(message.packet_id))
     assert got == [b"%d" % n for n in range(80)]
     await running.until(lambda: worker.counters.lagging_sessions == 0)
-    await running.until(lambda: worker.catchup.readers == 0)
+    await running.until(lambda: worker.deliveries.past.catchup.readers == 0)
     await publish(publisher, Publish("a/b", b"live again", 1, packet_id=99))
     assert (await subscriber.next()).payload == b"live again"
 

@@ -259,7 +259,7 @@ async def test_a_client_that_leaves_while_its_beginning_is_looked_for_harms_nobo
     gone.send(Subscribe(1, [Subscription("a", 1)], Properties(user_properties=(("from", "5"),))))
     await running.until(lambda: running.broker.located)
     await gone.close()
-    await running.until(lambda: running.worker.replays.locating == 0)
+    await running.until(lambda: running.worker.deliveries.replays.locating == 0)
     await running.until(lambda: running.worker.counters.subscriptions == 0)
     assert running.worker.counters.lagging_sessions == 0
 

@@ -219,7 +219,7 @@ async def test_last_words_that_are_to_be_kept_are_kept(start_worker: Start) -> N
     await running.until(lambda: running.broker.retained.held)
     running.broker.retained.release()
     await running.until(lambda: running.broker.bodies == [b"x"])
-    await running.until(lambda: not running.worker.shells)
+    await running.until(lambda: not running.worker.reception.connections)
 
 
 @pytest.mark.mqtt("MQTT-3.1.2-15")
@@ -315,7 +315,7 @@ async def test_properties_and_what_is_left_of_an_expiry_come_with_it(
     # No time passes until it is subscribed to.
     running.worker.links["b0"].clock_ahead_ms = 0
     now_ms = decode_retained(retained.rows["a"][1]).published_ms
-    monkeypatch.setattr(running.worker.retained_delivery, "_wall_ms", lambda: now_ms)
+    monkeypatch.setattr(running.worker.deliveries.retained_delivery, "_wall_ms", lambda: now_ms)
     for topic, ago_s in (("a", 40), ("b", 100)):
         message = decode_retained(retained.rows[topic][1])
         message = message._replace(expires_ms=now_ms + (100 - ago_s) * 1000)
@@ -473,7 +473,7 @@ async def test_a_connection_that_ends_in_the_middle_leaves_nothing_behind(start_
     await running.until(lambda: retained.held)
     for client in running.clients:
         client.writer.close()
-    await running.until(lambda: not running.worker.shells)
+    await running.until(lambda: not running.worker.reception.connections)
     retained.release()
     other = await running.client("other")
     await other.subscribe("a/1")
@@ -493,6 +493,6 @@ async def test_a_subscription_is_answered_when_it_is_known_who_keeps_messages(st
     publisher.send(Publish("a", b"y", 1, retain=True, packet_id=1))
     assert (await publisher.next()).reason_code == 0x89
     puts.brokers = brokers
-    running.worker.retained.brokers_known()
+    running.worker.deliveries.past.retained.brokers_known()
     assert len(await take(client, 1)) == 1
     await running.until(lambda: not running.worker.counters.retained_owed)

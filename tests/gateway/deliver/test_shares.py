@@ -217,7 +217,7 @@ async def test_who_left_with_nothing_is_not_spoken_of_again(start_worker: Start,
     client = await subscribed(running)
     client.send(Unsubscribe(2, [SHARED]))
     await running.until(lambda: groups.left)
-    assert [link.joined for link in running.worker.shares._links.values()] == [{}]
+    assert [link.joined for link in running.worker.deliveries.shares._links.values()] == [{}]
 
 
 async def test_levels_of_shared_filters_with_plus_are_given_back_as_others(

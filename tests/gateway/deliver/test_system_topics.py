@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -58,7 +58,7 @@ async def test_what_changes_is_sent_again_and_nothing_else(start_worker: Start) 
     await subscribe(client, "$SYS/broker/#")
     first = await values(client, 11)
     assert all(message.retain for message in first.values())
-    running.worker.system._due_at = 0.0
+    running.worker.deliveries.system._due_at = 0.0
     publisher = await running.client("p")
     publisher.send(Publish("a/b", b"x", 1, packet_id=1))
     await publisher.acked(1)
@@ -77,7 +77,7 @@ async def test_retain_handling_and_retain_as_published_are_kept(start_worker: St
     client = await running.client("s", MQTT_5)
     await subscribe(client, "$SYS/broker/uptime", 2, retain_as_published=True)
     # Nothing at once: what comes is a change.
-    running.worker.system._due_at = 0.0
+    running.worker.deliveries.system._due_at = 0.0
     assert (await client.next()).retain
     # By one who gets no changes meanwhile: this number stays.
     new = await running.client("new", MQTT_5)
@@ -103,27 +103,29 @@ async def test_wildcards_do_not_match_them_and_nobody_else_can_say_them(start_wo
     assert isinstance(await system.next(), SubAck)
 
 
-async def test_the_parent_s_totals_are_told(start_worker: Start) -> None:
-    running = await start_allowed(start_worker)
-    worker = running.worker
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The ends of a parent and of its worker."""
     parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child.setblocking(False)
     parent.settimeout(40)
-    worker.reporting._report = child
-    worker.reporting.listen()
-    try:
-        client = await running.client("s")
-        await subscribe(client, "$SYS/gateway/sessions")
+    yield parent, child
+    parent.close()
+    child.close()
+
+
+async def test_the_parent_s_totals_are_told(
+    pair: tuple[socket.socket, socket.socket], start_worker: Start
+) -> None:
+    parent, child = pair
+    running = await start_allowed(start_worker, report=child)
+    client = await running.client("s")
+    await subscribe(client, "$SYS/gateway/sessions")
+    asked = json.loads(parent.recv(1 << 16))
+    while "totals" not in asked:
         asked = json.loads(parent.recv(1 << 16))
-        while "totals" not in asked:
-            asked = json.loads(parent.recv(1 << 16))
-        parent.send(json.dumps({"numbers": {"sessions": 1234}, "workers": 8, "uptime_s": 5}).encode())
-        assert bytes((await client.next()).payload) == b"1234"
-    finally:
-        worker.reporting.close()
-        worker.reporting._report = None
-        parent.close()
-        child.close()
+    parent.send(json.dumps({"numbers": {"sessions": 1234}, "workers": 8, "uptime_s": 5}).encode())
+    assert bytes((await client.next()).payload) == b"1234"
 
 
 async def test_many_subscribers_get_them_over_several_ticks(
@@ -143,7 +145,9 @@ async def test_filters_that_match_nothing_wait_for_their_turn_as_well(start_work
     client = await running.client("s")
     await subscribe(client, "$SYS/nothing/+")
     session = running.worker.clients.session("s")
-    steps = running.worker.system._each({"$SYS/a": "1", "$SYS/b": "2"}, [(session, "$SYS/nothing/+")] * 5, [])
+    steps = running.worker.deliveries.system._each(
+        {"$SYS/a": "1", "$SYS/b": "2"}, [(session, "$SYS/nothing/+")] * 5, []
+    )
     assert sum(1 for _ in steps) == 5
 
 
@@ -151,12 +155,12 @@ async def test_without_a_subscriber_nobody_is_asked(start_worker: Start) -> None
     running = await start_allowed(start_worker, sys_interval_s=1)
     client = await running.client("s", MQTT_5)
     await subscribe(client, "$SYS/#")
-    assert running.worker.wanted.system_filters == 1
+    assert running.worker.deliveries.wanted.system_filters == 1
     await client.close()
-    await running.until(lambda: running.worker.wanted.system_filters == 0)
+    await running.until(lambda: running.worker.deliveries.wanted.system_filters == 0)
     sent = running.worker.counters.messages_out_qos0_total
-    running.worker.system._due_at = 0.0
-    running.worker.system.tick(running.worker.now() + 100)
+    running.worker.deliveries.system._due_at = 0.0
+    running.worker.deliveries.system.tick(running.worker.now() + 100)
     assert running.worker.counters.messages_out_qos0_total == sent
 
 

@@ -26,7 +26,6 @@ from security import Authority
 
 from gateway.edge import layered
 from gateway.ground.peer import Peer
-from gateway.worker.draining import drain
 from holdmq.mqtt import MQTT_5, Connect, Disconnect, Publish, Will, encode
 from holdmq.record.codec import decode_host, decode_record
 
@@ -251,7 +250,7 @@ async def test_draining_says_goodbye_in_tls(
     reader, writer = await connect(running, ssl=client_context(authority), server_hostname="localhost")
     writer.write(encode(Connect(client_id="c", version=MQTT_5), MQTT_5))
     await reader.read(100)
-    await drain(running.worker)
+    await running.worker.draining.drain()
     said = await rest_of(reader)
     assert said[:1] == b"\xe0"
     assert said[2] == 0x8B
@@ -267,7 +266,7 @@ async def test_a_client_of_a_unix_socket_is_known_by_its_user(start_worker: Star
     running.clients.append(type("Open", (), {"writer": writer}))
     writer.write(CONNECT + encode(Publish("a/b", b"x", 1, packet_id=7), 4))
     assert await reader.readexactly(8) == CONNACK + b"\x40\x02\x00\x07"
-    (shell,) = running.worker.shells
+    (shell,) = running.worker.reception.connections
     assert shell.peer == Peer("default", "", 0, uid=os.getuid())
     assert shell.peer.log_fields()["peer"] == f"unix, user {os.getuid()}"
     assert shell.unsent_bytes() == 0

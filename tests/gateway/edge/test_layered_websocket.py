@@ -27,7 +27,6 @@ from gateway.edge import stragglers
 from gateway.protect import gate
 from gateway.session.session import CLOSED
 from gateway.worker import draining
-from gateway.worker.draining import drain
 from holdmq.mqtt import MQTT_5, Connect, Disconnect, Publish, Will, encode
 
 Start = Callable[..., Awaitable[Any]]
@@ -86,7 +85,7 @@ async def test_after_disconnect_there_is_a_close_of_both_sides_and_no_will(start
     assert client.protocol.close_rcvd.code == CloseCode.NORMAL_CLOSURE
     client.flush()
     await running.until(lambda: running.worker.counters.connections == 0)
-    assert not running.worker.stragglers.lingering
+    assert not running.worker.reception.stragglers.lingering
     assert running.broker.bodies == []
 
 
@@ -165,7 +164,7 @@ async def test_half_a_request_ends_with_the_time_for_a_connect(start_worker: Sta
     # One that is open and silent, at a worker with time enough to open it.
     patient = await start_worker({"kind": "ws"})
     quiet = await WebClient.open(patient)
-    (shell,) = patient.worker.shells
+    (shell,) = patient.worker.reception.connections
     shell.handle(shell.session.handle_deadline(patient.worker.now() + 60))
     assert (await quiet.next()).opcode is Opcode.CLOSE
     await patient.until(refused(patient, "unauthenticated"))
@@ -179,7 +178,7 @@ async def test_draining_says_goodbye_over_websocket_and_hears_the_answer(
     client = await WebClient.open(running)
     client.send(encode(Connect(client_id="c", version=MQTT_5), MQTT_5))
     await client.message()
-    ending = asyncio.create_task(drain(running.worker))
+    ending = asyncio.create_task(running.worker.draining.drain())
     assert (await client.message())[0] == 0xE0
     assert (await client.next()).opcode is Opcode.CLOSE
     assert client.protocol.close_rcvd is not None
@@ -199,8 +198,8 @@ async def test_clients_that_do_not_answer_keep_no_others_from_being_drained(
         client = await WebClient.open(running)
         client.send(encode(Connect(client_id=f"c{n}"), 4))
         assert await client.message() == CONNACK
-    shells = list(running.worker.shells)
-    ending = asyncio.create_task(drain(running.worker))
+    shells = list(running.worker.reception.connections)
+    ending = asyncio.create_task(running.worker.draining.drain())
     await running.until(lambda: all(shell.session.state == CLOSED for shell in shells))
     assert not ending.done()
     now = running.worker.now

@@ -15,7 +15,7 @@ from security import Authority
 from gateway.edge import listeners
 from gateway.edge.listeners import CertificateWatch, Listener, listeners_of
 from gateway.edge.tls import Tls
-from gateway.worker import worker
+from gateway.worker import serving
 from holdmq.config.listeners import ListenerSettings
 from holdmq.config.model import Config, GatewaySection
 from holdmq.errors import ConfigError
@@ -200,14 +200,14 @@ async def test_when_the_certificates_cannot_be_looked_at_any_more_it_is_said(
     start_worker: Callable[..., Any], authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(worker.log, "critical", lambda event, **_: said.append(event))
+    monkeypatch.setattr(serving.log, "critical", lambda event, **_: said.append(event))
     told = settings_of(authority).model_dump(exclude_unset=True)
     running = await start_worker(told)
 
     def look(_is_asked: bool) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(running.worker._certificates, "look", look)
+    monkeypatch.setattr(running.worker.certificates, "look", look)
     running.worker.reload()
     await running.until(lambda: said == ["nobody looks at certificates any more"])
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.observe import tracing
-from gateway.worker.reporting import MESSAGE_MAX_BYTES
+from gateway.worker.parent_socket import MESSAGE_MAX_BYTES
 from holdmq.mqtt import MQTT_5, Disconnect, Properties, Publish
 
 Start = Callable[..., Awaitable[Any]]
@@ -56,9 +56,7 @@ def parent() -> Iterator[tuple[Parent, socket.socket]]:
 @pytest.fixture
 def traced(parent: tuple[Parent, socket.socket], start_worker: Start) -> Callable[..., Awaitable[Any]]:
     async def start(topic: str | None = None, seconds: float = 60.0, client: str = "c1") -> Any:
-        running = await start_worker()
-        running.worker.reporting._report = parent[1]
-        running.worker.reporting.listen()
+        running = await start_worker(report=parent[1])
         parent[0].say(trace=1, client=client, topic=topic, seconds=seconds)
         await running.until(lambda: running.worker.tracing.is_on)
         return running
@@ -114,7 +112,7 @@ async def test_a_trace_ends_by_itself_or_when_told_and_then_costs_nothing(traced
     assert now < trace.until <= now + 60
     trace.until = now
     await running.until(lambda: not running.worker.tracing.is_on)
-    assert running.worker.context.traced is None
+    assert running.worker.tracing._context.traced is None
     parent[0].say(trace=2, client="c1", topic=None, seconds=60)
     await running.until(lambda: running.worker.tracing.is_on)
     parent[0].say(untrace=2)
@@ -162,8 +160,8 @@ async def test_of_a_packet_that_is_too_long_to_be_told_the_kind_is(traced: Start
 
 async def test_what_is_too_long_for_the_parent_is_not_told(traced: Start, parent: Any) -> None:
     running = await traced()
-    assert not running.worker.reporting.tell({"trace": 1, "lines": ["x" * MESSAGE_MAX_BYTES]})
-    assert running.worker.reporting.tell({"trace": 1, "lines": [], "left_out": 1})
+    assert not running.worker.parent.tell({"trace": 1, "lines": ["x" * MESSAGE_MAX_BYTES]})
+    assert running.worker.parent.tell({"trace": 1, "lines": [], "left_out": 1})
     parent[0].read()
     assert (parent[0].lines, parent[0].left_out) == ([], 1)
 

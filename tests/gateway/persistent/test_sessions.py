@@ -294,13 +294,14 @@ async def test_sessions_that_wait_for_a_reader_share_the_next_one(
     assert len(await publisher.acked(6)) == 6
     running.broker.hold_catchup = True
     clients = [await persistent(running, name) for name in names]
-    await running.until(lambda: len(running.worker.catchup._queue) == 4)
+    await running.until(lambda: len(running.worker.deliveries.past.catchup._queue) == 4)
     running.broker.hold_catchup = False
     for answer in running.broker.held_catchup:
         answer()
     for name, client in zip(names, clients, strict=True):
         assert [(await client.next()).payload for _ in range(2)] == [name.encode(), b"all"]
-    assert (running.worker.catchup.turns, running.worker.catchup.shared) == (2, 4)
+    catchup = running.worker.deliveries.past.catchup
+    assert (catchup.turns, catchup.shared) == (2, 4)
 
 
 async def test_who_breaks_the_protocol_behind_a_first_qos_2_publish_is_closed_all_the_same(

@@ -11,7 +11,6 @@ import pytest
 
 from gateway.protect import gate
 from gateway.protect.core.flapping import Ban
-from gateway.worker.draining import drain
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5
 
 Start = Callable[..., Awaitable[Any]]
@@ -118,4 +117,4 @@ async def test_who_comes_while_a_worker_drains_is_sent_elsewhere(
     refused = await running.client("c1", MQTT_5, refused=True)
     assert refused.connack.reason_code == code
     assert refused.connack.properties.server_reference == (reference or None)
-    await drain(running.worker)
+    await running.worker.draining.drain()

@@ -23,7 +23,7 @@ async def test_a_client_over_its_rate_is_not_read_for_the_time_owed_and_loses_no
     began = asyncio.get_running_loop().time()
     client.send(*numbered(1, 15))
     assert await client.acked(15) == list(range(1, 16))
-    (shell,) = running.worker.shells
+    (shell,) = running.worker.reception.connections
     assert running.worker.counters.rate_paused_total == 1
     client.send(*numbered(16, 1))
     assert await client.acked(1) == [16]

@@ -127,7 +127,7 @@ async def test_who_leaves_while_it_is_paused_is_forgotten(start: Start) -> None:
     await client.acked(1)
     look(running.worker, now + 1)
     assert running.worker.overload._paused
-    (shell,) = running.worker.shells
+    (shell,) = running.worker.reception.connections
     shell.transport.abort()
     await running.until(lambda: not running.worker.overload._paused)
 

@@ -58,7 +58,7 @@ async def test_who_publishes_to_a_broker_that_is_away_is_held_whatever_else_it_p
     client = await running.client("c1")
     client.send(Publish("here/x", b"1", 1, packet_id=1))
     await client.acked(1)
-    away = worker.links["away"] = worker.make_link("away")
+    away = worker.roster.link_to("away")
     locate = worker.ingress._locate
     worker.ingress._uses_other = lambda _topic, _client_id: False
     worker.ingress._locate = lambda topic, client_id, bound: (

@@ -141,7 +141,7 @@ async def test_a_closed_connection_that_does_not_read_is_reset(
     await running.until(lambda: running.worker.counters.sessions == 1)
     session = running.worker.clients.session("deaf")
     session.send(b"\xd0\x00" * (8 << 20))
-    running.worker.settle()
+    running.worker.turn.settle()
     session.connection.close(0x8B, "test", "ends")
     await running.until(lambda: running.worker.counters.refused["does_not_read"] == 1)
     await running.until(lambda: running.worker.counters.connections == 0)
@@ -156,8 +156,8 @@ async def deaf(running: Any, **fields: Any) -> tuple[asyncio.StreamReader, async
     await running.until(lambda: running.worker.counters.sessions == 1)
     session = running.worker.clients.session("deaf")
     session.send(b"\xd0\x00" * (8 << 20))
-    running.worker.settle()
-    assert running.worker.stragglers.stalled
+    running.worker.turn.settle()
+    assert running.worker.reception.stragglers.stalled
     return reader, writer, session
 
 
@@ -165,7 +165,7 @@ async def test_a_client_that_takes_nothing_is_closed_and_one_that_takes_somethin
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_worker()
-    stragglers = running.worker.stragglers
+    stragglers = running.worker.reception.stragglers
     look_at = stragglers.each_second
     # The worker's own look, at its own time, would lie between those of this test.
     monkeypatch.setattr(stragglers, "each_second", lambda _now: None)
@@ -224,7 +224,7 @@ async def test_filters_sent_in_one_go_are_counted_as_if_they_came_one_by_one(sta
     client.send(*(Subscribe(n, [Subscription(f"+/{n}", 1), Subscription(f"{n}", 1)]) for n in range(1, 9)))
     codes = [code for _ in range(8) for code in (await client.next()).reason_codes]
     assert codes == [1, 1, 1, *[0x97] * 13]
-    assert len(running.worker.wanted.trie) == 3
+    assert len(running.worker.deliveries.wanted.trie) == 3
 
 
 async def test_a_publish_is_compared_with_no_more_levels_than_a_client_may_have(start_worker: Start) -> None:
@@ -236,4 +236,4 @@ async def test_a_publish_is_compared_with_no_more_levels_than_a_client_may_have(
     client.send(Publish("/".join("a" * 128), b"x", 1, packet_id=1))
     await client.acked(1)
     assert (await client.next()).payload == b"x"
-    assert running.worker.wanted.trie.steps <= 512 + 1
+    assert running.worker.deliveries.wanted.trie.steps <= 512 + 1

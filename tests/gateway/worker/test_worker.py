@@ -11,7 +11,6 @@ from processes import free_port
 from gateway.edge.sockets import ClientSocket
 from gateway.ground.receipts import PublishReceipt
 from gateway.session.session import Session
-from gateway.worker.draining import drain
 from holdmq.errors import Code, RemoteError
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Disconnect, PubAck, Publish, Will
 from holdmq.record.codec import encode_properties, encode_record
@@ -261,7 +260,7 @@ async def test_draining_acknowledges_what_is_on_its_way_and_says_goodbye(start_w
     client = await running.client("c1", MQTT_5)
     client.send(Publish("a/b", b"x", 1, packet_id=1))
     await running.until(lambda: running.broker.held)
-    ending = asyncio.get_running_loop().create_task(drain(running.worker))
+    ending = asyncio.get_running_loop().create_task(running.worker.draining.drain())
     (session,) = running.worker.clients.sessions()
     await running.until(lambda: session.is_held)
     running.broker.release()
@@ -280,7 +279,7 @@ async def test_who_is_on_the_way_out_is_not_read_so_that_who_goes_on_sending_can
     client = await running.client("c1", MQTT_5)
     client.send(Publish("a/b", b"in time", 1, packet_id=1))
     await running.until(lambda: running.broker.held)
-    ending = asyncio.get_running_loop().create_task(drain(running.worker))
+    ending = asyncio.get_running_loop().create_task(running.worker.draining.drain())
     (session,) = running.worker.clients.sessions()
     await running.until(lambda: session.is_held)
     client.send(Publish("a/b", b"too late", 1, packet_id=2))
@@ -343,7 +342,7 @@ async def test_a_broker_that_was_forgotten_and_comes_back_finds_everybody_where_
     memory_broker.listed = None
     await worker.routes.refresh()
     await running.until(lambda: worker.routes.is_resting("b0", 0.0) and "b0" not in worker.routes._links)
-    assert not worker.is_ready
+    assert not worker.roster.is_ready
     eager.send(Publish("a/b", b"nowhere to go", 1, packet_id=2))
     farewell = await eager.next()
     assert isinstance(farewell, Disconnect)
@@ -354,7 +353,7 @@ async def test_a_broker_that_was_forgotten_and_comes_back_finds_everybody_where_
     await broker.listen(port)
     memory_broker.listed = broker
     await worker.routes.refresh()
-    await running.until(lambda: worker.is_ready)
+    await running.until(lambda: worker.roster.is_ready)
     assert worker.links["b0"] is link
     assert (await subscriber.next()).payload == b"meanwhile"
     idle.send(Publish("b/c", b"after", 1, packet_id=2))
