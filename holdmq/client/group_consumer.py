@@ -11,9 +11,9 @@ import asyncio
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 import structlog
 
@@ -24,14 +24,13 @@ from holdmq.client.group_membership import GroupMembership
 from holdmq.client.group_progress import BrokerProgress, FileProgress
 from holdmq.client.group_pulls import BUFFER_MAX_BYTES, BUFFER_MAX_MESSAGES, GroupPulls
 from holdmq.client.hand_out import HandedMessage, HandOut
-from holdmq.client.lifecycle import RoutedConsumer, check_settings
-from holdmq.client.names import check_group, check_topic
+from holdmq.client.lifecycle import CONCURRENCY, MISSING_S, FirstStart, GroupConsumer, end
+from holdmq.client.names import check_topic
 from holdmq.client.offset_store import DIRECTORY, OffsetStore
 from holdmq.client.process_queue import ProcessQueue
 from holdmq.client.rebalance import RELEASE_WAIT_S, Start
 from holdmq.client.route import RouteTable
 from holdmq.client.settling import SUSPEND_S, Failure, JobSettling
-from holdmq.client.start_positions import FirstStart
 from holdmq.client.subscriptions import TagFilter
 from holdmq.client.workers import Handler, Workers
 from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
@@ -42,23 +41,16 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import BROADCAST, CLUSTERING, GroupSubscription
 from holdmq.wire.offset_headers import TO_EARLIEST, TO_LATEST, TO_OFFSET, OffsetResetRequest
 
-CONCURRENCY: Final = 20
-"""Handlers at once (RocketMQ's consumeThreadMin)."""
 REPORT_S: Final = 5.0
 """How often progress is reported: what a crash makes come again is at most what was done since."""
-START_TIMEOUT_S: Final = 10.0
-CLOSE_TIMEOUT_S: Final = 30.0
-"""How long `close` waits for handlers."""
 PREPARE_AGAIN_S: Final = 1.0
-MISSING_S: Final = 1.0
-"""How often routes are asked for while a wanted topic has none."""
 
 Mode = Literal["clustering", "broadcast"]
 
 log = structlog.get_logger("holdmq.client")
 
 
-class Consumer(RoutedConsumer):
+class Consumer(GroupConsumer):
     """Calls `handler` for messages: `async with Consumer(["host:9876"], "billing", handle, ["meters"]):`.
 
     `handler(message)`: a coroutine function, or a plain one, which runs on a thread. What it returns, or that
@@ -96,26 +88,25 @@ class Consumer(RoutedConsumer):
         suspend_s: float = SUSPEND_S,
         release_wait_s: float = RELEASE_WAIT_S,
     ) -> None:
-        check_group(group)
         if mode not in (CLUSTERING, BROADCAST):
             raise UsageError(f"mode {mode!r} is not clustering or broadcast (shared has its own consumer)")
-        check_settings(start, concurrency)
-        self.group = group
         self.mode = mode
         default_id = socket.gethostname() if mode == BROADCAST else f"consumer-{secrets.token_hex(8)}"
-        self.client_id = client_id or (routes.client_id if routes is not None else default_id)
-        if routes is not None and routes.client_id != self.client_id:
-            raise UsageError(f"the shared routes are of client {routes.client_id!r}, not {self.client_id!r}")
-        super().__init__(registries, self.client_id, routes, security)
+        client_id = client_id or (routes.client_id if routes is not None else default_id)
+        if routes is not None and routes.client_id != client_id:
+            raise UsageError(f"the shared routes are of client {routes.client_id!r}, not {client_id!r}")
+        super().__init__(registries, group, client_id, routes, security, start=start, concurrency=concurrency)
         self._is_clustering = mode == CLUSTERING
         self._ordered = ordered
         self._report_s = report_s
+        self._report_at = 0.0
+        self._keep_s = min(MISSING_S, report_s)
         self._filters: dict[str, TagFilter] = {}
         self._queues: dict[TopicQueue, ProcessQueue] = {}
         self._strategy = strategy_of(strategy)
         self._release_wait_s = release_wait_s
         self._buffer = (buffer_max_bytes, buffer_max_messages)
-        store = OffsetStore(offsets_directory, self.client_id, group) if mode == BROADCAST else None
+        store = OffsetStore(offsets_directory, client_id, group) if mode == BROADCAST else None
         self._progress: BrokerProgress | FileProgress = (
             BrokerProgress(self.routes, group, start)
             if store is None
@@ -123,9 +114,7 @@ class Consumer(RoutedConsumer):
         )
         self._ready: set[tuple[str, str]] = set()
         self._preparing: dict[str, asyncio.Task[None]] = {}
-        self._prepared = asyncio.Event()
         self._refusal: HoldMQError | None = None
-        self._keeper: asyncio.Task[None] | None = None
         self._hand_out = HandOut(self._queues, self._filters, ordered, self._room_made)
         self._settling = JobSettling(
             self.routes,
@@ -147,10 +136,6 @@ class Consumer(RoutedConsumer):
 
     # Life
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
     def subscribe(self, topic: str, tag_filter: str = "*") -> None:
         """Want messages of a topic too, before `start`; a repeat replaces the filter.
 
@@ -161,66 +146,40 @@ class Consumer(RoutedConsumer):
         check_topic(topic)
         self._filters[topic] = TagFilter(tag_filter)
 
-    async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Become a member, and return when it is known at every broker that answers where to begin.
+    @property
+    def _topics(self) -> Collection[str]:
+        return self._filters
 
-        From then on nothing that is sent is missed. A topic that does not exist yet is read from its
-        beginning once it does. Raises TransportError when no registry answers, RemoteError when a broker
-        does not take this member (another mode, no permission), StorageError or UsageError when the offset
-        file cannot be used; the consumer is closed then.
-        """
-        if self._keeper is not None or self._is_closed:
-            raise UsageError("a consumer is started once")
+    async def _open(self) -> None:
         if not self._filters:
             raise UsageError("a consumer needs a topic: name it, or subscribe")
-        try:
-            await self._start_parts(timeout_s)
-            async with asyncio.timeout(timeout_s):
-                while not self._is_prepared():
-                    self._prepared.clear()
-                    await self._prepared.wait()
-                    if self._refusal is not None and not self._refusal.retriable:
-                        raise self._refusal
-        except TimeoutError:
-            log.warning("not every broker answered yet; their queues follow", group=self.group)
-        except BaseException:
-            await self.close(0)
-            raise
-
-    async def _start_parts(self, timeout_s: float) -> None:
         await self._progress.open()
         if self._is_clustering and not self._ordered:
             self._filters[retry_topic(self.group)] = TagFilter()
-        self.routes.start()
-        self.routes.follow(self._filters)
-        await self.routes.refresh(timeout_s)
+
+    def _join(self) -> None:
         for topic in self._filters:
             if topic != retry_topic(self.group):
                 self._progress.first_seen(topic)
         self._make_parts()
+        self._report_at = asyncio.get_running_loop().time() + self._report_s
         self._membership.subscribe(self._subscriptions())
         self._membership.attach()
-        self._attach()
-        self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"group {self.group}")
         self._sync_queues()
 
-    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Hand out nothing more, wait for handlers, report, give back every queue and leave."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+    def _has_begun(self) -> bool:
+        if self._refusal is not None and not self._refusal.retriable:
+            raise self._refusal
+        return self._is_prepared()
+
+    async def _leave(self, timeout_s: float) -> None:
         if self._keeper is None:
             await self._workers.close(0)
             await self._progress.close(self._queues)
-            await super().close()
             return
         deadline = asyncio.get_running_loop().time() + timeout_s
         self._pulls.close()
-        self._detach()
-        tasks = [self._keeper, *self._preparing.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._preparing.values())
         late = 0
         if not self._is_clustering:
             late = await self._workers.close(timeout_s)
@@ -232,7 +191,6 @@ class Consumer(RoutedConsumer):
             log.warning("handlers did not end in time", group=self.group, handlers=late)
         self._settling.close()
         await self._progress.close(self._queues)
-        await super().close()
 
     # Control and numbers
 
@@ -382,7 +340,7 @@ class Consumer(RoutedConsumer):
             self._ready.update((broker, topic) for topic in topics)
         del self._preparing[broker]
         self._sync_queues()
-        self._prepared.set()
+        self._changed.set()
 
     def _sync_broadcast(self, queues: list[TopicQueue]) -> None:
         assert isinstance(self._progress, FileProgress)
@@ -447,7 +405,7 @@ class Consumer(RoutedConsumer):
 
     def _refused(self, error: HoldMQError) -> None:
         self._refusal = error
-        self._prepared.set()
+        self._changed.set()
 
     # Messages
 
@@ -478,20 +436,16 @@ class Consumer(RoutedConsumer):
 
     # Progress
 
-    async def _keep(self) -> None:
-        """Report, and look for topics that have no route yet."""
-        loop = asyncio.get_running_loop()
-        report_at = loop.time() + self._report_s
-        while True:
-            await asyncio.sleep(min(MISSING_S, max(0.0, report_at - loop.time())))
-            if any(self.routes.get(topic) is None for topic in self._filters if self._is_looked_for(topic)):
-                self.routes.refresh_soon()
-            if loop.time() >= report_at:
-                report_at = loop.time() + self._report_s
-                await self._progress.report(self._queues)
+    async def _go_on(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._report_at:
+            self._report_at = now + self._report_s
+            await self._progress.report(self._queues)
 
-    def _is_looked_for(self, topic: str) -> bool:
-        return topic != retry_topic(self.group) or self._settling.sent_back > 0
+    def _missed(self) -> Collection[str]:
+        if self._settling.sent_back:
+            return self._filters
+        return self._filters.keys() - {retry_topic(self.group)}
 
 
 def _failure(is_clustering: bool, ordered: bool) -> Failure:

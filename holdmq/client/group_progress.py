@@ -10,10 +10,11 @@ import structlog
 
 from holdmq.client.bounds import queue_bounds
 from holdmq.client.cursors import Position
+from holdmq.client.lifecycle import FirstStart
 from holdmq.client.offset_store import OffsetStore
 from holdmq.client.process_queue import ProcessQueue
 from holdmq.client.route import RouteTable
-from holdmq.client.start_positions import FirstStart, StartPositions
+from holdmq.client.start_positions import StartPositions
 from holdmq.errors import StorageError, TransportError
 from holdmq.message import TopicQueue
 from holdmq.wire.codes import RequestCode

@@ -93,18 +93,10 @@ class Producer(RoutedClient):
         self._start()
         return self
 
-    async def close(self, timeout_s: float | None = None) -> None:
-        """Wait for what is in hand (`timeout_s`, None = each send's own deadline), then disconnect.
-
-        Sends that are not stored by then fail with TransportError. Closing again changes nothing.
-        """
-        if self._is_closed:
-            return
-        self._is_closed = True
+    async def _finish(self, timeout_s: float | None) -> None:
         if self.sender is not None:
             await self.sender.room.drain(timeout_s)
             self.sender.close(TransportError("the producer was closed before the message was stored"))
-        await super().close()
 
     async def send(
         self,

@@ -111,14 +111,6 @@ class PullConsumer(RoutedConsumer):
         self._start()
         return self
 
-    async def close(self) -> None:
-        """Stop reading and disconnect. Closing again changes nothing."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._detach()
-        await super().close()
-
     # Assignment and positions
 
     async def assign(

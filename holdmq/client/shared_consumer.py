@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal, NamedTuple, Self, cast
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, cast
 
 import structlog
 
-from holdmq.client.lifecycle import RoutedConsumer, check_settings
-from holdmq.client.names import check_group, check_topic
+from holdmq.client.lifecycle import CONCURRENCY, FirstStart, GroupConsumer
+from holdmq.client.names import check_topic
 from holdmq.client.route import Link, RouteTable
 from holdmq.client.shared_member import REST_S, SharedMember, SharedMessage
 from holdmq.client.subscriptions import TagFilter
@@ -29,20 +29,13 @@ from holdmq.wire.group_headers import GroupSubscription
 from holdmq.wire.headers import HelloResponse
 from holdmq.wire.shared_headers import EARLIEST, SharedOpenRequest
 
-CONCURRENCY: Final = 20
 READY_MAX: Final = 1_024
 """Messages in flight here, per broker, when the caller pulls."""
 PUSH_HOLD_MS: Final = 30_000
 INVISIBLE_S: Final = 30.0
-START_TIMEOUT_S: Final = 10.0
-CLOSE_TIMEOUT_S: Final = 30.0
-"""How long `close` waits for handlers and their acknowledgements."""
 GRACE_S: Final = 1.0
 """How much later than its hold a broker may answer before a pull returns without it."""
-MISSING_S: Final = 1.0
-"""How often routes are asked for while a topic has none."""
 
-FirstStart = Literal["earliest", "latest"]
 SharedHandler = Callable[[SharedMessage], Awaitable[bool | None] | bool | None]
 """As `holdmq.client.workers.Handler`: after False, or an exception, the message comes again."""
 
@@ -53,7 +46,7 @@ class _SharedJob(NamedTuple):
     message: SharedMessage
 
 
-class SharedConsumer(RoutedConsumer):
+class SharedConsumer(GroupConsumer):
     """A member of a `shared` group: `async with SharedConsumer(["host:9876"], "billing", ["meters"]) as c`.
 
     `topics`: names, or names with filters (`holdmq.client.subscriptions`); all members of a group must want
@@ -82,8 +75,6 @@ class SharedConsumer(RoutedConsumer):
         routes: RouteTable | None = None,
         security: Security | None = None,
     ) -> None:
-        check_group(group)
-        check_settings(start, concurrency)
         if isinstance(topics, str):
             raise UsageError("topics must be a list of names, or names with filters")
         named = dict(topics) if isinstance(topics, Mapping) else dict.fromkeys(topics, "*")
@@ -91,77 +82,46 @@ class SharedConsumer(RoutedConsumer):
             raise UsageError("a consumer needs a topic")
         for topic in named:
             check_topic(topic)
-        self.group = group
-        self.client_id = client_id or f"shared-{secrets.token_hex(8)}"
-        super().__init__(registries, self.client_id, routes, security)
+        client_id = client_id or f"shared-{secrets.token_hex(8)}"
+        super().__init__(registries, group, client_id, routes, security, start=start, concurrency=concurrency)
         self.handled = self.failed = self.expired = 0
         self._subscriptions = [
             GroupSubscription(topic, TagFilter(text).text) for topic, text in named.items()
         ]
-        self._topics = list(named)
+        self._named = list(named)
         self._start = start
         self._invisible_ms = round(invisible_s * 1000)
         self._ready_max = ready_max or (READY_MAX if handler is None else 2 * concurrency)
         self._retry_delay_ms = round(retry_delay_s * 1000)
         self._members: dict[str, SharedMember] = {}
         self._ready: deque[SharedMessage] = deque()
-        self._changed = asyncio.Event()
         self._workers: Workers[_SharedJob] | None = None
         if handler is not None:
             self._workers = Workers(cast("Handler", handler), concurrency, self._take, self._settled)
         self._acks: set[asyncio.Future[None]] = set()
-        self._keeper: asyncio.Task[None] | None = None
         self._is_first = True
 
     # Life
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
+    @property
+    def _topics(self) -> Collection[str]:
+        return self._named
 
-    async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Become a member, and return when the brokers know where the group begins.
+    async def _open(self) -> None:
+        """Open nothing: all is at the brokers."""
 
-        Nothing that is sent from then on is missed. A topic that does not exist yet is read from its
-        beginning once it does. Raises TransportError when no registry answers, RemoteError when a broker
-        refuses (MODE_CONFLICT, GROUP_DISABLED …).
-        """
-        if self._keeper is not None or self._is_closed:
-            raise UsageError("a consumer is started once")
-        loop = asyncio.get_running_loop()
-        self.routes.start()
-        self.routes.follow(self._topics)
-        self._attach()
+    def _join(self) -> None:
         self.routes.on_down.append(self._link_down)
-        self._keeper = loop.create_task(self._keep(), name=f"shared {self.group}")
-        try:
-            await self.routes.refresh(timeout_s)
-            self._join_brokers()
-            # Brokers and topics that come later belong to what the group wanted from the start.
-            self._is_first = False
-            async with asyncio.timeout(timeout_s):
-                while not all(member.is_open or member.error for member in self._members.values()):
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            log.warning("not every broker answered yet; their messages follow", group=self.group)
-        except HoldMQError:
-            await self.close()
-            raise
-        errors = [member.error for member in self._members.values() if member.error is not None]
-        if errors:
-            await self.close()
-            raise errors[0]
+        self._join_brokers()
+        # Brokers and topics that come later belong to what the group wanted from the start.
+        self._is_first = False
 
-    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Take nothing more, wait for handlers and acknowledgements, give the rest back, and leave."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
-            self._detach()
+    def _has_begun(self) -> bool:
+        self._raise_refusal()
+        return all(member.is_open for member in self._members.values())
+
+    async def _leave(self, timeout_s: float) -> None:
+        if self._link_down in self.routes.on_down:
             self.routes.on_down.remove(self._link_down)
         self._ready.clear()
         if self._workers is not None:
@@ -172,7 +132,11 @@ class SharedConsumer(RoutedConsumer):
             await asyncio.wait(self._acks, timeout=timeout_s)
         for member in self._members.values():
             member.close()
-        await super().close()
+
+    def _raise_refusal(self) -> None:
+        for member in self._members.values():
+            if member.error is not None:
+                raise member.error
 
     def numbers(self) -> dict[str, int]:
         """Gauges, and counters whose names end in `_total`."""
@@ -233,9 +197,7 @@ class SharedConsumer(RoutedConsumer):
 
     def _ask(self, messages_max: int, hold_ms: int) -> set[SharedMember]:
         """Ask the brokers that are not asked; which these are. Raises what one of them refuses with."""
-        for member in self._members.values():
-            if member.error is not None:
-                raise member.error
+        self._raise_refusal()
         return {member for member in self._members.values() if member.pull(messages_max, hold_ms)}
 
     async def ack(self, *messages: SharedMessage) -> None:
@@ -363,14 +325,10 @@ class SharedConsumer(RoutedConsumer):
             self._join_brokers()
             self._changed.set()
 
-    async def _keep(self) -> None:
-        """Ask for routes while a topic has none, and go on pulling where a pull had to rest."""
-        while True:
-            await asyncio.sleep(MISSING_S)
-            if any(self.routes.get(topic) is None for topic in self._topics):
-                self.routes.refresh_soon()
-            if self._workers is not None:
-                self._push_pulls()
+    async def _go_on(self) -> None:
+        """Go on pulling where a pull had to rest."""
+        if self._workers is not None:
+            self._push_pulls()
 
 
 def _by_member(messages: Iterable[object]) -> dict[SharedMember, list[SharedMessage]]:

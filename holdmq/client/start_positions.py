@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Final, Literal
+from typing import Final
 
 import structlog
 
 from holdmq.client.bounds import queue_bounds
+from holdmq.client.lifecycle import FirstStart
 from holdmq.client.route import RouteTable
 from holdmq.errors import HoldMQError
 from holdmq.message import TopicQueue
@@ -30,7 +31,6 @@ from holdmq.wire.offset_headers import (
     OffsetRow,
 )
 
-FirstStart = Literal["latest", "earliest"]
 TIMEOUT_S: Final = 5.0
 SAVE_TIMEOUT_S: Final = 15.0
 """A saved offset waits until the log up to it is on disk."""

@@ -92,10 +92,12 @@ class TableWatch:
     each other quickly only the last may come; versions of a key rise.
     """
 
-    def __init__(self, table: Table, prefix: str, with_rows: bool) -> None:
+    def __init__(
+        self, table: Table, prefix: str, with_rows: bool, on_closed: Callable[[TableWatch], None]
+    ) -> None:
         self.table = table
         self.prefix = prefix
-        self.on_closed: Callable[[TableWatch], object] = lambda _: None
+        self._on_closed = on_closed
         self._with_rows = with_rows
         self._watch_id = next(_watch_ids)
         self._streams: dict[str, _Stream] = {}
@@ -178,7 +180,7 @@ class TableWatch:
 
     async def close(self) -> None:
         """End the watch; closing again changes nothing."""
-        self.on_closed(self)
+        self._on_closed(self)
         self._is_closed = True
         routes = self.table.routes
         if self._is_started and self._pushed in routes.on_push:

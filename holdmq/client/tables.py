@@ -92,11 +92,9 @@ class Table(ClusterCalls):
         """Ids of the table's queues by broker, also of those that are away."""
         self._watches: set[TableWatch] = set()
 
-    async def close(self) -> None:
-        """End all watches and disconnect."""
+    async def _finish(self, timeout_s: float | None) -> None:
         for watch in list(self._watches):
             await watch.close()
-        await super().close()
 
     async def create(self, queues: int = 0) -> None:
         """Create the table on every live broker (`queues` at each, 0 = the broker's default).
@@ -252,9 +250,8 @@ class Table(ClusterCalls):
         """
         from holdmq.client.table_watch import TableWatch
 
-        watch = TableWatch(self, prefix, with_rows)
+        watch = TableWatch(self, prefix, with_rows, self._watches.discard)
         self._watches.add(watch)
-        watch.on_closed = self._watches.discard
         return watch
 
     # Where keys are
