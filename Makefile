@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 LOCKS := $(wildcard requirements/*.txt requirements/node/*.json)
 
-.PHONY: setup up check test test-system test-compiled bench compile conformance lock clean
+.PHONY: setup up check test test-system test-compiled bench compile conformance chart lock clean
 .DEFAULT_GOAL := up
 
 .make/up: pyproject.toml .ci/setup $(LOCKS)
@@ -82,6 +82,10 @@ bench: .make/bench $(if $(filter 1,$(COMPILE)),build/compiled)
 	done
 
 compile: build/compiled
+
+# Writes the chart's README.md and values.schema.json from its values.yaml.
+chart: .make/test
+	$(PY) .ci/chart.py
 
 # Writes docs/mqtt-conformance.md from the markers of the tests.
 conformance: .make/test

@@ -21,6 +21,7 @@ SYSTEM: Final = (
     "integration",
     "faults",
     "packaging",
+    "helm",
     "loadtest",
     "console/test_analysis_page.py",
     "console/test_app.py",
