@@ -18,6 +18,17 @@ from loadtest.fleet import Tally
 from loadtest.plan import ConnectPlan, PublishPlan, parameters
 
 
+def heading(work: str, shown: dict[str, Any], **machine: int) -> dict[str, Any]:
+    """Return what every report begins with: the command, when and where it ran, and its parameters."""
+    return {
+        "tool": f"holdmq loadtest {work}",
+        "version": holdmq.__version__,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), **machine},
+        "parameters": shown,
+    }
+
+
 def make(
     plan: ConnectPlan | PublishPlan, tally: Tally, processes: int, memory: dict[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -25,12 +36,9 @@ def make(
 
     Latencies are µs.
     """
+    work = "publish" if isinstance(plan, PublishPlan) else "connect"
     report: dict[str, Any] = {
-        "tool": f"holdmq loadtest {'publish' if isinstance(plan, PublishPlan) else 'connect'}",
-        "version": holdmq.__version__,
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "processes": processes},
-        "parameters": parameters(plan),
+        **heading(work, parameters(plan), processes=processes),
         "connections": {
             "wanted": plan.fleet.devices,
             "connected": tally.connected,
@@ -115,3 +123,38 @@ def _latency(summary: dict[str, float]) -> str:
         return "–"
     names = ("p50", "p90", "p99", "p99.9", "max")
     return "  ".join(f"{name} {summary[name] / 1000:,.2f}" for name in names) + "  ms"
+
+
+def show_deliveries(report: dict[str, Any], console: Console) -> None:
+    """Print what `holdmq loadtest deliver` found."""
+    found = report["deliveries"]
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("delivered", f"{found['came']:,} of {found['expected']:,}")
+    table.add_row("throughput", f"[bold]{found['rate']:,.0f} deliveries/s[/] over {found['seconds']:.2f} s")
+    table.add_row("latency", _milliseconds(found))
+    console.print(table)
+
+
+def show_queue(report: dict[str, Any], console: Console) -> None:
+    """Print what `holdmq loadtest queue` found."""
+    found = report["queue"]
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("produced", f"{found['produced']:,}, {found['produce_rate']:,.0f} msg/s")
+    table.add_row("consumed", f"{found['consumed']:,}, [bold]{found['consume_rate']:,.0f} msg/s[/]")
+    table.add_row("delivered again", f"{found['repeated']:,}")
+    table.add_row("latency", _milliseconds(found))
+    console.print(table)
+
+
+def show_comparison(report: dict[str, Any], console: Console) -> None:
+    """Print what `holdmq loadtest compare` found, the medians of the rounds."""
+    table = Table("server", "msg/s", "× first", "p50 ms", "p99 ms", "failed")
+    for row in report["servers"]:
+        times = "–" if row["times"] is None else f"{row['times']:.2f}"
+        latencies = (f"{row[name]:,.2f}" for name in ("p50_ms", "p99_ms"))
+        table.add_row(row["target"], f"{row['rate']:,.0f}", times, *latencies, f"{row['failed']:,}")
+    console.print(table)
+
+
+def _milliseconds(found: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {found[f'{name}_ms']:,.2f}" for name in ("p50", "p99", "max")) + "  ms"

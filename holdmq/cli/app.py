@@ -11,6 +11,7 @@ import typer
 
 import holdmq
 from holdmq.cli import services
+from holdmq.cli.hints import with_hint
 from holdmq.cli.loading import uncollected
 from holdmq.cli.options import CommandGroup
 from holdmq.config.model import LogSection
@@ -103,7 +104,7 @@ def main() -> NoReturn:
     try:
         line(prog_name="holdmq")
     except HoldMQError as error:
-        _fail(str(error), EXIT_USAGE if isinstance(error, ConfigError | UsageError) else EXIT_FAILED)
+        _fail(with_hint(error), EXIT_USAGE if isinstance(error, ConfigError | UsageError) else EXIT_FAILED)
     except BrokenPipeError:
         _end_quietly()
     except Exception as error:

@@ -23,7 +23,7 @@ Directory = Annotated[Path, typer.Option("--dir", metavar="DIR", help="Directory
 DIRECTORY = Path("holdmq-certs")
 
 
-@app.add("ca", example="holdmq cert ca --dir certs")
+@app.add("ca", example="holdmq cert ca --dir holdmq-certs")
 def ca(
     output: Output,
     directory: Directory = DIRECTORY,

@@ -36,7 +36,9 @@ File = Annotated[
 _PATTERN = "name or pattern (* ? [a-z]); repeat it."
 
 
-@app.add("create", example="holdmq key create gateway --role service --secret-file gateway.secret")
+@app.add(
+    "create", example="holdmq key create gateway --role service --file keys.toml --secret-file gateway.secret"
+)
 def create(
     given: Given,
     name: Annotated[str, typer.Argument(help="Name of the access key: letters, digits, _ . and -.")],
@@ -105,7 +107,7 @@ def list_(given: Given, file: File = None) -> None:
     given.table(columns, rows, cells)
 
 
-@app.add("delete", example="holdmq key delete orders")
+@app.add("delete", example="holdmq key delete orders --file keys.toml")
 def delete(
     given: Given, name: Annotated[str, typer.Argument(help="Name of the access key.")], file: File = None
 ) -> None:

@@ -25,7 +25,7 @@ PACKET_ID: Final = 1
 
 def register(app: CommandGroup) -> None:
     """Add the command to `app`."""
-    app.add("ping", example="holdmq ping gateway.example.org:8883 --tls --user meter-1")(ping)
+    app.add("ping", example="holdmq ping 127.0.0.1:1883")(ping)
 
 
 def ping(

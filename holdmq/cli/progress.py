@@ -25,6 +25,19 @@ def counting(what: str) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show that something is going on, and for how long, whatever it is that is waited for meanwhile."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn(what), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        progress.add_task("", total=None)
+        yield
+
+
+@contextmanager
 def bytes_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar of bytes; the yielded function is told those done and all."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn

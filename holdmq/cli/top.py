@@ -39,7 +39,7 @@ View = dict[str, Any]
 
 def register(app: CommandGroup) -> None:
     """Add the command `top`, a live picture, to `app`."""
-    app.add("top", example="holdmq top, or: holdmq top --once --json")(top)
+    app.add("top", example="holdmq top --once")(top)
 
 
 def top(

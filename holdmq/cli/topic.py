@@ -119,7 +119,7 @@ def create(
     _show(found, given, lambda broker, row: f"{row.topic} is on {broker} with {row.write_queues} queues")
 
 
-@app.add("update", example="holdmq topic update devices --perm r --retention 12h")
+@app.add("update", example="holdmq topic update devices --perm rw --retention 12h")
 def update(
     given: Given,
     name: Name,
@@ -178,7 +178,7 @@ def resume(given: Given, name: Name) -> None:
     _show(_run(given.configuration(), lambda admin: admin.pause_topic(name, False)), given, _sentence)
 
 
-@app.add("delete", example="holdmq topic delete devices")
+@app.add("delete", example="holdmq topic delete devices --yes")
 def delete(
     given: Given,
     name: Name,

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def holdmq(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "holdmq.cli", "loadtest", *arguments]
@@ -61,3 +63,37 @@ def test_a_picture_of_an_unknown_kind_is_refused_before_anything_runs() -> None:
     done = holdmq("publish", "--picture", "run.gif")
     assert done.returncode == 2
     assert ".png" in done.stderr
+
+
+def test_deliver_tells_what_arrived_and_how_fast(peer: tuple[str, int], tmp_path: Path) -> None:
+    report = tmp_path / "run.json"
+    done = holdmq(
+        "deliver",
+        *("--target", f"{peer[0]}:{peer[1]}", "--publishers", "3", "--subscribers", "3", "--pairs"),
+        *("--seconds", "0.5", "--json", "--report", str(report)),
+    )
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert json.loads(report.read_text()) == shown
+    assert shown["tool"] == "holdmq loadtest deliver"
+    assert shown["deliveries"]["came"] == shown["deliveries"]["expected"] == 30
+    assert 0 < shown["deliveries"]["p50_ms"] <= shown["deliveries"]["max_ms"]
+    uneven = holdmq("deliver", "--target", f"{peer[0]}:{peer[1]}", "--publishers", "3", "--pairs")
+    assert (uneven.returncode, "not 3 and 100" in uneven.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("work", ["publish", "deliver"])
+def test_compare_tells_each_server_beside_the_first(peer: tuple[str, int], work: str) -> None:
+    host, port = peer
+    done = holdmq(
+        "compare",
+        *(f"{host}:{port}", f"localhost:{port}", "--work", work, "--rounds", "1", "--devices", "2"),
+        *("--seconds", "0.3", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)["servers"]
+    assert [first["target"], second["target"]] == [f"{host}:{port}", f"localhost:{port}"]
+    assert first["times"] == 1
+    assert second["times"] == round(second["rate"] / first["rate"], 3)
+    assert first["failed"] == second["failed"] == 0
+    assert holdmq("compare", f"{host}:{port}").returncode == 2

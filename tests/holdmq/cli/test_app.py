@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ import typer.main
 
 import holdmq as package
 from holdmq.cli.app import command_line
+from holdmq.cli.hints import HINTS, with_hint
+from holdmq.config.sources import reference
+from holdmq.errors import Code, RemoteError, UsageError
 from loadtest.cli import app as loadtest
 
 
@@ -55,6 +59,23 @@ def test_a_command_that_is_loaded_alone_is_the_same(name: str) -> None:
 )
 def test_every_command_can_answer_in_json(path: tuple[str, ...], command: Any) -> None:
     assert "--json" in [option for parameter in command.params for option in parameter.opts]
+
+
+def test_every_code_that_has_a_hint_names_commands_and_keys_that_there_are() -> None:
+    keys = {row.key for row in reference()}
+    for hint in HINTS.values():
+        for named in re.findall(r"`holdmq ([a-z ]+[a-z])", hint):
+            assert tuple(named.split()[:2]) in dict(ALL), hint
+        for named in re.findall(r"\b[a-z]+\.[a-z_]+\b", hint):
+            assert named in keys, hint
+
+
+def test_a_refusal_says_what_to_do() -> None:
+    refused = RemoteError(Code.GROUP_UNKNOWN, "group 'g' does not exist here")
+    assert with_hint(refused) == f"GROUP_UNKNOWN: group 'g' does not exist here; {HINTS[Code.GROUP_UNKNOWN]}"
+    named = RemoteError(Code.GROUP_UNKNOWN, "group 'g' is not here: `holdmq group create` makes it")
+    assert with_hint(named) == str(named)
+    assert with_hint(UsageError("no group is given")) == "no group is given"
 
 
 def test_the_version_is_the_packages(holdmq_process: Any) -> None:
