@@ -25,11 +25,10 @@ from gateway.access.rehash import REHASH_INTERVAL_S, Rehash
 from gateway.access.scram_file import Exchanges
 from gateway.ground.addresses import address_key
 from gateway.ground.entries import TopicEntry
-from gateway.session.connection import close_connection
 from gateway.session.events import Subscribing
 from gateway.session.permit import ALLOWED, REFUSED, UNASKED, Permit
 from gateway.session.scram import METHOD
-from gateway.session.session import CLOSED, Session
+from gateway.session.session import CLOSED, Session, close_connection
 from holdmq.mqtt import MQTT_5, Connect, MqttError, ReasonCode, Subscription
 from holdmq.service import telemetry
 
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from gateway.ground.counters import Counters
     from gateway.ground.peer import Peer
     from gateway.session.clients import Clients
-    from gateway.session.context import SessionContext
+    from gateway.session.session import SessionContext
     from holdmq.config.model import Config
 
 FILE_AGE_S: Final = 86_400.0

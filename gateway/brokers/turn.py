@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from gateway.ground.targets import QueueRecords
-from gateway.session.connection import close_connection
-from gateway.session.context import SessionContext
-from gateway.session.session import CLOSED, Session
+from gateway.session.session import CLOSED, Session, SessionContext, close_connection
 from holdmq.mqtt import ReasonCode
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gateway.deliver.retained_delivery import RetainedDelivery
     from gateway.deliver.wanted import WantedFilters
     from gateway.session.clients import Clients
-    from gateway.session.context import SessionContext
+    from gateway.session.session import SessionContext
 
 
 class PastDelivery:

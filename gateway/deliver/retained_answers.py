@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gateway.brokers.turn import Turn
     from gateway.ground.counters import Counters
     from gateway.session.clients import Clients
-    from gateway.session.context import SessionContext
+    from gateway.session.session import SessionContext
 
 SLICE_ROWS: Final = 128
 """Messages of one answer: two milliseconds of the loop."""

@@ -11,7 +11,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from gateway.session.memberships import Membership, held_at
+from gateway.session.memberships import held_at
+from gateway.session.outbound import Membership
 from gateway.session.session import CLOSED
 from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.rpc.connection import Connection, Reply

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.deliver.delivery import UNDELIVERABLE, LiveDelivery, Outgoing
 from gateway.deliver.share_link import ShareLink
-from gateway.session.memberships import Membership, missing_credit, positions_of, room_of
-from gateway.session.outbound import Granted, Planned
+from gateway.session.memberships import missing_credit, positions_of, room_of
+from gateway.session.outbound import Granted, MemberSession, Membership, Planned
 from gateway.session.session import CLOSED, Session
 from holdmq.errors import Code
 from holdmq.mqtt import MQTT_5, ReasonCode, plus_levels
@@ -153,7 +153,7 @@ class Shares:
         for link in self._all():
             link.join(membership)
 
-    def unsubscribe(self, session: Session, name: str) -> bool:
+    def unsubscribe(self, session: MemberSession, name: str) -> bool:
         """A session leaves a group; whether it was in it. What is at its client may still be settled."""
         outbound = session.outbound
         if outbound is None or outbound.shared is None:
@@ -216,7 +216,7 @@ class Shares:
         assert outbound is not None
         brokers = sum(1 for other in self._links.values() if other.is_up)
         credit = membership.credits.get(link.name, 0)
-        missing = missing_credit(room_of(session), brokers * len(outbound.shared or ()), credit)
+        missing = missing_credit(room_of(outbound), brokers * len(outbound.shared or ()), credit)
         if missing > 0:
             membership.credits[link.name] = credit + missing
             link.credit(membership.member_id, missing)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gateway.deliver.shares import Shares
     from gateway.deliver.system_topics import SystemTopics
     from gateway.deliver.wanted import WantedFilters
-    from gateway.session.memberships import Membership
+    from gateway.session.outbound import Membership
 
 
 class SubscriptionRows(Protocol):

@@ -16,8 +16,8 @@ from gateway.observe.tracing import Tracing
 from gateway.protect.gate import AdmissionGate
 from gateway.protect.metering import Metering
 from gateway.publish.ingress import Ingress
-from gateway.session.context import SessionContext
 from gateway.session.events import Closed, Event
+from gateway.session.session import SessionContext
 
 if TYPE_CHECKING:
     from gateway.brokers.turn import Turn

@@ -15,9 +15,8 @@ from gateway.ground.limits import TOPIC_ALIASES_OUT_MAX
 from gateway.ground.parent_port import ParentPort
 from gateway.observe.core.tracing import View, views
 from gateway.session.clients import Clients
-from gateway.session.context import SessionContext
 from gateway.session.events import Closed
-from gateway.session.session import Session
+from gateway.session.session import Session, SessionContext
 from holdmq.mqtt import (
     MAX_PACKET_SIZE,
     MQTT_3_1_1,

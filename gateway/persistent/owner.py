@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.persistent.wills import will_of
 from gateway.session.cursor import WrittenState
-from gateway.session.receiving import unreleased_of
 from gateway.session.session import CLOSED, Session
 from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
 from holdmq.rpc.connection import Reply
@@ -383,7 +382,7 @@ class SessionOwner:
         value = self._rows.state_of(session)
         row = SessionChange(session.client_id, session.epoch, PUT_STATE, "", value, session.expiry_s)
         change = _RowUpdate(row, session, None)
-        change.written = cursor.begin_write(unreleased_of(session))
+        change.written = cursor.begin_write(session.unreleased)
         self.pending_bytes += change.size
         return change
 

@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from gateway.deliver.retained_answers import RetainedAnswers
-from gateway.session.connection import close_connection
 from gateway.session.cursor import WrittenState
 from gateway.session.outbound import Granted
 from gateway.session.received import QUEUES_MAX, ReceivedQueues
-from gateway.session.receiving import complete, unreleased_of
-from gateway.session.session import CLOSED, Session
+from gateway.session.session import CLOSED, Session, close_connection
 from holdmq.mqtt import ReasonCode
 from holdmq.wire.session_headers import PUT_FILTER, PUT_STATE
 from holdmq.wire.session_state import FilterOptions, LogPlace, PlannedRow, SessionState
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from gateway.brokers.link import BrokerLink
     from gateway.brokers.turn import Turn
     from gateway.publish.ingress import Unbound
-    from gateway.session.context import SessionContext
+    from gateway.session.session import SessionContext
 
 LIVE_END: Final = -1
 """As a start: where the broker's log ended when it was first read, which nobody knew then."""
@@ -128,7 +126,7 @@ class SessionWriter:
         ]
         received = None
         if cursor.received is not None:
-            received = cursor.received.row(unreleased_of(session), is_over=is_over)
+            received = cursor.received.row(session.unreleased, is_over=is_over)
         next_id = outbound.next_id if outbound is not None else 1
         retained = RetainedAnswers.state_of(session)
         return SessionState(places, planned, next_id, received, retained).encode()
@@ -152,7 +150,7 @@ class SessionWriter:
         if write is not None and received is not None:
             received.written(write)
             if write.completed:
-                complete(session, write.completed)
+                session.completed(write.completed)
             for bound in write.bound:
                 bound()
 

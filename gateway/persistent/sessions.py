@@ -16,10 +16,9 @@ from gateway.persistent.owner import SessionOwner
 from gateway.persistent.restoring import Restoring
 from gateway.persistent.rows import SessionWriter
 from gateway.persistent.wills import AT_OWNER, what_becomes_of_it
-from gateway.session.connection import OwnerRows, close_connection
 from gateway.session.cursor import SessionCursor
 from gateway.session.events import Closed, Event
-from gateway.session.session import CLOSED, OPENING, Session
+from gateway.session.session import CLOSED, OPENING, OwnerRows, Session, close_connection
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
 from holdmq.mqtt import MqttError, ReasonCode
 from holdmq.service import telemetry
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from gateway.brokers.turn import Turn
     from gateway.deliver.catchup import CatchUp
     from gateway.session.clients import Clients
-    from gateway.session.context import SessionContext
+    from gateway.session.session import SessionContext
     from holdmq.client.route import Link, RouteTable
     from holdmq.rpc.connection import Request
 

@@ -8,17 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import NamedTuple, Protocol
 
-from gateway.session.events import CONNECTED, Event
 from gateway.session.scram import ScramError
-from holdmq.mqtt import Auth, Connect, Disconnect, MqttError, Packet, Properties, ReasonCode, encode
-
-if TYPE_CHECKING:
-    from gateway.session.session import Session
+from holdmq.mqtt import Auth, Connect, MqttError, Properties, ReasonCode
 
 
 class Exchange(Protocol):
@@ -36,6 +32,13 @@ BeginAt = Callable[[bytes], Exchange]
 """Begins an exchange with a client, whose BornHost it is told."""
 
 
+class Answered(NamedTuple):
+    """What the client is told, in AUTH or CONNACK; `user` is who it is, None = the exchange goes on."""
+
+    told: Properties
+    user: str | None
+
+
 class Enhanced:
     """The method of a connection, for as long as it lasts, and the exchange under way."""
 
@@ -46,66 +49,63 @@ class Enhanced:
         self.begin = begin
         self.exchange: Exchange | None = begin()
 
+    def first(self, data: bytes | None) -> Answered:
+        """What CONNECT is answered with [MQTT-4.12.0-2]; without data the client wants to be asked first."""
+        return self._told(None if data is None else self._receive(data))
 
-def begin(session: Session, connect: Connect) -> None:
-    """CONNECT names a method: answer with the first AUTH. Raises MqttError when it cannot be."""
+    def take(self, data: bytes | None) -> Answered:
+        """Answer the client's next message. Raises MqttError when it proves nothing."""
+        exchange = self.exchange
+        assert exchange is not None
+        answer = self._told(self._receive(data))
+        if not exchange.is_done:
+            return answer
+        self.exchange = None
+        return answer._replace(user=exchange.user)
+
+    def _receive(self, data: bytes | None) -> bytes:
+        assert self.exchange is not None
+        try:
+            return self.exchange.receive(data or b"")
+        except ScramError as error:  # [MQTT-4.12.0-4] [MQTT-4.12.1-2]
+            raise MqttError(ReasonCode.NOT_AUTHORIZED, f"{self.method}: {error}") from error
+
+    def _told(self, data: bytes | None) -> Answered:
+        return Answered(Properties(authentication_method=self.method, authentication_data=data), None)
+
+
+def begin(connect: Connect, methods: Mapping[str, BeginAt], born_host: bytes) -> Enhanced:
+    """CONNECT names a method: have it begin. Raises MqttError when it cannot."""
     method = connect.properties.authentication_method or ""
-    make = session.context.methods.get(method)
+    make = methods.get(method)
     if make is None:  # [MQTT-4.12.0-1]
         raise MqttError(ReasonCode.BAD_AUTHENTICATION_METHOD, f"the method {method[:64]!r} is not offered")
-    session.credentials = enhanced = Enhanced(method, partial(make, session.born_host))
-    data = connect.properties.authentication_data
-    # Without data the client wants to be asked first (4.12).
-    answer = None if data is None else _receive(enhanced, data)
-    _send(session, enhanced, ReasonCode.CONTINUE_AUTHENTICATION, answer)  # [MQTT-4.12.0-2]
+    return Enhanced(method, partial(make, born_host))
 
 
-def take_while_authenticating(session: Session, items: list[object], events: list[Event]) -> list[object]:
-    """What comes between CONNECT and CONNACK: AUTH and DISCONNECT only [MQTT-3.1.2-30].
-
-    Returns what is left when the client is known: it waits for CONNACK, as behind any CONNECT.
-    """
-    for at, item in enumerate(items):
-        if isinstance(item, Disconnect):
-            events += session.connection_lost()
-            return []
-        if not isinstance(item, Auth):
-            raise MqttError(ReasonCode.PROTOCOL_ERROR, "a packet before authentication is over")
-        enhanced = _enhanced(session, item)
-        if item.reason_code != ReasonCode.CONTINUE_AUTHENTICATION:  # [MQTT-4.12.0-3]
-            raise MqttError(ReasonCode.PROTOCOL_ERROR, "AUTH that does not continue what CONNECT began")
-        exchange = enhanced.exchange
-        answer = _receive(enhanced, item.properties.authentication_data)
-        if exchange is None or not exchange.is_done:
-            _send(session, enhanced, ReasonCode.CONTINUE_AUTHENTICATION, answer)
-            continue
-        enhanced.exchange = None
-        session.principal = exchange.user
-        told = Properties(authentication_method=enhanced.method, authentication_data=answer)
-        session.identified(told)  # [MQTT-4.12.0-5]
-        events.append(CONNECTED)
-        return items[at + 1 :]
-    return []
+def take_before_connack(credentials: object, item: object) -> Answered:
+    """Between CONNECT and CONNACK there is AUTH only [MQTT-3.1.2-30], which continues what CONNECT began."""
+    if not isinstance(item, Auth):
+        raise MqttError(ReasonCode.PROTOCOL_ERROR, "a packet before authentication is over")
+    enhanced = _enhanced(credentials, item)
+    if item.reason_code != ReasonCode.CONTINUE_AUTHENTICATION:  # [MQTT-4.12.0-3]
+        raise MqttError(ReasonCode.PROTOCOL_ERROR, "AUTH that does not continue what CONNECT began")
+    return enhanced.take(item.properties.authentication_data)
 
 
-def take_auth(session: Session, packet: Packet) -> None:
-    """AUTH of a connected client: authenticate again (4.12.1)."""
+def take_again(credentials: object, principal: str, packet: object) -> Answered:
+    """AUTH of a connected client: authenticate again, as the same user (4.12.1)."""
     if not isinstance(packet, Auth):
         raise MqttError(ReasonCode.PROTOCOL_ERROR, "a packet that no client sends")
-    enhanced = _enhanced(session, packet)
+    enhanced = _enhanced(credentials, packet)
     if packet.reason_code == ReasonCode.RE_AUTHENTICATE:  # [MQTT-4.12.1-1]
         enhanced.exchange = enhanced.begin()
-    exchange = enhanced.exchange
-    if exchange is None:
+    if enhanced.exchange is None:
         raise MqttError(ReasonCode.PROTOCOL_ERROR, "AUTH continues what was not begun")
-    answer = _receive(enhanced, packet.properties.authentication_data)
-    if not exchange.is_done:
-        _send(session, enhanced, ReasonCode.CONTINUE_AUTHENTICATION, answer)
-        return
-    enhanced.exchange = None
-    if exchange.user != session.principal:
+    answer = enhanced.take(packet.properties.authentication_data)
+    if answer.user is not None and answer.user != principal:
         raise MqttError(ReasonCode.NOT_AUTHORIZED, "a connection cannot become another user's")
-    _send(session, enhanced, ReasonCode.SUCCESS, answer)
+    return answer
 
 
 def with_authentication(connack: Properties | None, told: Properties) -> Properties:
@@ -119,23 +119,9 @@ def with_authentication(connack: Properties | None, told: Properties) -> Propert
     )
 
 
-def _enhanced(session: Session, packet: Auth) -> Enhanced:
-    enhanced = session.credentials
-    if not isinstance(enhanced, Enhanced):  # [MQTT-4.12.0-7]
+def _enhanced(credentials: object, packet: Auth) -> Enhanced:
+    if not isinstance(credentials, Enhanced):  # [MQTT-4.12.0-7]
         raise MqttError(ReasonCode.PROTOCOL_ERROR, "AUTH without an authentication method in CONNECT")
-    if packet.properties.authentication_method != enhanced.method:  # [MQTT-4.12.0-5]
+    if packet.properties.authentication_method != credentials.method:  # [MQTT-4.12.0-5]
         raise MqttError(ReasonCode.PROTOCOL_ERROR, "AUTH with another method than CONNECT's")
-    return enhanced
-
-
-def _receive(enhanced: Enhanced, data: bytes | None) -> bytes:
-    assert enhanced.exchange is not None
-    try:
-        return enhanced.exchange.receive(data or b"")
-    except ScramError as error:  # [MQTT-4.12.0-4] [MQTT-4.12.1-2]
-        raise MqttError(ReasonCode.NOT_AUTHORIZED, f"{enhanced.method}: {error}") from error
-
-
-def _send(session: Session, enhanced: Enhanced, code: ReasonCode, data: bytes | None) -> None:
-    properties = Properties(authentication_method=enhanced.method, authentication_data=data)
-    session.send(encode(Auth(code, properties), session.version))
+    return credentials

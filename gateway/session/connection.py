@@ -1,14 +1,11 @@
-"""What a session asks of the rooms above: of the connection that carries it, and of who keeps its rows."""
+"""What a session asks of the connection that carries it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from gateway.session.events import Event
-
-if TYPE_CHECKING:
-    from gateway.session.session import Session
 
 
 class SessionConnection(Protocol):
@@ -30,41 +27,3 @@ class SessionConnection(Protocol):
 
     def admitted(self, events: list[Event]) -> None:
         """Handle the events of `admit` or `refuse`: the client comes in, or not."""
-
-
-class OwnerRows(Protocol):
-    """The owner of a session, a broker by its `name`, which keeps the session's rows."""
-
-    @property
-    def name(self) -> str:
-        """The name of the broker."""
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the broker can be asked."""
-
-    def open(self, session: Session) -> None:
-        """Ask for the session; who it came from hears of it."""
-
-    def change(
-        self,
-        session: Session,
-        kind: str,
-        name: str,
-        value: bytes,
-        on_written: Callable[[bool], None] | None = None,
-    ) -> bool:
-        """Have a row changed; False: too much waits."""
-
-    def want_state(self, session: Session) -> None:
-        """Have the session's state written, as it is when it leaves."""
-
-    def forget(self, session: Session) -> None:
-        """The connection is gone: its state goes with its end, if at all."""
-
-
-def close_connection(session: Session, reason_code: int, reason: str, sentence: str) -> None:
-    """Close a session from this side, if its connection is still there."""
-    connection = session.connection
-    if connection is not None:
-        connection.close(reason_code, reason, sentence)

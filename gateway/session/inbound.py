@@ -6,9 +6,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from gateway.ground.receipts import PublishReceipt
-from holdmq.mqtt import PUBREC
+from holdmq.mqtt import PUBREC, PublishRun
 
 if TYPE_CHECKING:
+    from gateway.ground.counters import Counters
     from gateway.ground.entries import TopicEntry
     from gateway.ground.targets import Target
     from gateway.session.plans import TopicPlan
@@ -105,6 +106,31 @@ class Inbound:
             return True
         self.unreleased[packet_id] = PENDING
         return False
+
+    def take_mixed(self, run: PublishRun[TopicEntry], counters: Counters) -> list[int]:
+        """Count publishes of mixed QoS, and take repeats of unreleased QoS 2 out of the run.
+
+        Returns the packet ids of repeats that the log has: they are answered again without a second append
+        [MQTT-4.3.3-9], -10. One that it does not have yet is answered when it has.
+        """
+        flags = [message[1] for message in run.messages]
+        qos0 = sum(not flag & 6 for flag in flags)
+        counters.messages_in_qos0_total += qos0
+        qos2 = sum(flag & 6 == 4 for flag in flags)
+        counters.messages_in_qos1_total += len(flags) - qos0 - qos2
+        if not qos2:
+            return []
+        messages, run.messages = run.messages, []
+        repeats: list[int] = []
+        for message in messages:
+            if message[1] & 6 == 4 and self.is_repeat(message[2]):
+                repeats.append(message[2])
+            else:
+                run.messages.append(message)
+        counters.messages_repeated_total += len(repeats)
+        counters.messages_in_qos2_total += qos2 - len(repeats)
+        unreleased = self.unreleased or {}
+        return [packet_id for packet_id in repeats if unreleased.get(packet_id) == RECORDED]
 
     def recorded(self, receipt: PublishReceipt) -> None:
         """The log has the QoS 2 messages of this receipt, or refused them (then their ids are free)."""

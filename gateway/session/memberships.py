@@ -1,76 +1,13 @@
-"""What a worker knows of one shared subscription of one session: its room at each broker. Sans-IO."""
+"""The room of sessions in share groups, and what they hold at each broker. Sans-IO."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
+from gateway.session.outbound import Membership, Outbound
 from holdmq.record.codec import PHYSICAL_OFFSET_AT
-from holdmq.wire.session_state import LogPlace
-
-if TYPE_CHECKING:
-    from gateway.session.outbound import Granted, Planned
-    from gateway.session.session import Session
 
 
-class ShareSettling(Protocol):
-    """Tells brokers what members have settled."""
-
-    def settled(self, membership: Membership, broker: str, position: int) -> None:
-        """A message of a broker is settled."""
-
-
-class Membership:
-    """A session in the group of `name`, the whole `$share/<name>/<filter>`.
-
-    `qos` is what the brokers know of: at most that of `granted`. `credits` are messages, by broker, that it
-    has room for and that have not come. `starts`: where a group that is new begins; brokers not named there
-    begin at their end, or at 0 if the session had the subscription before (`is_restored`).
-    """
-
-    __slots__ = (
-        "credits",
-        "granted",
-        "is_over",
-        "is_restored",
-        "member_id",
-        "name",
-        "qos",
-        "session",
-        "settling",
-        "starts",
-        "uid",
-    )
-
-    def __init__(
-        self,
-        member_id: int,
-        name: str,
-        uid: int,
-        session: Session,
-        granted: Granted,
-        settling: ShareSettling,
-        starts: dict[str, LogPlace],
-    ) -> None:
-        self.member_id = member_id
-        self.name = name
-        self.uid = uid
-        self.session = session
-        self.granted = granted
-        self.qos = granted.qos
-        self.settling = settling
-        self.starts = starts
-        self.credits: dict[str, int] = {}
-        self.is_restored = False
-        self.is_over = False
-
-    def settled(self, planned: Planned) -> None:
-        """The client has acknowledged a message to the end, or its session has it for good."""
-        self.settling.settled(self, planned.broker, planned.position)
-
-
-def room_of(session: Session) -> int:
+def room_of(outbound: Outbound | None) -> int:
     """How many messages a session could be sent now."""
-    outbound = session.outbound
     if outbound is None or outbound.is_socket_full:
         return 0
     return max(0, outbound.window - len(outbound.inflight or ()))

@@ -1,15 +1,18 @@
-"""The sending half of a session: packet ids and the in-flight window. Made at the first SUBSCRIBE."""
+"""The sending half of a session: packet ids and the in-flight window, and its places in share groups.
+
+Made at the first SUBSCRIBE.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from holdmq.mqtt import Subscription
+from holdmq.wire.session_state import LogPlace
 
 if TYPE_CHECKING:
     from gateway.session.aliases import Aliases
     from gateway.session.lag import Lag, Starts
-    from gateway.session.memberships import Membership
     from gateway.session.owed_retained import RetainedDue
 
 
@@ -58,6 +61,79 @@ class Planned:
         self.is_released = False
         self.topic = ""
         self.member: Membership | None = None
+
+
+class MemberSession(Protocol):
+    """A session as the share groups see it that it is in."""
+
+    client_id: str
+    version: int
+    state: int
+    expiry_s: int
+    packet_max: int
+    outbound: Outbound | None
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes for the client."""
+
+    def push_planned(self, head: bytes, tail: bytes, planned: Planned) -> bool:
+        """Queue a QoS 1 or 2 message, its packet id between `head` and `tail`; False: the window is full."""
+
+
+class ShareSettling(Protocol):
+    """Tells brokers what members have settled."""
+
+    def settled(self, membership: Membership, broker: str, position: int) -> None:
+        """A message of a broker is settled."""
+
+
+class Membership:
+    """A session in the group of `name`, the whole `$share/<name>/<filter>`.
+
+    `qos` is what the brokers know of: at most that of `granted`. `credits` are messages, by broker, that it
+    has room for and that have not come. `starts`: where a group that is new begins; brokers not named there
+    begin at their end, or at 0 if the session had the subscription before (`is_restored`).
+    """
+
+    __slots__ = (
+        "credits",
+        "granted",
+        "is_over",
+        "is_restored",
+        "member_id",
+        "name",
+        "qos",
+        "session",
+        "settling",
+        "starts",
+        "uid",
+    )
+
+    def __init__(
+        self,
+        member_id: int,
+        name: str,
+        uid: int,
+        session: MemberSession,
+        granted: Granted,
+        settling: ShareSettling,
+        starts: dict[str, LogPlace],
+    ) -> None:
+        self.member_id = member_id
+        self.name = name
+        self.uid = uid
+        self.session = session
+        self.granted = granted
+        self.qos = granted.qos
+        self.settling = settling
+        self.starts = starts
+        self.credits: dict[str, int] = {}
+        self.is_restored = False
+        self.is_over = False
+
+    def settled(self, planned: Planned) -> None:
+        """The client has acknowledged a message to the end, or its session has it for good."""
+        self.settling.settled(self, planned.broker, planned.position)
 
 
 class Outbound:

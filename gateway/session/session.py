@@ -15,33 +15,40 @@ receipts settle or messages are pushed, and the session then puts itself on `con
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
-from gateway.ground.limits import TOPIC_ALIAS_MAX
-from gateway.ground.receipts import PublishReceipt, ReceiptOwner
+from gateway.ground.counters import Counters
+from gateway.ground.entries import TopicEntry
+from gateway.ground.limits import TOPIC_ALIAS_MAX, SessionLimits
+from gateway.ground.receipts import CLOSE, PublishReceipt, ReceiptOwner
 from gateway.ground.wheel import NOWHERE
-from gateway.session.acknowledging import after_acks, take_acks, take_pubrec
 from gateway.session.aliases import Aliases
 from gateway.session.authenticating import (
+    BeginAt,
     Enhanced,
     begin,
-    take_auth,
-    take_while_authenticating,
+    take_again,
+    take_before_connack,
     with_authentication,
 )
 from gateway.session.connecting import check_connect, connack_properties, expiry_of, keep_alive_of
-from gateway.session.connection import OwnerRows, SessionConnection
-from gateway.session.context import SessionContext
+from gateway.session.connection import SessionConnection
 from gateway.session.cursor import SessionCursor
-from gateway.session.events import CONNECTED, Closed, Event, Unsubscribing
+from gateway.session.events import CONNECTED, WINDOW_OPENED, Closed, Event, Unsubscribing
 from gateway.session.inbound import Inbound
 from gateway.session.outbound import Outbound, Planned
 from gateway.session.permit import Permit
-from gateway.session.receiving import answer_settled, take_publishes
 from gateway.session.subscribing import check_answer_fits, granting
 from holdmq.mqtt import (
     MQTT_5,
+    PUBACK,
+    PUBCOMP,
+    PUBREC,
+    PUBREL,
     AckRun,
+    Auth,
+    CheckedTopics,
     ConnAck,
     Connect,
     Decoder,
@@ -63,6 +70,10 @@ from holdmq.mqtt import (
     Unsubscribe,
     Will,
     encode,
+    encode_acks,
+    encode_pubcomps,
+    encode_pubrecs,
+    encode_short_ack,
 )
 from holdmq.mqtt.properties import NO_PROPERTIES
 
@@ -78,6 +89,81 @@ REASON_CHARACTERS_MAX: Final = 256
 
 _CONNACK_ANSWERS_V3: Final = frozenset((0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8A, 0x97, 0x9C, 0x9F))
 """Refusals that a 3.x client is told; for malformed packets 3.1.1 asks to close without an answer."""
+
+
+class OwnerRows(Protocol):
+    """The owner of a session, a broker by its `name`, which keeps the session's rows."""
+
+    @property
+    def name(self) -> str:
+        """The name of the broker."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the broker can be asked."""
+
+    def open(self, session: Session) -> None:
+        """Ask for the session; who it came from hears of it."""
+
+    def change(
+        self,
+        session: Session,
+        kind: str,
+        name: str,
+        value: bytes,
+        on_written: Callable[[bool], None] | None = None,
+    ) -> bool:
+        """Have a row changed; False: too much waits."""
+
+    def want_state(self, session: Session) -> None:
+        """Have the session's state written, as it is when it leaves."""
+
+    def forget(self, session: Session) -> None:
+        """The connection is gone: its state goes with its end, if at all."""
+
+
+class SessionContext:
+    """What all sessions of a worker share.
+
+    `traced` is told what clients send, while somebody wants to see it. `dirty` lists sessions that have bytes
+    to send, `unserved` those that must be closed because their broker did not take what they sent,
+    `planning` those whose row must be written before they send more, `stale` those whose row lags behind.
+    `methods` are those of enhanced authentication; with `keeps_connect` a session keeps its CONNECT until its
+    client was authenticated.
+    """
+
+    __slots__ = (
+        "counters",
+        "dirty",
+        "keeps_connect",
+        "limits",
+        "methods",
+        "new_client_id",
+        "planning",
+        "stale",
+        "topics",
+        "traced",
+        "unserved",
+    )
+
+    def __init__(
+        self,
+        topics: CheckedTopics[TopicEntry],
+        limits: SessionLimits,
+        counters: Counters,
+        new_client_id: Callable[[], str],
+    ) -> None:
+        self.topics = topics
+        self.limits = limits
+        self.counters = counters
+        self.new_client_id = new_client_id
+        self.methods: dict[str, BeginAt] = {}
+        self.keeps_connect = False
+        self.dirty: list[Session] = []
+        self.unserved: list[Session] = []
+        self.planning: list[Session] = []
+        self.stale: list[Session] = []
+        self.traced: Callable[[Session, list[object]], None] | None = None
 
 
 class Session(ReceiptOwner):
@@ -191,9 +277,9 @@ class Session(ReceiptOwner):
         try:
             for at, item in enumerate(items):
                 if type(item) is PublishRun:
-                    take_publishes(self, item, events)
+                    self._take_publishes(item, events)
                 elif type(item) is AckRun:
-                    take_acks(self, item.packet_type, item.packet_ids, events)
+                    self._take_acks(item.packet_type, item.packet_ids, events)
                 else:
                     self._packet(item, events)  # type: ignore[arg-type]
                 if self.state == CLOSED:
@@ -222,24 +308,28 @@ class Session(ReceiptOwner):
         )
 
     def _take_auths(self, items: list[object], broken: MqttError | None) -> list[Event]:
+        """Do what comes between CONNECT and CONNACK; behind the last AUTH it waits, as behind any CONNECT."""
         events: list[Event] = []
         try:
-            rest = take_while_authenticating(self, items, events)
-            if self.state == OPENING:
-                self._early = [rest, broken]
-            elif broken is not None and self.state != CLOSED:
+            for at, item in enumerate(items):
+                if isinstance(item, Disconnect):
+                    return self.connection_lost()
+                answer = take_before_connack(self.credentials, item)
+                if answer.user is not None:
+                    self.principal = answer.user
+                    self._connack = with_authentication(self._connack, answer.told)  # [MQTT-4.12.0-5]
+                    self._decoder.max_packet_size = self.context.limits.packet_max_bytes
+                    self.state = OPENING
+                    self._early = [items[at + 1 :], broken]
+                    return [CONNECTED]
+                self.send(encode(Auth(ReasonCode.CONTINUE_AUTHENTICATION, answer.told), self.version))
+            if broken is not None:
                 raise broken
         except MqttError as error:
             self._fail(error, events)
         return events
 
     # Opening
-
-    def identified(self, told: Properties) -> None:
-        """Enhanced authentication is over: CONNACK will say `told` beside the rest."""
-        self._connack = with_authentication(self._connack, told)
-        self._decoder.max_packet_size = self.context.limits.packet_max_bytes
-        self.state = OPENING
 
     def admit(self, is_present: bool, now: float) -> list[Event]:
         """The session is open: CONNACK [MQTT-3.2.2-2] [MQTT-3.2.2-3], then what came behind CONNECT."""
@@ -367,21 +457,26 @@ class Session(ReceiptOwner):
         if isinstance(packet, PingReq):
             self.send(encode(PingResp(), self.version))  # [MQTT-3.12.4-1]
         elif isinstance(packet, Subscribe):
-            events.append(granting(self, packet))
+            check_answer_fits(len(packet.subscriptions), self.packet_max)
+            context = self.context
+            events.append(granting(packet, self.outgoing(), context.limits, context.counters))
         elif isinstance(packet, Unsubscribe):
-            check_answer_fits(self, len(packet.topic_filters))
+            check_answer_fits(len(packet.topic_filters), self.packet_max)
             events.append(Unsubscribing(packet.packet_id, packet.topic_filters))
         elif isinstance(packet, Connect):
             self._connect(packet, events)
         elif isinstance(packet, Disconnect):
             self._disconnect(packet, events)
         elif isinstance(packet, PubRec) and packet.reason_code:
-            take_pubrec(self, packet.packet_id, packet.reason_code)
-            after_acks(self, events)
+            self._take_pubrec(packet.packet_id, packet.reason_code)
+            self._after_acks(events)
         elif isinstance(packet, PubAck | PubRec | PubRel | PubComp):
-            take_acks(self, packet.packet_type, [packet.packet_id], events)
+            self._take_acks(packet.packet_type, [packet.packet_id], events)
         else:
-            take_auth(self, packet)
+            answer = take_again(self.credentials, self.principal, packet)
+            goes_on = answer.user is None
+            code = ReasonCode.CONTINUE_AUTHENTICATION if goes_on else ReasonCode.SUCCESS
+            self.send(encode(Auth(code, answer.told), self.version))
 
     def _connect(self, connect: Connect, events: list[Event]) -> None:
         limits = self.context.limits
@@ -408,7 +503,9 @@ class Session(ReceiptOwner):
         if properties.authentication_method is not None:
             self.state = AUTHENTICATING
             self._decoder.max_packet_size = limits.connect_max_bytes
-            begin(self, connect)
+            self.credentials = enhanced = begin(connect, self.context.methods, self.born_host)
+            told = enhanced.first(properties.authentication_data).told
+            self.send(encode(Auth(ReasonCode.CONTINUE_AUTHENTICATION, told), self.version))
             return
         if self.context.keeps_connect:
             self.credentials = connect
@@ -449,6 +546,31 @@ class Session(ReceiptOwner):
 
     # Publishes in
 
+    def _take_publishes(self, run: PublishRun[TopicEntry], events: list[Event]) -> None:
+        """Check a run of PUBLISH, count what is owed for it, and hand on what is new of it."""
+        inbound = self.inbound
+        if inbound is None:
+            inbound = self.inbound = Inbound()
+        owed = 0
+        for message in run.messages:
+            if message[1] != 2:
+                self.send(encode_pubrecs(inbound.take_mixed(run, self.context.counters)))
+                owed = sum(1 for left in run.messages if left[1] & 6)
+                break
+            owed += 1
+        else:
+            self.context.counters.messages_in_qos1_total += owed
+        if owed:
+            inbound.count += owed
+            inbound.unsettled += owed
+            if inbound.count > self.context.limits.receive_max and self.version == MQTT_5:
+                raise MqttError(  # 3.3.4, [MQTT-4.9.0-1]
+                    ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
+                    f"{inbound.count} publishes are unacknowledged, past the receive maximum",
+                )
+        if run.messages:
+            events.append(run)
+
     @property
     def is_saturated(self) -> bool:
         """Whether so much waits for the brokers that the socket should not be read (MQTT 3).
@@ -469,10 +591,119 @@ class Session(ReceiptOwner):
 
     def receipt_settled(self, receipt: PublishReceipt) -> None:
         """Answer what is settled at the head of the chain (gateway.ground.receipts)."""
-        if self.state != CLOSED:
-            answer_settled(self, receipt)
-        elif self.inbound is not None:
-            self.inbound.drop_receipts()  # of what waited for its topic when the session ended
+        inbound = self.inbound
+        if inbound is None:
+            return
+        if self.state == CLOSED:
+            inbound.drop_receipts()  # of what waited for its topic when the session ended
+            return
+        if inbound.is_unanswerable or inbound.head is not receipt:
+            return
+        while (settled := inbound.take_settled()) is not None:
+            outcome = settled.outcome or 0
+            if outcome & CLOSE:
+                inbound.is_unanswerable = True
+                self.context.unserved.append(self)  # nothing later may be answered
+                return
+            count = settled.count
+            inbound.unsettled -= count
+            if settled.packet_type == PUBREC:
+                inbound.recorded(settled)
+                if outcome:
+                    inbound.count -= count
+            else:
+                inbound.count -= count
+            if outcome and self.version == MQTT_5:
+                kind = PubAck if settled.packet_type == PUBACK else PubRec
+                for packet_id in settled.packet_ids:
+                    self.send(encode(kind(packet_id, outcome), MQTT_5))
+            # 3.x has no way to refuse: acknowledged, dropped and counted (mqtt.md, Security).
+            elif settled.more is None:
+                self.send(encode_short_ack(settled.packet_type, settled.packet_id))
+            else:
+                self.send(encode_acks(settled.packet_type, settled.packet_ids))
+
+    def _release(self, packet_ids: list[int]) -> None:
+        """PUBREL: forget the packet ids, answer PUBCOMP, if need be when the session's row says it."""
+        inbound = self.inbound
+        known = {i for i in packet_ids if inbound is not None and inbound.release(i)}
+        cursor = self.cursor
+        if cursor is not None and cursor.received is not None:
+            for packet_id in packet_ids:
+                # What is not known here may have been received on an earlier connection.
+                is_right = packet_id in known or not cursor.received.is_whole
+                code = 0 if is_right else int(ReasonCode.PACKET_IDENTIFIER_NOT_FOUND)
+                cursor.received.release(packet_id, code)
+            self.context.planning.append(self)
+            return
+        if len(known) == len(packet_ids):
+            self.send(encode_pubcomps(packet_ids))  # [MQTT-4.3.3-11]
+            return
+        for packet_id in packet_ids:
+            code = 0 if packet_id in known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+            self.send(encode(PubComp(packet_id, code), self.version))
+
+    def completed(self, codes: dict[int, int]) -> None:
+        """The row says that these are released (packet id → reason code): PUBCOMP."""
+        if not any(codes.values()):
+            self.send(encode_pubcomps(list(codes)))
+            return
+        for packet_id, code in codes.items():
+            self.send(encode(PubComp(packet_id, code), self.version))
+
+    @property
+    def unreleased(self) -> dict[int, bool] | None:
+        """The packet ids of QoS 2 publishes that wait for PUBREL → whether the log surely has them."""
+        return None if self.inbound is None else self.inbound.unreleased
+
+    # Acknowledgements of the client for what was sent to it (3.4 to 3.7)
+
+    def _take_acks(self, packet_type: int, packet_ids: list[int], events: list[Event]) -> None:
+        """PUBACK, PUBREC, PUBREL or PUBCOMP without a refusal in it."""
+        if packet_type == PUBREL:
+            self._release(packet_ids)
+            return
+        outbound = self.outbound
+        if packet_type == PUBACK:
+            if outbound is not None:
+                outbound.settle(packet_ids)
+        elif packet_type == PUBREC:
+            for packet_id in packet_ids:
+                self._take_pubrec(packet_id, 0)
+        elif packet_type == PUBCOMP and outbound is not None:
+            for packet_id in packet_ids:
+                outbound.complete(packet_id)
+        self._after_acks(events)
+
+    def _after_acks(self, events: list[Event]) -> None:
+        cursor = self.cursor
+        if cursor is not None and not cursor.is_stale:
+            cursor.is_stale = True
+            self.context.stale.append(self)
+        outbound = self.outbound
+        if outbound is None:
+            return
+        if outbound.shared is not None:
+            # Others share what waits: each message that there is room for is asked for.
+            events.append(WINDOW_OPENED)
+        elif (outbound.lag is not None or outbound.retained is not None) and outbound.is_half_open:
+            events.append(WINDOW_OPENED)
+
+    def _take_pubrec(self, packet_id: int, reason_code: int) -> None:
+        """PUBREC: its PUBREL leaves when the row says so, or at once if there is no row."""
+        is_refused = reason_code >= 0x80
+        outbound = self.outbound
+        planned = None if outbound is None else outbound.receive(packet_id, is_refused=is_refused)
+        if is_refused:
+            return
+        if planned is None:
+            code = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+            self.send(encode(PubRel(packet_id, code), self.version))
+        elif self.cursor is None:
+            self.send(encode(PubRel(packet_id), self.version))
+        else:
+            self.cursor.release(packet_id)
+            self.context.planning.append(self)
 
     # Out
 
@@ -551,3 +782,10 @@ class Session(ReceiptOwner):
         outbound = self.outbound
         if outbound is not None and outbound.inflight is not None and packet_id in outbound.inflight:
             self.send(encode(PubRel(packet_id), self.version))
+
+
+def close_connection(session: Session, reason_code: int, reason: str, sentence: str) -> None:
+    """Close a session from this side, if its connection is still there."""
+    connection = session.connection
+    if connection is not None:
+        connection.close(reason_code, reason, sentence)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from gateway.ground.counters import Counters
+from gateway.ground.limits import SessionLimits
 from gateway.session.events import Subscribing
+from gateway.session.outbound import Outbound
 from gateway.session.replay import ReplayError, replay_of
 from holdmq.mqtt import MqttError, ReasonCode, Subscribe, Subscription, plus_levels
 
-if TYPE_CHECKING:
-    from gateway.session.session import Session
 
-
-def check_answer_fits(session: Session, count: int) -> None:
+def check_answer_fits(count: int, packet_max: int) -> None:
     """Raise MqttError 0x95 when the client has no room for a SUBACK or UNSUBACK with so many reason codes."""
     size = 2 + 2 + 1 + count + (count + 3 > 0x7F) + (count + 3 > 0x3FFF)
-    if session.packet_max and size > session.packet_max:  # [MQTT-3.1.2-24]
+    if packet_max and size > packet_max:  # [MQTT-3.1.2-24]
         raise MqttError(
             ReasonCode.PACKET_TOO_LARGE,
-            f"the answer for {count} filters has {size} bytes, the client takes {session.packet_max}",
+            f"the answer for {count} filters has {size} bytes, the client takes {packet_max}",
         )
 
 
-def granting(session: Session, packet: Subscribe) -> Subscribing:
+def granting(packet: Subscribe, outbound: Outbound, limits: SessionLimits, counters: Counters) -> Subscribing:
     """What `packet` asks for, with the reason code that SUBACK will have for each filter."""
-    check_answer_fits(session, len(packet.subscriptions))
-    limits = session.context.limits
-    outbound = session.outgoing()
     known = outbound.subscriptions
     shared = outbound.shared or {}
     # What came with the same bytes is decided before any of it is in effect.
@@ -58,7 +53,7 @@ def granting(session: Session, packet: Subscribe) -> Subscribing:
                 levels += own
                 outbound.asked_levels += own
         if code >= 0x80:
-            session.context.counters.refused[metric or f"subscribe_{ReasonCode(code).name.lower()}"] += 1
+            counters.refused[metric or f"subscribe_{ReasonCode(code).name.lower()}"] += 1
         granted.append((code, wanted if code < 0x80 else None))
     identifiers = packet.properties.subscription_identifiers
     event = Subscribing(packet.packet_id, granted, identifiers[0] if identifiers else None)
@@ -66,14 +61,14 @@ def granting(session: Session, packet: Subscribe) -> Subscribing:
     event.reason = reason
     outbound.asked = asked or None
     if packet.properties.user_properties:
-        _take_replay(session, event, packet.properties.user_properties)
+        _take_replay(event, counters, packet.properties.user_properties)
     return event
 
 
-def _take_replay(session: Session, event: Subscribing, properties: tuple[tuple[str, str], ...]) -> None:
+def _take_replay(event: Subscribing, counters: Counters, properties: tuple[tuple[str, str], ...]) -> None:
     """Where the filters begin, if the client says it; what it says wrongly refuses them."""
     try:
         event.replay = replay_of(properties)
     except ReplayError as error:
-        session.context.counters.refused["subscribe_replay_malformed"] += 1
+        counters.refused["subscribe_replay_malformed"] += 1
         event.refuse(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, str(error))

@@ -9,9 +9,8 @@ from gateway.edge.context import Arrivals
 from gateway.ground.counters import Counters
 from gateway.ground.wheel import Wheel
 from gateway.session.clients import Clients
-from gateway.session.connection import close_connection
 from gateway.session.events import Event
-from gateway.session.session import CLOSED, Session
+from gateway.session.session import CLOSED, Session, close_connection
 from holdmq.mqtt import ReasonCode
 
 if TYPE_CHECKING:

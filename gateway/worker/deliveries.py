@@ -20,7 +20,7 @@ from gateway.persistent.retained_puts import RetainedPuts
 from gateway.persistent.rows import SessionWriter
 from gateway.publish.topics import ClientTopics
 from gateway.session.clients import Clients
-from gateway.session.context import SessionContext
+from gateway.session.session import SessionContext
 
 
 class Deliveries:

@@ -17,7 +17,7 @@ from gateway.ground.routes import Route, Routes
 from gateway.publish.ingress import Ingress
 from gateway.publish.topics import ClientTopics
 from gateway.session.clients import Clients
-from gateway.session.context import SessionContext
+from gateway.session.session import SessionContext
 from gateway.worker.parent_socket import ParentSocket
 from holdmq.client.route import RouteTable
 from holdmq.config.model import Config

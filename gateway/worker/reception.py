@@ -27,8 +27,7 @@ from gateway.protect.metering import Metering
 from gateway.protect.overload import OverloadWatch
 from gateway.publish.ingress import Ingress
 from gateway.session.clients import Clients
-from gateway.session.context import SessionContext
-from gateway.session.session import Session
+from gateway.session.session import Session, SessionContext
 from gateway.worker.arrivals import ConnectionArrivals
 from gateway.worker.deliveries import Deliveries
 from gateway.worker.departures import ConnectionDepartures

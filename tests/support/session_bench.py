@@ -9,9 +9,8 @@ from gateway.ground.counters import Counters
 from gateway.ground.entries import make_entry
 from gateway.ground.limits import SessionLimits
 from gateway.ground.receipts import PublishReceipt
-from gateway.session.context import SessionContext
 from gateway.session.events import Closed, Connected
-from gateway.session.session import Session
+from gateway.session.session import Session, SessionContext
 from holdmq.config.model import GatewaySection
 from holdmq.mqtt import (
     MQTT_3_1,

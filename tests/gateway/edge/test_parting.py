@@ -11,8 +11,7 @@ import pytest
 
 from gateway.edge import parting, stragglers
 from gateway.edge.sockets import ClientSocket
-from gateway.session.connection import close_connection
-from gateway.session.session import Session
+from gateway.session.session import Session, close_connection
 from holdmq.mqtt import MQTT_5, AckRun, Disconnect, Publish, PubRel
 
 Start = Callable[..., Awaitable[Any]]

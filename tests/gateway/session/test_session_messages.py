@@ -10,7 +10,6 @@ from session_bench import VERSIONS, Bench, ids, reasons
 from gateway.ground.receipts import CLOSE, PublishReceipt
 from gateway.session.cursor import SessionCursor
 from gateway.session.events import Closed, Subscribing, Unsubscribing, WindowOpened
-from gateway.session.receiving import take_publishes
 from holdmq.mqtt import (
     MQTT_3_1_1,
     MQTT_5,
@@ -199,8 +198,7 @@ def test_a_read_full_of_repeats_is_not_compared_each_with_each() -> None:
     bench.connect()
     run: PublishRun[Any] = PublishRun(b"")
     run.messages = [(Topic(), 4, n % 2 + 1, 0, 0, b"") for n in range(100)]
-    events: list[Any] = []
-    take_publishes(bench.session, run, events)
+    events: list[Any] = bench.session._take([run], None, 0.0)
     assert [message[2] for message in events[0].messages] == [1, 2]
     assert bench.counters.messages_repeated_total == 98
     assert Topic.compared == 0
