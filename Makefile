@@ -51,6 +51,7 @@ check: .make/test $(if $(filter 1,$(COMPILE)),build/compiled)
 	$(VENV)/bin/bandit --quiet --configfile pyproject.toml --recursive $(SOURCE)
 	$(PY) -m pytest --quiet tests/packaging/test_lock.py
 	$(PY) .ci/words.py
+	$(PY) .ci/circles.py
 	@find $(SOURCE) tests -name '*.py' -exec awk 'FNR == 801 { print FILENAME ": more than 800 lines"; \
 		found = 1 } END { exit found }' {} +
 
