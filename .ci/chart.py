@@ -36,7 +36,7 @@ INTRODUCTION: Final = """\
 Chart {version} of HoldMQ {app}, for Kubernetes {kubernetes}.
 
 ```sh
-helm install holdmq ./helm/holdmq --namespace holdmq --create-namespace \
+helm install holdmq ./helm/holdmq --namespace holdmq --create-namespace \\
     --set mqtt.allowAnonymous=true
 helm test holdmq --namespace holdmq
 ```

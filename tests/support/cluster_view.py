@@ -10,6 +10,7 @@ from holdmq.client.bounds import queue_bounds
 from holdmq.client.pull_consumer import PullConsumer
 from holdmq.client.route import RouteTable
 from holdmq.message import Message
+from holdmq.rpc.security import Security
 
 WAIT_S: Final = 60.0
 
@@ -33,12 +34,14 @@ async def listed(registries: Sequence[str], topic: str, queues: int = 1) -> None
         await routes.close()
 
 
-async def messages_of(registries: Sequence[str], *topics: str) -> list[Message]:
+async def messages_of(
+    registries: Sequence[str], *topics: str, security: Security | None = None
+) -> list[Message]:
     """All that these topics hold now, in order within each queue.
 
     What the log does not give ends at the test's time limit.
     """
-    async with PullConsumer(registries) as consumer:
+    async with PullConsumer(registries, security=security) as consumer:
         await consumer.assign(topics, "earliest", WAIT_S)
         ends = await queue_bounds(consumer.routes, consumer.positions(), WAIT_S)
         found: list[Message] = []
