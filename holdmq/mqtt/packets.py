@@ -69,43 +69,40 @@ class Publish:
 
 
 @dataclass(slots=True)
-class PubAck:
-    """PUBACK (3.4), the answer to QoS 1. 0x80 and above in `reason_code`: refused."""
+class _PublishAnswer:
+    """What the four answers to a PUBLISH and to each other say. 0x80 and above in `reason_code`: refused."""
 
-    packet_type: ClassVar[int] = protocol.PUBACK
     packet_id: int
     reason_code: int = 0
     properties: Properties = NO_PROPERTIES
 
 
 @dataclass(slots=True)
-class PubRec:
+class PubAck(_PublishAnswer):
+    """PUBACK (3.4), the answer to QoS 1."""
+
+    packet_type: ClassVar[int] = protocol.PUBACK
+
+
+@dataclass(slots=True)
+class PubRec(_PublishAnswer):
     """PUBREC (3.5), the first answer to QoS 2."""
 
     packet_type: ClassVar[int] = protocol.PUBREC
-    packet_id: int
-    reason_code: int = 0
-    properties: Properties = NO_PROPERTIES
 
 
 @dataclass(slots=True)
-class PubRel:
+class PubRel(_PublishAnswer):
     """PUBREL (3.6), the sender's release of QoS 2."""
 
     packet_type: ClassVar[int] = protocol.PUBREL
-    packet_id: int
-    reason_code: int = 0
-    properties: Properties = NO_PROPERTIES
 
 
 @dataclass(slots=True)
-class PubComp:
+class PubComp(_PublishAnswer):
     """PUBCOMP (3.7), the last answer of QoS 2."""
 
     packet_type: ClassVar[int] = protocol.PUBCOMP
-    packet_id: int
-    reason_code: int = 0
-    properties: Properties = NO_PROPERTIES
 
 
 @dataclass(slots=True)
