@@ -38,8 +38,8 @@ SYSTEM: Final = (
     "storage/log/test_power_loss.py",
     "storage/log/test_recovery.py",
     "storage/log/test_store.py::test_ten_thousand_queues_are_written_read_and_found_again",
-    "storage/log/test_tables.py::test_tables_are_exact_across_kills",
-    "storage/log/test_timer_killed.py",
+    "storage/log/tables/test_tables.py::test_tables_are_exact_across_kills",
+    "storage/log/timer/test_timer_killed.py",
 )
 """Directories, modules and tests below this directory whose tests are marked `system`; all others are not.
 
@@ -78,7 +78,7 @@ LONGEST_FIRST: Final = (
     "holdmq/wire/test_untrusted.py",
     "storage/log/test_store.py",
     "storage/log/test_recovery.py",
-    "storage/log/test_tables.py",
+    "storage/log/tables/test_tables.py",
     "broker/groups/test_offsets.py",
     "broker/shared_groups/test_requests_machine.py",
     "gateway/persistent/test_sessions.py",

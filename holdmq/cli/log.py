@@ -20,8 +20,8 @@ from holdmq.service.process import EXIT_FAILED
 
 if TYPE_CHECKING:
     from holdmq.record.codec import Record
-    from storage.log.offline import Finding, OfflineStore
-    from storage.log.verify import LogSums, QueueSums
+    from storage.log.offline.store import Finding, OfflineStore
+    from storage.log.offline.verify import LogSums, QueueSums
 
 app = CommandGroup(
     "A store on disk, while no broker has it open: check it, count it, look into it.",
@@ -45,7 +45,7 @@ def verify(
     ] = False,
 ) -> None:
     """Look at every byte of a store; say where what is wrong. Exit code 1 when anything is."""
-    from storage.log.verify import Verification
+    from storage.log.offline.verify import Verification
 
     with _opened(directory) as store:
         levels = _key_levels(store)
@@ -75,7 +75,7 @@ def verify(
 @app.add("stat", example="holdmq log stat ./holdmq-data/store --json")
 def stat(output: Output, directory: Directory) -> None:
     """Count what the log holds, exactly: messages and bytes of every queue, and of all."""
-    from storage.log.verify import sums_of
+    from storage.log.offline.verify import sums_of
 
     with _opened(directory) as store, bytes_bar("stat") as report:
         sums = sums_of(store, report)
@@ -115,7 +115,7 @@ def dump(
     limit: Annotated[int, typer.Option(min=0, help="Stop after so many; 0 = all.")] = 0,
 ) -> None:
     """Print records in the log's order; damaged places are named where they lie."""
-    from storage.log.offline import Finding
+    from storage.log.offline.store import Finding
 
     printed = 0
     with _opened(directory) as store:
@@ -133,7 +133,7 @@ def dump(
 
 @contextmanager
 def _opened(directory: Path) -> Iterator[OfflineStore]:
-    from storage.log.offline import OfflineStore
+    from storage.log.offline.store import OfflineStore
 
     store = OfflineStore(directory)
     store.open()
@@ -161,7 +161,7 @@ def _key_levels(store: OfflineStore) -> Callable[[str], int] | None:
 
 
 def _truncated(store: OfflineStore, key_levels: Callable[[str], int], output: Output) -> dict[str, int]:
-    from storage.log.repair import truncate
+    from storage.log.offline.repair import truncate
 
     cut = truncate(store, key_levels)
     if not output.as_json:
@@ -193,7 +193,7 @@ def _stat_fields(sums: LogSums, queues: list[QueueSums], is_clean: bool) -> dict
 
 def _records(store: OfflineStore, start: int) -> Iterator[Record | Finding]:
     from holdmq.record.codec import decode_record
-    from storage.log.offline import Finding
+    from storage.log.offline.store import Finding
 
     begin = store.segments.first_position
     segment = store.segments.locate(start)

@@ -20,7 +20,7 @@ from holdmq.errors import StorageError
 from holdmq.service.interpreter import prepare_interpreter
 from loadtest.bench.harness.command import BenchCommand, Options, say
 from loadtest.bench.harness.store import StoreBench
-from storage.log.tables import LogTables
+from storage.log.tables.tables import LogTables
 
 TOPIC = "%TABLE"
 

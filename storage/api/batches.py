@@ -91,5 +91,10 @@ class Batch:
         return self.position + len(self.records)
 
 
+def sizes_of(records: list[bytes]) -> Ints:
+    """The sizes of records, for a batch of them."""
+    return np.fromiter(map(len, records), np.int64, len(records))
+
+
 Appended = Callable[[Batch, StorageError | None], None]
 Confirmed = Callable[[list[Batch]], None]

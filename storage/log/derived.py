@@ -9,14 +9,14 @@ from holdmq.files.disk import Disk
 from storage.api.batches import Appended, Batch
 from storage.log.core.epochs import Epochs
 from storage.log.core.scan import KeyLevels
-from storage.log.follower import Follower
 from storage.log.home import StoreDirectory
-from storage.log.reader import ColdReader
+from storage.log.reading.follower import Follower
+from storage.log.reading.reader import ColdReader
 from storage.log.segments import Segment, Segments
-from storage.log.table_files import TableFiles
-from storage.log.tables import LogTables, wanted_by
-from storage.log.timer import Timer, is_wanted
-from storage.log.timer_files import BucketFiles, WaitingRecords
+from storage.log.tables.files import TableFiles
+from storage.log.tables.tables import LogTables, wanted_by
+from storage.log.timer.files import BucketFiles, WaitingRecords
+from storage.log.timer.timer import Timer, is_wanted
 
 Append = Callable[[Batch, Appended], None]
 

@@ -110,7 +110,7 @@ def _by_queue(content: dict[str, Any]) -> dict[Key, tuple[int, int]]:
 
 
 class Retains(Protocol):
-    """What removes old segments: `storage.log.retention.Retention`."""
+    """What removes old segments: `storage.log.retention.retention.Retention`."""
 
     @property
     def wanted_checkpoint(self) -> int:
@@ -124,7 +124,7 @@ class Retains(Protocol):
 
 
 class FollowsLog(Protocol):
-    """An index that fills itself from the log: `storage.log.key_index.KeyIndex`. OSError is final."""
+    """An index that fills itself from the log: `storage.log.index.key_index.KeyIndex`. OSError is final."""
 
     def add(self, batches: list[Batch]) -> None:
         """Take confirmed batches, in log order."""

@@ -21,8 +21,8 @@ from storage.log.core.names import blank_size_at, name_of
 from storage.log.core.scan import KeyLevels, batch_of, in_sequence, whole_records
 from storage.log.flusher import Checkpoint
 from storage.log.home import StoreDirectory
-from storage.log.reader import ColdReader
-from storage.log.retention import complete, raise_firsts
+from storage.log.reading.reader import ColdReader
+from storage.log.retention.retention import complete, raise_firsts
 from storage.log.segments import Segment, Segments
 
 SCAN_BYTES: Final = 4 << 20

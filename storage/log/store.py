@@ -24,9 +24,7 @@ from storage.api.batches import Appended, Batch, Confirmed
 from storage.api.log_order import TAIL_READ_BYTES, LogOrder
 from storage.api.queues import HashFilter, QueueRead, ReadStatus
 from storage.api.store import Backlog, StoreState
-from storage.log.chunks import Chunks
 from storage.log.consume_queue import ConsumeQueues
-from storage.log.core.chunks import ChunkCache
 from storage.log.core.epochs import Epochs
 from storage.log.core.names import place
 from storage.log.core.queues import Queue, confirm_runs, outside, read_memory
@@ -37,14 +35,16 @@ from storage.log.derived import Derived
 from storage.log.failures import FULL_HINT, write_failure
 from storage.log.flusher import Checkpoint, Flusher
 from storage.log.home import StoreDirectory
-from storage.log.key_index import KeyIndex
+from storage.log.index.key_index import KeyIndex
+from storage.log.index.query import Index
 from storage.log.open_files import OpenFiles
-from storage.log.query import Index
-from storage.log.reader import ColdReader
+from storage.log.reading.chunks import Chunks
+from storage.log.reading.core.chunks import ChunkCache
+from storage.log.reading.reader import ColdReader
+from storage.log.reading.sidecars import Sidecars
 from storage.log.recovery import Recovery
-from storage.log.retention import Deletion, Retention, limits_of
+from storage.log.retention.retention import Deletion, Retention, limits_of
 from storage.log.segments import Segments
-from storage.log.sidecars import Sidecars
 from storage.log.temporary import TemporaryTopicQueues
 from storage.log.writer import ANY_GENERATION, Pending, Writer
 

@@ -36,8 +36,8 @@ from holdmq.wire.table_headers import (
     TableWatchRequest,
 )
 from holdmq.wire.topic_headers import TopicDeleteRequest
-from storage.log.key_index import KeyIndex
-from storage.log.table_files import TableFiles
+from storage.log.index.key_index import KeyIndex
+from storage.log.tables.files import TableFiles
 
 
 class T:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdmq.client.tables import order_of, owner_of, with_values
 from holdmq.errors import WireError
 from holdmq.wire.table_headers import TableRow
-from storage.log.core.tables import row_key
+from storage.log.tables.core.tables import row_key
 
 KEYS = st.text(min_size=1, max_size=5) | st.sampled_from(["k" * 366, "k" * 367, "k" * 368, "k" * 369])
 

@@ -15,8 +15,8 @@ from stepped_store import Stepped
 
 from holdmq.errors import BehindError, StorageError, StoreFullError
 from holdmq.files.disk import RealDisk
+from storage.log.retention.spare import SPARE
 from storage.log.segments import RESERVE
-from storage.log.spare import SPARE
 
 MakeDriver = Callable[..., Any]
 MIB = 1 << 20

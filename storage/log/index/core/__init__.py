@@ -1,0 +1,1 @@
+"""Hashes of keys, and slots and chains of the key index, as pure decisions."""

@@ -1,0 +1,1 @@
+"""Reads of records from disk: in queue order, in log order, backwards and by time."""

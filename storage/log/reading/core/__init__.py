@@ -1,0 +1,1 @@
+"""How reads from disk are planned and kept, as pure decisions."""

@@ -1,0 +1,1 @@
+"""Which segments may go, as a pure decision."""

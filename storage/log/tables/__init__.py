@@ -1,0 +1,1 @@
+"""Tables: the newest value by key, applied from the log into LMDB."""

@@ -1,0 +1,1 @@
+"""Records that change tables, as pure decisions."""
