@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 LOCKS := $(wildcard requirements/*.txt requirements/node/*.json)
 
-.PHONY: setup up check test test-system test-compiled bench compile conformance chart lock clean
+.PHONY: setup up check test test-system test-compiled bench compile conformance references chart lock clean
 .DEFAULT_GOAL := up
 
 .make/up: pyproject.toml .ci/setup $(LOCKS)
@@ -92,6 +92,10 @@ chart: .make/test
 # Writes docs/mqtt-conformance.md from the markers of the tests.
 conformance: .make/test
 	PYTHONPATH=tests/support $(PY) -m mqtt_conformance
+
+# Writes docs/configuration.md and docs/metrics.md from what the code declares.
+references: .make/test
+	PYTHONPATH=tests/support:. $(PY) -m references
 
 # Writes requirements/ from pyproject.toml. With the newest versions that it allows: make lock ARGS=--upgrade
 lock: $(VENV)/bin/uv

@@ -11,7 +11,7 @@ from broker.alerts.channels import refuse_open_secrets
 from broker.app.calls import Identity
 from broker.app.compose import Broker
 from broker.app.engine import engine_of
-from broker.app.metrics import Numbers
+from broker.app.metric_help import BROKER, STORE
 from broker.app.registration import Registration
 from broker.app.runtime import CHECK_INTERVAL_S, FullCollections, collect
 from broker.topics.core.table import TopicTable
@@ -19,10 +19,10 @@ from broker.topics.requests import TopicRequests
 from holdmq.config.model import Config
 from holdmq.errors import StoreFormatError
 from holdmq.files.private_directory import close_to_others
-from holdmq.rpc.auth import ServerSecurity
-from holdmq.rpc.metrics import SecurityCollector
+from holdmq.rpc.auth import HELP, ServerSecurity
 from holdmq.rpc.security import Security
 from holdmq.service.interpreter import prepare_interpreter, work_in_batches
+from holdmq.service.numbers import Numbers, NumberSource
 from holdmq.service.process import Service
 from holdmq.service.telemetry import METRICS
 from holdmq.wire.headers import BrokerRegisterRequest
@@ -85,8 +85,13 @@ async def _serve(config: Config, service: Service, broker: Broker, security: Ser
     loop = asyncio.get_running_loop()
     settings = config.broker
     prepare_interpreter()
-    METRICS.register(SecurityCollector(security))
-    METRICS.register(Numbers({"holdmq_broker_": broker.numbers, "holdmq_store_": broker.store.numbers}))
+    METRICS.register(
+        Numbers(
+            NumberSource("holdmq_rpc_", HELP, security.numbers),
+            NumberSource("holdmq_broker_", BROKER, broker.numbers),
+            NumberSource("holdmq_store_", STORE, broker.store.numbers),
+        )
+    )
     broker.start()
     with contextlib.suppress(TimeoutError):  # a disk that is full now may not be later
         # Who gets the first route gets those of sessions and retained messages, too.

@@ -9,8 +9,8 @@ from pathlib import Path
 from holdmq.config.model import Config
 from holdmq.errors import StartupError
 from holdmq.files.private_directory import close_to_others
-from holdmq.rpc.auth import ServerSecurity
-from holdmq.rpc.metrics import SecurityCollector
+from holdmq.rpc.auth import HELP, ServerSecurity
+from holdmq.service.numbers import Numbers, NumberSource
 from holdmq.service.process import Service, listen_error
 from holdmq.service.telemetry import METRICS
 from registry.server import RegistryServer
@@ -26,7 +26,7 @@ async def main(config: Config, service: Service) -> None:
     await asyncio.to_thread(close_to_others, Path(section.data_dir), "orderTopic.json")
     await asyncio.to_thread(server.load, section.accept_backup)
     server.rpc.security = security
-    METRICS.register(SecurityCollector(security))
+    METRICS.register(Numbers(NumberSource("holdmq_rpc_", HELP, security.numbers)))
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload_soon)
     try:
         port = await server.listen(section.bind, section.port)

@@ -27,7 +27,7 @@ def keys(output: Output) -> None:
         return
     table = PlainTable("key", "default", "unit", "environment variable", "meaning", show_lines=True)
     for row in rows:
-        default = f"{shown(row.default)} ({row.type})"
+        default = f"{shown(row.default)} ({', '.join(filter(None, (row.type, row.range)))})"
         table.add_row(row.key, default, row.unit, row.env, row.meaning)
     _console().print(table)
 

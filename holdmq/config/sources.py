@@ -32,6 +32,8 @@ class KeyInfo(NamedTuple):
     key: str
     type: str
     default: Any
+    range: str
+    """What a number may be, as "1 to 64"; "" = anything of the type."""
     unit: str
     env: str
     meaning: str
@@ -87,16 +89,18 @@ def reference() -> list[KeyInfo]:
     rows = []
     for key, field in _fields().items():
         unit = _UNITS.get(key.rsplit("_", 1)[-1], "") if "_" in key else ""
-        rows.append(
-            KeyInfo(key, _type_name(field), field.default, unit, env_name(key), field.description or "")
-        )
+        facts = (_type_name(field), field.default, _range_of(field), unit)
+        rows.append(KeyInfo(key, *facts, env_name(key), field.description or ""))
     return rows
 
 
 def table_reference() -> list[KeyInfo]:
     """Return the keys of the tables in lists, as ``gateway.listeners[].port``; they have no variables."""
     return [
-        KeyInfo(f"{key}[].{name}", _type_name(field), _default_of(field), "", "", field.description or "")
+        KeyInfo(
+            f"{key}[].{name}",
+            *(_type_name(field), _default_of(field), _range_of(field), "", "", field.description or ""),
+        )
         for key, of_list in _fields().items()
         if (table := _table_of(of_list.annotation)) is not None
         for name, field in table.model_fields.items()
@@ -118,6 +122,22 @@ def _fields() -> dict[str, FieldInfo]:
         for name, field in model.model_fields.items():
             found[f"{section}.{name}"] = field
     return found
+
+
+def _range_of(field: FieldInfo) -> str:
+    bounds = {
+        name: getattr(rule, name)
+        for rule in field.metadata for name in ("ge", "gt", "le", "lt") if hasattr(rule, name)
+    }  # fmt: skip
+    least, most = bounds.get("ge"), bounds.get("le")
+    parts = [
+        f"above {bounds['gt']:,}" if "gt" in bounds else "",
+        f"{least:,} to {most:,}" if least is not None and most is not None else "",
+        f"{least:,} or more" if least is not None and most is None else "",
+        f"up to {most:,}" if most is not None and least is None else "",
+        f"below {bounds['lt']:,}" if "lt" in bounds else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _default_of(field: FieldInfo) -> Any:

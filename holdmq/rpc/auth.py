@@ -42,6 +42,19 @@ class _Loaded(NamedTuple):
     signature: Signature
 
 
+HELP: Final = {
+    "access_keys": "Access keys that are known.",
+    "unauthenticated_connections": "Connections that have not said who they are yet.",
+    "unauthenticated_displaced_total": "Of these, those closed to make room for others.",
+    "unauthenticated_total": "Connections whose credentials were missing or wrong.",
+    "not_permitted_total": "Requests refused, as the access key does not allow them.",
+    "tls_handshakes_failed_total": "TLS handshakes that failed.",
+    "security_reload_failures_total": "Changed files of keys or certificates that were of no use.",
+    "tls_certificate_expiry_seconds": "When the certificate in use ends, in s since 1970.",
+}
+"""What `ServerSecurity.numbers` are, behind holdmq_rpc_."""
+
+
 class ServerSecurity:
     """Admits connections. Make it with `of` (blocking), give it to the rpc.Server, which runs `watch`.
 

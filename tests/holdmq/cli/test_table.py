@@ -96,7 +96,7 @@ def test_a_watch_ends_after_so_many_changes(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["get", "missing", "k"], 1, "error: TOPIC_UNKNOWN: there is no table 'missing'; create it first\n"),
+        (["get", "missing", "k"], 1, "error: TOPIC_UNKNOWN: there is no table 'missing'; create it first"),
         (["put", "t", "k"], 2, "error: give the value by exactly one of VALUE and -f FILE\n"),
         (["put", "t", "k", "v", "-f", "x"], 2, "error: give the value by exactly one of VALUE and -f FILE\n"),
         (["put", "t", "k", "-f", "/no/such"], 2, "error: the file /no/such cannot be read: No such file or"),
