@@ -17,8 +17,8 @@ from gateway.ground.peer import Peer, peer_of
 from gateway.ground.targets import HeldSocket, RecordProducer
 from gateway.publish.ingress import Unbound
 from gateway.session.connection import SessionConnection
+from gateway.session.cursor import is_binding
 from gateway.session.events import Closed, Connected, Event, Subscribing, Unsubscribing
-from gateway.session.received import is_binding
 from gateway.session.session import CLOSED, CONNECTED_STATE, Session
 from holdmq.mqtt import MQTT_5, PublishRun, ReasonCode
 

@@ -79,3 +79,8 @@ class SessionCursor:
         self.released = [*taken.released, *(self.released or [])] or None
         if self.received is not None and taken.received is not None:
             self.received.failed(taken.received)
+
+
+def is_binding(cursor: SessionCursor | None) -> bool:
+    """Whether a publish of this session waits for its queue to be written down."""
+    return cursor is not None and cursor.received is not None and cursor.received.is_binding

@@ -16,13 +16,10 @@ row names the queues, too: what is sent again goes where it went. Source: mqtt.m
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from holdmq.record.once import NO_GENERATION, Generation, Once
 from holdmq.wire.session_state import ReceivedRow, ids_of, ranges_of
-
-if TYPE_CHECKING:
-    from gateway.session.cursor import SessionCursor
 
 WHOLE_FROM: Final = 1_000
 """Ids released on a connection after which all that was unreleased before it has been sent again: a client
@@ -209,8 +206,3 @@ class ReceivedQueues:
             self._completed = {**write.completed, **(self._completed or {})}
         self._wanted = {**write.queues, **self._wanted}
         self._bound = [*write.bound, *self._bound]
-
-
-def is_binding(cursor: SessionCursor | None) -> bool:
-    """Whether a publish of this session waits for its queue to be written down."""
-    return cursor is not None and cursor.received is not None and cursor.received.is_binding
