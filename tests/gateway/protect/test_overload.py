@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from gateway.protect.core.overload import LAG, NORMAL, PAUSING, REFUSING
-from gateway.protect.overload import PAUSED_S, OverloadWatch, memory_watermark
+from gateway.protect.overload import PAUSED_S, memory_watermark
 from holdmq.config.model import GatewaySection
 from holdmq.mqtt import MQTT_5, Publish
 from holdmq.service.memory import memory_limit
@@ -17,12 +18,12 @@ Start = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture
-def start(start_worker: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
+def start(start_worker: Start) -> Start:
     """Start a worker that looks at itself only when told so: its own looks would lie between a test's."""
 
     async def run(**settings: Any) -> Any:
         running = await start_worker(**settings)
-        monkeypatch.setattr(running.worker.overload, "each_second", lambda _now: None)
+        running.worker.clock._next_second = math.inf
         return running
 
     return run
@@ -34,7 +35,7 @@ def too_large(running: Any) -> None:
 
 
 def look(worker: Any, now: float) -> None:
-    OverloadWatch.each_second(worker.overload, now)
+    worker.overload.each_second(now)
 
 
 def watch(worker: Any, seconds: float, level: int) -> float:

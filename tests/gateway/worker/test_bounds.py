@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
@@ -162,13 +163,13 @@ async def deaf(running: Any, **fields: Any) -> tuple[asyncio.StreamReader, async
 
 
 async def test_a_client_that_takes_nothing_is_closed_and_one_that_takes_something_is_not(
-    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+    start_worker: Start,
 ) -> None:
     running = await start_worker()
     stragglers = running.worker.reception.stragglers
     look_at = stragglers.each_second
     # The worker's own look, at its own time, would lie between those of this test.
-    monkeypatch.setattr(stragglers, "each_second", lambda _now: None)
+    running.worker.clock._next_second = math.inf
     reader, writer, session = await deaf(running)
     now = running.worker.now()
     look_at(now + SEND_STALLED_S - 1)
