@@ -58,6 +58,7 @@ LONGEST_FIRST: Final = (
     "integration/test_sessions.py",
     "spark_streaming/job/test_write_class_archive.py",
     "faults/test_broker_killed.py",
+    "helm/test_valid.py",
     "integration/test_guides_of_services.py",
     "integration/test_gateway.py",
     "faults/test_store_killed.py",

@@ -57,6 +57,7 @@ HELP: Final = {
     "overload_total": "Times that a worker became overloaded.",
     "overload_refused_total": "Connections refused by overloaded workers.",
     "overload_paused": "Clients that are not read now because their worker is overloaded.",
+    "shed_total": "Clients sent to other gateways because their worker had more than shed_above.",
     "memory_bytes": "Resident memory of the workers, pages that they share counted in each.",
     "topics_diverted_total": "Times that a client might not create a topic so soon: it went to mqtt-other.",
     "traces": "Traces of clients that run now.",
@@ -158,6 +159,7 @@ class Counters:
     overload_total: int
     overload_refused_total: int
     overload_paused: int
+    shed_total: int
     memory_bytes: int
     topics_diverted_total: int
     traces: int

@@ -111,7 +111,7 @@ class Draining:
                     connection.pause(DRAINING)
                     leaving[connection] = None
                     credit -= 1
-            for connection in [connection for connection in leaving if _is_settled(connection)]:
+            for connection in [connection for connection in leaving if is_settled(connection)]:
                 del leaving[connection]
                 self._close(connection)
             await asyncio.sleep(DRAIN_STEP_S)
@@ -123,7 +123,7 @@ class Draining:
         connection.close(code, "draining", "this gateway shuts down")
 
 
-def _is_settled(connection: ClientConnection) -> bool:
+def is_settled(connection: ClientConnection) -> bool:
     """Whether nothing that the client published is still on its way into the log."""
     inbound = connection.session.inbound
     return inbound is None or inbound.head is None

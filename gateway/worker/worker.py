@@ -29,6 +29,7 @@ from gateway.worker.parent_socket import ParentCommands
 from gateway.worker.reception import Reception
 from gateway.worker.reporting import Reporting
 from gateway.worker.roster import BrokerRoster
+from gateway.worker.shedding import HotWorkerRelief
 from holdmq.config.model import Config
 from holdmq.credentials.login_failures import LoginFailures
 
@@ -166,6 +167,7 @@ class Worker:
             counters,
             now,
         )
+        relief = HotWorkerRelief(section, reception.connections, gate, counters)
         self.clock = WorkerClock(
             reception.wheel,
             turn,
@@ -184,6 +186,7 @@ class Worker:
                 gate.each_second,
                 logins.each_second,
                 overload.each_second,
+                relief.each_second,
                 intake.each_second,
                 reception.stragglers.each_second,
                 past.catchup.each_second,

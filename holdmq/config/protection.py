@@ -118,6 +118,19 @@ class ProtectionSettings(Section):
         description="Where MQTT 5 clients are sent when this gateway drains (0x9C, as host:port, several "
         "with spaces); empty = they are told 0x8B, and find a gateway as they found this one.",
     )
+    shed_above: int = Field(
+        0,
+        ge=0,
+        description="Clients of a worker above which it sends clients to other gateways, which were "
+        "added and have room (MQTT 5: 0x9C); 0 = never.",
+    )
+    shed_rate: int = Field(
+        10,
+        ge=1,
+        le=10_000,
+        description="Clients that it sends away per second; a minute that has not helped is followed by ten "
+        "of rest.",
+    )
     log_connections: bool = Field(
         True,
         description="Log who connects and who leaves, each at most 20 lines a second and worker, with the "

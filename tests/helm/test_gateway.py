@@ -101,6 +101,14 @@ def test_it_scales_by_connections_and_cpu() -> None:
     assert trigger["metadata"]["threshold"] == "14000"
 
 
+def test_a_pod_that_is_full_while_others_have_room_sends_clients_to_them(tmp_path: Path) -> None:
+    section = render(PRODUCTION).config("gateway", tmp_path).gateway
+    # 120 % of 70,000 connections, of four workers.
+    assert (section.shed_above, section.shed_rate) == (21_000, 3)
+    assert section.shed_above < section.connections_max
+    assert anonymous().config("gateway", tmp_path).gateway.shed_above == 0
+
+
 # How devices come
 
 

@@ -147,6 +147,12 @@ gateway:
   connections_max: {{ include "holdmq.workerConnections" . }}
   drain_rate: {{ include "holdmq.workerDrainRate" . }}
   drain_s: {{ include "holdmq.drainSeconds" . }}
+  {{- with .Values.gateway }}
+  {{- if and (or .autoscaling.enabled .keda.enabled) .shedding.abovePercent }}
+  shed_above: {{ ceil (divf (mulf .autoscaling.targetConnections .shedding.abovePercent) 100 .workers) | int }}
+  shed_rate: {{ ceil (divf .shedding.ratePerSecond .workers) | int }}
+  {{- end }}
+  {{- end }}
   server_reference: {{ .Values.gateway.drain.serverReference | quote }}
   allow_anonymous: {{ $mqtt.allowAnonymous }}
   listeners:
