@@ -140,6 +140,14 @@ CODES: Final[dict[Code, CodeInfo]] = {
 }
 
 
+def code_of(status: int) -> Code:
+    """The code of a status on the wire; SYSTEM_ERROR for one that only a newer peer knows."""
+    try:
+        return Code(status)
+    except ValueError:
+        return Code.SYSTEM_ERROR
+
+
 class HoldMQError(Exception):
     """The root: everything HoldMQ raises on purpose is one of these."""
 
@@ -252,6 +260,12 @@ class RemoteError(HoldMQError):
         self.code = code
         self.remark = remark
         self.ext_fields = ext_fields or {}
+
+    @classmethod
+    def of_status(cls, status: int, remark: str) -> RemoteError:
+        """The error for a status in an answer's row; the text names one that only a newer peer knows."""
+        code = code_of(status)
+        return RemoteError(code, remark if code == status else f"status {status}: {remark}")
 
 
 class BusyError(RemoteError):

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Final
 
-from gateway.brokers.core.producer import PENDING_MAX_BYTES, BrokerProducer, ProduceBatch, new_producer_id
+from gateway.brokers.core.producer import PENDING_MAX_BYTES, BrokerProducer, ProduceBatch
 from gateway.brokers.reader import FilterSource, LiveFeed, LiveReader
 from gateway.brokers.turn import Turn
 from gateway.ground.clock import wall_ms
@@ -16,6 +16,7 @@ from gateway.ground.limits import REROUTE_S
 from gateway.ground.targets import HeldSocket, ProducerLink
 from holdmq.errors import BusyError, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
 from holdmq.mqtt import ReasonCode
+from holdmq.produce import new_producer_id
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.service import telemetry
 from holdmq.wire.codes import RequestCode
@@ -121,16 +122,16 @@ class BrokerLink(ProducerLink):
         if connection is None:
             return
         while (batch := producer.next_batch(now)) is not None:
-            sizes, records, crc = batch.encode()
+            body = batch.encode()
             runs = batch.produce_runs(producer.producer_id, producer.epoch)
-            header = ProduceRequest(crc, runs, delayed=batch.delayed(), noted=batch.noted())
+            header = ProduceRequest(body.crc, runs, delayed=batch.delayed(), noted=batch.noted())
             connection.request(
                 RequestCode.PRODUCE,
                 header,
                 functools.partial(self._produced, batch),
                 PRODUCE_TIMEOUT_S,
-                (sizes, records),
-                len(sizes) + len(records),
+                body.parts,
+                body.length_bytes,
             )
         if producer.retry_at > now and self._retry is None:
             self._retry = self._loop.call_at(producer.retry_at, self._retry_now)

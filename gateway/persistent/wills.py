@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 import xxhash
 
-from gateway.brokers.core.producer import BATCH_MAX_BYTES
 from gateway.ground.entries import TopicEntry, record_properties
 from gateway.ground.receipts import CLOSE, PublishReceipt, ReceiptOwner
 from gateway.persistent.retained_puts import retained_put
@@ -25,6 +24,7 @@ from gateway.session.session import Session
 from holdmq.errors import RecordError, WireError
 from holdmq.mqtt import PUBLISH, RETAIN, CheckedTopics, ReasonCode, Will, encode_block
 from holdmq.names.topics import OTHER_TOPIC
+from holdmq.produce import PRODUCE_MAX_BYTES
 from holdmq.record.codec import encode_record
 from holdmq.record.once import WILL_UID, Once
 from holdmq.service import telemetry
@@ -205,7 +205,7 @@ class WillPublisher:
 
     def _add(self, target: Target, record: bytes, pair: bytes, done: Done) -> None:
         producer = target.producer
-        if len(record) > (producer.record_max_bytes or BATCH_MAX_BYTES):
+        if len(record) > (producer.record_max_bytes or PRODUCE_MAX_BYTES):
             self.settled(ReasonCode.QUOTA_EXCEEDED, done)
             return
         run = producer.open_run(target, self._now())

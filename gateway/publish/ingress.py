@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gateway.brokers.core.producer import BATCH_MAX_BYTES
 from gateway.ground.delayed import DELAYED_ROOM_BYTES
 from gateway.ground.entries import TopicEntry, record_properties
 from gateway.ground.limits import PLANS_MAX
@@ -21,6 +20,7 @@ from gateway.session.session import Session
 from holdmq.errors import RecordError
 from holdmq.mqtt import MQTT_5, PUBACK, PUBREC, RETAIN, PublishRun, ReasonCode, read_lone_publish
 from holdmq.names.topics import OTHER_TOPIC
+from holdmq.produce import PRODUCE_MAX_BYTES
 from holdmq.record.codec import PROPERTIES_BYTES_MAX
 from holdmq.record.once import ONCE_BYTES_MAX
 
@@ -127,7 +127,7 @@ class Ingress:
                 template, noting = plan, plan.noting
                 target = plan.target
                 producer = target.producer
-                record_max = producer.record_max_bytes or BATCH_MAX_BYTES
+                record_max = producer.record_max_bytes or PRODUCE_MAX_BYTES
                 is_delayed = plan.is_delayed
                 if is_delayed:
                     record_max -= DELAYED_ROOM_BYTES
@@ -162,7 +162,7 @@ class Ingress:
                 receipt.add(packet_id)
             records.append(record)
             size += length
-            if size >= BATCH_MAX_BYTES:
+            if size >= PRODUCE_MAX_BYTES:
                 assert producer is not None
                 self._added(producer, size)
                 size = 0
@@ -199,7 +199,7 @@ class Ingress:
             start += 1
         record = plan.encode(data[start:], time.time_ns() // 1_000_000)
         length = len(record)
-        if length > (producer.record_max_bytes or BATCH_MAX_BYTES):
+        if length > (producer.record_max_bytes or PRODUCE_MAX_BYTES):
             return False
         self.full = None
         session.heard_at = now

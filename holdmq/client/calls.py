@@ -9,6 +9,7 @@ from typing import Final
 
 from holdmq.client.route import RouteTable
 from holdmq.errors import BusyError, HoldMQError, RequestTimeout, TransportError
+from holdmq.produce.pauses import pause_s
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.frame import Buffer
@@ -16,8 +17,6 @@ from holdmq.wire.header import Header
 
 ATTEMPT_S: Final = 5.0
 """How long one attempt waits for an answer: a broker that is silent so long is asked anew."""
-PAUSE_MIN_S: Final = 0.05
-PAUSE_MAX_S: Final = 1.0
 
 
 async def call_until(
@@ -35,7 +34,7 @@ async def call_until(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     may_have_happened = False
-    pause_s = PAUSE_MIN_S
+    attempts = 0
     while True:
         left = deadline - loop.time()
         try:
@@ -51,9 +50,9 @@ async def call_until(
                 raise
             last = error
             routes.refresh_soon()
-        wait_s = last.retry_after_ms / 1e3 if isinstance(last, BusyError) else pause_s
-        wait_s *= 0.5 + random.random()  # noqa: S311 # jitter guards nothing
-        pause_s = min(pause_s * 2, PAUSE_MAX_S)
+        retry_after_ms = last.retry_after_ms if isinstance(last, BusyError) else 0
+        wait_s = pause_s(attempts, retry_after_ms, random.random())  # noqa: S311 # jitter guards nothing
+        attempts += 1
         if loop.time() + wait_s >= deadline:
             if isinstance(last, RequestTimeout):
                 raise RequestTimeout(f"no answer within {timeout_s} s") from last

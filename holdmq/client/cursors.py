@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from holdmq.errors import CODES, Code, HoldMQError, OffsetError, RemoteError, WireError
+from holdmq.errors import CODES, Code, HoldMQError, OffsetError, RemoteError, WireError, code_of
 from holdmq.message import TopicQueue
 from holdmq.wire.headers import PulledQueue, PullQueue
 
@@ -120,7 +120,7 @@ def take_answer(
             continue
         if row.status != Code.OK and row.status not in _FAULTS:
             cursor.rest_until = rest_until
-            error = _refusal(queue, row.status)
+            error = RemoteError.of_status(row.status, f"{queue}: {CODES[code_of(row.status)].meaning}")
             continue
         status = Code(row.status)
         cursor.end_offset = row.end_offset
@@ -146,11 +146,3 @@ def take_answer(
                 )
             )
     return PullOutcome(parts, is_route_wrong, error)
-
-
-def _refusal(queue: TopicQueue, status: int) -> RemoteError:
-    try:
-        code = Code(status)
-    except ValueError:
-        return RemoteError(Code.SYSTEM_ERROR, f"{queue}: status {status}")
-    return RemoteError(code, f"{queue}: {CODES[code].meaning}")

@@ -18,8 +18,6 @@ from holdmq.message import MessageId, TopicQueue
 
 RUNS_IN_FLIGHT_MAX: Final = 32
 """Unanswered runs per queue: half of the 64 batches by which a broker knows a repeat."""
-BACKOFF_MIN_S: Final = 0.05
-BACKOFF_MAX_S: Final = 1.0
 
 Key = bytes | str
 
@@ -329,8 +327,3 @@ class Lane:
         if free:
             self.waiting = deque(chunk for chunk in self.waiting if not chunk.is_free or chunk.may_be_stored)
         return dropped + free
-
-    def pause_s(self, retry_after_ms: int, jitter: float) -> float:
-        """How long to wait before the next attempt; `jitter` in 0.5–1.5."""
-        backoff = min(BACKOFF_MIN_S * 2.0**self.attempts, BACKOFF_MAX_S)
-        return max(backoff, retry_after_ms / 1000) * jitter

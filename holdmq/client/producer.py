@@ -10,7 +10,6 @@ Only what a broker did not answer before it was away for `reroute_s` may be stor
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -26,10 +25,11 @@ from holdmq.client.owners import Bodies, Many, One, OneWay, StoredRun
 from holdmq.client.records import Packing, encode, encode_bodies, is_plain, unique_id
 from holdmq.client.room import OUTSTANDING_MAX_BYTES
 from holdmq.client.route import REROUTE_S, RouteTable
-from holdmq.client.sender import PRODUCE_MAX_BYTES, Sender
+from holdmq.client.sender import Sender
 from holdmq.errors import BatchError, HoldMQError, TransportError, UsageError
 from holdmq.message import Message, TopicQueue
 from holdmq.names.topics import tag_fault, topic_fault
+from holdmq.produce import PRODUCE_MAX_BYTES, new_producer_id
 from holdmq.record.codec import FIXED_SIZE
 from holdmq.record.compression import BODY_MAX_BYTES, COMPRESS_LEVEL, COMPRESS_MIN_BYTES
 from holdmq.rpc.security import Security
@@ -74,7 +74,7 @@ class Producer(RoutedClient):
     ) -> None:
         if not 1 <= compress_level <= 9 or compress_min_bytes < 0:
             raise UsageError("compress_level is 1 to 9, compress_min_bytes 0 (never) or more")
-        self.producer_id = secrets.randbits(63)
+        self.producer_id = new_producer_id()
         self.client_id = client_id or f"producer-{self.producer_id:016x}"
         super().__init__(registries, self.client_id, routes, security, reroute_s=reroute_s)
         self.sender: Sender | None = None

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import struct
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
 import structlog
-from zlib_ng.zlib_ng import crc32
 
 from holdmq.client.choice import Choice
 from holdmq.client.faults import BUSY_LATENCY_MS, FAILED_LATENCY_MS, SILENT_MIN_S, Faults
@@ -37,33 +35,22 @@ from holdmq.errors import (
     WireError,
 )
 from holdmq.message import TopicQueue
+from holdmq.produce import PRODUCE_MAX_BYTES
+from holdmq.produce.body import produce_body
+from holdmq.produce.pauses import pause_s
+from holdmq.produce.refusals import is_sent_again, leaves_gap
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.frame import Buffer
 from holdmq.wire.header import rows
 from holdmq.wire.headers import HelloResponse, ProduceRequest, ProduceResponse, ProduceRun, RunResult
 
-PRODUCE_MAX_BYTES: Final = 1 << 20
-"""Records of one PRODUCE: large enough to fill the disk, small enough not to delay others."""
 PRODUCE_TIMEOUT_S: Final = 10.0
 """How long one PRODUCE may go unanswered before it is sent again."""
 TICK_S: Final = 0.05
 """How often deadlines and retries are looked at while anything is in hand."""
 LATE_MIN_S: Final = 0.5
 """A tick this late: the process did not run, and what answers came meanwhile was not read."""
-
-_U32: Final = struct.Struct(">I")
-_COME_AGAIN: Final = frozenset(
-    {
-        Code.BUSY,
-        Code.OUT_OF_SEQUENCE,
-        Code.STORE_FULL,
-        Code.STORE_FAILED,
-        Code.SHUTTING_DOWN,
-        Code.BODY_CRC,
-    }
-)
-"""Refusals that leave the sequences free: the same run is sent again."""
 
 _UNWELL: Final = frozenset(
     {Code.STORE_FULL, Code.STORE_FAILED, Code.STORE_READ_ONLY, Code.SHUTTING_DOWN, Code.SYSTEM_ERROR}
@@ -231,11 +218,7 @@ class Sender:
             for chunk in run.chunks:
                 sizes.append(chunk.sizes)
                 records.append(chunk.records)
-        head = b"".join([_U32.pack(count), *sizes])
-        crc, length = crc32(head), len(head)
-        for part in records:
-            crc = crc32(part, crc)
-            length += len(part)
+        body = produce_body(count, sizes, records)
         self.produces += 1
         sent_at = self._loop.time()
         self.faults.sent(link.name, sent_at)
@@ -247,15 +230,15 @@ class Sender:
         connection.request(
             RequestCode.PRODUCE,
             ProduceRequest(
-                crc,
+                body.crc,
                 wire_runs,
                 want_positions=any(run.wants_positions for _, run in batch),
                 delayed=[index for index, (_, run) in enumerate(batch) if run.is_delayed],
             ),
             on_reply,
             PRODUCE_TIMEOUT_S,
-            [head, *records],
-            length,
+            body.parts,
+            body.length_bytes,
         )
 
     # Answers
@@ -296,7 +279,9 @@ class Sender:
                 own = positions[i] if i < len(positions) and isinstance(positions[i], list) else []
                 self._stored(lane, run, result.base_offset, store_id, own)
             else:
-                self._refused(lane, run, _error_of(result), answer.retry_after_ms)
+                self._refused(
+                    lane, run, RemoteError.of_status(result.status, result.remark), answer.retry_after_ms
+                )
 
     def _stored(
         self, lane: Lane, run: ChunkRun, base_offset: int, store_id: bytes, positions: list[int]
@@ -314,7 +299,7 @@ class Sender:
             return
         lane.last_error = error
         self._refusal_seen(lane.queue.broker, error.code, self._loop.time())
-        if error.code in _COME_AGAIN:
+        if is_sent_again(error.code):
             if error.code == Code.OUT_OF_SEQUENCE and lane.sent[0] is run and lane.attempts:
                 # All that came before is stored and this was resent first: nothing can be missing
                 # but what the broker forgot. It is known not to be stored, so new numbers are safe.
@@ -328,11 +313,10 @@ class Sender:
             self._routes.refresh_soon()
             return
         lane.sent.remove(run)
+        lane.is_gapped |= leaves_gap(error.code)
         if error.code == Code.PRODUCER_FENCED:
-            lane.is_gapped = True
             self._stall(lane, 0)
         if error.code == Code.TOPIC_UNKNOWN:
-            lane.is_gapped = True  # the broker counts nothing for a topic that it has not
             self._routes.refresh_soon()
         for chunk in run.chunks:
             chunk.fail(error)
@@ -359,8 +343,8 @@ class Sender:
             self._stall(lane, error.retry_after_ms if isinstance(error, BusyError) else 0)
 
     def _stall(self, lane: Lane, retry_after_ms: int) -> None:
-        jitter = random.uniform(0.5, 1.5)  # noqa: S311 # jitter guards nothing
-        lane.stall(self._loop.time(), lane.pause_s(retry_after_ms, jitter))
+        phase = random.random()  # noqa: S311 # jitter guards nothing
+        lane.stall(self._loop.time(), pause_s(lane.attempts, retry_after_ms, phase))
         self._keep_time()
 
     def _fail(self, chunk: SendChunk, error: HoldMQError) -> None:
@@ -578,11 +562,3 @@ class Sender:
 
 def _may_move(chunk: SendChunk, is_ordered: bool) -> bool:
     return not chunk.terms.is_tied and not (is_ordered and chunk.is_keyed)
-
-
-def _error_of(result: RunResult) -> RemoteError:
-    try:
-        code = Code(result.status)
-    except ValueError:
-        return RemoteError(Code.SYSTEM_ERROR, f"status {result.status}: {result.remark}")
-    return RemoteError(code, result.remark)

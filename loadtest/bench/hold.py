@@ -23,13 +23,13 @@ import socket
 import struct
 import sys
 import time
-import zlib
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
 from holdmq.errors import HoldMQError
+from holdmq.produce.body import produce_body
 from holdmq.record.codec import NO_HOST, RecordTemplate, decode_record
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Reply
@@ -164,8 +164,8 @@ class SteadyLoad:
                 self._sequences[queue_id] += len(own)
                 encode = self._templates[queue_id].encode
                 records += [encode(struct.pack(">Q", n) + self._padding, 0) for n in own]
-        sizes = struct.pack(f">I{len(records)}I", len(records), *map(len, records))
-        body = sizes + b"".join(records)
+        sizes = struct.pack(f">{len(records)}I", *map(len, records))
+        body = produce_body(len(records), [sizes], [b"".join(records)])
         self.sent += [time.perf_counter()] * count
 
         def answered(reply: Reply | HoldMQError) -> None:
@@ -173,8 +173,8 @@ class SteadyLoad:
                 raise reply
             self.confirmed.update(dict.fromkeys(numbers, time.perf_counter()))
 
-        header = ProduceRequest(zlib.crc32(body), runs)
-        self._client.request(RequestCode.PRODUCE, header, answered, 30, [body], len(body))
+        header = ProduceRequest(body.crc, runs)
+        self._client.request(RequestCode.PRODUCE, header, answered, 30, body.parts, body.length_bytes)
 
 
 def line(name: str, times_s: list[float], what: str = "messages") -> None:

@@ -7,7 +7,7 @@
               │ IN_FLIGHT_GROUP   │                   ├─ retriable refusal: back to waiting, in order,
               │ are in flight, or └───────────────────┤   sent again when nothing is in flight and
               ▼ a large one is                        │   the pause is over
-            BATCH_MAX_BYTES                           └─ connection lost: back to waiting as they are
+            PRODUCE_MAX_BYTES                           └─ connection lost: back to waiting as they are
 
 Sequences count records per queue and are given when a batch is sealed; a batch is resent with the
 runs that it had, so that the broker knows what it has already (wire.md, PRODUCE). After a give-up
@@ -19,22 +19,21 @@ stored would store it twice, and new sequences beside old ones would be taken fo
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
 from struct import pack
 from typing import Final
 
-from zlib_ng.zlib_ng import crc32
-
 from gateway.ground.receipts import CLOSE
 from gateway.ground.targets import ProducerLink, QueueRecords, RecordProducer, Target
-from holdmq.errors import CODES, Code, WireError
+from holdmq.errors import CODES, Code, WireError, code_of
 from holdmq.mqtt.reasons import ReasonCode
+from holdmq.produce import PRODUCE_MAX_BYTES, new_producer_id
+from holdmq.produce.body import ProduceBody, produce_body
+from holdmq.produce.pauses import pause_s
+from holdmq.produce.refusals import STALE_ROUTE, SURELY_NOT_STORED, is_sent_again, leaves_gap
 from holdmq.wire.headers import ProduceRun, RunResult
 
-BATCH_MAX_BYTES: Final = 1 << 20
-"""A batch this large leaves at once: one write of the log, and far below the frame limit."""
 IN_FLIGHT_GROUP: Final = 2
 """With this many on their way the open batch waits and grows: one is written while one travels."""
 LARGE_RECORDS: Final = 64
@@ -44,8 +43,6 @@ IN_FLIGHT_MAX: Final = 8
 """Full batches on their way: a broker's answer time at full speed is a few of them."""
 PENDING_MAX_BYTES: Final = 16 << 20
 """Unconfirmed bytes per broker; past it sockets are not read. Twice what can be in flight."""
-BACKOFF_MIN_S: Final = 0.05
-BACKOFF_MAX_S: Final = 2.0
 EPOCH_MAX: Final = (1 << 31) - 1
 
 REFUSALS: Final[dict[Code, int]] = {
@@ -60,15 +57,6 @@ REFUSALS: Final[dict[Code, int]] = {
 }
 """Refusals that are the message's own: it is answered. All other final ones end the connection, as an
 answer would tell an MQTT 3 client that the log has what it has not."""
-_REROUTE: Final = frozenset((Code.QUEUE_UNKNOWN, Code.TOPIC_UNKNOWN))
-"""The route is stale: trying the same queue again would not help. The broker counts none of these."""
-_NOT_STORED: Final = frozenset((Code.OUT_OF_SEQUENCE, Code.STORE_FULL, Code.STORE_FAILED))
-"""Refusals after which the broker surely has not got the run. BUSY may be said before it looked."""
-
-
-def new_producer_id() -> int:
-    """An id that no producer before had: a broker's memory of another must never answer for this one."""
-    return secrets.randbits(63)
 
 
 class ProduceBatch:
@@ -94,14 +82,13 @@ class ProduceBatch:
         """Whether the broker may have a part of it without our knowing."""
         return any(run.may_be_stored for run in self.runs)
 
-    def encode(self) -> tuple[bytes, bytes, int]:
-        """Sizes, records, and the CRC-32 of both as one body."""
+    def encode(self) -> ProduceBody:
+        """The body that has the records of all runs."""
         records: list[bytes] = []
         for run in self.runs:
             records += run.records
-        sizes = pack(f">I{len(records)}I", len(records), *map(len, records))
-        joined = b"".join(records)
-        return sizes, joined, crc32(joined, crc32(sizes))
+        count = len(records)
+        return produce_body(count, [pack(f">{count}I", *map(len, records))], [b"".join(records)])
 
     def produce_runs(self, producer_id: int, epoch: int) -> list[ProduceRun]:
         """Make the rows of the header."""
@@ -139,7 +126,7 @@ class BrokerProducer(RecordProducer):
     """
 
     __slots__ = (
-        "_backoff_s",
+        "_attempts",
         "_is_epoch_due",
         "_is_fenced",
         "_is_large",
@@ -188,7 +175,8 @@ class BrokerProducer(RecordProducer):
         self._settled: list[QueueRecords] = []
         self._targets: dict[tuple[str, int], Target] = {}
         self._serial = 0
-        self._backoff_s = BACKOFF_MIN_S
+        self._attempts = 0
+        """Refusals since the broker took a batch."""
         self._is_epoch_due = False
         self._is_fenced = False
         self._is_large = False
@@ -206,7 +194,7 @@ class BrokerProducer(RecordProducer):
     @property
     def is_put_off(self) -> bool:
         """Whether the broker refused what it was sent last, and it is sent again later."""
-        return self._backoff_s > BACKOFF_MIN_S
+        return self._attempts > 0
 
     @property
     def is_idle(self) -> bool:
@@ -245,7 +233,7 @@ class BrokerProducer(RecordProducer):
         """Records of this size were appended to runs of the open batch."""
         self._open_bytes += size_bytes
         self.pending_bytes += size_bytes
-        if self._open_bytes >= BATCH_MAX_BYTES:
+        if self._open_bytes >= PRODUCE_MAX_BYTES:
             self._waiting.append(self._seal())
 
     def next_batch(self, now: float) -> ProduceBatch | None:
@@ -291,7 +279,7 @@ class BrokerProducer(RecordProducer):
             self._keep(batch, retry_after_ms, now)
         else:
             self.pending_bytes -= batch.size_bytes
-            self._backoff_s = BACKOFF_MIN_S
+            self._attempts = 0
 
     def _decide(self, run: QueueRecords, result: RunResult, now: float) -> bool:
         """Settle one run by its result; True = it must be sent again."""
@@ -304,20 +292,20 @@ class BrokerProducer(RecordProducer):
                 self.delayed_records += len(run.records)
             self._settle(run, 0, now)
             return False
-        code = _code(result.status)
+        code = code_of(result.status)
         # Whatever is refused behind a run that is still owed was not counted by the broker.
         is_oldest = target.runs[0] is run
-        if code not in _REROUTE and CODES[code].retriable:
-            if code in _NOT_STORED:
+        if is_sent_again(code):
+            if code in SURELY_NOT_STORED:
                 run.may_be_stored = False
             if code == Code.OUT_OF_SEQUENCE and is_oldest:
                 self._is_epoch_due = True  # what the broker waits for is not ours to send any more
             return True
-        if code in _REROUTE:
+        if code in STALE_ROUTE:
             self.must_reroute = True
         if code == Code.PRODUCER_FENCED:
             self._is_fenced = True
-        if code in _REROUTE or code == Code.PRODUCER_FENCED or not is_oldest:
+        if leaves_gap(code) or not is_oldest:
             self._is_epoch_due = True
         self._give_up(run, REFUSALS.get(code, CLOSE | ReasonCode.SERVER_BUSY), now)
         return False
@@ -396,12 +384,10 @@ class BrokerProducer(RecordProducer):
 
     def _keep(self, batch: ProduceBatch, retry_after_ms: int, now: float) -> None:
         self._refused.append(batch)
-        # Doubling keeps a broker that stays under pressure from being asked again and again; the producer's
-        # own phase keeps workers that were refused together from coming again together.
-        phase = (self.producer_id & 0xFF) / 1024
-        pause_s = max(self._backoff_s * (1 - phase), retry_after_ms * (1 + phase) / 1000)
-        self.retry_at = max(self.retry_at, now + pause_s)
-        self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)
+        # The producer's own phase keeps workers that were refused together from coming again together.
+        pause = pause_s(self._attempts, retry_after_ms, (self.producer_id & 0xFF) / 512)
+        self.retry_at = max(self.retry_at, now + pause)
+        self._attempts += 1
 
     def _take_back(self) -> None:
         self._refused.sort(key=lambda batch: batch.serial)
@@ -451,10 +437,3 @@ def _number(run: QueueRecords) -> None:
     target = run.target
     run.first_sequence = target.next_sequence
     target.next_sequence += len(run.records)
-
-
-def _code(status: int) -> Code:
-    try:
-        return Code(status)
-    except ValueError:
-        return Code.SYSTEM_ERROR

@@ -19,6 +19,7 @@ from holdmq.errors import (
     UsageError,
 )
 from holdmq.names.topics import queue_of_key
+from holdmq.produce import PRODUCE_MAX_BYTES, pauses
 from holdmq.record.codec import SYS_COMPRESSED, decode_record
 
 
@@ -74,9 +75,7 @@ async def test_a_large_batch_leaves_in_requests_of_a_mebibyte(producer: Producer
     results = await producer.send_batch([Message("t", bytes(1000)) for _ in range(5000)], queue=queue)
     requests = broker.produces[before:]
     assert len(requests) == 6
-    assert all(
-        sum(run.records for run in runs) * 1100 <= 1.05 * sender_module.PRODUCE_MAX_BYTES for runs in requests
-    )
+    assert all(sum(run.records for run in runs) * 1100 <= 1.05 * PRODUCE_MAX_BYTES for runs in requests)
     assert [r.queue_offset for r in results] == list(range(1, 5001))
 
 
@@ -151,7 +150,7 @@ async def test_nothing_new_is_sent_while_a_run_must_be_resent_first(
     producer: Producer, broker: Any, acts: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("BACKOFF_MIN_S", "BACKOFF_MAX_S"):
-        monkeypatch.setattr(lanes_module, name, 3600.0)
+        monkeypatch.setattr(pauses, name, 3600.0)
     await producer.send(message("first"), key="k")
     assert producer.sender is not None
     (lane,) = producer.sender._lanes.values()
@@ -371,7 +370,7 @@ async def test_a_message_larger_than_the_bound_goes_alone(registries: list[str],
 async def test_a_send_that_finds_no_room_ends_at_its_deadline(
     registries: list[str], broker: Any, acts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes_module, "BACKOFF_MIN_S", 0.6)
+    monkeypatch.setattr(pauses, "BACKOFF_MIN_S", 0.6)
     async with Producer(registries, outstanding_max_bytes=2000, send_timeout_s=60) as producer:
         await producer.send(message("first"), key="k")
         broker.acts.append(acts.busy)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from holdmq.client import Message, Producer
-from holdmq.client import lanes as lanes_module
 from holdmq.client import sender as sender_module
 from holdmq.errors import Code, RemoteError, RequestTimeout
+from holdmq.produce import pauses
 from holdmq.record.codec import decode_record
 from holdmq.wire.headers import TopicRow
 
@@ -211,7 +211,7 @@ async def test_whatever_brokers_do_every_key_stays_in_order_and_nothing_is_lost_
     registries: list[str], make_broker: Any, acts: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender_module, "PRODUCE_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(lanes_module, "BACKOFF_MAX_S", 0.1)
+    monkeypatch.setattr(pauses, "BACKOFF_MAX_S", 0.1)
     chance = random.Random(seed)
     brokers = [await make_broker(name) for name in "ab"]
     faults = [

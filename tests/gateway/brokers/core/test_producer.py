@@ -7,7 +7,6 @@ import pytest
 
 from broker.produce.core.sequences import Sequences
 from gateway.brokers.core.producer import (
-    BATCH_MAX_BYTES,
     IN_FLIGHT_GROUP,
     IN_FLIGHT_MAX,
     LARGE_RECORDS,
@@ -15,12 +14,12 @@ from gateway.brokers.core.producer import (
     BrokerProducer,
     ProduceBatch,
     QueueRecords,
-    new_producer_id,
 )
 from gateway.ground.receipts import CLOSE, PublishReceipt, ReceiptOwner
 from gateway.ground.targets import HeldSocket
 from holdmq.errors import Code, WireError
 from holdmq.mqtt import PUBACK
+from holdmq.produce import PRODUCE_MAX_BYTES
 from holdmq.wire.headers import RunResult
 
 
@@ -106,9 +105,10 @@ def test_a_batch_is_the_wires_body_with_its_crc() -> None:
     producer = connected()
     add(producer, 1, size=10)
     add(producer, 2, size=20)
-    sizes, records, crc = send(producer).encode()
+    (sizes, records), length_bytes, crc = send(producer).encode()
     assert sizes == struct.pack(">III", 2, 10, 20)
     assert crc == zlib.crc32(sizes + records)
+    assert length_bytes == len(sizes + records)
 
 
 def test_while_batches_are_in_flight_the_open_one_grows() -> None:
@@ -141,7 +141,7 @@ def test_a_full_batch_leaves_at_once_until_the_bound_of_those_in_flight() -> Non
     producer = connected()
     sent = 0
     for n in range(IN_FLIGHT_MAX + 3):
-        add(producer, n + 1, size=BATCH_MAX_BYTES)
+        add(producer, n + 1, size=PRODUCE_MAX_BYTES)
         sent += producer.next_batch(0.0) is not None
     assert sent == IN_FLIGHT_MAX
 
@@ -150,7 +150,7 @@ def test_past_the_pending_bytes_the_producer_is_full_until_answers_come() -> Non
     producer = connected()
     batches = []
     while not producer.is_full:
-        add(producer, 1, size=BATCH_MAX_BYTES)
+        add(producer, 1, size=PRODUCE_MAX_BYTES)
         batch = producer.next_batch(0.0)
         if batch is not None:
             batches.append(batch)
@@ -187,10 +187,10 @@ def test_pauses_between_refusals_grow_and_are_bounded() -> None:
     for _ in range(12):
         batch = send(producer, now)
         answer(producer, batch, Code.BUSY, now=now)
-        pauses.append(round(producer.retry_at - now, 9))
+        pauses.append(round(producer.retry_at - now, 6))
         now = producer.retry_at
     assert pauses == sorted(pauses)
-    assert pauses[-1] == pauses[-2] <= 2.0
+    assert pauses[-1] == pauses[-2] <= 1.0
 
 
 def test_workers_that_are_refused_together_come_again_at_different_times() -> None:
@@ -420,10 +420,6 @@ def test_epochs_end_with_a_new_id(monkeypatch: pytest.MonkeyPatch) -> None:
     add(producer, 2)
     send(producer)
     assert (producer.producer_id, producer.epoch) == (2, 1)
-
-
-def test_every_new_producer_id_is_another() -> None:
-    assert len({new_producer_id() for _ in range(100)}) == 100
 
 
 def test_an_answer_with_the_wrong_number_of_results_changes_nothing() -> None:
