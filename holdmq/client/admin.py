@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from holdmq.client.bounds import Bounds, queue_bounds
-from holdmq.client.cluster_calls import read_each
 from holdmq.client.route import RouteTable
 from holdmq.client.shared_calls import SharedCalls
 from holdmq.client.statistics import StatisticsCalls
@@ -119,8 +118,7 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
             answer = reply.header(TopicListResponse)
             return list(zip(rows(TopicRow, answer.topics), rows(TopicStats, answer.stats), strict=True))
 
-        asked = await self._ask_all(RequestCode.TOPIC_LIST, TopicListRequest(include_system))
-        return read_each(asked, read)
+        return await self._read_all(RequestCode.TOPIC_LIST, TopicListRequest(include_system), read)
 
     async def queue_bounds(self, topics: Iterable[str]) -> dict[TopicQueue, Bounds]:
         """First and end offset of every queue of these topics; unknown topics have none."""
@@ -133,8 +131,9 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
 
     async def broker_status(self) -> dict[str, BrokerStatusResponse | HoldMQError]:
         """Every live broker's own numbers."""
-        answers = await self._ask_all(RequestCode.BROKER_STATUS, Empty())
-        return read_each(answers, lambda reply: reply.header(BrokerStatusResponse))
+        return await self._read_all(
+            RequestCode.BROKER_STATUS, Empty(), lambda reply: reply.header(BrokerStatusResponse)
+        )
 
     async def connections(self) -> dict[str, list[ConnectionRow] | HoldMQError]:
         """List the connections of every live broker."""
@@ -142,7 +141,7 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
         def read(reply: Reply) -> list[ConnectionRow]:
             return rows(ConnectionRow, reply.header(ConnectionListResponse).connections)
 
-        return read_each(await self._ask_all(RequestCode.CONNECTION_LIST, Empty()), read)
+        return await self._read_all(RequestCode.CONNECTION_LIST, Empty(), read)
 
 
 def _some(answers: dict[str, T | HoldMQError]) -> list[tuple[str, T]]:

@@ -63,6 +63,12 @@ class ClusterCalls(RoutedClient):
         """One answer or error per live broker; TransportError if there is none."""
         return await self._ask_each(code, dict.fromkeys(await self._live_brokers(), header), timeout_s)
 
+    async def _read_all(
+        self, code: RequestCode, header: Header, read: Callable[[Reply], T], timeout_s: float | None = None
+    ) -> dict[str, T | HoldMQError]:
+        """What `read` finds in the answer of each live broker, or its error."""
+        return read_each(await self._ask_all(code, header, timeout_s), read)
+
     async def _ask_each(
         self, code: RequestCode, headers: Mapping[str, Header], timeout_s: float | None = None
     ) -> dict[str, Reply | HoldMQError]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from holdmq.client.cluster_calls import AdminCalls
 from holdmq.client.names import check_group
@@ -26,9 +26,6 @@ from holdmq.wire.move_headers import (
     DlqResendResponse,
     ResendFailure,
 )
-
-if TYPE_CHECKING:
-    pass
 
 TIMEOUT_S: Final = 30.0
 """Deadline of one request, retries included: a broker's restart fits in. Every request may be repeated."""

@@ -13,16 +13,15 @@ from typing import Final, NamedTuple
 import structlog
 
 from holdmq.client.process_queue import ProcessQueue
-from holdmq.client.route import Link, RouteTable
+from holdmq.client.registered_filters import RegisteredFilters
+from holdmq.client.route import RouteTable
 from holdmq.client.subscriptions import TagFilter
 from holdmq.errors import CODES, Code, HoldMQError, RemoteError, TransportError, WireError
 from holdmq.message import TopicQueue
-from holdmq.rpc.connection import Connection, Reply
+from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
-    FilterSetRequest,
-    FilterTerm,
     PulledQueue,
     PullQueue,
     PullRequest,
@@ -53,12 +52,6 @@ class _AskedLease(NamedTuple):
     process: ProcessQueue
     turn: int
     offset: int
-
-
-class _GroupFilter(NamedTuple):
-    connection: Connection
-    filter_id: int
-    terms: frozenset[FilterTerm]
 
 
 class GroupPulls:
@@ -96,7 +89,7 @@ class GroupPulls:
         self._held: dict[str, dict[int, float]] = {}
         self._pull_number = 0
         self._rest: dict[str, float] = {}
-        self._registered: dict[str, _GroupFilter] = {}
+        self._registered = RegisteredFilters(routes, self._failed)
         self._is_soon = False
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -178,41 +171,17 @@ class GroupPulls:
             self._answered(broker, asked, reply)
             self.pull_soon()
 
+        topics = {queue.topic for queue in self._queues if queue.broker == broker}
+        wanted = {topic: self._filters[topic] for topic in topics}
         request = PullRequest(
             [PullQueue(p.queue.topic, p.queue.queue_id, p.log_epoch, p.next_offset) for p in processes],
             min(PULL_MAX_BYTES, self.room_bytes),
             round(hold_s * 1000),
-            self._filter_on(link, connection),
+            self._registered.on(link, connection, wanted),
             self._group,
             [p.generation for p in processes] if any(p.generation for p in processes) else [],
         )
         connection.request(RequestCode.PULL, request, on_reply, hold_s + PULL_TIMEOUT_S)
-
-    def _filter_on(self, link: Link, connection: Connection) -> int | None:
-        """Bring the filter on this connection up to date, and return its id; None = no filter."""
-        topics = {queue.topic for queue in self._queues if queue.broker == link.name}
-        if all(self._filters[topic].is_everything for topic in topics):
-            return None
-        terms: set[FilterTerm] = set()
-        for topic in topics:
-            route = self._routes.get(topic)
-            terms.update(self._filters[topic].terms(topic, 1 if route is None else route.key_levels))
-        known = self._registered.get(link.name)
-        if known is None or known.connection is not connection:
-            known = _GroupFilter(connection, next(link.filter_ids), frozenset())
-        if terms != known.terms:
-            request = FilterSetRequest(
-                known.filter_id, sorted(terms - known.terms), sorted(known.terms - terms)
-            )
-
-            def on_reply(reply: Reply | HoldMQError) -> None:
-                if isinstance(reply, HoldMQError):
-                    self._failed(link.name, reply)
-                    self._registered.pop(link.name, None)
-
-            connection.request(RequestCode.FILTER_SET, request, on_reply, PULL_TIMEOUT_S)
-        self._registered[link.name] = known._replace(terms=frozenset(terms))
-        return known.filter_id
 
     # Answers
 
@@ -235,7 +204,7 @@ class GroupPulls:
     def _failed(self, broker: str, error: HoldMQError) -> None:
         self._rest[broker] = self._loop.time() + REST_S
         if isinstance(error, RemoteError) and error.code == Code.FILTER_UNKNOWN:
-            self._registered.pop(broker, None)
+            self._registered.forget(broker)
         elif not isinstance(error, TransportError):
             log.warning("a broker refuses to be read", broker=broker, group=self._group, reason=str(error))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from holdmq.client.cluster_calls import AdminCalls, known
 from holdmq.client.names import check_group
@@ -37,9 +37,6 @@ from holdmq.wire.offset_headers import (
     OffsetResetRequest,
     OffsetRow,
 )
-
-if TYPE_CHECKING:
-    pass
 
 TIMEOUT_S: Final = 30.0
 """Deadline of one request, retries included: a broker's restart fits in. Every request may be repeated."""

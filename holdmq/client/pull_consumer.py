@@ -17,20 +17,17 @@ import structlog
 from holdmq.client.bounds import queue_bounds
 from holdmq.client.cursors import AskedQueue, Position, Pulled, QueueCursor, ask, take_answer, wire_queues
 from holdmq.client.lifecycle import RoutedConsumer
+from holdmq.client.registered_filters import RegisteredFilters
 from holdmq.client.route import Link, RouteTable
+from holdmq.client.subscriptions import TagFilter
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
 from holdmq.message import Message, TopicQueue
-from holdmq.mqtt.filters import check_filter
-from holdmq.mqtt.reasons import MqttError
-from holdmq.names.topics import tag_fault, tag_filter_term, tag_matches, tag_term
 from holdmq.record.messages import decode_messages
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
 from holdmq.wire.headers import (
-    FilterSetRequest,
-    FilterTerm,
     HelloResponse,
     PulledQueue,
     PullRequest,
@@ -56,14 +53,6 @@ Start = Literal["earliest", "latest"] | int
 
 
 log = structlog.get_logger("holdmq.client")
-
-
-class _Filter(NamedTuple):
-    """The filter as registered on one connection."""
-
-    connection: Connection
-    filter_id: int
-    terms: set[FilterTerm]
 
 
 class _Answer(NamedTuple):
@@ -92,12 +81,11 @@ class PullConsumer(RoutedConsumer):
         tag_filter: str | None = None,
     ) -> None:
         self.client_id = client_id or f"consumer-{secrets.token_hex(8)}"
-        self._tags = _checked_tags(tags, tag_filter)
-        self._tag_filter = tag_filter
+        self._filter = TagFilter.of(tags, tag_filter)
         super().__init__(registries, self.client_id, routes, security)
         self._cursors: dict[TopicQueue, QueueCursor] = {}
         self._topics: set[str] = set()
-        self._filters: dict[str, _Filter] = {}
+        self._registered = RegisteredFilters(self.routes, self._filter_failed)
         self._pulling: dict[str, int] = {}
         self._rest: dict[str, float] = {}
         self._answers: deque[_Answer] = deque()
@@ -293,7 +281,8 @@ class PullConsumer(RoutedConsumer):
         connection = link.client.connection
         if connection is None:
             return  # on_up wakes the poll
-        filter_id = self._filter_on(link, connection)
+        topics = {queue.topic for queue in self._cursors if queue.broker == broker}
+        filter_id = self._registered.on(link, connection, dict.fromkeys(topics, self._filter))
         poll = self._pulling[broker] = self._polls
 
         def on_reply(reply: Reply | HoldMQError) -> None:
@@ -324,7 +313,7 @@ class PullConsumer(RoutedConsumer):
             except HoldMQError as error:
                 self._rest[answer.broker] = rest_until
                 if isinstance(error, RemoteError) and error.code == Code.FILTER_UNKNOWN:
-                    self._filters.pop(answer.broker, None)
+                    self._registered.forget(answer.broker)
                 elif not error.retriable:
                     self._errors.append(error)
                 continue
@@ -352,46 +341,13 @@ class PullConsumer(RoutedConsumer):
             # Brokers refuse such records; one that is there all the same must not hide the others.
             self.undecodable += 1
             log.error("a record cannot be decoded", queue=str(part.queue), reason=one.reason)
-        if self._tags is not None or self._tag_filter is not None:
-            return [message for message in messages if self._passes(message.tag)]
-        return messages
+        if self._filter.is_everything:
+            return messages
+        return [message for message in messages if self._filter.passes(message.tag)]
 
-    def _passes(self, tag: str | None) -> bool:
-        if self._tags is not None:
-            return tag in self._tags
-        return self._tag_filter is None or tag_matches(self._tag_filter, tag)
-
-    def _terms(self, topic: str) -> list[FilterTerm]:
-        route = self.routes.get(topic)
-        key_levels = 1 if route is None else route.key_levels
-        if self._tags is not None:
-            return [tag_term(topic, tag, key_levels) for tag in sorted(self._tags)]
-        assert self._tag_filter is not None
-        return [tag_filter_term(topic, self._tag_filter, key_levels)]
-
-    def _filter_on(self, link: Link, connection: Connection) -> int | None:
-        """Bring the filter on this connection up to date, and return its id; None = no filter."""
-        if self._tags is None and self._tag_filter is None:
-            return None
-        topics = {queue.topic for queue in self._cursors if queue.broker == link.name}
-        terms = {term for topic in topics for term in self._terms(topic)}
-        known = self._filters.get(link.name)
-        if known is None or known.connection is not connection:
-            known = self._filters[link.name] = _Filter(connection, next(link.filter_ids), set())
-        if terms == known.terms:
-            return known.filter_id
-        add, remove = sorted(terms - known.terms), sorted(known.terms - terms)
-
-        def on_reply(reply: Reply | HoldMQError) -> None:
-            if isinstance(reply, HoldMQError):
-                self._answers.append(_Answer(link.name, [], reply))
-                self._filters.pop(link.name, None)
-                self._arrived.set()
-
-        request = FilterSetRequest(known.filter_id, add, remove)
-        connection.request(RequestCode.FILTER_SET, request, on_reply, PULL_TIMEOUT_S)
-        self._filters[link.name] = known._replace(terms=terms)
-        return known.filter_id
+    def _filter_failed(self, broker: str, error: HoldMQError) -> None:
+        self._answers.append(_Answer(broker, [], error))
+        self._arrived.set()
 
     # Inside
 
@@ -422,24 +378,3 @@ class PullConsumer(RoutedConsumer):
             for queue in sorted(there):
                 self._cursors.setdefault(queue, QueueCursor(0, is_fresh=True))
         self._arrived.set()
-
-
-def _checked_tags(tags: Collection[str] | None, tag_filter: str | None) -> frozenset[str] | None:
-    if tag_filter is not None:
-        if tags is not None:
-            raise UsageError("give tags or tag_filter, not both")
-        try:
-            if tag_filter:
-                check_filter(tag_filter)
-        except MqttError as error:
-            raise UsageError(str(error)) from error
-        return None
-    if tags is None:
-        return None
-    if isinstance(tags, str):
-        raise UsageError("tags must be a list of tags; a text alone is tag_filter")
-    for tag in tags:
-        fault = tag_fault(tag)
-        if fault is not None:
-            raise UsageError(fault)
-    return frozenset(tags)

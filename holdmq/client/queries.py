@@ -7,7 +7,7 @@ import heapq
 import json
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from holdmq.client.cluster_calls import AdminCalls
 from holdmq.client.pull_consumer import PullConsumer
@@ -29,9 +29,6 @@ from holdmq.wire.query_headers import (
     OffsetAtResponse,
     QueueOffset,
 )
-
-if TYPE_CHECKING:
-    pass
 
 TIMEOUT_S: Final = 10.0
 """Deadline of one look-up, retries included: it may have to wait for a cold disk."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdmq.client.cluster_calls import ClusterCalls, read_each
+from holdmq.client.cluster_calls import ClusterCalls
 from holdmq.errors import HoldMQError
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
@@ -35,4 +35,4 @@ class SharedCalls(ClusterCalls):
             answer = reply.header(SharedStateResponse)
             return SharedView(rows(SharedQueueRow, answer.queues), rows(SharedMemberRow, answer.members))
 
-        return read_each(await self._ask_all(RequestCode.SHARED_STATE, SharedStateRequest(group)), read)
+        return await self._read_all(RequestCode.SHARED_STATE, SharedStateRequest(group), read)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from holdmq.client.cluster_calls import ClusterCalls, read_each
+from holdmq.client.cluster_calls import ClusterCalls
 from holdmq.errors import HoldMQError
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
@@ -120,7 +120,7 @@ class StatisticsCalls(ClusterCalls):
             )
 
         request = StatisticsRequest(_listed(topics), _listed(groups), queues, rows_max)
-        return read_each(await self._ask_all(RequestCode.STATISTICS, request), read)
+        return await self._read_all(RequestCode.STATISTICS, request, read)
 
     async def backlog(
         self,
@@ -136,7 +136,7 @@ class StatisticsCalls(ClusterCalls):
             return BacklogView(rows(BacklogRow, answer.backlog), answer.now_ms, answer.left_out)
 
         request = BacklogRequest(_listed(groups), rows_max)
-        return read_each(await self._ask_all(RequestCode.BACKLOG, request, timeout_s), read)
+        return await self._read_all(RequestCode.BACKLOG, request, read, timeout_s)
 
     async def alarms(self) -> dict[str, AlarmsView | HoldMQError]:
         """The alarms that are raised."""
@@ -145,7 +145,7 @@ class StatisticsCalls(ClusterCalls):
             answer = reply.header(AlarmListResponse)
             return AlarmsView(rows(AlarmRow, answer.alarms), rows(ChannelRow, answer.channels))
 
-        return read_each(await self._ask_all(RequestCode.ALARM_LIST, Empty()), read)
+        return await self._read_all(RequestCode.ALARM_LIST, Empty(), read)
 
 
 def traffic(

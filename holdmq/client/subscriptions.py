@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from holdmq.errors import UsageError
@@ -34,10 +35,7 @@ class TagFilter:
         if self.text == EVERYTHING:
             return
         if SEPARATOR not in self.text and ("+" in self.text or "#" in self.text):
-            try:
-                check_filter(self.text)
-            except MqttError as error:
-                raise UsageError(f"filter {self.text!r}: {error}") from error
+            _check_mqtt(self.text)
             self._mqtt = self.text
             return
         tags = [tag.strip() for tag in self.text.split(SEPARATOR)]
@@ -47,6 +45,24 @@ class TagFilter:
                 raise UsageError(f"filter {self.text!r}: {fault}")
         self._tags = frozenset(tags)
         self.text = f" {SEPARATOR} ".join(sorted(self._tags))
+
+    @classmethod
+    def of(cls, tags: Collection[str] | None, tag_filter: str | None) -> TagFilter:
+        """One of these tags, or what an MQTT filter matches ("" = no tag); neither given: everything."""
+        found = cls()
+        if tag_filter is not None:
+            if tags is not None:
+                raise UsageError("give tags or tag_filter, not both")
+            if tag_filter:
+                _check_mqtt(tag_filter)
+            found._mqtt = tag_filter
+        elif tags is not None:
+            if isinstance(tags, str):
+                raise UsageError("tags must be a list of tags; a text alone is tag_filter")
+            found._tags = frozenset(tags)
+            for fault in filter(None, map(tag_fault, found._tags)):
+                raise UsageError(fault)
+        return found
 
     @property
     def is_everything(self) -> bool:
@@ -66,3 +82,10 @@ class TagFilter:
         if self._mqtt is not None:
             return [tag_filter_term(topic, self._mqtt, key_levels)]
         return [FilterTerm(TermKind.TOPIC, topic, 0, "")]
+
+
+def _check_mqtt(text: str) -> None:
+    try:
+        check_filter(text)
+    except MqttError as error:
+        raise UsageError(f"filter {text!r}: {error}") from error

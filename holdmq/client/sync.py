@@ -17,7 +17,7 @@ import concurrent.futures
 import functools
 import os
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import uvloop
@@ -32,7 +32,6 @@ from holdmq.client.shared_consumer import SharedConsumer
 from holdmq.client.workers import Handler
 from holdmq.errors import TransportError, UsageError
 from holdmq.message import Message, TopicQueue
-from holdmq.rpc.security import Security
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -208,16 +207,7 @@ class SyncProducer(_Blocking[Producer]):
 class SyncPullConsumer(_Blocking[PullConsumer]):
     """A blocking `PullConsumer`; takes the same settings."""
 
-    def __init__(
-        self,
-        registries: Sequence[str],
-        *,
-        client_id: str = "",
-        tags: Collection[str] | None = None,
-        tag_filter: str | None = None,
-        security: Security | None = None,
-    ) -> None:
-        settings = {"client_id": client_id, "tags": tags, "tag_filter": tag_filter, "security": security}
+    def __init__(self, registries: Sequence[str], **settings: Any) -> None:
         super().__init__(PullConsumer, (list(registries),), settings)
 
     def assign(
@@ -292,15 +282,7 @@ class SyncConsumer(_Blocking[Consumer]):
 class SyncAdmin(_Blocking[Admin]):
     """A blocking `Admin`; takes the same settings."""
 
-    def __init__(
-        self,
-        registries: Sequence[str],
-        *,
-        client_id: str = "",
-        role: str = "console",
-        security: Security | None = None,
-    ) -> None:
-        settings = {"client_id": client_id, "role": role, "security": security}
+    def __init__(self, registries: Sequence[str], **settings: Any) -> None:
         super().__init__(Admin, (list(registries),), settings)
 
     cluster = _awaited(Admin.cluster)
@@ -311,10 +293,7 @@ class SyncAdmin(_Blocking[Admin]):
     statistics = _awaited(Admin.statistics)
     backlog = _awaited(Admin.backlog)
     alarms = _awaited(Admin.alarms)
-
-    def create_topic(self, topic: str, queues: int = 0, key_levels: int = 1) -> None:
-        """Create a topic, as `Admin.create_topic` does."""
-        self._run(lambda a: a.create_topic(topic, queues, key_levels))
+    create_topic = _awaited(Admin.create_topic)
 
     def queue_bounds(self, topics: Iterable[str]) -> dict[TopicQueue, Bounds]:
         """Return the bounds of queues, as `Admin.queue_bounds` does."""
