@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import xxhash
@@ -66,6 +66,23 @@ class Choice:
     def knows(self, topic: str) -> bool:
         """Whether a queue of this topic was chosen since its route changed last: it has some, then."""
         return topic in self._topics
+
+    def of(self, topic: str, key: bytes | str | None) -> TopicQueue:
+        """The queue of a key, or the next in turn without one."""
+        return self.in_turn(topic) if key is None else self.of_key(topic, key)
+
+    def spread(self, wanted: Iterable[tuple[str, bytes | str | None]]) -> dict[TopicQueue, list[int]]:
+        """Which of these (topic, key) go to which queue; those of a topic that have no key go to one."""
+        groups: dict[TopicQueue, list[int]] = {}
+        in_turn: dict[str, TopicQueue] = {}
+        for index, (topic, key) in enumerate(wanted):
+            queue = in_turn.get(topic) if key is None else None
+            if queue is None:
+                queue = self.of(topic, key)
+                if key is None:
+                    in_turn[topic] = queue
+            groups.setdefault(queue, []).append(index)
+        return groups
 
     def of_key(self, topic: str, key: bytes | str) -> TopicQueue:
         """The queue of a key: over all known queues, absent brokers' too.

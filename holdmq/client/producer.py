@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, Self
 
 import numpy as np
 
-from holdmq.client.choice import Choice
 from holdmq.client.delay import due_text
 from holdmq.client.lanes import ChunkOwner, Key, SendChunk, SendResult, Terms
 from holdmq.client.lifecycle import RoutedClient
@@ -44,8 +43,6 @@ BODIES_MAX: Final = 65_536
 
 _ENVELOPE_BYTES: Final = FIXED_SIZE + 60
 """What a plain record takes beside its body, about: a short topic, a tag, a unique id."""
-
-Groups = dict[TopicQueue, list[int]]
 
 
 class Producer(RoutedClient):
@@ -188,18 +185,16 @@ class Producer(RoutedClient):
         for topic in dict.fromkeys(message.topic for message in messages):
             await self._know(topic, terms.deadline)
         sending = Many(len(messages), asyncio.get_running_loop().create_future())
-        groups = {queue: list(range(len(messages)))} if queue is not None else self._group(messages, key)
+        if queue is not None:
+            groups = {queue: list(range(len(messages)))}
+        else:
+            groups = sender.choice.spread((message.topic, _key_of(message, key)) for message in messages)
         chunks = [
             (target, chunk)
             for target, indices in groups.items()
             for chunk in self._encode(sending, messages, indices, target, terms)
         ]
-
-        def enqueue() -> None:
-            for target, chunk in chunks:
-                sender.enqueue(target, chunk)
-
-        await sender.room.take(sum(len(chunk.records) for _, chunk in chunks), terms.deadline, enqueue)
+        await sender.admit(chunks, terms.deadline)
         return await _all_stored(sending)
 
     def _are_plain(self, messages: Sequence[Message], terms: Terms) -> bool:
@@ -220,7 +215,7 @@ class Producer(RoutedClient):
         topic, tag = messages[0].topic, messages[0].tag
         self._check(topic, tag, queue)
         await self._know(topic, terms.deadline)
-        target = queue or self._choose(topic, terms.key)
+        target = queue or sender.choice.of(topic, terms.key)
         sending = Many(len(messages), asyncio.get_running_loop().create_future())
         bodies = [message.body for message in messages]
         chunks: list[SendChunk] = []
@@ -234,12 +229,7 @@ class Producer(RoutedClient):
                 messages[i].born_ms = self._born_ms
             chunks.append(chunk)
             begin = end
-
-        def enqueue() -> None:
-            for chunk in chunks:
-                sender.enqueue(target, chunk)
-
-        await sender.room.take(sum(len(chunk.records) for chunk in chunks), terms.deadline, enqueue)
+        await sender.admit([(target, chunk) for chunk in chunks], terms.deadline)
         return await _all_stored(sending)
 
     async def send_bodies(
@@ -267,12 +257,11 @@ class Producer(RoutedClient):
         while begin < len(bodies):
             await self._know(topic, terms.deadline)
             if target is None or terms.key is not None:
-                target = queue or self._choose(topic, terms.key)
+                target = queue or sender.choice.of(topic, terms.key)
             end = _end_of_part(bodies, begin)
             try:
                 chunk = self._encode_part(sending, topic, tag, bodies, range(begin, end), target, terms)
-                enqueue = _enqueuing(sender, target, chunk)
-                await sender.room.take(len(chunk.records), terms.deadline, enqueue)
+                await sender.admit([(target, chunk)], terms.deadline)
             except HoldMQError as error:
                 # What came before it is on its way.
                 sending.errors[begin] = len(bodies) - begin, error
@@ -294,7 +283,7 @@ class Producer(RoutedClient):
         }
         if sender is not None:
             found |= {
-                "outstanding_bytes": sender.outstanding_bytes,
+                "outstanding_bytes": sender.room.taken_bytes,
                 "room_waits_total": sender.room.waits,
                 "produces_total": sender.produces,
                 "resends_total": sender.resends,
@@ -347,15 +336,14 @@ class Producer(RoutedClient):
         if topic in self._turnstiles or not choice.knows(topic):
             await self._know(topic, terms.deadline)
         keys = message.keys[:1] if terms.key is None and message.keys else None
-        own = terms.key if keys is None else keys[0]
-        target = queue or (choice.in_turn(topic) if own is None else choice.of_key(topic, own))
+        target = queue or choice.of(topic, _key_of(message, terms.key))
         record = encode(message, target.queue_id, self._packing, terms.due)
         size = len(record)
         chunk = SendChunk(owner, topic, (0,), record, size.to_bytes(4, "big"), keys, terms)
         if sender.room.try_take(size):
             sender.enqueue(target, chunk)
         else:
-            await sender.room.take(size, terms.deadline, _enqueuing(sender, target, chunk))
+            await sender.admit([(target, chunk)], terms.deadline)
 
     # Routes
 
@@ -378,30 +366,6 @@ class Producer(RoutedClient):
             waiting.pop()
             if not waiting:
                 del self._turnstiles[topic]
-
-    @property
-    def _choice(self) -> Choice:
-        return self._start().choice
-
-    def _choose(self, topic: str, key: Key | None) -> TopicQueue:
-        choice = self._choice
-        return choice.in_turn(topic) if key is None else choice.of_key(topic, key)
-
-    def _group(self, messages: Sequence[Message], key: Key | None) -> Groups:
-        """Indices of messages by queue; RemoteError (TOPIC_UNKNOWN) for a topic without queues."""
-        choice = self._choice
-        groups: Groups = {}
-        in_turn: dict[str, TopicQueue] = {}
-        for index, message in enumerate(messages):
-            topic = message.topic
-            own = key if key is not None else (message.keys[0] if message.keys else None)
-            if own is not None:
-                target = choice.of_key(topic, own)
-            else:
-                chosen = in_turn.get(topic)
-                target = chosen if chosen is not None else in_turn.setdefault(topic, choice.in_turn(topic))
-            groups.setdefault(target, []).append(index)
-        return groups
 
     # Encoding
 
@@ -519,8 +483,6 @@ def _end_of_part(bodies: Sequence[bytes], begin: int) -> int:
     return end
 
 
-def _enqueuing(sender: Sender, target: TopicQueue, chunk: SendChunk) -> Callable[[], None]:
-    def enqueue() -> None:
-        sender.enqueue(target, chunk)
-
-    return enqueue
+def _key_of(message: Message, key: Key | None) -> Key | None:
+    """The key that says where a message goes: the caller's, else its first own; None = any queue will do."""
+    return key if key is not None else (message.keys[0] if message.keys else None)

@@ -25,6 +25,7 @@ class Room:
         self._max_bytes = max_bytes
         self._on_wait = on_wait
         self._waiting: deque[tuple[int, asyncio.Future[None], Callable[[], None]]] = deque()
+        self._closed: HoldMQError | None = None
         self._drained: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
 
@@ -35,7 +36,7 @@ class Room:
 
     def try_take(self, size_bytes: int) -> bool:
         """Take these bytes if nobody waits and they fit; any size fits when nothing is in hand."""
-        if self._waiting or not self._fits(size_bytes):
+        if self._waiting or self._closed is not None or not self._fits(size_bytes):
             return False
         self.taken_bytes += size_bytes
         return True
@@ -48,6 +49,8 @@ class Room:
         if self.try_take(size_bytes):
             then()
             return
+        if self._closed is not None:
+            raise self._closed
         self.waits += 1
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append((size_bytes, waiter, then))
@@ -87,7 +90,8 @@ class Room:
             await asyncio.wait([waiter], timeout=timeout_s)
 
     def close(self, error: HoldMQError) -> None:
-        """Fail everybody who waits with `error`."""
+        """Fail everybody who waits, and who comes later, with `error`."""
+        self._closed = error
         for _, waiter, _ in self._waiting:
             if not waiter.done():
                 waiter.set_exception(error)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import structlog
@@ -96,15 +96,14 @@ class Sender:
 
     # Intake
 
-    @property
-    def outstanding_bytes(self) -> int:
-        """Records in hand and not stored."""
-        return self.room.taken_bytes
+    async def admit(self, chunks: Sequence[tuple[TopicQueue, SendChunk]], deadline: float) -> None:
+        """Take room for these chunks, then send them to their queues together. Raises as `Room.take`."""
 
-    @property
-    def room_waits(self) -> int:
-        """Sends that had to wait for room."""
-        return self.room.waits
+        def enqueue() -> None:
+            for queue, chunk in chunks:
+                self.enqueue(queue, chunk)
+
+        await self.room.take(sum(len(chunk.records) for _, chunk in chunks), deadline, enqueue)
 
     def enqueue(self, queue: TopicQueue, chunk: SendChunk) -> None:
         """Send this chunk, whose room was taken, to a queue when the loop's turn ends.
@@ -545,19 +544,9 @@ class Sender:
         topic = chunk.topic
         if chunk.terms.is_tied:
             raise RemoteError(Code.QUEUE_UNKNOWN, f"topic {topic!r} has no such queue any more")
-        if chunk.terms.key is not None:
-            return {self.choice.of_key(topic, chunk.terms.key): list(range(chunk.count))}
-        if chunk.keys is None:
-            return {self.choice.in_turn(topic): list(range(chunk.count))}
-        groups: dict[TopicQueue, list[int]] = {}
-        in_turn: TopicQueue | None = None
-        for place, key in enumerate(chunk.keys):
-            if key is not None:
-                queue = self.choice.of_key(topic, key)
-            else:
-                queue = in_turn = in_turn or self.choice.in_turn(topic)
-            groups.setdefault(queue, []).append(place)
-        return groups
+        if chunk.terms.key is not None or chunk.keys is None:
+            return {self.choice.of(topic, chunk.terms.key): list(range(chunk.count))}
+        return self.choice.spread((topic, key) for key in chunk.keys)
 
 
 def _may_move(chunk: SendChunk, is_ordered: bool) -> bool:

@@ -284,7 +284,7 @@ async def test_a_send_ends_at_its_deadline(producer: Producer, broker: Any, acts
     result = await producer.send(message("next"), key="k")
     assert result.queue_offset == 1
     assert broker.bodies("t") == [b"first", b"next"]
-    assert producer.sender.outstanding_bytes == 0
+    assert producer.sender.room.taken_bytes == 0
 
 
 async def test_without_a_registry_the_error_names_it() -> None:
@@ -353,12 +353,12 @@ async def test_bytes_in_hand_are_bounded_and_senders_wait_their_turn(
         sends = [asyncio.ensure_future(producer.send(Message("t", bytes(1500)), key="k")) for _ in range(9)]
         highest = 0
         while not all(send.done() for send in sends):
-            highest = max(highest, producer.sender.outstanding_bytes)
+            highest = max(highest, producer.sender.room.taken_bytes)
             await asyncio.sleep(0.005)
         assert 3000 < highest <= 5000
-        assert producer.sender.room_waits >= 6
+        assert producer.sender.room.waits >= 6
         assert [s.result().queue_offset for s in sends] == list(range(1, 10))
-        assert producer.sender.outstanding_bytes == 0
+        assert producer.sender.room.taken_bytes == 0
 
 
 async def test_a_message_larger_than_the_bound_goes_alone(registries: list[str], broker: Any) -> None:

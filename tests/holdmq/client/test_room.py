@@ -71,3 +71,12 @@ async def test_drain_waits_for_the_last_byte_and_close_fails_who_waits() -> None
     bound.give_back(100)
     await draining
     await bound.drain(None)
+
+
+async def test_who_comes_to_a_closed_room_is_refused_at_once() -> None:
+    bound, order = room(), [0]
+    bound.close(TransportError("closed"))
+    assert not bound.try_take(1)
+    with pytest.raises(TransportError, match="closed"):
+        await taking(bound, 1, order)
+    assert (order, bound.is_idle) == ([0], True)
