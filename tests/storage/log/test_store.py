@@ -11,7 +11,6 @@ import pytest
 from holdmq.config.model import StorageSection
 from holdmq.errors import StoreFormatError
 from holdmq.record.codec import VERIFY_ALL, decode_record, prefix_hash, tag_hash
-from storage.api.batches import Batch
 from storage.api.queues import HashFilter, ReadStatus
 from storage.log.core import queues
 from storage.log.store import open_store
@@ -53,20 +52,6 @@ def test_nothing_is_visible_before_it_is_confirmed(driver: MakeDriver) -> None:
     assert d.wait(1) == [None]
     assert d.store.read_queue("devices", 0, 0, 0, 1000, 10).count == 3
     assert d.store.backlog() == (0, 0.0)
-
-
-def test_subscribers_hear_of_batches_before_their_appenders(driver: MakeDriver) -> None:
-    d = driver().open()
-    heard: list[int] = []
-
-    def confirmed(batches: list[Batch]) -> None:
-        assert len(d.results) == len(heard), "none of these was answered yet"
-        heard.extend(b.position for b in batches)
-
-    d.store.subscribe(confirmed)
-    batches = [d.append(2) for _ in range(5)]
-    d.wait(5)
-    assert heard == [b.position for b in batches]
 
 
 def test_memory_and_disk_give_equal_bytes(driver: MakeDriver) -> None:
@@ -196,16 +181,6 @@ def test_a_batch_that_fits_no_segment_is_refused(driver: MakeDriver) -> None:
     assert "segment_size_bytes" in str(error)
     d.append_and_wait(1)
     assert d.store.bounds("devices", 0) == (0, 1)
-
-
-def test_appends_to_a_closed_store_are_refused(driver: MakeDriver) -> None:
-    d = driver().open()
-    d.append_and_wait(1)
-    d.store.close()
-    d.append(1)
-    (error,) = d.wait(1)
-    assert "closed" in str(error)
-    assert not d.store.state().ok
 
 
 def test_a_second_opener_is_refused(driver: MakeDriver) -> None:

@@ -93,16 +93,6 @@ def test_a_removed_topic_is_empty_and_gives_no_offset_twice(driver: MakeDriver) 
     assert d.store.read_queue("other#tmp", 0, 0, d.store.bounds("other#tmp", 0)[0], MIB, 10).count == 1
 
 
-def test_a_topic_may_be_temporary_by_its_kind(driver: MakeDriver) -> None:
-    d = driver().open()
-    d.store.temporary.add("alerts")
-    d.append(1, topic="alerts")
-    d.append(1, topic="devices")
-    assert d.wait(2) == [None, None]
-    assert d.store.bounds("alerts", 0)[1] > 1 << 50
-    assert d.store.bounds("devices", 0) == (0, 1)
-
-
 def test_a_batch_of_both_kinds_is_refused(driver: MakeDriver) -> None:
     d = driver().open()
     parts = [encode_batch(topic.encode(), 0, [b"x"]) for topic in (TOPIC, "devices")]
