@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -42,9 +43,23 @@ _EXAMPLES: Final = {
 }
 
 
-def run(name: str, given: Given, **how: bool) -> int:
+_BACKUP_KEYS: Final = {"registry": "registry.accept_backup", "broker": "storage.accept_backup"}
+"""Service → the key that lets it start with a .bak; its refusals name the flag."""
+
+AcceptBackup = Annotated[
+    bool,
+    typer.Option("--accept-backup", help="Start with the .bak of a small file that is missing or damaged."),
+]
+
+
+def backup_sets(accept_backup: bool, names: Iterable[str]) -> list[str]:
+    """Return the settings that ``--accept-backup`` stands for."""
+    return [f"{_BACKUP_KEYS[name]}=true" for name in names if accept_backup and name in _BACKUP_KEYS]
+
+
+def run(name: str, given: Given, sets: Iterable[str] = (), **how: bool) -> int:
     """Run the service `name` until it has drained and return its exit code; `how` goes to its ``main``."""
-    config = given.configuration(*(["log.format=json"] if given.as_json else ()))
+    config = given.configuration(*sets, *(["log.format=json"] if given.as_json else ()))
     module = _module(name)
     # What is loaded by now stays as long as the process: no collection looks at it again, even at the end.
     gc.freeze()
@@ -77,7 +92,10 @@ def _command(name: str) -> Any:
     def command(given: Given) -> None:
         raise typer.Exit(run(name, given))
 
-    return command
+    def command_with_backup(given: Given, accept_backup: AcceptBackup = False) -> None:
+        raise typer.Exit(run(name, given, backup_sets(accept_backup, [name])))
+
+    return command_with_backup if name in _BACKUP_KEYS else command
 
 
 def _stats(

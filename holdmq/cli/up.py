@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from holdmq.cli.options import CommandGroup, Given, print_json
-from holdmq.cli.services import MODULES
+from holdmq.cli.services import MODULES, AcceptBackup, backup_sets
 from holdmq.cli.supervisor import ServiceCommand, ServiceSupervisor
 from holdmq.cli.up_keys import give_keys
 from holdmq.config.model import Config
@@ -56,13 +56,13 @@ def register(app: CommandGroup) -> None:
     app.add("up", example="holdmq up --data ./holdmq-data --set gateway.port=1884")(up)
 
 
-def up(given: Given, data: Data = None, without: Without = None) -> None:
+def up(given: Given, data: Data = None, without: Without = None, accept_backup: AcceptBackup = False) -> None:
     """Run everything on this machine until Ctrl-C, and print where to look."""
     left_out = set(without or ())
     if not left_out <= {"stats", "console"}:
         wrong = ", ".join(sorted(left_out - {"stats", "console"}))
         raise ConfigError(f"--without takes stats or console, not {wrong}")
-    placed = _data_sets(given.configuration(), data)
+    placed = [*_data_sets(given.configuration(), data), *backup_sets(accept_backup, MODULES)]
     sets = [*(given.sets or ()), *placed]
     loaded = given.configuration(*placed)
     telemetry.setup("up", loaded.log)

@@ -96,8 +96,7 @@ def refusal(stack: Stack) -> str:
 
 
 def start_with_backups(stack: Stack) -> None:
-    stack.set("storage.accept_backup", "true")
-    stack.start("broker")
+    stack.start("broker", "--accept-backup")
 
 
 def flip(path: Path) -> None:
