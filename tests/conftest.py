@@ -26,6 +26,7 @@ SYSTEM: Final = (
     "console/test_analysis_page.py",
     "console/test_app.py",
     "console/test_page.py",
+    "console/test_scripted_pages.py",
     "spark_streaming/source",
     "spark_streaming/job",
     "broker/groups/test_offsets_processes.py",

@@ -7,8 +7,16 @@ export class Refusal extends Error {
   }
 }
 
+let proof = "";
+let signedOut = () => {};
+
+// What every request with an effect carries, so that no other site's page can make one.
+export const prove = (token) => { proof = token ?? ""; };
+export const onSignedOut = (work) => { signedOut = work; };
+
 export async function call(path, { method = "GET", body, signal } = {}) {
   const headers = body === undefined ? {} : { "Content-Type": "application/json" };
+  if (method !== "GET") headers["X-HoldMQ-CSRF"] = proof;
   let response;
   try {
     response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal });
@@ -25,8 +33,15 @@ export async function call(path, { method = "GET", body, signal } = {}) {
     throw new Refusal(`the console answered ${response.status} without a reason`, { status: response.status });
   }
   if (response.ok) return answer;
-  throw new Refusal(answer.error.message, { status: response.status, ...answer.error });
+  const refusal = new Refusal(answer.error.message, { status: response.status, ...answer.error });
+  if (response.status === 401) signedOut(refusal);
+  throw refusal;
 }
 
-// A path with names in it: path`/api/v1/topics/${name}`.
+// A path with names in it: path`/api/v1/topics/${name}`; a query from an object, without what is empty.
 export const path = (parts, ...names) => parts.reduce((whole, part, i) => whole + encodeURIComponent(names[i - 1]) + part);
+
+export function query(values) {
+  const given = Object.entries(values).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false);
+  return given.length ? `?${new URLSearchParams(given.map(([name, value]) => [name, String(value)]))}` : "";
+}

@@ -56,7 +56,7 @@ export class RangeChart {
       padding: [10, 8, 0, 0],
       cursor: { y: false, points: { size: 8 }, drag: { x: this.#zoom !== null, y: false, setScale: false } },
       scales: { x: { time: true }, y: { range: (_, _min, max) => [0, Math.max(1, (max ?? 0) * 1.12)] } },
-      axes: [{ ...axis, size: 40, space: 90, grid: { show: false }, values: (_, at, _axis, _space, step) => ticks(at, step) }, { ...axis, size: 56, space: 44, values: (_, at) => at.map((n) => (n % 1 && n > 10 ? "" : this.#show(n))) }],
+      axes: [{ ...axis, size: 34, space: 90, grid: { show: false }, values: (_, at, _axis, _space, step) => ticks(at, step) }, { ...axis, size: 56, space: 44, values: (_, at) => at.map((n) => (n % 1 && n > 10 ? "" : this.#show(n))) }],
       series: [{}, ...lines.map((line, i) => ({ label: line.label, stroke: strokes[i], width: 1.6, fill: lines.length === 1 ? faded(strokes[i], 0.12) : undefined, points: { show: few } }))],
       hooks: { setCursor: [(plot) => this.#values(plot.cursor.idx ?? null)], setSelect: [(plot) => this.#selected(plot)] },
     }, [x, ...lines.map((line) => line.values)], this.#box);

@@ -1,12 +1,41 @@
-// The shell: the navigation, and the page that the address names.
+// The shell: who is signed in, what the role may open, and the page that the address names.
 
-import { onMoved } from "./address.js";
-import { at, h, notice, tell } from "./dom.js";
+import { go, onMoved } from "./address.js";
+import { account, forget, hasAccounts, load, may, signOut } from "./account.js";
+import { onSignedOut } from "./api.js";
+import { at, every, h, notice, say, tell } from "./dom.js";
+import { askPassword } from "./password.js";
 import { themeSwitch } from "./theme_switch.js";
 
-const NAVIGATION = [["Now", [["/", "Overview"]]], ["Past", [["/analysis", "Analysis"]]]];
+const NAVIGATION = [
+  ["Now", [["/", "Overview", "guest"], ["/alarms", "Alarms"]]],
+  ["Messages", [["/topics", "Topics"], ["/messages", "Search"], ["/groups", "Groups"], ["/dead-letters", "Dead letters"]]],
+  ["Clients", [["/sessions", "Sessions"], ["/connections", "Connections"]]],
+  ["Past", [["/analysis", "Analysis", "guest"]]],
+  ["Access", [["/accounts", "Accounts", "admin"], ["/audit", "Audit", "admin"]]],
+];
 
-const PAGES = [[/^\/$/, "overview", "Overview"], [/^\/analysis$/, "analysis", "Analysis"]];
+const PAGES = [
+  [/^\/$/, "overview", "Overview"],
+  [/^\/topics$/, "topics", "Topics"],
+  [/^\/topics\/([^/]+)$/, "topic", "Topic"],
+  [/^\/messages$/, "messages", "Search"],
+  [/^\/messages\/([^/]+)$/, "message", "Message"],
+  [/^\/groups$/, "groups", "Groups"],
+  [/^\/groups\/([^/]+)$/, "group", "Group"],
+  [/^\/dead-letters$/, "dead_letters", "Dead letters"],
+  [/^\/dead-letters\/([^/]+)$/, "dead_letters_of", "Dead letters"],
+  [/^\/sessions$/, "sessions", "Sessions"],
+  [/^\/sessions\/([^/]+)$/, "session", "Session"],
+  [/^\/connections$/, "connections", "Connections"],
+  [/^\/alarms$/, "alarms", "Alarms"],
+  [/^\/accounts$/, "accounts", "Accounts"],
+  [/^\/audit$/, "audit", "Audit"],
+  [/^\/analysis$/, "analysis", "Analysis"],
+];
+
+// The pages' own titles may change each second; the account may change its role at any time.
+const ACCOUNT_MS = 60_000;
 
 let leaving = new AbortController();
 let isFirst = true;
@@ -14,8 +43,9 @@ let isFirst = true;
 async function open() {
   leaving.abort();
   leaving = new AbortController();
-  const { signal } = leaving, main = at("main"), [name, title, args] = named(location.pathname);
-  frame();
+  const { signal } = leaving, main = at("main"), isIn = account() !== null && !account().must_change_password;
+  frame(isIn);
+  const [name, title, args] = isIn ? named(location.pathname) : ["sign_in", "Sign in", []];
   document.title = `${title} · HoldMQ`;
   main.setAttribute("aria-busy", "true");
   // A page is built beside the one that is there: nothing flickers, and a slow answer leaves no blank.
@@ -23,7 +53,7 @@ async function open() {
   try {
     const { show } = await import(`./pages/${name}.js`);
     if (signal.aborted) return;
-    await show({ main: page, args, signal, query: new URLSearchParams(location.search) });
+    await show({ main: page, args, signal, query: new URLSearchParams(location.search), again: start });
   } catch (error) {
     if (signal.aborted || error.name === "AbortError") return;
     const line = notice({ role: "alert" });
@@ -52,16 +82,60 @@ function named(path) {
   return ["not_found", "Not found", []];
 }
 
-function frame() {
+function frame(isIn) {
+  at("shell").dataset.signed = isIn ? "in" : "out";
   if (at("side").matches(":popover-open")) at("side").hidePopover();
+  at("side").hidden = at("menu").hidden = !isIn;
+  if (!isIn) return;
   const path = location.pathname;
-  at("pages").replaceChildren(...NAVIGATION.map(([heading, links]) => {
-    const id = `pages-${heading.toLowerCase()}`, current = (to) => (path === to ? "page" : null);
-    return h("section", {}, h("h2", { id }, heading), h("ul", { "aria-labelledby": id },
-      links.map(([to, title]) => h("li", {}, h("a", { href: to, "aria-current": current(to) }, title)))));
+  at("pages").replaceChildren(...NAVIGATION.flatMap(([heading, links]) => {
+    const shown = links.filter(([, , role]) => may(role ?? "viewer")), id = `pages-${heading.toLowerCase()}`;
+    const current = (to) => (path === to ? "page" : to !== "/" && path.startsWith(`${to}/`) ? "true" : null);
+    return shown.length ? h("section", {}, h("h2", { id }, heading), h("ul", { "aria-labelledby": id },
+      shown.map(([to, title]) => h("li", {}, h("a", { href: to, "aria-current": current(to) }, title))))) : [];
   }));
+  const { name, role } = account();
+  at("account-menu").hidden = !hasAccounts();
+  at("account-name").textContent = name;
+  at("account-role").textContent = role;
+}
+
+async function start() {
+  try {
+    await load();
+  } catch (error) {
+    forget();
+    console.warn("the account could not be read:", error);
+  }
+  await open();
 }
 
 themeSwitch(at("theme"));
+at("account-menu").addEventListener("toggle", () => at("sign-out").scrollIntoView({ block: "nearest" }));
+at("password").addEventListener("click", async () => {
+  at("account-menu").open = false;
+  if (await askPassword()) say("The password is changed. Other browsers are signed out.");
+});
+at("sign-out").addEventListener("click", async () => {
+  try {
+    await signOut();
+    at("account-menu").open = false;
+    go("/");
+  } catch (error) {
+    say(error.message);
+  }
+});
+onSignedOut(() => {
+  if (account() === null) return;
+  forget();
+  say("You are signed out: sign in again, and go on where you were.");
+  open();
+});
 onMoved(open);
-open();
+start();
+every(ACCOUNT_MS, new AbortController().signal, async () => {
+  const before = account()?.role;
+  if (!before) return;
+  try { await load(); } catch { return; }
+  if (account()?.role !== before) open();
+});

@@ -1,0 +1,260 @@
+"""Every page over a scripted API: nobody is kept from using it, roles, errors beside their cause, dialogs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Browser, Locator, Page, expect
+from scripted_console import ODD_NAME, ScriptedConsole, refusal, scripted_console
+from web_pages import barriers_of, faults_of
+
+PAGES = {
+    "Topics": "/topics",
+    "plant-000": "/topics/plant-000",
+    "Find messages": "/messages?topic=plant-000",
+    "Message": "/messages/00000000000000000000000000000001",
+    "Groups": "/groups",
+    "billing": "/groups/billing",
+    "Dead letters": "/dead-letters",
+    "billing ": "/dead-letters/billing",
+    "Sessions": "/sessions",
+    "meter-001": "/sessions/meter-001",
+    "Connections": "/connections",
+    "Alarms": "/alarms",
+    "Accounts": "/accounts",
+    "Audit": "/audit",
+    "There is no such page": "/nothing",
+}
+"""Every page but those of the counts, whose tests have a table: its title, and its address."""
+
+
+@pytest.fixture
+async def script() -> AsyncIterator[ScriptedConsole]:
+    async with scripted_console() as script:
+        yield script
+
+
+def button(place: Page | Locator, name: str) -> Locator:
+    return place.get_by_role("button", name=name, exact=True)
+
+
+async def opened(browser: Browser, script: ScriptedConsole, path: str) -> tuple[Page, list[str]]:
+    page = await browser.new_page()
+    faults = faults_of(page)
+    await page.goto(script.url + path)
+    await expect(page.locator("main")).to_have_attribute("aria-busy", "false")
+    return page, faults
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_page_fits_a_phone_and_keeps_nobody_from_using_it(
+    script: ScriptedConsole, browser: Browser, scheme: str
+) -> None:
+    phone = {"width": 390, "height": 844}
+    page = await browser.new_page(viewport=phone, color_scheme="dark" if scheme == "dark" else "light")  # type: ignore[arg-type]
+    faults = faults_of(page)
+    for title, path in PAGES.items():
+        await page.set_viewport_size({"width": 390, "height": 844})
+        await page.goto(script.url + path)
+        await expect(page.get_by_role("heading", level=1)).to_have_text(title.strip())
+        await expect(page.locator("main [aria-busy=true]")).to_have_count(0)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 390, path
+        assert await barriers_of(page) == [], path
+        await page.set_viewport_size({"width": 1440, "height": 900})
+        assert await barriers_of(page) == [], path
+        assert await page.locator("main img").count() == 0, path
+    assert faults == []
+    await page.close()
+
+
+async def test_the_first_sign_in_asks_for_a_password_of_ones_own_and_goes_on_where_it_was(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    script.account = None
+    page, faults = await opened(browser, script, "/groups")
+    await expect(page.get_by_label("Name")).to_be_focused()
+    assert await barriers_of(page) == []
+    await button(page, "Sign in").click()
+    await expect(page.locator("main")).to_contain_text("Name is needed")
+    await page.get_by_label("Name").fill("ada")
+    await page.get_by_label("Password").fill("printed once")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Choose your password")
+    await page.get_by_label("Password that you were given").fill("printed once")
+    await page.get_by_label("New password", exact=True).fill("a sentence is good")
+    await page.get_by_label("New password, again").fill("a sentence")
+    await button(page, "Change and go on").click()
+    await expect(page.locator("main")).to_contain_text("the two are not the same")
+    assert await barriers_of(page) == []
+    await page.get_by_label("New password, again").fill("a sentence is good")
+    await button(page, "Change and go on").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Groups")
+    # Out again by the menu.
+    await page.locator("#account-menu summary").click()
+    assert await barriers_of(page) == []
+    await button(page, "Sign out").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+    assert [(method, path) for method, path, _ in script.said] == [
+        ("POST", "session"),
+        ("PUT", "session/password"),
+        ("DELETE", "session"),
+    ]
+    assert faults == []
+    await page.close()
+
+
+async def test_who_was_signed_out_meanwhile_is_asked_and_goes_on(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, _ = await opened(browser, script, "/topics")
+    script.account = None
+    await page.get_by_label("Search topics").fill("plant-00")
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+    await expect(page.locator("#said")).to_contain_text("You are signed out")
+    script.account = {"name": "ada", "role": "admin", "must_change_password": False}
+    await page.reload()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Topics")
+    await expect(page.get_by_label("Search topics")).to_have_value("plant-00")
+    await page.close()
+
+
+async def test_a_role_sees_what_it_may_do(script: ScriptedConsole, browser: Browser) -> None:
+    acts = ("Publish", "Queues", "Settings", "Pause", "Delete")
+    for role, seen in (("viewer", 0), ("operator", 4), ("admin", 5)):
+        script.be(role)
+        page, faults = await opened(browser, script, "/topics/plant-000")
+        assert sum([await button(page, act).count() for act in acts]) == seen
+        links = page.get_by_role("navigation", name="Pages").get_by_role("link", name="Accounts")
+        assert await links.count() == (role == "admin")
+        assert faults == []
+        await page.close()
+
+
+async def test_a_list_is_searched_sorted_and_turned_by_the_server_and_its_address_says_so(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, faults = await opened(browser, script, "/topics")
+    rows = page.get_by_role("table", name="Topics").locator("tbody tr")
+    await expect(rows).to_have_count(50)
+    await expect(page.locator("main")).to_contain_text("120 in all")
+    await button(page, "More ›").click()
+    await expect(rows.first).to_contain_text("plant-050")
+    await expect(button(page, "More ›")).to_be_focused()
+    await button(page, "More ›").click()
+    await expect(rows).to_have_count(20)
+    # The last page has no next one: the keyboard goes on at what is left.
+    await expect(button(page, "‹ Back")).to_be_focused()
+    await page.get_by_label("Search topics").fill("plant-01")
+    await expect(rows).to_have_count(10)
+    await button(page, "In").click()
+    await expect(rows.first).to_contain_text("plant-019")
+    await expect(page.get_by_role("columnheader", name="In", exact=True)).to_have_attribute(
+        "aria-sort", "descending"
+    )
+    assert page.url.endswith("/topics?sort=-messages_in&q=plant-01")
+    await rows.first.get_by_role("link").click()
+    await expect(page.get_by_role("heading", level=1)).to_be_focused()
+    await page.go_back()
+    await expect(page.get_by_label("Search topics")).to_have_value("plant-01")
+    await expect(rows).to_have_count(10)
+    await page.get_by_label("Search topics").fill("nothing")
+    await expect(page.locator("main")).to_contain_text("Nothing fits the search")
+    assert faults == []
+    await page.close()
+
+
+async def test_an_error_is_a_sentence_beside_its_cause_and_a_dialog_gives_the_focus_back(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, _ = await opened(browser, script, "/topics")
+    script.refused["POST topics"] = refusal(
+        409, "TOPIC_EXISTS", "it exists", field="topic", hint="take another"
+    )
+    await button(page, "Create a topic").click()
+    assert await barriers_of(page) == []
+    name = page.get_by_role("dialog").get_by_label("Name")
+    await expect(name).to_be_focused()
+    await name.fill("plant 1")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("dialog")).to_contain_text("letters, digits, _ and - only")
+    await name.fill("plant-1")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("dialog")).to_contain_text("it exists. take another")
+    await expect(name).to_be_focused()
+    await page.keyboard.press("Escape")
+    await expect(button(page, "Create a topic")).to_be_focused()
+    # One that belongs to no field is in the dialog; one of the page is above it.
+    script.refused["POST topics/plant-000/pause"] = refusal(
+        503, "BUSY", "the broker is away", hint="try again"
+    )
+    await page.goto(script.url + "/topics/plant-000")
+    await button(page, "Pause").click()
+    await button(page.get_by_role("dialog"), "Pause").click()
+    await expect(page.get_by_role("dialog").get_by_role("alert")).to_have_text("the broker is awaytry again")
+    await page.keyboard.press("Escape")
+    script.refused["GET topics/plant-000"] = refusal(503, "NO_BROKER", "no broker answers")
+    await expect(page.locator("main > .page > .notice")).to_have_text("no broker answers")
+    del script.refused["GET topics/plant-000"]
+    await expect(page.locator("main > .page > .notice")).to_be_hidden()
+    await page.close()
+
+
+async def test_what_goes_for_good_is_confirmed_by_its_name(script: ScriptedConsole, browser: Browser) -> None:
+    page, faults = await opened(browser, script, "/dead-letters/billing")
+    await button(page, "Purge").click()
+    deed = button(page.get_by_role("dialog"), "Purge")
+    await expect(deed).to_be_disabled()
+    proof = page.get_by_label("Type billing to confirm")
+    await proof.fill("billin")
+    await page.keyboard.press("Enter")
+    await expect(deed).to_be_disabled()
+    await proof.fill("billing")
+    assert await barriers_of(page) == []
+    await deed.click()
+    await expect(page.locator("#said")).to_contain_text("8 dead letters of billing are gone")
+    assert [(method, path) for method, path, _ in script.said] == [("POST", "dead-letters/billing/purge")]
+    assert faults == []
+    await page.close()
+
+
+async def test_a_payload_is_shown_as_text_json_and_hex_and_never_as_markup(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, faults = await opened(browser, script, f"/messages/{0:032x}")
+    payload = page.get_by_role("region", name="Payload")
+    await expect(payload).to_have_text('{\n  "temperature": 21.5,\n  "unit": "C"\n}')
+    await button(page, "text").click()
+    await expect(payload).to_have_text('{"temperature": 21.5, "unit": "C"}')
+    await button(page, "hex").click()
+    await expect(payload).to_contain_text("000000  7b 22 74 65 6d 70 65 72  61 74 75 72 65 22 3a 20")
+    await expect(page.locator("main")).to_contain_text(ODD_NAME)
+    await page.goto(f"{script.url}/messages/{1:032x}")
+    await expect(payload).to_have_text("hello <b>world</b>")
+    await expect(button(page, "JSON")).to_be_disabled()
+    await page.goto(f"{script.url}/messages/{2:032x}")
+    await expect(button(page, "hex")).to_have_attribute("aria-pressed", "true")
+    await page.goto(f"{script.url}/messages/{3:032x}")
+    await expect(payload).to_have_text("(empty)")
+    assert faults == []
+    await page.close()
+
+
+async def test_the_menu_of_a_phone_opens_goes_and_gives_the_focus_back(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page = await browser.new_page(viewport={"width": 390, "height": 844})
+    await page.goto(script.url + "/groups")
+    await button(page, "Menu").click()
+    assert await barriers_of(page) == []
+    await page.keyboard.press("Escape")
+    await expect(button(page, "Menu")).to_be_focused()
+    await page.keyboard.press("Enter")
+    await page.get_by_role("link", name="Sessions").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Sessions")
+    await expect(page.locator("#side")).to_be_hidden()
+    # The first stop of the keyboard passes the navigation by.
+    await page.goto(script.url + "/groups")
+    await page.keyboard.press("Tab")
+    await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    await page.close()

@@ -1,0 +1,347 @@
+"""A console whose API says what a test wants it to: the real pages, over answers that are written down here.
+
+It stands beside the walks over real installations: here each page has every kind of row at once, an API that
+refuses is one line, and no cluster is started. `said` are the orders that the pages gave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import uvicorn
+from processes import free_port
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from console.app import STATIC
+from console.http import SECURITY_HEADERS
+
+API: Final = "/api/v1"
+TOPICS: Final = [f"plant-{n:03}" for n in range(120)]
+ODD_NAME: Final = "<img src=x onerror=alert(1)>"
+BODIES: Final = (b'{"temperature": 21.5, "unit": "C"}', b"hello <b>world</b>", bytes(range(64)), b"")
+
+
+def topic_row(name: str) -> dict[str, Any]:
+    number = sum(name.encode())
+    return {
+        "topic": name,
+        "kind": "table" if name.endswith("7") else "log",
+        "read_queues": 2,
+        "write_queues": 2,
+        "brokers": ["broker-0"],
+        "messages_in": number * 1000,
+        "bytes_in": number * 100_000,
+        "messages_out": number * 900,
+        "bytes_out": number * 90_000,
+        "messages_stored": number * 10,
+        "perm": "r" if name.endswith("5") else "rw",
+        "order": name.endswith("3"),
+        "retention_ms": 43_200_000 if name.endswith("2") else 0,
+        "is_paused": name.endswith("9"),
+    }
+
+
+def message_row(number: int) -> dict[str, Any]:
+    body = BODIES[number % len(BODIES)]
+    return {
+        "message_id": f"{number:032x}",
+        "topic": "plant-000",
+        "tag": f"north/{number}/temp",
+        "keys": [f"order-{number}"],
+        "unique_id": f"unique-{number}",
+        "born_ms": 1_790_000_000_000 - number * 1000,
+        "store_ms": 1_790_000_000_007 - number * 1000,
+        "broker": "broker-0",
+        "queue_id": number % 2,
+        "offset": number,
+        "properties": {"content-type": "application/json", "odd": ODD_NAME},
+        "size": len(body),
+        "body_base64": base64.b64encode(body).decode(),
+        "client_id": ODD_NAME,
+        "reconsume_times": 16,
+        "is_cut": False,
+    }
+
+
+def letter_row(number: int) -> dict[str, Any]:
+    return {
+        "broker": "broker-0",
+        "offset": number,
+        "failed_ms": 1_790_000_000_000,
+        "is_resent": number % 2 == 0,
+        "message": message_row(number),
+    }
+
+
+def group_row(name: str, lag: int) -> dict[str, Any]:
+    return {
+        "group": name,
+        "mode": "clustering",
+        "members": lag % 3,
+        "lag": lag,
+        "age_ms": lag * 1700,
+        "is_paused": lag == 2,
+        "retry_max_times": 16,
+    }
+
+
+def session_row(number: int) -> dict[str, Any]:
+    return {
+        "client_id": f"meter-{number:03}",
+        "broker": "broker-0",
+        "online": number % 2 == 1,
+        "gateway": "gateway-1/0" if number % 2 else "",
+        "ended_ms": None if number % 2 else 1_790_000_000_000,
+        "created_ms": 1_780_000_000_000,
+        "expiry_s": 86_400,
+        "principal": ODD_NAME,
+    }
+
+
+def alarm_row(state: str) -> dict[str, Any]:
+    return {
+        "kind": "backlog_age",
+        "name": "billing",
+        "broker": "broker-0",
+        "value": 75,
+        "peak": 99,
+        "threshold": 60,
+        "since_ms": 1_790_000_000_000,
+        "ended_ms": 1_790_000_100_000,
+        "text": f"group billing {state} for 75 s",
+    }
+
+
+QUEUE: Final = {"broker": "broker-0", "queue_id": 0, "first_offset": 5, "end_offset": 1005}
+"""A queue as every page that names queues has it."""
+
+
+def refusal(status: int, code: str, message: str, **more: str) -> JSONResponse:
+    return JSONResponse({"error": {"code": code, "message": message, **more}}, status)
+
+
+class ScriptedConsole:
+    """What the API answers: `account` None is signed out; `refused` are calls (METHOD path) that fail."""
+
+    def __init__(self) -> None:
+        self.account: dict[str, Any] | None = {"name": "ada", "role": "admin", "must_change_password": False}
+        self.refused: dict[str, JSONResponse] = {}
+        self.said: list[tuple[str, str, Any]] = []
+        self.removal: dict[str, Any] | None = None
+        self.url = ""
+
+    def be(self, role: str) -> None:
+        assert self.account is not None
+        self.account["role"] = role
+
+    async def api(self, request: Request) -> Response:
+        path, method = request.path_params["path"], request.method
+        if method != "GET":
+            assert path == "session" or request.headers["X-HoldMQ-CSRF"] == "proof"
+            self.said.append((method, path, json.loads(await request.body() or b"null")))
+        if refused := self.refused.get(f"{method} {path}"):
+            return refused
+        if path == "openapi.json":
+            return JSONResponse({"paths": {f"{API}/session": {}}})
+        if path.split("/")[0] == "session":
+            return self._session(path, method)
+        if self.account is None:
+            return refusal(401, "SIGNED_OUT", "nobody is signed in")
+        return JSONResponse(self.answer(path, method, dict(request.query_params)))
+
+    def _session(self, path: str, method: str) -> Response:
+        if method == "DELETE":
+            self.account = None
+            return Response(status_code=204)
+        if method == "POST":
+            self.account = {"name": self.said[-1][2]["name"], "role": "admin", "must_change_password": True}
+        if method == "PUT" and self.account is not None:
+            self.account["must_change_password"] = False
+        return JSONResponse({"account": self.account, "csrf": "proof", "auth": "accounts", "cluster": None})
+
+    def answer(self, path: str, method: str, asked: dict[str, str]) -> dict[str, Any]:
+        """The answer to a path below /api/v1."""
+        kind, _, name = path.partition("/")
+        if method != "GET":
+            return ORDERS.get(path, {"topic": "made", "group": "made"})
+        if kind == "topics" and name:
+            return {
+                **topic_row(name),
+                "broker_rows": [{"broker": "broker-0", "write_queues": 2}],
+                "queues": [{**QUEUE, "hidden_from_producers": False, "hidden_from_consumers": False}],
+                "removal": self.removal,
+            }
+        if kind == "topics":
+            rows = [topic_row(each) for each in TOPICS if asked.get("q", "") in each]
+            sort = asked.get("sort", "topic")
+            rows.sort(key=lambda row: row[sort.lstrip("-")], reverse=sort.startswith("-"))
+            first = int(asked.get("after", 0))
+            until = first + int(asked["limit"])
+            more = str(until) if until < len(rows) else None
+            return {"topics": rows[first:until], "total": len(rows), "next": more}
+        if kind == "messages":
+            return (
+                message_row(int(name, 16))
+                if name
+                else {"messages": MESSAGES, "next": None, "is_complete": True}
+            )
+        if kind == "groups" and name:
+            progress = [{"topic": "plant-000", **QUEUE, "offset": 5, "lag": 1000, "lag_ms": 9000}]
+            return {**group_row(name, 7), "progress": progress, "clients": CLIENTS}
+        if kind == "sessions" and name:
+            return {**session_row(1), "waiting": 2, "subscriptions": FILTERS}
+        return LISTS[path]
+
+
+MESSAGES: Final = [message_row(number) for number in range(8)]
+CLIENTS: Final = [
+    {
+        "client_id": "worker-1",
+        "broker": "broker-0",
+        "queues": 2,
+        "topics": ["plant-000"],
+        "address": "127.0.0.1:3000",
+        "joined_ms": 1_790_000_000_000,
+    }
+]
+FILTERS: Final = [
+    {
+        "filter": "commands/+/#",
+        "qos": 1,
+        "no_local": False,
+        "retain_as_published": True,
+        "retain_handling": 0,
+    }
+]
+ORDERS: Final[dict[str, dict[str, Any]]] = {
+    "topics/plant-000/messages": {"message_id": "0" * 32, "broker": "broker-0", "queue_id": 1, "offset": 9},
+    "groups/billing/reset": {
+        "moved": [{"topic": "plant-000", "broker": "broker-0", "queue_id": 0, "before": 1005, "after": 5}]
+    },
+    "dead-letters/billing/resend": {"resent": 1, "repeated": 0, "failures": []},
+    "dead-letters/billing/purge": {"purged": 8},
+    "accounts": {"account": {"name": "grace"}, "password": "shown-once"},
+    "tokens": {"record": {"name": "ci"}, "token": "shown-once"},
+}
+LISTS: Final[dict[str, dict[str, Any]]] = {
+    "groups": {
+        "groups": [group_row(name, lag) for lag, name in enumerate(("billing", "audit", "search", "idle"))],
+        "total": 4,
+        "next": None,
+    },
+    "connections": {
+        "connections": [
+            {
+                "broker": "broker-0",
+                "role": role,
+                "client_id": f"{role}-1",
+                "address": f"127.0.0.1:400{place}",
+                "language": "python",
+                "software": "holdmq 0.1",
+                "connected": "2026-11-20T14:52:59Z",
+            }
+            for place, role in enumerate(("gateway", "client", "console"))
+        ],
+        "total": 3,
+        "next": None,
+    },
+    "sessions": {"sessions": [session_row(number) for number in range(6)], "total": 6, "next": None},
+    "dead-letters": {"groups": [{"group": "billing", "messages": 8, "resent": 4}]},
+    "dead-letters/billing": {"letters": [letter_row(number) for number in range(8)], "next": None},
+    "alarms": {"active": [alarm_row("has waited")], "history": [alarm_row("had waited")]},
+    "accounts": {
+        "accounts": [
+            {
+                "name": name,
+                "role": role,
+                "disabled": name == "gone",
+                "must_change_password": name == "new",
+                "created_ms": 1_780_000_000_000,
+                "password_ms": 1_790_000_000_000,
+            }
+            for name, role in (("ada", "admin"), ("new", "operator"), ("gone", "viewer"))
+        ]
+    },
+    "tokens": {
+        "tokens": [
+            {
+                "name": "ci",
+                "role": "operator",
+                "created_ms": 1_780_000_000_000,
+                "expires_ms": None,
+                "by": "ada",
+            }
+        ]
+    },
+    "audit": {
+        "rows": [
+            {
+                "time_ms": 1_790_000_000_000,
+                "account": "ada",
+                "address": "127.0.0.1",
+                "method": "PUT",
+                "path": f"/api/v1/topics/{status}",
+                "what": ODD_NAME,
+                "status": status,
+            }
+            for status in (200, 403, 503)
+        ],
+        "next": None,
+    },
+    "queries": {"queries": [{"name": "Messages per topic", "sql": "SELECT 1", "ready_made": True}]},
+    **{
+        name: {"first": 1_790_000_000, "until": 1_790_003_600, "step_seconds": 60, "rows": [], "topics": []}
+        for name in ("history", "latency", "backlog", "talkers")
+    },
+    "tps": {"now": "2026-11-20T14:53:01Z", "seconds": 900, "topics": {}, "total": []}
+    | {"current": {"second": "2026-11-20T14:52:59Z", "messages": 42, "bytes": 420, "topics": {}}},
+}
+
+
+@asynccontextmanager
+async def scripted_console() -> AsyncIterator[ScriptedConsole]:
+    """Serve the pages over a script, on a port of its own."""
+    script = ScriptedConsole()
+
+    async def page(_request: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    app = Starlette(
+        routes=[
+            Route(f"{API}/{{path:path}}", script.api, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
+            Mount("/static", StaticFiles(directory=STATIC)),
+            Route("/{path:path}", page),
+        ]
+    )
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                more = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+                message["headers"] = [*message["headers"], *more]
+            await send(message)
+
+        await app(scope, receive, with_headers)
+
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(guarded, port=port, log_config=None, lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    deadline = time.monotonic() + 40
+    while not server.started and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    script.url = f"http://127.0.0.1:{port}"
+    try:
+        yield script
+    finally:
+        server.should_exit = True
+        await serving
