@@ -47,7 +47,7 @@ from holdmq.wire.offset_headers import (
     OffsetResult,
     OffsetRow,
 )
-from storage.api.store import OrderedStore
+from storage.api.queues import MessageQueues
 
 ROWS_MAX: Final = 16_384
 """Queues of one request or answer: what a PULL may name, too."""
@@ -94,7 +94,7 @@ class OffsetRequests(RequestFamily):
 
     def __init__(
         self,
-        store: OrderedStore,
+        store: MessageQueues,
         topics: TopicTable,
         table: OffsetTable,
         file: OffsetFile,

@@ -8,7 +8,7 @@ import structlog
 
 from holdmq.errors import BehindError, CorruptRecordError
 from storage.api.batches import Batch
-from storage.api.store import OrderedStore
+from storage.api.log_order import LogOrder
 
 log = structlog.get_logger("holdmq.broker")
 
@@ -20,7 +20,7 @@ class LogRead(NamedTuple):
     next_position: int
 
 
-def read_on(store: OrderedStore, position: int, max_bytes: int, who: str) -> LogRead:
+def read_on(store: LogOrder, position: int, max_bytes: int, who: str) -> LogRead:
     """Blocking: the log from `position` on. Past what is damaged or gone it goes on behind that, and says so.
 
     Raises StorageError.
@@ -36,7 +36,7 @@ def read_on(store: OrderedStore, position: int, max_bytes: int, who: str) -> Log
     return LogRead(batches, batches[-1].end if batches else position)
 
 
-def record_at(store: OrderedStore, position: int) -> memoryview | None:
+def record_at(store: LogOrder, position: int) -> memoryview | None:
     """Blocking: the record at a log position; None = it is gone, damaged, or none begins there.
 
     Raises StorageError.

@@ -11,7 +11,7 @@ import structlog
 
 from holdmq.errors import StorageError
 from holdmq.wire.retained_headers import RETAINED_TOPIC, expires_ms_of
-from storage.api.store import OrderedStore
+from storage.api.store import MessageStore
 from storage.api.tables import STOP, TAKE, Judged, TableStore
 
 CHECK_INTERVAL_S: Final = 60.0
@@ -50,7 +50,7 @@ class RetainedExpiry:
 
     def __init__(
         self,
-        store: OrderedStore,
+        store: MessageStore,
         remover: Remover,
         clock_ms: Callable[[], int],
     ) -> None:

@@ -25,6 +25,7 @@ from holdmq.record.batch import split_records
 from holdmq.record.codec import Record, decode_record
 from holdmq.record.origin import DLQ_PREFIX, RETRY_PREFIX
 from storage.api.batches import Batch, BatchRun
+from storage.api.queues import MessageQueues
 from storage.api.store import OrderedStore
 from storage.api.timer import TIMER_QUEUE, TIMER_TOPIC, DelayedRecord
 
@@ -330,7 +331,7 @@ def find_moves(store: OrderedStore, queues: list[tuple[str, int, int]], floor: i
     return found
 
 
-def records_between(store: OrderedStore, topic: str, offset: int, end: int) -> list[Record]:
+def records_between(store: MessageQueues, topic: str, offset: int, end: int) -> list[Record]:
     """The records of a system topic's queue from `offset` to below `end`, as far as they can be read."""
     records: list[Record] = []
     while offset < end:

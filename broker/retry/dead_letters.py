@@ -41,8 +41,7 @@ from holdmq.wire.move_headers import (
     DlqResendResponse,
     ResendFailure,
 )
-from storage.api.queues import QueueRead, ReadStatus
-from storage.api.store import OrderedStore
+from storage.api.queues import MessageQueues, QueueRead, ReadStatus
 from storage.api.timer import TIMER_QUEUE, TIMER_TOPIC
 
 RESEND_MAX: Final = 1_000
@@ -86,7 +85,7 @@ class DeadLetterRequests(RequestFamily):
 
     def __init__(
         self,
-        store: OrderedStore,
+        store: MessageQueues,
         copies: Copies,
         topics: TopicRequests,
         marks: Marks,

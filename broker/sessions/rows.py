@@ -24,7 +24,7 @@ from broker.sessions.core.rows import (
 from holdmq.errors import BusyError, Code, HoldMQError, RecordError, RemoteError, StorageError
 from holdmq.wire.session_headers import SESSION_QUEUES, SESSION_TOPIC
 from storage.api.batches import Appended, Batch
-from storage.api.store import OrderedStore
+from storage.api.store import MessageStore
 from storage.api.tables import KeyChange, TableStore
 
 APPEND_MAX_BYTES: Final = 4 << 20
@@ -47,7 +47,7 @@ log = structlog.get_logger("holdmq.broker")
 class SessionRows:
     """Reads and writes the rows. `owed` are ends of sessions that the log refused: what rows say is older."""
 
-    def __init__(self, store: OrderedStore) -> None:
+    def __init__(self, store: MessageStore) -> None:
         self.appends = 0
         self.changes = 0
         self.refused = 0
