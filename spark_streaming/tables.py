@@ -5,12 +5,10 @@ docs/spark.md describes them for everybody who reads the directories directly.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-import deltalake
 import pyarrow as pa
 
 Merge = Literal["sum", "max"] | Callable[[Sequence[bytes]], bytes]
@@ -68,21 +66,6 @@ TPS_1S_TABLE: Final = _tps(TPS_1S, "second", 0)
 TPS_1M_TABLE: Final = _tps(TPS_1M, "minute", 2 * 3600)
 TPS_1H_TABLE: Final = _tps(TPS_1H, "hour", 4 * 86_400)
 
-TPS_1S_SCHEMA: Final = TPS_1S_TABLE.schema
-
-
-class TpsRow(NamedTuple):
-    """What one topic received in one second, minute or hour.
-
-    Messages, bytes of their bodies, largest latency in ms. `second` is the time at which it began.
-    """
-
-    second: dt.datetime
-    topic: str
-    messages: int
-    bytes: int
-    latency_max_ms: int
-
 
 def table_path(data_dir: str | Path, name: str) -> Path:
     """Return the directory of the table `name` of a job whose ``stats.data_dir`` is `data_dir`."""
@@ -108,15 +91,3 @@ def fold(table: TableSpec, rows: pa.Table) -> pa.Table:
 def with_batch(rows: pa.Table, batch_id: int) -> pa.Table:
     """Return `rows` with the column `batch_id` as the last, which every table has."""
     return rows.append_column("batch_id", pa.repeat(pa.scalar(batch_id, pa.int64()), rows.num_rows))
-
-
-def read_tps(table_dir: str | Path, since: dt.datetime, table: TableSpec = TPS_1S_TABLE) -> list[TpsRow]:
-    """Return one row per second (minute, hour) and topic from `since` (aware) on, ordered by both.
-
-    Raises deltalake.exceptions.TableNotFoundError before the job's first start.
-    """
-    found = deltalake.DeltaTable(table_dir).to_pyarrow_table(
-        filters=[(table.time, ">=", since.astimezone(dt.UTC))]
-    )
-    rows = fold(table, found).drop_columns("batch_id")
-    return [TpsRow(*row.values()) for row in rows.to_pylist()]

@@ -18,7 +18,7 @@ from deltalake import write_deltalake
 from guides import DOCS, examples_of
 from processes import free_port, wait_until
 
-from spark_streaming.tables import TPS_1S_SCHEMA
+from spark_streaming.tables import TPS_1S_TABLE
 
 StackMaker = Callable[..., Any]
 SMALL = {"--devices": "5", "--rate": "50", "--seconds": "1", "--ramp-s": "0.1", "--hold-s": "0.1"}
@@ -117,8 +117,10 @@ def test_a_storm_ends_as_the_page_says() -> None:
 def write_counts(path: Path, rows: list[tuple[dt.datetime, str, int, int]]) -> None:
     """Give the statistics job's table these counts: second, topic, messages, bytes."""
     columns = [*zip(*rows, strict=True), [0] * len(rows), [0] * len(rows)]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, TPS_1S_SCHEMA, strict=True)]
-    write_deltalake(str(path), pa.Table.from_arrays(arrays, schema=TPS_1S_SCHEMA), mode="append")
+    arrays = [
+        pa.array(column, field.type) for column, field in zip(columns, TPS_1S_TABLE.schema, strict=True)
+    ]
+    write_deltalake(str(path), pa.Table.from_arrays(arrays, schema=TPS_1S_TABLE.schema), mode="append")
 
 
 def shape(value: Any) -> Any:

@@ -23,6 +23,7 @@ from any_disk import ANY_DISK
 from devices import Device
 from processes import SERVICES, Stack, end_all, free_port, wait_until
 from security import ADMIN_SECRET, KEYS, READER_SECRET, SECRET, SERVICE_SECRET, Authority, write_keys
+from tps_rows import read_tps
 
 from holdmq.cli.up import addresses
 from holdmq.client import (
@@ -41,7 +42,7 @@ from holdmq.credentials.access_keys import AccessKey, load_keys
 from holdmq.credentials.permissions import Role
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
 from holdmq.rpc.auth import ServerSecurity
-from spark_streaming.tables import TPS_1S, read_tps, table_path
+from spark_streaming.tables import TPS_1S, table_path
 
 StackMaker = Callable[..., Stack]
 EPOCH = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)

@@ -19,6 +19,7 @@ import structlog
 from command_line import run_here
 from processes import Stack, free_port, running_stack, wait_until
 from pyspark.sql import DataFrame
+from tps_rows import read_tps
 
 from holdmq.analytics.reading import read_devices, read_latency, read_talkers
 from holdmq.analytics.schemas import LATENCY
@@ -39,7 +40,7 @@ from spark_streaming.job.session import SparkJobSession, start_session
 from spark_streaming.job.sink import MAINTENANCE_BATCHES, retention_of
 from spark_streaming.source import HoldMQDataSource
 from spark_streaming.source.link import ClusterLink, link_to
-from spark_streaming.tables import TPS_1H_TABLE, TPS_1M_TABLE, TPS_1S_TABLE, TableSpec, read_tps, table_path
+from spark_streaming.tables import TPS_1H_TABLE, TPS_1M_TABLE, TPS_1S_TABLE, TableSpec, table_path
 
 # The first of them waits for a JVM, and each for jobs of Spark's, beside all the other tests.
 pytestmark = pytest.mark.timeout(900)

@@ -34,7 +34,7 @@ from holdmq.config.analytics import StatsSection
 from holdmq.message import Message
 from spark_streaming.job.opening import open_sink
 from spark_streaming.job.parts import COUNTS, parts_of
-from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA
+from spark_streaming.tables import TPS_1S, TPS_1S_TABLE
 
 ROUNDS = int(os.environ.get("HOLDMQ_TEST_KILL_ROUNDS", "0"))
 """Kills for each kind of tables; 0 = the few below, each of its own kind."""
@@ -273,7 +273,7 @@ def count_something_else(cluster: Cluster) -> None:
     sink.create()
     at = dt.datetime(2026, 1, 2, 3, tzinfo=dt.UTC)
     row = {"second": at, "topic": "else", "messages": 5, "bytes": 50, "latency_max_ms": 0, "batch_id": 0}
-    assert sink.write("holdmq-tps-5d09", 0, {TPS_1S: pa.Table.from_pylist([row], TPS_1S_SCHEMA)})
+    assert sink.write("holdmq-tps-5d09", 0, {TPS_1S: pa.Table.from_pylist([row], TPS_1S_TABLE.schema)})
     sink.close()
     checkpoint = cluster.data_dir / "checkpoints" / part.name
     (checkpoint / "commits").mkdir(parents=True)
