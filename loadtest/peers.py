@@ -101,6 +101,26 @@ def holdmq_services(directory: Path, *more: str) -> Iterator[Services]:
         yield Services(f"127.0.0.1:{ports['gateway']}", pids["broker"], pids["gateway"])
 
 
+class ConsoleServices(NamedTuple):
+    """An installation with a console: addresses of the gateway, the registry and the console's pages."""
+
+    gateway: str
+    registry: str
+    console: str
+
+
+@contextmanager
+def holdmq_console(directory: Path, *more: str) -> Iterator[ConsoleServices]:
+    """Run registry, broker, gateway and console with the settings `more` (KEY=VALUE).
+
+    Raises StartupError when one of them does not come up; its log is in `directory`.
+    """
+    own = (f"console.data_dir={directory / 'console'}", f"stats.data_dir={directory / 'stats'}")
+    names = ("registry", "broker", "gateway", "console")
+    with _services(directory, names, (*own, *more)) as (ports, _):
+        yield ConsoleServices(*(f"127.0.0.1:{ports[name]}" for name in ("gateway", "registry", "console")))
+
+
 def missing_peers() -> list[str]:
     """Return what has to be installed for `nats` and `redis`, a line each; nothing is installed here."""
     missing = []

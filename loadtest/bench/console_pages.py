@@ -1,0 +1,134 @@
+"""How long each page of the console takes over a large installation, in a real browser.
+
+    python -m loadtest.bench.console_pages [--topics 5000] [--groups 2000] [--sessions 100000] [--rounds 5]
+
+Registry, broker, gateway and console run on this machine; the store is filled through them: topics and groups
+by the admin API, sessions by clients that connect, subscribe and leave. A page's time is from asking for its
+address, by a browser that has nothing cached, until what it is about is painted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from holdmq.client import Admin, GroupAdmin
+from holdmq.errors import StartupError
+from loadtest.bench.harness.command import BenchCommand, Options, say
+from loadtest.figures import quantile
+from loadtest.peers import holdmq_console
+from loadtest.processes import raise_file_limit
+from loadtest.swarm import swarm
+
+IN_HAND: Final = 32
+"""Orders to the broker at a time."""
+CROWD: Final = 10_000
+"""Clients that are connected at a time."""
+CHROMIUM: Final = "/usr/bin/chromium"
+FLAGS: Final = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+]
+WAIT_MS: Final = 60_000
+
+
+class MeasuredPage(NamedTuple):
+    """A page: its name, its address, and what is there once it shows what it is about."""
+
+    name: str
+    path: str
+    shown: str
+
+
+PAGES: Final = (
+    # What the browser and this machine take for a line of text: to be read beside the others.
+    MeasuredPage("a line of text", "/healthz", "body"),
+    MeasuredPage("overview", "/", "#topics tbody tr:nth-child(12)"),
+    MeasuredPage("analysis", "/analysis", "#history[aria-busy=false]"),
+)
+
+
+async def _many(count: int, work: Callable[[int], Awaitable[object]]) -> float:
+    """Do `work` for every number below `count`; seconds it took."""
+    began = time.perf_counter()
+    numbers = iter(range(count))
+
+    async def turns() -> None:
+        for number in numbers:
+            await work(number)
+
+    await asyncio.gather(*(turns() for _ in range(IN_HAND)))
+    return time.perf_counter() - began
+
+
+async def fill(registry: str, topics: int, groups: int) -> None:
+    """Create topics and groups."""
+    async with Admin([registry]) as admin:
+        took = await _many(topics, lambda n: admin.create_topic(f"plant-{n:05}", 1))
+        say(f"fill      {topics:,} topics in {took:.1f} s")
+    async with GroupAdmin([registry]) as group_admin:
+        took = await _many(groups, lambda n: group_admin.update(f"application-{n:05}"))
+        say(f"fill      {groups:,} groups in {took:.1f} s")
+
+
+def fill_sessions(target: str, sessions: int) -> None:
+    """Connect clients with a session and a subscription, and let them go."""
+    began = time.perf_counter()
+    for first in range(0, sessions, CROWD):
+        with swarm(target, "meter") as crowd:
+            crowd.connect(min(CROWD, sessions - first), subscribe="plant-00001/{id}", first=first)
+            crowd.disconnect()
+    say(f"fill      {sessions:,} sessions in {time.perf_counter() - began:.1f} s")
+
+
+async def look(console: str, rounds: int) -> None:
+    """Open each page `rounds` times, in turns; say median and most."""
+    try:
+        from playwright.async_api import async_playwright
+    except ImportError:
+        raise StartupError("Python package playwright is not installed: make setup") from None
+    took: dict[str, list[float]] = {page.name: [] for page in PAGES}
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        for _ in range(rounds):
+            for page in PAGES:
+                took[page.name].append(await _open(browser, f"http://{console}{page.path}", page.shown))
+        await browser.close()
+    for name, found in took.items():
+        found.sort()
+        median, most = quantile(found, 0.5) * 1e3, found[-1] * 1e3
+        say(f"page      {name:14} median {median:6,.0f} ms, most {most:6,.0f} ms")
+
+
+async def _open(browser: Any, url: str, shown: str) -> float:
+    """Seconds until the page at `url` shows it, in a context of its own."""
+    context = await browser.new_context(viewport={"width": 1440, "height": 900})
+    page = await context.new_page()
+    began = time.perf_counter()
+    await page.goto(url)
+    await page.wait_for_selector(shown, timeout=WAIT_MS, state="attached")
+    # Painted, not only there.
+    await page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    took = time.perf_counter() - began
+    await context.close()
+    return took
+
+
+def measure(options: Options, directory: Path) -> None:
+    """Fill an installation, and look at it."""
+    raise_file_limit()
+    with holdmq_console(directory) as services:
+        asyncio.run(fill(services.registry, options.topics, options.groups))
+        fill_sessions(services.gateway, options.sessions)
+        asyncio.run(look(services.console, options.rounds))
+
+
+if __name__ == "__main__":
+    command = BenchCommand(__doc__, topics=5_000, groups=2_000, sessions=100_000, rounds=5)
+    sys.exit(command.run(measure))
