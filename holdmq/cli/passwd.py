@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from holdmq.cli.options import CommandGroup, Output
+from holdmq.cli.progress import steps_bar
 from holdmq.errors import ConfigError, UsageError
 
 BATCH_MAX: Final = 100_000
@@ -58,7 +59,11 @@ def passwd(
     wanted = _wanted(user, batch)
     if file.exists():
         _check_kind(file, scram)
-    changes: dict[str, str | None] = {name: _secret(name, word, scram) for name, word in wanted.items()}
+    changes: dict[str, str | None] = {}
+    with steps_bar("passwords", len(wanted)) as report:
+        for name, word in wanted.items():
+            changes[name] = _secret(name, word, scram)
+            report(len(changes))
     changed, added = write_users(file, changes, what, finish)
     told = f"user {user} is" if user else f"{len(changes)} users are"
     _say(

@@ -55,7 +55,7 @@ def test_the_load_test_s_commands_run(holdmq_stack: StackMaker, tmp_path: Path) 
 
 
 def test_the_command_that_compares_servers_is_understood() -> None:
-    program, *arguments = shlex.split(examples_of("loadtest.md", "console")[1].code.removeprefix("$ "))
+    program, *arguments = shlex.split(load_test_command("ingest_peers"))
     assert program == "python"
     done = subprocess.run(
         [sys.executable, *arguments, "--help"], capture_output=True, text=True, timeout=150, check=False
