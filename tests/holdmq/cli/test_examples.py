@@ -148,6 +148,14 @@ def _runs(*lines: str) -> Callable[[World], None]:
     return run
 
 
+def _each(*steps: Callable[[World], None]) -> Callable[[World], None]:
+    def run(world: World) -> None:
+        for step in steps:
+            step(world)
+
+    return run
+
+
 def _connected(world: World) -> None:
     world.connect()
 
@@ -191,7 +199,7 @@ NEEDS: Final[dict[str, Callable[[World], None]]] = {
     "table scan": _runs("holdmq table put settings sensor/42 1"),
     "table watch": _runs("holdmq table put settings sensor/42 1"),
     "dlq read": _dead_letter,
-    "dlq resend": lambda world: (world.do("holdmq pub billing-again/x -m first"), _dead_letter(world))[1],
+    "dlq resend": _each(_runs("holdmq pub billing-again/x -m first"), _dead_letter),
     "dlq purge": _dead_letter,
     "session show": _connected,
     "session kick": _connected,
@@ -205,11 +213,9 @@ NEEDS: Final[dict[str, Callable[[World], None]]] = {
     "key list": _with_key,
     "key delete": _with_key,
     "cert ca": _away("holdmq-certs"),
-    "cert issue": lambda world: (_away("holdmq-certs")(world), world.do("holdmq cert ca"), None)[-1],
-    "cert show": lambda world: (
-        _away("holdmq-certs")(world), world.do("holdmq cert ca"), world.do("holdmq cert issue broker-0"), None
-    )[-1],
-}  # fmt: skip
+    "cert issue": _each(_away("holdmq-certs"), _runs("holdmq cert ca")),
+    "cert show": _each(_away("holdmq-certs"), _runs("holdmq cert ca", "holdmq cert issue broker-0")),
+}
 
 
 @pytest.fixture(scope="module")
