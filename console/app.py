@@ -1,8 +1,8 @@
-"""The web application: the page, its files, the API, and the paths of a probe."""
+"""The web application: the page and its files, the API, and the paths of a probe."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,11 +15,18 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from console import analysis_api, api
-from console.analysis import Analysis
-from console.cluster import Cluster
-from console.feed import SharedFeed
-from console.http import Guard, error_response
+from console.api import accounts, analysis, live
+from console.api.document import with_document
+from console.api.endpoint import Endpoint
+from console.api.http import Guard, error_response
+from console.api.serving import EndpointServer
+from console.identity.audit import AuditLog
+from console.identity.identity import KnowsCallers, SignedInCallers
+from console.live.cluster import Cluster
+from console.live.feed import SharedFeed
+from console.management import dead_letters, groups, messages, overview, sessions, stored, topics
+from console.management.clients import ClusterClients
+from console.sql.analysis import Analysis
 from holdmq.config.analytics import ConsoleSection
 from holdmq.service import telemetry
 from holdmq.service.admin import ReadyCheck
@@ -28,25 +35,52 @@ from holdmq.service.host_rule import AllowedHosts
 STATIC: Final = Path(__file__).parent / "static"
 
 
-def build(
+def endpoint_table(
     feed: SharedFeed,
     cluster: Cluster,
-    analysis: Analysis,
+    clients: ClusterClients,
+    analyses: Analysis,
+    callers: KnowsCallers,
+    audit: AuditLog,
+) -> list[Endpoint]:
+    """Return every endpoint of the API, the one that describes them included."""
+    is_open = not isinstance(callers, SignedInCallers)
+    return with_document(
+        [
+            *(accounts.open_endpoints(callers) if is_open else ()),
+            *(accounts.endpoints(callers, audit) if isinstance(callers, SignedInCallers) else ()),
+            *overview.endpoints(cluster, clients),
+            *live.endpoints(feed, cluster),
+            *topics.endpoints(cluster, clients),
+            *groups.endpoints(clients),
+            *messages.endpoints(clients),
+            *dead_letters.endpoints(clients),
+            *sessions.endpoints(cluster, clients),
+            *stored.endpoints(clients),
+            *analysis.endpoints(analyses),
+        ]
+    )
+
+
+def build(
+    endpoints: Sequence[Endpoint],
+    server: EndpointServer,
     ready: ReadyCheck,
     alive: ReadyCheck,
     section: ConsoleSection,
     hosts: AllowedHosts,
 ) -> ASGIApp:
-    """Return the application over `feed`, `cluster` and `analysis`; `ready` and `alive` answer the probes.
+    """Return the application that answers these endpoints; `ready` and `alive` answer the probes.
 
     Requests for others than `hosts` are refused.
     """
 
-    def page(name: str) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(_request: Request) -> Response:
-            return FileResponse(STATIC / name)
-
-        return answer
+    def page(request: Request) -> Response:
+        # One document for every address of a page: which page it is, the browser reads from the address.
+        path = request.url.path
+        if path.startswith("/api/") or "." in path.rpartition("/")[2]:
+            raise HTTPException(404)
+        return FileResponse(STATIC / "index.html")
 
     def probe(check: ReadyCheck) -> Callable[[Request], Response]:
         def answer(_request: Request) -> Response:
@@ -72,14 +106,12 @@ def build(
 
     app = Starlette(
         routes=[
-            Route("/", page("index.html"), methods=["GET"]),
-            Route("/analysis", page("index.html"), methods=["GET"]),
-            *api.routes(feed, cluster),
-            *analysis_api.routes(analysis),
+            *server.routes(endpoints),
             Route("/healthz", probe(alive), methods=["GET"]),
             Route("/readyz", probe(ready), methods=["GET"]),
             Route("/metrics", metrics, methods=["GET"]),
             Mount("/static", StaticFiles(directory=STATIC)),
+            Route("/{path:path}", page, methods=["GET"]),
         ],
         exception_handlers={HTTPException: refuse, Exception: fail},
     )

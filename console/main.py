@@ -7,15 +7,23 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 
-from console.analysis import Analysis
-from console.app import build
-from console.cluster import Cluster
-from console.feed import SharedFeed
-from console.saved import FILE
+from console.api.openapi import document
+from console.api.serving import EndpointServer
+from console.app import build, endpoint_table
+from console.identity.accounts import AccountFile, first_password
+from console.identity.audit import AuditLog
+from console.identity.identity import Everybody, KnowsCallers, SignedInCallers
+from console.identity.sessions import SignedInTable
+from console.live.cluster import Cluster
+from console.live.feed import SharedFeed
+from console.management.clients import ClusterClients
+from console.sql.analysis import Analysis
+from console.sql.saved import FILE
+from holdmq.config.analytics import ConsoleSection, StatsSection
 from holdmq.config.model import Config
 from holdmq.errors import StartupError
 from holdmq.files.private_directory import close_to_others
@@ -50,11 +58,17 @@ async def main(config: Config, service: Service) -> None:
     port: int = listener.getsockname()[1]
     cluster = Cluster(config.registries(), Security.of(config))
     tables = Path(config.stats.data_dir) / TABLES
-    await asyncio.to_thread(close_to_others, Path(section.data_dir), FILE)
+    directory = Path(section.data_dir)
+    await asyncio.to_thread(close_to_others, directory, FILE)
     feed = SharedFeed(tables / "tps_1s", cluster, section.streams_max)
     analysis = Analysis(tables, section, config.stats)
+    clients = ClusterClients(cluster.admin)
+    audit = AuditLog(directory)
+    callers = await _callers(section, directory, service)
+    endpoints = endpoint_table(feed, cluster, clients, analysis, callers, audit)
+    answering = EndpointServer(callers, audit)
     hosts = AllowedHosts(config.host_names())
-    app = build(feed, cluster, analysis, service.readiness, service.liveness, section, hosts)
+    app = build(endpoints, answering, service.readiness, service.liveness, section, hosts)
     server = _Server(
         uvicorn.Config(
             app,
@@ -65,10 +79,13 @@ async def main(config: Config, service: Service) -> None:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=bool(section.trusted_proxies),
+            forwarded_allow_ips=section.trusted_proxies,
             timeout_graceful_shutdown=DRAIN_S,
         )
     )
     await cluster.open()
+    await clients.open()
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(feed.run())
@@ -84,10 +101,44 @@ async def main(config: Config, service: Service) -> None:
             server.should_exit = True
             await feed.close()
     finally:
+        await clients.close()
         await cluster.close()
         await analysis.close()
+        if isinstance(callers, SignedInCallers):
+            callers.release()
+        audit.release()
         feed.release()
         listener.close()
+
+
+async def described_api() -> dict[str, Any]:
+    """Return the OpenAPI document of a console with accounts, which asks nobody for anything."""
+    section = ConsoleSection()
+    cluster = Cluster(["127.0.0.1:1"])
+    directory = Path(section.data_dir)
+    feed = SharedFeed(Path(TABLES), cluster, 1)
+    clients = ClusterClients(cluster.admin)
+    audit = AuditLog(directory)
+    callers = SignedInCallers(AccountFile(directory), SignedInTable(1, 1))
+    analysis = Analysis(Path(TABLES), section, StatsSection())
+    endpoints = endpoint_table(feed, cluster, clients, analysis, callers, audit)
+    return document(endpoints)
+
+
+async def _callers(section: ConsoleSection, directory: Path, service: Service) -> KnowsCallers:
+    """Return who is known, after a first admin is made where there is none yet. Raises StartupError."""
+    if section.auth == "none":
+        return Everybody()
+    password = await asyncio.to_thread(first_password, directory)
+    if password is not None:
+        # The one time that it is shown anywhere: what is kept of it is a hash.
+        service.log.warning(
+            "the console has its first account; this password is shown once, change it after signing in",
+            account="admin",
+            password=password,
+        )
+    sessions = SignedInTable(section.session_idle_s, section.session_max_s)
+    return SignedInCallers(AccountFile(directory), sessions)
 
 
 def _bind(host: str, port: int) -> socket.socket:

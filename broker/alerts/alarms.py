@@ -17,7 +17,7 @@ import structlog
 
 from broker.alerts.backlog import Backlogs, TopicBacklog
 from broker.alerts.channels import Channel, channels
-from broker.alerts.core.alarms import AlarmKey, Alarms, DeadLetterCounts, Notice, Reading, State
+from broker.alerts.core.alarms import Alarm, AlarmKey, Alarms, DeadLetterCounts, Notice, Reading, State
 from broker.kernel.request_family import RequestFamily
 from broker.retry.copies import DeadLetter
 from broker.shared_groups.core.queue import QueueKey
@@ -101,19 +101,15 @@ class AlarmWatch(RequestFamily):
     def list_alarms(self, request: Request) -> None:
         """Answer ALARM_LIST with every alarm that is raised."""
         raised = sorted(self.alarms.raised.values(), key=lambda alarm: (alarm.since_ms, alarm.key))
-        rows = [
-            AlarmRow(
-                *alarm.key,
-                alarm.since_ms,
-                alarm.reading.value,
-                alarm.reading.threshold,
-                alarm.peak,
-                alarm.reading.text,
-                alarm.is_told,
+        over = list(self.alarms.over)
+        request.reply(
+            AlarmListResponse(
+                [_row(alarm) for alarm in raised],
+                [channel.row() for channel in self.channels],
+                [_row(alarm) for alarm, _ in over],
+                [ended_ms for _, ended_ms in over],
             )
-            for alarm in raised
-        ]
-        request.reply(AlarmListResponse(rows, [channel.row() for channel in self.channels]))
+        )
 
     def dead_letters(self, letters: Sequence[DeadLetter]) -> None:
         """Groups gave messages up."""
@@ -194,6 +190,19 @@ class AlarmWatch(RequestFamily):
             )
             name = f"{key.group}@{key.topic}/{key.queue_id}"
             yield Reading(AlarmKey(SHARED_WINDOW, name), 1, 1, text)
+
+
+def _row(alarm: Alarm) -> AlarmRow:
+    reading = alarm.reading
+    return AlarmRow(
+        *alarm.key,
+        alarm.since_ms,
+        reading.value,
+        reading.threshold,
+        alarm.peak,
+        reading.text,
+        alarm.is_told,
+    )
 
 
 def _backlog_readings(

@@ -2,7 +2,7 @@
 
 Each statement gets a database of its own, which has the tables as datasets and nothing else: no files, no
 network, no extensions, no settings to change. Analysts' statements are looked at before
-(`console.core.select`).
+(`console.sql.core.select`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from console.core.cells import cell, csv_line, json_line
-from console.core.select import parts_of, refusal
+from console.live.core.cells import cell, csv_line, json_line
+from console.sql.core.select import parts_of, refusal
 
 BATCH_ROWS: Final = 2048
 """Rows taken from DuckDB at once: its own vectors, so that a cut result costs little more than is shown."""

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from console.core import history
-from console.core.cells import cell, csv_line
+from console.live.core.cells import cell, csv_line
+from console.sql.core import history
 from console.sql.engine import Engine, QueryError, StatementBounds
 from holdmq.analytics.reading import read_backlog, read_latency, read_talkers
 from holdmq.analytics.schemas import BACKLOG, LATENCY, TALKERS_1M

@@ -19,21 +19,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from argon2 import PasswordHasher
-from argon2.exceptions import Argon2Error, InvalidHashError
-
 from gateway.access.user_file import parse_users, read_secret_text
+from holdmq.credentials.password_hash import (
+    MEMORY_KIB,
+    NOBODYS_HASH,
+    PASSES,
+    PASSWORD_MAX_BYTES,
+    is_argon2_of,
+)
 from holdmq.errors import ConfigError
 
 WHAT: Final = "access.password_file"
-MEMORY_KIB: Final = 19_456
-"""OWASP's smallest choice of argon2id (19 MiB, 2 passes, 1 lane): 20 to 40 ms of a core. amqtt's own 64 MiB
-in four lanes would let four devices that connect at once take 256 MiB."""
-PASSES: Final = 2
-LANES: Final = 1
-PASSWORD_MAX_BYTES: Final = 4096
-"""A longer password is wrong without being tried."""
-
 MEMORY_MAX_KIB: Final = 262_144
 """256 MiB for one check: four threads of a worker take 1 GiB. Hashes of amqtt and argon2-cffi need 64."""
 WORK_MAX_KIB: Final = 1_048_576
@@ -55,11 +51,6 @@ _CRYPT_ROUNDS: Final = 5000
 _CRYPT_ROUNDS_MIN: Final = 1000
 """What crypt(5) takes for fewer."""
 _MOSQUITTO: Final = re.compile(r"\$7\$(\d{1,10})\$([A-Za-z0-9+/=]{1,256})\$([A-Za-z0-9+/=]{1,256})\Z")
-
-_NOBODYS: Final = f"$argon2id$v=19$m={MEMORY_KIB},t={PASSES},p={LANES}${'A' * 22}${'A' * 43}"
-"""What a check computes while the file is empty."""
-
-_hasher = PasswordHasher(time_cost=PASSES, memory_cost=MEMORY_KIB, parallelism=LANES)
 
 
 class Shape(NamedTuple):
@@ -170,7 +161,7 @@ class PasswordFile:
             counts[shape] += 1
             samples[shape] = secret
         if not samples:
-            samples[Shape.of(_NOBODYS)] = _NOBODYS
+            samples[Shape.of(NOBODYS_HASH)] = NOBODYS_HASH
         dearest = sorted(samples, reverse=True)
         warning = ""
         if len(dearest) > SHAPES_MAX:
@@ -190,11 +181,6 @@ class PasswordFile:
         """The decoys that `verify` of this hash must compute as well, so that it costs what others do."""
         own = None if hash_text is None else Shape.of(hash_text)
         return tuple(decoy for shape, decoy in self.decoys.items() if shape != own)
-
-
-def hash_password(password: bytes) -> str:
-    """Make the hash of a new password: argon2id (blocking, 20 to 40 ms)."""
-    return _hasher.hash(password)
 
 
 def is_weaker(hash_text: str) -> bool:
@@ -224,14 +210,7 @@ def _is_hash_of(hash_text: str, password: bytes) -> bool:
         return _mosquitto_is(hash_text, password)
     if hash_text.startswith("$6$"):
         return _crypt_is(hash_text, password)
-    return _argon2_is(hash_text, password)
-
-
-def _argon2_is(hash_text: str, password: bytes) -> bool:
-    try:
-        return _hasher.verify(hash_text, password)
-    except (Argon2Error, InvalidHashError):
-        return False
+    return is_argon2_of(hash_text, password)
 
 
 def _mosquitto_is(hash_text: str, password: bytes) -> bool:

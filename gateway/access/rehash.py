@@ -19,9 +19,10 @@ from typing import Final, NamedTuple
 
 from argon2.exceptions import Argon2Error
 
-from gateway.access.passwords import WHAT, hash_password, is_weaker
+from gateway.access.passwords import WHAT, is_weaker
 from gateway.access.user_file import replace_secrets
 from gateway.ground.counters import Counters
+from holdmq.credentials.password_hash import hash_password
 from holdmq.errors import ConfigError
 from holdmq.service import telemetry
 

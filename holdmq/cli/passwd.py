@@ -102,7 +102,7 @@ def _wanted(user: str, batch: bool) -> dict[str, str]:
 
 
 def _secret(name: str, password: str, scram: bool) -> str:
-    from gateway.access.passwords import PASSWORD_MAX_BYTES, hash_password
+    from holdmq.credentials.password_hash import PASSWORD_MAX_BYTES, hash_password
 
     if not password or len(password.encode()) > PASSWORD_MAX_BYTES:
         raise UsageError(f"the password of {name!r} has to have 1 to {PASSWORD_MAX_BYTES} bytes")

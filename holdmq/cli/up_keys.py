@@ -17,7 +17,7 @@ ROLES: Final = {
     "broker": Role.BROKER,
     "gateway": Role.SERVICE,
     "stats": Role.READER,
-    "console": Role.READER,
+    "console": Role.ADMIN,
 }
 """Service → what it is. A registry connects to nobody."""
 

@@ -37,6 +37,8 @@ PAGE_BYTES: Final = 1 << 20
 PAGE_MAX: Final = 1_000
 LOOK_BACK_MAX: Final = 100_000
 """Messages of each queue that `newest` looks at, unless told otherwise: with a rare tag it would read all."""
+PAGE_LOOK_BACK_MAX: Final = 10_000
+"""Messages of each queue that one page looks at: with a rare tag it would take as long as the topic is."""
 BROKERS_AT_ONCE: Final = 16
 """Queues asked at a time: a topic may have thousands."""
 REPLAY_HOLD_MS: Final = 200
@@ -160,6 +162,67 @@ class Messages(AdminCalls):
             else:
                 heapq.heappop(heap)
 
+    async def newest_page(
+        self,
+        topic: str,
+        tag_filter: str | None = None,
+        *,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        count: int = PAGE_MESSAGES,
+        cursor: str | None = None,
+        look_back_max: int = PAGE_LOOK_BACK_MAX,
+    ) -> MessagePage:
+        """A page of a topic's messages, newest first by store time over all queues, read backwards.
+
+        Stored in [begin_ms, end_ms] (ms since the epoch). `tag_filter` as of `newest`; at most
+        `look_back_max` messages of each queue are looked at for a page, so that one may be empty and not the
+        last. `cursor` is that of the page before.
+        """
+        before = await self._places_before(topic, end_ms, cursor)
+        limit = asyncio.Semaphore(BROKERS_AT_ONCE)
+        backwards = [
+            _Backwards(self, queue, tag_filter, look_back_max, offset, begin_ms)
+            for queue, offset in before.items()
+        ]
+
+        async def begin(queue: _Backwards) -> None:
+            async with limit:
+                await queue.fill()
+
+        await asyncio.gather(*map(begin, backwards))
+        heap = [(_newest_first(q.found[0]), i) for i, q in enumerate(backwards) if q.found]
+        heapq.heapify(heap)
+        # A queue that was not read to its next match may have newer ones than what the others have.
+        taken: list[Message] = []
+        while heap and len(taken) < count:
+            _, i = heapq.heappop(heap)
+            taken.append(backwards[i].found.popleft())
+            if not backwards[i].found:
+                await backwards[i].fill()
+            if backwards[i].found:
+                heapq.heappush(heap, (_newest_first(backwards[i].found[0]), i))
+            elif backwards[i].before is not None:
+                break
+        going_on = {str(queue): at.before for queue, at in zip(before, backwards, strict=True)}
+        left = {queue: offset for queue, offset in going_on.items() if offset is not None}
+        return MessagePage(taken, json.dumps(left) if left else None, True)
+
+    async def _places_before(
+        self, topic: str, end_ms: int | None, cursor: str | None
+    ) -> dict[TopicQueue, int | None]:
+        """Where to read backwards from, by queue; None = its end."""
+        route = await self._route(topic)
+        if cursor is not None:
+            places = _cursor_of(cursor)
+            queues = {str(queue): queue for queue in route.read_queues}
+            if not places.keys() <= queues.keys():
+                raise UsageError("the cursor is of another topic, or of queues that are not there any more")
+            return {queues[name]: offset for name, offset in places.items()}
+        if end_ms is None:
+            return dict.fromkeys(route.read_queues)
+        return {queue: at.offset for queue, at in (await self.offsets_at(topic, end_ms + 1)).items()}
+
     async def offsets_at(self, topic: str, time_ms: int) -> dict[TopicQueue, QueueAt]:
         """Where every queue of a topic stood at a time (ms since the epoch)."""
         route = await self._route(topic)
@@ -246,13 +309,10 @@ class Messages(AdminCalls):
         if cursor is None:
             route = await self._route(topic)
             return {queue.broker: None for queue in route.read_queues}
-        try:
-            known = json.loads(cursor)
-            if not isinstance(known, dict) or not all(v is None or type(v) is int for v in known.values()):
-                raise ValueError(cursor)
-        except ValueError:
-            raise UsageError(f"{cursor!r} is no cursor of a page of messages") from None
-        await self._route(topic)
+        known = _cursor_of(cursor)
+        route = await self._route(topic)
+        if not known.keys() <= {queue.broker for queue in route.read_queues}:
+            raise UsageError("the cursor is of another topic, or of brokers that are not there any more")
         return known
 
     async def _route(self, topic: str) -> TopicRoute:
@@ -266,16 +326,34 @@ class Messages(AdminCalls):
 class _Backwards:
     """One queue read backwards; `found` are messages that were read and not yet taken."""
 
-    __slots__ = ("_is_done", "_left", "_messages", "_offset", "_queue", "_tag_filter", "found")
+    __slots__ = (
+        "_begin_ms", "_is_done", "_left", "_messages", "_offset", "_queue", "_tag_filter", "found",
+    )  # fmt: skip
 
-    def __init__(self, messages: Messages, queue: TopicQueue, tag_filter: str | None, look_back: int) -> None:
+    def __init__(
+        self,
+        messages: Messages,
+        queue: TopicQueue,
+        tag_filter: str | None,
+        look_back: int,
+        offset: int | None = None,
+        begin_ms: int = 0,
+    ) -> None:
         self.found: deque[Message] = deque()
         self._messages = messages
         self._queue = queue
         self._tag_filter = tag_filter
-        self._offset: int | None = None
+        self._offset = offset
+        self._begin_ms = begin_ms
         self._left = look_back
-        self._is_done = False
+        self._is_done = offset == 0
+
+    @property
+    def before(self) -> int | None:
+        """Where to go on behind what was taken; None = nothing is left."""
+        if self.found:
+            return self.found[0].queue_offset + 1
+        return None if self._is_done else self._offset
 
     async def fill(self) -> None:
         """Read on until something is found, or nothing is left."""
@@ -287,10 +365,11 @@ class _Backwards:
             )
             reply = await self._messages.call(RequestCode.MESSAGE_BACKWARDS, broker, request)
             answer = reply.header(MessageBackwardsResponse)
-            self.found.extend(_messages(reply, broker, answer.records))
+            read = _messages(reply, broker, answer.records)
+            self.found.extend(message for message in read if message.store_ms >= self._begin_ms)
             self._left -= count
             self._offset = answer.next_offset
-            self._is_done = answer.next_offset is None
+            self._is_done = answer.next_offset is None or len(self.found) < len(read)
 
 
 def _messages(reply: Reply, broker: str, count: int) -> list[Message]:
@@ -304,6 +383,19 @@ def _messages(reply: Reply, broker: str, count: int) -> list[Message]:
     if len(found) != count:
         raise WireError(f"an answer of {count} messages has {len(found)}")
     return found
+
+
+def _cursor_of(text: str) -> dict[str, int | None]:
+    """What a page's cursor says. Raises UsageError."""
+    try:
+        known = json.loads(text)
+        if not isinstance(known, dict) or not all(
+            v is None or (type(v) is int and 0 <= v < 1 << 63) for v in known.values()
+        ):
+            raise ValueError(text)
+    except (ValueError, RecursionError):
+        raise UsageError(f"{text[:200]!r} is no cursor of a page of messages") from None
+    return known
 
 
 def _position(message: Message) -> int:

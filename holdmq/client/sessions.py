@@ -42,6 +42,13 @@ class SessionView(NamedTuple):
     row: SessionRow
 
 
+class SessionPage(NamedTuple):
+    """A part of the sessions, by client id, and the client id to go on behind (None: that was all)."""
+
+    sessions: list[SessionView]
+    next_after: str | None
+
+
 class ShareView(NamedTuple):
     """A share group as one broker has it, for its own log."""
 
@@ -78,6 +85,25 @@ class SessionAdmin(AdminCalls):
                 for row in rows(SessionRow, answer.sessions):
                     yield SessionView(broker, row)
                 after = answer.next_after
+
+    async def page(self, prefix: str, after: str, count: int) -> SessionPage:
+        """Return at most `count` sessions of this `prefix`, of all brokers, behind the client id `after`."""
+        request = SessionListRequest(prefix, after, count)
+        found: list[SessionView] = []
+        ends: list[str] = []
+        for broker, reply in known(await self._ask_all(RequestCode.SESSION_LIST, request)).items():
+            answer = reply.header(SessionListResponse)
+            found += [SessionView(broker, row) for row in rows(SessionRow, answer.sessions)]
+            if answer.next_after is not None:
+                ends.append(answer.next_after)
+        # Behind the first broker's end there may be sessions of it that were not sent.
+        end = min(ends, default=None)
+        found.sort(key=lambda view: view.row.client_id)
+        shown = [view for view in found if end is None or view.row.client_id <= end][:count]
+        if end is not None and (not shown or len(shown) < count):
+            return SessionPage(shown, end)
+        is_more = end is not None or len(found) > len(shown)
+        return SessionPage(shown, shown[-1].row.client_id if is_more and shown else None)
 
     async def show(self, client_id: str) -> SessionDetails | None:
         """A client's session; None if it has none."""

@@ -52,10 +52,11 @@ class BacklogView:
 
 @dataclass(slots=True)
 class AlarmsView:
-    """The alarms that one broker has raised, and where it tells of them."""
+    """The alarms that one broker has raised, where it tells of them, and those that are over: since when."""
 
     alarms: list[AlarmRow]
     channels: list[ChannelRow]
+    over: list[tuple[AlarmRow, int]]
 
 
 class TrafficRates(NamedTuple):
@@ -143,7 +144,8 @@ class StatisticsCalls(ClusterCalls):
 
         def read(reply: Reply) -> AlarmsView:
             answer = reply.header(AlarmListResponse)
-            return AlarmsView(rows(AlarmRow, answer.alarms), rows(ChannelRow, answer.channels))
+            over = zip(rows(AlarmRow, answer.over), answer.over_ms, strict=True)
+            return AlarmsView(rows(AlarmRow, answer.alarms), rows(ChannelRow, answer.channels), list(over))
 
         return await self._read_all(RequestCode.ALARM_LIST, Empty(), read)
 

@@ -6,13 +6,24 @@ Every order may be repeated: what is so already stays so, and the others follow.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from holdmq.client.cluster_calls import ClusterCalls, known
 from holdmq.client.names import check_topic
-from holdmq.errors import Code
+from holdmq.errors import Code, RemoteError, UsageError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import Header, rows
-from holdmq.wire.headers import TopicCreateRequest, TopicCreateResponse, TopicRow
+from holdmq.wire.headers import (
+    TopicCreateRequest,
+    TopicCreateResponse,
+    TopicListRequest,
+    TopicListResponse,
+    TopicRow,
+)
 from holdmq.wire.topic_headers import (
+    DELETE,
+    HIDE_FROM_CONSUMERS,
+    HIDE_FROM_PRODUCERS,
     PERM_READ,
     PERM_WRITE,
     QueuesRemoveRequest,
@@ -24,6 +35,17 @@ from holdmq.wire.topic_headers import (
 
 DELETE_TIMEOUT_S = 60.0
 """How long giving up queues may take: the store checkpoints first, which a full disk cache makes slow."""
+
+
+GROW = "grow"
+"""The step of a resize that is taken at once."""
+
+
+class Removal(NamedTuple):
+    """How far queues are removed: the step that was taken, or waits, and for whom (None: it was taken)."""
+
+    step: str
+    waits_for: str | None
 
 
 class TopicCalls(ClusterCalls):
@@ -83,6 +105,53 @@ class TopicCalls(ClusterCalls):
         RemoteError (TOPIC_IN_USE) says why a step has to wait, and for which group.
         """
         return await self._order(RequestCode.QUEUES_REMOVE, QueuesRemoveRequest(topic, queues, step))
+
+    async def hide_queues(self, topic: str, queues: int) -> Removal:
+        """Hide the queues from `queues` on from producers, then from consumers, as far as that may be now.
+
+        Call it again while it `waits_for` somebody.
+        """
+        for step in (HIDE_FROM_PRODUCERS, HIDE_FROM_CONSUMERS):
+            try:
+                await self.remove_queues(topic, queues, step)
+            except RemoteError as error:
+                if error.code != Code.TOPIC_IN_USE:
+                    raise
+                return Removal(step, error.remark)
+        return Removal(HIDE_FROM_CONSUMERS, None)
+
+    async def resize_topic(self, topic: str, queues: int) -> Removal:
+        """Give a topic `queues` queues at every broker, as far as that may be now: growing is done at once.
+
+        Call it again while it `waits_for` somebody. UsageError where some brokers have fewer, others more.
+        """
+        answers = known(await self._ask_all(RequestCode.TOPIC_LIST, TopicListRequest(True)))
+        now = [
+            row
+            for reply in answers.values()
+            for row in rows(TopicRow, reply.header(TopicListResponse).topics)
+            if row.topic == topic
+        ]
+        if not now:
+            raise RemoteError(Code.TOPIC_UNKNOWN, f"no broker has a topic {topic!r}")
+        fewer = any(row.write_queues < queues for row in now)
+        if fewer and any(row.write_queues > queues for row in now):
+            raise UsageError(
+                f"{topic} has fewer than {queues} queues at some brokers, more at others: grow it first"
+            )
+        if fewer:
+            await self.grow_topic(topic, queues)
+            return Removal(GROW, None)
+        hidden = await self.hide_queues(topic, queues)
+        if hidden.waits_for is not None:
+            return hidden
+        try:
+            await self.remove_queues(topic, queues, DELETE)
+        except RemoteError as error:
+            if error.code != Code.TOPIC_IN_USE:
+                raise
+            return Removal(DELETE, error.remark)
+        return Removal(DELETE, None)
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """Delete a topic that is hidden from consumers, or with `force` at once; its messages are gone.

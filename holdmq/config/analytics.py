@@ -140,16 +140,28 @@ class StatsSection(Section):
 class ConsoleSection(Section):
     """The web console and its HTTP API."""
 
-    bind: str = Field(
-        "127.0.0.1",
-        description="Listening address; anything but loopback needs allow_anonymous set to true.",
-    )
+    bind: str = Field("127.0.0.1", description="Listening address.")
     port: Port = Field(8080, description="Port of the web console.")
     admin_bind: AdminBind = "127.0.0.1"
     admin_port: AdminPort = 10916
-    allow_anonymous: bool | None = Field(
-        None,
-        description="Serve everybody who reaches the port; unset = only while bind is a loopback address.",
+    auth: Literal["accounts", "none"] = Field(
+        "accounts",
+        description="accounts: people sign in, programs have tokens; none: whoever reaches the port may do "
+        "everything, and bind must be a loopback address.",
+    )
+    session_idle_s: float = Field(
+        12 * 3600.0,
+        ge=60,
+        le=366 * 86_400,
+        description="A browser that asks nothing for so long is signed out.",
+    )
+    session_max_s: float = Field(
+        7 * 86_400.0, ge=60, le=366 * 86_400, description="Whoever signed in has to again after so long."
+    )
+    trusted_proxies: list[str] = Field(
+        [],
+        description="Addresses or networks of proxies whose X-Forwarded-For and -Proto are believed; name "
+        "none that others can send from.",
     )
     streams_max: int = Field(
         64,
@@ -163,7 +175,9 @@ class ConsoleSection(Section):
         le=20_000,
         description="HTTP requests in hand, streams included: four times the pages that may stay open.",
     )
-    data_dir: str = Field("holdmq-data/console", min_length=1, description="Directory of saved queries.")
+    data_dir: str = Field(
+        "holdmq-data/console", min_length=1, description="Directory of accounts, audit log and saved queries."
+    )
     origins: list[str] = Field(
         [],
         description="Origins (https://console.example.org) of pages that may send and save queries, besides "
@@ -198,14 +212,9 @@ class ConsoleSection(Section):
     )
 
     def check_exposure(self) -> None:
-        """Raise ConfigError when this would show the cluster to whoever has not been let in."""
-        if self.allow_anonymous is False:
+        """Raise ConfigError when whoever is on the network could do everything."""
+        if self.auth == "none" and not is_loopback(self.bind):
             raise ConfigError(
-                "console.allow_anonymous is false, and the console has no sign-in: set it to true, or leave "
-                "it unset and console.bind on a loopback address"
-            )
-        if self.allow_anonymous is None and not is_loopback(self.bind):
-            raise ConfigError(
-                f"console.bind is {self.bind}, which other machines can reach, but the console has no "
-                "sign-in; set console.allow_anonymous to true to show it to everybody who can reach the port"
+                f"console.bind is {self.bind}, which other machines can reach, and console.auth is none: let "
+                "people sign in (console.auth = accounts), or bind it to 127.0.0.1"
             )

@@ -134,7 +134,12 @@ class ChannelRow(NamedTuple):
 
 @header
 class AlarmListResponse(Header):
-    """Rows are AlarmRow, the longest raised first, and ChannelRow."""
+    """Rows are AlarmRow, the longest raised first, and ChannelRow.
+
+    `over`: AlarmRow of those that ended since the broker's start, the newest last; `over_ms`: when.
+    """
 
     alarms: list[AlarmRow]
     channels: list[ChannelRow]
+    over: list[AlarmRow] = field(default_factory=list)
+    over_ms: list[int] = field(default_factory=list)

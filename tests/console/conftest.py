@@ -78,7 +78,7 @@ async def _serve(tmp_path: Path, **console: Any) -> AsyncIterator[httpx.AsyncCli
     hosts = console.pop("hosts", [])
     config = Config.model_validate(
         {
-            "console": {"port": port, "data_dir": str(tmp_path / "console"), **console},
+            "console": {"port": port, "auth": "none", "data_dir": str(tmp_path / "console"), **console},
             "stats": {"data_dir": str(tmp_path)},
             "client": {"registries": [registry]},
             "security": {"hosts": hosts},

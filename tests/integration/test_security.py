@@ -445,7 +445,7 @@ def test_up_gives_each_service_a_key_of_its_own_with_the_least_role(tmp_path: Pa
         assert {name: key.roles for name, key in keys.items() if name.startswith("up-")} == {
             "up-broker": {Role.BROKER},
             "up-gateway": {Role.SERVICE},
-            "up-console": {Role.READER},
+            "up-console": {Role.ADMIN},
         }
         assert {"orders", "service", "admin"} <= set(keys), "the file's own keys stay"
         assert not made or keys == made, "a second start makes no new keys"

@@ -83,6 +83,7 @@ class Stack:
             "storage.data_dir": directory / "store",
             "stats.data_dir": directory / "stats",
             "console.data_dir": directory / "console",
+            "console.auth": "none",
             # A query more in each JVM; tests that are about devices turn it on.
             "stats.devices": False,
             # Two of them are on disk whatever is stored, for each of the stacks that run at once.

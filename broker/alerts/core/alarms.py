@@ -8,6 +8,7 @@ goes is told once in it. Who was told that it is raised is told once that it is 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from enum import Enum
 from typing import Final, NamedTuple
@@ -15,6 +16,8 @@ from typing import Final, NamedTuple
 RECOVER_SHARE: Final = 0.8
 ALARMS_MAX: Final = 10_000
 """Alarms that are raised or in their cool-down; with more, nobody reads them. Others are counted."""
+OVER_MAX: Final = 500
+"""Alarms that are over and still listed, the newest: a night of them."""
 DEAD_LETTER_GROUPS_MAX: Final = 10_000
 """Groups whose dead letters are counted: all of broker.groups_max."""
 
@@ -80,6 +83,8 @@ class Alarms:
 
     def __init__(self, cooldown_s: float, alarms_max: int = ALARMS_MAX) -> None:
         self.raised: dict[AlarmKey, Alarm] = {}
+        self.over: deque[tuple[Alarm, int]] = deque(maxlen=OVER_MAX)
+        """Alarms that were raised, and when each was over (ms since the epoch)."""
         self.raised_total = 0
         self.refused = 0
         self._cooldown_s = cooldown_s
@@ -98,6 +103,7 @@ class Alarms:
             threshold = alarm.reading.threshold if known is None else known.threshold
             if value < threshold * RECOVER_SHARE:
                 del self.raised[alarm.key]
+                self.over.append((alarm, now_ms))
                 if alarm.is_told:
                     notices.append(alarm.notice(State.OVER, value, now_ms))
         self._told_at = {

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from console.core.cells import csv_line, json_line
-from console.core.functions import FUNCTIONS
-from console.core.select import TABLE_FUNCTIONS
+from console.live.core.cells import csv_line, json_line
+from console.sql.core.functions import FUNCTIONS
+from console.sql.core.select import TABLE_FUNCTIONS
 from console.sql.engine import Engine, QueryError, StatementBounds, check, csv_body, json_body, open_database
 
 SECOND = 1_800_000_000

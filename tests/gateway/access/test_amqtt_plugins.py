@@ -20,9 +20,9 @@ from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from gateway.access.checking import check_access
-from gateway.access.passwords import hash_password
 from holdmq.config.access import AccessSection
 from holdmq.config.model import Config
+from holdmq.credentials.password_hash import hash_password
 from holdmq.errors import ConfigError
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Connect, Publish, encode
 

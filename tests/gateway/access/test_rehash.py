@@ -14,10 +14,11 @@ from access_files import QUICK, written
 from structlog.testing import capture_logs
 
 from gateway.access import rehash
-from gateway.access.passwords import PasswordFile, hash_password, is_weaker, verify
+from gateway.access.passwords import PasswordFile, is_weaker, verify
 from gateway.access.rehash import WAITING_MAX, Rehash, why_not_written
 from gateway.access.user_file import replace_secrets, write_users
 from gateway.ground.counters import Counters
+from holdmq.credentials.password_hash import hash_password
 
 Start = Callable[..., Awaitable[Any]]
 
@@ -134,7 +135,7 @@ async def test_many_are_one_change_of_the_file_and_each_is_tried_once(
 
     monkeypatch.setattr(rehash, "replace_secrets", counted)
     # What is counted is hashes: those of today would take seconds.
-    monkeypatch.setattr("gateway.access.passwords._hasher", QUICK)
+    monkeypatch.setattr("holdmq.credentials.password_hash._hasher", QUICK)
     counters = Counters()
     of = Rehash(users, counters, 0)
     for _ in range(2):

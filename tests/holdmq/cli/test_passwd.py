@@ -111,7 +111,7 @@ def test_a_scram_verifier_is_no_password_and_stays_out_of_a_password_file(
     assert "of no known kind" in mixed.stderr
     assert "nothing was changed" in mixed.stderr
     assert path.read_text().splitlines()[1:] == [f"ada:{verifier}"]
-    with mock.patch("gateway.access.passwords.hash_password") as hashed:
+    with mock.patch("holdmq.credentials.password_hash.hash_password") as hashed:
         assert set_password(holdmq, path, "eve", "x").returncode == 2
     hashed.assert_not_called()  # a batch would take an hour to be refused
 

@@ -1,0 +1,124 @@
+"""What happens now: counts by second, brokers, gateways, and the stream of the pages that stay open."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+from starlette.responses import Response
+
+from console.api.endpoint import Answer, Call, Endpoint, InputModel, Noticed, Result
+from console.api.http import EventStream
+from console.identity.roles import Rank
+from console.live.cluster import Cluster
+from console.live.core.window import WINDOW_S
+from console.live.feed import SharedFeed
+
+SECONDS_DEFAULT = 60
+TOP_MAX = 1000
+
+
+class TpsQuery(InputModel):
+    """Which seconds and topics."""
+
+    seconds: int = Field(SECONDS_DEFAULT, ge=1, le=WINDOW_S, description="How far back to look.")
+    top: int | None = Field(
+        None, ge=1, le=TOP_MAX, description="Only so many topics, the busiest; all when absent."
+    )
+
+
+class CountAnswer(Answer):
+    """Messages, and the sum of their bodies' lengths."""
+
+    messages: int
+    bytes: int
+
+
+class SecondCount(CountAnswer):
+    """Counts of a second, UTC, by the broker's clock."""
+
+    second: str
+
+
+class CurrentRate(CountAnswer):
+    """The newest complete second; null when nothing flows."""
+
+    second: str | None
+    topics: dict[str, CountAnswer]
+
+
+class Tps(Noticed):
+    """The last seconds, by topic, oldest first; a second without messages is left out."""
+
+    now: str
+    seconds: int
+    topics: dict[str, list[SecondCount]]
+    total: list[SecondCount]
+    current: CurrentRate
+
+
+class BrokerAnswer(Answer):
+    """A broker that the registry knows; `reason` why it is not reachable or not writable."""
+
+    broker: str
+    cluster: str
+    address: str
+    reachable: bool
+    writable: bool
+    reason: str
+    log_bytes: int
+    confirmed_position: int
+    connections: int
+    numbers: dict[str, Any]
+
+
+class Brokers(Noticed):
+    """All brokers that are registered."""
+
+    brokers: list[BrokerAnswer]
+
+
+class Gateway(Answer):
+    """One worker process of a gateway; `state` is what its heartbeats say."""
+
+    client_id: str
+    address: str
+    software: str
+    connected: str
+    brokers: list[str]
+    state: dict[str, Any]
+
+
+class Gateways(Noticed):
+    """All gateway workers that are connected."""
+
+    gateways: list[Gateway]
+
+
+def endpoints(feed: SharedFeed, cluster: Cluster) -> list[Endpoint]:
+    """Return the endpoints over these two."""
+
+    async def tps(call: Call) -> Result:
+        query: TpsQuery = call.query
+        return Response(await feed.tps(query.seconds, query.top), media_type="application/json")
+
+    def listing(name: Literal["brokers", "gateways"], shape: type[Noticed]) -> Any:
+        async def answer(_call: Call) -> Result:
+            return shape.model_validate(await cluster.listing(name))
+
+        return answer
+
+    async def stream(_call: Call) -> Result:
+        return EventStream(feed)
+
+    viewer = Rank.VIEWER
+    return [
+        Endpoint("GET", "tps", viewer, tps, "Messages and bytes per topic and second, as the statistics job "
+                 "counted them.", Tps, TpsQuery),
+        Endpoint("GET", "brokers", viewer, listing("brokers", Brokers),
+                 "Brokers that the registry knows, and how they are.", Brokers),
+        Endpoint("GET", "gateways", viewer, listing("gateways", Gateways),
+                 "Gateway workers connected to the brokers.", Gateways),
+        Endpoint("GET", "stream", viewer, stream, "Server-sent events, once a second: tps and cluster.",
+                 files=("text/event-stream",)),
+    ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""What happens now: counts of the statistics job, and what the cluster says of itself."""

@@ -1,0 +1,1 @@
+"""Decisions without IO: what a table of counts holds, and what of it is shown."""

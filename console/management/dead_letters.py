@@ -1,0 +1,187 @@
+"""Dead letters: what groups gave up, read, sent again, purged."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from pydantic import Field
+
+from console.api.endpoint import Answer, Call, Endpoint, InputModel, Result
+from console.identity.roles import Rank
+from console.management.clients import ClusterClients
+from console.management.messages import BODY_SHOWN_MAX, MessageRow, message_row
+from console.management.paging import wrong_cursor
+from holdmq.client.dead_letters import ReadLetter
+from holdmq.errors import Code, OffsetError
+
+PLACES_MAX: Final = 10_000
+
+
+class DeadLetterGroup(Answer):
+    """How many dead letters a group has, and how many of them were sent again."""
+
+    group: str
+    messages: int
+    resent: int
+
+
+class DeadLetterGroups(Answer):
+    """Every group that has dead letters, by name."""
+
+    groups: list[DeadLetterGroup]
+
+
+class LettersQuery(InputModel):
+    """Which part of a group's dead letters."""
+
+    limit: int = Field(50, ge=1, le=200)
+    after: str = Field("", max_length=4096)
+
+
+class LetterOrigin(Answer):
+    """Where a group first read what it gave up."""
+
+    topic: str
+    queue_id: int
+    offset: int
+
+
+class Letter(Answer):
+    """A dead letter at a broker, and the message as the group got it."""
+
+    broker: str
+    offset: int
+    failed_ms: int
+    origin: LetterOrigin | None
+    message: MessageRow
+
+
+class Letters(Answer):
+    """A part of a group's dead letters, broker by broker, the oldest first."""
+
+    letters: list[Letter]
+    next: str | None
+
+
+class LetterPlace(InputModel):
+    """Where a dead letter is."""
+
+    broker: str = Field(min_length=1, max_length=255)
+    offset: int = Field(ge=0, le=(1 << 53) - 1)
+
+
+class Resend(InputModel):
+    """What to send again: null = all that was not yet; to `topic`, "" = the one that it came from."""
+
+    places: list[LetterPlace] | None = Field(None, max_length=PLACES_MAX)
+    topic: str = Field("", max_length=255)
+
+
+class ResendFault(Answer):
+    """A dead letter that could not be sent, and why."""
+
+    broker: str
+    offset: int
+    reason: str
+
+
+class ResendAnswer(Answer):
+    """Sent now, sent before, and what could not be sent."""
+
+    resent: int
+    repeated: int
+    failures: list[ResendFault]
+
+
+class Purged(Answer):
+    """How many dead letters are gone."""
+
+    purged: int
+
+
+def endpoints(clients: ClusterClients) -> list[Endpoint]:
+    """Return the endpoints over dead letters."""
+    letters = clients.letters
+
+    async def list_(_call: Call) -> Result:
+        found = await letters.groups()
+        return DeadLetterGroups(
+            groups=[
+                DeadLetterGroup(group=name, messages=one.messages, resent=one.resent)
+                for name, one in found.items()
+            ]
+        )
+
+    async def read(call: Call) -> Result:
+        query: LettersQuery = call.query
+        after = _places_of(query.after)
+        found: list[ReadLetter] = []
+        is_more = False
+        while True:
+            try:
+                async for letter in letters.read(call.path("group"), after):
+                    if len(found) == query.limit:
+                        is_more = True
+                        break
+                    found.append(letter)
+                    after[letter.broker] = letter.offset
+            except OffsetError as fault:
+                # Nobody can read this one: the queue's text is broker/topic/id.
+                after[fault.queue.partition("/")[0]] = fault.next_offset - 1
+                continue
+            break
+        return Letters(
+            letters=[_letter(letter) for letter in found], next=json.dumps(after) if is_more else None
+        )
+
+    async def resend(call: Call) -> Result:
+        asked: Resend = call.body
+        places = None if asked.places is None else [(one.broker, one.offset) for one in asked.places]
+        done = await letters.resend(call.path("group"), places, topic=asked.topic)
+        faults = [
+            ResendFault(broker=broker, offset=fault.offset, reason=fault.remark or Code(fault.status).name)
+            for broker, fault in done.failures
+        ]
+        return ResendAnswer(resent=done.resent, repeated=done.repeated, failures=faults)
+
+    async def purge(call: Call) -> Result:
+        return Purged(purged=await letters.purge(call.path("group")))
+
+    one = "dead-letters/{group}"
+    return [
+        Endpoint("GET", "dead-letters", Rank.VIEWER, list_, "Groups that have dead letters.",
+                 DeadLetterGroups),
+        Endpoint("GET", one, Rank.VIEWER, read, "A group's dead letters.", Letters, LettersQuery),
+        Endpoint("POST", f"{one}/resend", Rank.OPERATOR, resend, "Send dead letters again.", ResendAnswer,
+                 body=Resend),
+        Endpoint("POST", f"{one}/purge", Rank.ADMIN, purge, "Give a group's dead letters up for good.",
+                 Purged),
+    ]  # fmt: skip
+
+
+def _places_of(after: str) -> dict[str, int]:
+    if not after:
+        return {}
+    try:
+        places = json.loads(after)
+    except (ValueError, RecursionError):
+        raise wrong_cursor() from None
+    if not isinstance(places, dict) or not all(
+        type(offset) is int and -1 <= offset < 1 << 62 for offset in places.values()
+    ):
+        raise wrong_cursor()
+    return places
+
+
+def _letter(letter: ReadLetter) -> Letter:
+    origin = letter.origin
+    return Letter(
+        broker=letter.broker,
+        offset=letter.offset,
+        failed_ms=letter.failed_ms,
+        origin=None
+        if origin is None
+        else LetterOrigin(topic=origin.topic, queue_id=origin.queue_id, offset=origin.offset),
+        message=message_row(letter.message, BODY_SHOWN_MAX),
+    )
