@@ -22,8 +22,8 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from console.api.http import SECURITY_HEADERS
 from console.app import STATIC
-from console.http import SECURITY_HEADERS
 
 API: Final = "/api/v1"
 TOPICS: Final = [f"plant-{n:03}" for n in range(120)]

@@ -183,7 +183,6 @@ access:
 {{- end }}
 
 {{- define "holdmq.config.tables" -}}
-{{ include "holdmq.config.client" (dict "root" . "role" "reader") }}
 stats:
   admin_bind: {{ .Values.bind | quote }}
   admin_port: 10915
@@ -193,11 +192,13 @@ stats:
 {{- end }}
 
 {{- define "holdmq.config.stats" -}}
+{{ include "holdmq.config.client" (dict "root" . "role" "reader") }}
 {{ include "holdmq.config.tables" . }}
   data_dir: /var/lib/holdmq/stats
 {{- end }}
 
 {{- define "holdmq.config.console" -}}
+{{ include "holdmq.config.client" (dict "root" . "role" "admin") }}
 {{ include "holdmq.config.tables" . }}
   data_dir: /var/lib/holdmq-stats/stats
 console:
@@ -206,7 +207,6 @@ console:
   admin_bind: {{ .Values.bind | quote }}
   admin_port: 10916
   data_dir: /var/lib/holdmq/console
-  allow_anonymous: {{ .Values.console.allowAnonymous }}
   {{- with .Values.console.ingress }}
   {{- if .enabled }}
   origins: [{{ printf "%s://%s" (ternary "https" "http" (not (empty .tlsSecret))) .host | quote }}]
