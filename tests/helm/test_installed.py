@@ -101,8 +101,8 @@ def test_a_gateway_is_added_and_another_drains_under_load_and_nothing_acknowledg
 
     registry = cluster.pods[f"{NAME}-registry-0"]
     # As an application in the cluster would: with an access key of the chart's.
-    secret = cluster.secret(cluster.pods[f"{NAME}-console-0"], "reader.secret")
-    security = Security("reader", secret_file=str(secret))
+    secret = cluster.secret(cluster.pods[f"{NAME}-console-0"], "admin.secret")
+    security = Security("admin", secret_file=str(secret))
     place = f"{registry.address}:{registry.port('rpc')}"
     stored: dict[str, set[int]] = defaultdict(set)
     for message in asyncio.run(messages_of([place], "devices", security=security)):

@@ -154,7 +154,7 @@ def test_the_chart_makes_access_keys_each_with_the_least_role_that_will_do(tmp_p
         "broker": {"keys.toml", "broker.secret"},
         "gateway": {"gateway.secret"},
         "stats": {"reader.secret"},
-        "console": {"reader.secret"},
+        "console": {"admin.secret"},
         "test": set(),
     }
     assert secret["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
