@@ -70,7 +70,9 @@ def command_line(first: str = "") -> CommandGroup:
     line.callback()(_root)
     known = first in _SINGLE or first in _GROUPS
     for name in [first] if known else [*_SINGLE, *_GROUPS]:
-        if name in services.MODULES:
+        if name == "console":
+            line.add_typer(importlib.import_module("holdmq.cli.console").app, name=name)
+        elif name in services.MODULES:
             services.register(line, name)
         elif name == "loadtest":
             # Its own command line, help included, is loaded when it is asked for.

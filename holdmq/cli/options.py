@@ -117,6 +117,15 @@ class CommandGroup(typer.Typer):
 
         return register
 
+    def always(self, **settings: Any) -> Callable[[F], F]:
+        """Make a function what runs before each command, and by itself when none follows."""
+
+        def register(function: F) -> F:
+            self.callback(invoke_without_command=True, **settings)(_spread(function))
+            return function
+
+        return register
+
 
 def _spread(function: Callable[..., object]) -> Callable[..., object]:
     """Return a function that takes the fields of `function`'s dataclasses as parameters of its own.

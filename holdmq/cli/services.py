@@ -31,7 +31,6 @@ _HELP: Final = {
     "broker": "Run a broker: one commit log and its queues.",
     "gateway": "Run the MQTT gateway: worker processes that share one port.",
     "stats": "Run the Spark job that counts messages per topic, second, minute and hour.",
-    "console": "Run the web console and its HTTP API.",
 }
 
 _EXAMPLES: Final = {
@@ -39,7 +38,6 @@ _EXAMPLES: Final = {
     "broker": "holdmq broker --config holdmq.toml --set storage.flush=sync",
     "gateway": "holdmq gateway --set gateway.workers=4",
     "stats": "holdmq stats --once --set stats.data_dir=/var/lib/holdmq/stats",
-    "console": "holdmq console --set console.port=8081",
 }
 
 
