@@ -9,7 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
 from processes import free_port, running_stack
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 from console.identity.accounts import AccountFile
 
@@ -127,3 +135,55 @@ def test_the_rest_of_the_cluster_is_shown(console: httpx.Client) -> None:
     changes = done(console.get("audit"))["rows"]
     assert changes[-1]["path"] == "/api/v1/session"
     assert PASSWORD not in str(changes)
+
+
+LEFT_OUT = {
+    # These end the sign-in that the others need, or do not end themselves.
+    ("POST", "/api/v1/session"),
+    ("DELETE", "/api/v1/session"),
+    ("PUT", "/api/v1/session/password"),
+    ("GET", "/api/v1/stream"),
+}
+REQUESTS_PER_ENDPOINT = 8
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+)
+
+
+def test_whatever_is_asked_is_answered_as_the_openapi_document_says(console: httpx.Client) -> None:
+    described = schemathesis.openapi.from_dict(done(console.get("openapi.json")))
+    asked = 0
+
+    def ask(operation: Any) -> None:
+        nonlocal asked
+
+        @settings(
+            max_examples=REQUESTS_PER_ENDPOINT,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate],
+        )
+        @given(case=operation.as_strategy())
+        def one(case: Any) -> None:
+            nonlocal asked
+            response = case.call(
+                base_url=str(console.base_url).removesuffix("/api/v1/"),
+                headers={"X-HoldMQ-CSRF": console.headers["X-HoldMQ-CSRF"]},
+                cookies=dict(console.cookies),
+                timeout=60,
+            )
+            asked += 1
+            case.validate_response(response, checks=list(CHECKS))
+
+        one()
+
+    for result in described.get_all_operations():
+        operation = result.ok()
+        if (operation.method.upper(), operation.path) not in LEFT_OUT:
+            ask(operation)
+    assert asked > 100
