@@ -27,6 +27,7 @@ SYSTEM: Final = (
     "console/test_app.py",
     "console/test_page.py",
     "console/test_scripted_pages.py",
+    "console/test_walk.py",
     "spark_streaming/source",
     "spark_streaming/job",
     "broker/groups/test_offsets_processes.py",

@@ -8,10 +8,10 @@ import { askPassword } from "./password.js";
 import { themeSwitch } from "./theme_switch.js";
 
 const NAVIGATION = [
-  ["Now", [["/", "Overview", "guest"], ["/alarms", "Alarms"]]],
+  ["Now", [["/", "Overview"], ["/alarms", "Alarms"]]],
   ["Messages", [["/topics", "Topics"], ["/messages", "Search"], ["/groups", "Groups"], ["/dead-letters", "Dead letters"]]],
   ["Clients", [["/sessions", "Sessions"], ["/connections", "Connections"]]],
-  ["Past", [["/analysis", "Analysis", "guest"]]],
+  ["Past", [["/analysis", "Analysis"]]],
   ["Access", [["/accounts", "Accounts", "admin"], ["/audit", "Audit", "admin"]]],
 ];
 

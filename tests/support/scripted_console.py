@@ -78,7 +78,7 @@ def letter_row(number: int) -> dict[str, Any]:
         "broker": "broker-0",
         "offset": number,
         "failed_ms": 1_790_000_000_000,
-        "is_resent": number % 2 == 0,
+        "origin": {"topic": "plant-000", "queue_id": 0, "offset": number},
         "message": message_row(number),
     }
 
@@ -151,8 +151,6 @@ class ScriptedConsole:
             self.said.append((method, path, json.loads(await request.body() or b"null")))
         if refused := self.refused.get(f"{method} {path}"):
             return refused
-        if path == "openapi.json":
-            return JSONResponse({"paths": {f"{API}/session": {}}})
         if path.split("/")[0] == "session":
             return self._session(path, method)
         if self.account is None:

@@ -1,6 +1,6 @@
 // The analysts' page: the past by ranges, and SQL.
 
-import { hasAccounts, may } from "../account.js";
+import { may } from "../account.js";
 import { h, head, notice } from "../dom.js";
 import { Past } from "../past.js";
 import { Saved } from "../saved.js";
@@ -48,8 +48,8 @@ export function show({ main, signal }) {
       h("div.tools", {},
         h("h2", { id: "sql-title" }, "SQL"), h("span.spring"),
         h("label", {}, "query ", h("select", { id: "queries" }, h("option", { value: "" }, "–"))),
-        button("query-delete", "Delete", { disabled: true, hidden: hasAccounts() && !may("operator") }),
-        h("form.tools", { id: "query-save", hidden: hasAccounts() && !may("operator") },
+        button("query-delete", "Delete", { disabled: true, hidden: !may("operator") }),
+        h("form.tools", { id: "query-save", hidden: !may("operator") },
           h("label", {}, "name ", h("input", { id: "query-name", maxlength: "80", required: true, autocomplete: "off" })), h("button", { type: "submit" }, "Save"))),
       h("textarea", { id: "sql-text", rows: "7", spellcheck: "false", autocapitalize: "off", autocomplete: "off", "aria-label": "SQL statement", "aria-describedby": "sql-hint" }),
       h("div.tools.below", {},

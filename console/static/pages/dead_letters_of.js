@@ -3,7 +3,7 @@
 import { may } from "../account.js";
 import { call, path, query } from "../api.js";
 import { ask } from "../dialog.js";
-import { empty, h, head, notice, say, tell } from "../dom.js";
+import { empty, h, head, notice, say, tell, write } from "../dom.js";
 import { field } from "../fields.js";
 import { moment, number } from "../format.js";
 import { decode, preview } from "../message_list.js";
@@ -26,9 +26,9 @@ export async function show({ main, args: [group], signal }) {
     { title: "Topic", class: "name", cell: ({ message }) => [message.topic, message.tag && h("span.muted", {}, `/${message.tag}`)] },
     { title: "Retries", class: "n wide", cell: ({ message }) => number(message.reconsume_times) },
     { title: "Payload", class: "one-line mono", cell: ({ message }) => preview(message) },
-    { title: "Sent again", class: "wide", cell: (letter) => (letter.is_resent ? "yes" : "–") },
   ].filter((column, i) => i > 0 || may("operator"));
   const list = table(`Dead letters of ${group}`, columns, { hidden: true });
+  const count = h("p.muted", { role: "status" });
   const more = h("button", { type: "button", hidden: true, onclick: () => load(true) }, "More");
   const resend = h("button.primary", { type: "button", onclick: () => send() });
   const purge = h("button.danger", { type: "button", onclick: () => giveUp() }, "Purge");
@@ -40,7 +40,9 @@ export async function show({ main, args: [group], signal }) {
 
   async function load(goesOn = false) {
     try {
-      const answer = await call(`${at}${query({ limit: PAGE, after: goesOn ? next : "" })}`, { signal });
+      const [answer, { groups }] = await Promise.all([call(`${at}${query({ limit: PAGE, after: goesOn ? next : "" })}`, { signal }), call("/api/v1/dead-letters", { signal })]);
+      const counts = groups.find((row) => row.group === group);
+      write(count, counts ? `${number(counts.messages)} in all, ${number(counts.resent)} of them sent again` : "");
       letters = goesOn ? [...letters, ...answer.letters] : answer.letters;
       next = answer.next;
       tell(wrong, answer.notice);
@@ -95,6 +97,6 @@ export async function show({ main, args: [group], signal }) {
     },
   });
 
-  main.append(head(group, { crumb: ["Dead letters", "/dead-letters"], actions: may("operator") ? [resend, may("admin") && purge].filter(Boolean) : [] }), wrong, list, none, h("div.pager", {}, more));
+  main.append(head(group, { crumb: ["Dead letters", "/dead-letters"], actions: may("operator") ? [resend, may("admin") && purge].filter(Boolean) : [] }), wrong, count, list, none, h("div.pager", {}, more));
   await load();
 }
