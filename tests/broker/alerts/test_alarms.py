@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from broker_stack import Stack, until
 from group_peer import GroupPeer
-from receivers import HookServer
+from receivers import HookServer, MailServer
 
 from broker.alerts.alarms import AlarmWatch
 from broker.retry.copies import DeadLetter
@@ -29,6 +29,13 @@ from storage.api.store import StoreState
 @pytest.fixture
 def hook() -> Iterator[HookServer]:
     server = HookServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def mail_server() -> Iterator[MailServer]:
+    server = MailServer()
     yield server
     server.close()
 
@@ -104,6 +111,40 @@ async def test_a_backlog_over_its_rules_threshold_is_told_and_so_is_its_end(
     assert (over["state"], over["value"], over["peak"]) == ("over", 0, 4)
     for peer in (billing, other):
         await peer.client.close()
+
+
+async def test_a_backlog_comes_by_mail_and_webhook_once_and_its_end_once(
+    watched: Callable[..., Watched], hook: HookServer, mail_server: MailServer
+) -> None:
+    it = watched(
+        backlog=["bill* messages=3"],
+        webhook_url=hook.url,
+        smtp_host="127.0.0.1",
+        smtp_port=mail_server.port,
+        smtp_security="none",
+        mail_from="holdmq@example.org",
+        mail_to=["ops@example.org"],
+    )
+    await it.stack.create("t", 1)
+    await it.stack.produce("t", 0, *((b"x", None) for _ in range(5)))
+    billing = await consumer(it.stack, "billing", 1)
+    for _ in range(3):
+        assert list(await it.look()) == [("backlog_messages", "billing")]
+    raised = await asyncio.to_thread(mail_server.next)
+    assert raised["Subject"] == "[HoldMQ broker-0] raised: backlog messages of billing"
+    assert await billing.report(0, 5, topic="t", wait_for_disk=True) == []
+    for _ in range(3):
+        assert await it.look() == {}
+    # What comes next in each place is the end: the backlog came once, however often it was seen.
+    assert (await asyncio.to_thread(mail_server.next))["Subject"].startswith("[HoldMQ broker-0] over:")
+    told = [(await asyncio.to_thread(hook.next))["alarms"] for _ in range(2)]
+    assert [[alarm["state"] for alarm in alarms] for alarms in told] == [["raised"], ["over"]]
+    await asyncio.to_thread(it.watch.close)
+    assert it.watch.numbers()["alarm_notices_sent_total"] == 4
+    ((past, ended_ms),) = it.watch.alarms.over
+    assert (past.key.name, past.peak) == ("billing", 4)
+    assert ended_ms >= past.since_ms
+    await billing.client.close()
 
 
 async def test_a_backlog_is_raised_by_age(watched: Callable[..., Watched], monkeypatch: Any) -> None:
