@@ -50,6 +50,16 @@ PAGES: Final = (
     # What the browser and this machine take for a line of text: to be read beside the others.
     MeasuredPage("a line of text", "/healthz", "body"),
     MeasuredPage("overview", "/", "#topics tbody tr:nth-child(12)"),
+    MeasuredPage("topics", "/topics", "tbody tr:nth-child(50)"),
+    MeasuredPage("topics found", "/topics?q=0499&sort=-messages_in", "tbody tr"),
+    MeasuredPage("a topic", "/topics/plant-00001", "#about dd"),
+    MeasuredPage("groups", "/groups", "tbody tr:nth-child(50)"),
+    MeasuredPage("a group", "/groups/application-00001", ".facts dd"),
+    MeasuredPage("sessions", "/sessions", "tbody tr:nth-child(50)"),
+    MeasuredPage("sessions found", "/sessions?q=meter-000000000000010", "tbody tr:nth-child(50)"),
+    MeasuredPage("connections", "/connections", "tbody tr"),
+    MeasuredPage("dead letters", "/dead-letters", "main .empty:not([hidden])"),
+    MeasuredPage("alarms", "/alarms", "main .empty:not([hidden])"),
     MeasuredPage("analysis", "/analysis", "#history[aria-busy=false]"),
 )
 
@@ -123,7 +133,7 @@ async def _open(browser: Any, url: str, shown: str) -> float:
 def measure(options: Options, directory: Path) -> None:
     """Fill an installation, and look at it."""
     raise_file_limit()
-    with holdmq_console(directory) as services:
+    with holdmq_console(directory, "console.auth=none") as services:
         asyncio.run(fill(services.registry, options.topics, options.groups))
         fill_sessions(services.gateway, options.sessions)
         asyncio.run(look(services.console, options.rounds))
