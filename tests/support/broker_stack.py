@@ -119,7 +119,7 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
     clock_ms = cast("Callable[[], int]", settings.get("clock_ms", now_ms))
     store = open_store(
         section,
-        "broker-0",
+        str(settings.get("name", "broker-0")),
         table.key_levels,
         loop.call_soon_threadsafe,
         is_table=table.is_table,
@@ -151,7 +151,7 @@ async def _serve(
     """Start all that stands on an open store."""
     overrides = {k: v for k, v in settings.items() if k in BrokerSection.model_fields}
     broker = Broker(
-        Identity("broker-0", "test", section.record_max_bytes),
+        Identity(str(settings.get("name", "broker-0")), "test", section.record_max_bytes),
         store,
         topics,
         directory / "store" / "config",

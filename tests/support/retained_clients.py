@@ -1,4 +1,4 @@
-"""What clients of a worker beside a broker in memory do with retained messages."""
+"""What clients of a worker do with retained messages."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from holdmq.mqtt import PingReq, PingResp, PubAck, Publish
 from holdmq.wire.retained_headers import RetainedMessage, stamp_retained
 
 
-def keep(
+async def keep(
     running: Any, payloads: dict[str, bytes], qos: int = 1, client_id: str = "old", **fields: Any
 ) -> None:
     """Have topics keep messages, as if they had been published long ago."""
     for topic, payload in payloads.items():
         message = RetainedMessage(qos, client_id, fields.get("block", b""), payload)
-        running.broker.retained.keep(topic, stamp_retained(message.encode(), 1, -1))
+        await running.broker.retained.keep(topic, stamp_retained(message.encode(), 1, -1))
 
 
 async def silent(client: Any) -> bool:

@@ -15,7 +15,7 @@ const FILTERS = [
   { title: "Options", class: "wide", cell: (row) => [row.no_local && "no local", row.retain_as_published && "retain as published"].filter(Boolean).join(", ") || "–" },
 ];
 export async function show({ main, args: [id], signal }) {
-  let session = null, isGoing = false;
+  let session = null;
   const at = path`/api/v1/sessions/${id}`, read = async () => { session = await call(at, { signal }); };
   await read();
   const wrong = notice({ role: "alert" }), about = h("div"), badge = h("span", { id: "session-state" });
@@ -28,12 +28,10 @@ export async function show({ main, args: [id], signal }) {
     if (done) { say(`${id} is disconnected.`); await look(); }
   } }, "Disconnect");
   const drop = h("button.danger", { type: "button", onclick: async () => {
-    isGoing = true;
     const done = await ask({
       title: `Forget ${id}?`, body: "It is disconnected, and its session goes for good with all that waits for it.", typed: id, danger: true, action: "Forget",
       submit: () => call(at, { method: "DELETE" }).then(() => true),
     });
-    isGoing = Boolean(done);
     if (done) { say(`The session of ${id} is gone.`); go("/sessions"); }
   } }, "Forget");
 
@@ -49,8 +47,6 @@ export async function show({ main, args: [id], signal }) {
   }
 
   async function look() {
-    // What is being forgotten is not asked for.
-    if (isGoing) return;
     try {
       await read();
       tell(wrong, null);

@@ -24,7 +24,7 @@ const QUEUES = [
 
 export async function show(place) {
   const { main, args: [name], signal } = place, rates = new Rates();
-  let topic = null, wanted = null, isGoing = false;
+  let topic = null, wanted = null;
   const read = async () => { topic = await call(path`/api/v1/topics/${name}`, { signal }); };
   await read();
 
@@ -44,7 +44,7 @@ export async function show(place) {
       may("operator") && act("Queues", async () => { const step = await resizeTopic(topic); if (step) stepped(step); return step; }),
       may("operator") && act("Settings", () => editTopic(topic)),
       may("operator") && act(topic.is_paused ? "Resume" : "Pause", () => pauseTopic(name, !topic.is_paused)),
-      may("admin") && act("Delete", () => { isGoing = true; return deleteTopic(name, topic.messages_stored).then((done) => { isGoing = Boolean(done); if (done) go("/topics"); }); }, "button.danger"),
+      may("admin") && act("Delete", () => deleteTopic(name, topic.messages_stored).then((done) => { if (done) go("/topics"); }), "button.danger"),
     ].filter(Boolean));
   }
 
@@ -70,8 +70,6 @@ export async function show(place) {
   }
 
   async function look() {
-    // What is being deleted is not asked for.
-    if (isGoing) return;
     try {
       if (wanted) stepped(await stepTo(name, wanted.queues));
       const paused = topic.is_paused;

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from access_files import password_file, written
-from session_table import SessionTable, persistent
+from tapped_broker import TappedSessions, persistent
 
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Disconnect, Publish, Will
 
@@ -33,7 +33,7 @@ def access(tmp_path: Path, acl: Callable[[str], str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5])
 async def test_a_client_id_that_no_line_allows_is_refused_before_anything_is_asked(
-    start_worker: Start, table: SessionTable, access: dict[str, Any], version: int
+    start_worker: Start, table: TappedSessions, access: dict[str, Any], version: int
 ) -> None:
     running = await start_worker(access=access)
     refused = await running.client("ada:1", version, **EVE, refused=True)
@@ -45,7 +45,7 @@ async def test_a_client_id_that_no_line_allows_is_refused_before_anything_is_ask
 
 
 async def test_an_id_that_was_made_here_needs_no_line(
-    start_worker: Start, table: SessionTable, access: dict[str, Any]
+    start_worker: Start, table: TappedSessions, access: dict[str, Any]
 ) -> None:
     running = await start_worker(access=access)
     client = await running.client("", MQTT_5, **EVE)
@@ -56,7 +56,7 @@ async def test_an_id_that_was_made_here_needs_no_line(
 
 
 async def test_who_may_not_have_its_id_any_more_is_disconnected_and_the_others_stay(
-    start_worker: Start, table: SessionTable, access: dict[str, Any], acl: Callable[[str], str]
+    start_worker: Start, table: TappedSessions, access: dict[str, Any], acl: Callable[[str], str]
 ) -> None:
     acl(OPEN)
     running = await start_worker(access=access)
@@ -77,7 +77,7 @@ async def test_who_may_not_have_its_id_any_more_is_disconnected_and_the_others_s
 
 
 async def test_a_session_in_the_way_ends_if_a_line_gives_its_id_to_who_comes(
-    start_worker: Start, table: SessionTable, access: dict[str, Any], acl: Callable[[str], str]
+    start_worker: Start, table: TappedSessions, access: dict[str, Any], acl: Callable[[str], str]
 ) -> None:
     acl(OPEN)
     running = await start_worker(access=access)
@@ -99,34 +99,34 @@ async def test_a_session_in_the_way_ends_if_a_line_gives_its_id_to_who_comes(
 
 
 async def test_who_comes_while_the_other_still_waits_for_the_owner_has_it(
-    start_worker: Start, table: SessionTable, access: dict[str, Any], acl: Callable[[str], str]
+    start_worker: Start, table: TappedSessions, access: dict[str, Any], acl: Callable[[str], str]
 ) -> None:
     acl(f"{OPEN}user ada\nclientid *\nuser eve\nclientid eve*\n")
     running = await start_worker(access=access)
-    table.holds_opens = True
+    table.opens.hold()
     eve = asyncio.create_task(running.client("eve1", MQTT_5, **EVE))
-    await running.until(lambda: table.held_opens)
+    await running.until(lambda: table.opens.held)
     ada = asyncio.create_task(running.client("eve1", MQTT_5, **ADA))
-    await running.until(lambda: len(table.held_opens) == 2)
+    await running.until(lambda: len(table.opens.held) == 2)
     with pytest.raises(EOFError):
         await eve
-    table.release_opens()
+    table.opens.release()
     assert (await ada).connack.reason_code == 0
     assert running.worker.clients.session("eve1").principal == "ada"
 
 
 async def test_an_acl_that_changes_while_the_owner_decides_counts_for_who_waits(
-    start_worker: Start, table: SessionTable, access: dict[str, Any], acl: Callable[[str], str]
+    start_worker: Start, table: TappedSessions, access: dict[str, Any], acl: Callable[[str], str]
 ) -> None:
     acl(OPEN)
     running = await start_worker(access=access)
     version = running.worker.access.version
-    table.holds_opens = True
+    table.opens.hold()
     waiting = asyncio.create_task(running.client("ada:1", MQTT_5, **EVE))
-    await running.until(lambda: table.held_opens)
+    await running.until(lambda: table.opens.held)
     acl(OWN)
     await running.until(lambda: running.worker.access.version > version)
-    table.release_opens()
+    table.opens.release()
     eve = await waiting
     assert (await eve.next()).reason_code == 0x87
     assert running.worker.clients.session("ada:1") is None

@@ -60,7 +60,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(passwords, name, count)
 
-    counted("_argon2_is", lambda text, _: text.rpartition("$")[0].rpartition("$")[0])
+    counted("is_argon2_of", lambda text, _: text.rpartition("$")[0].rpartition("$")[0])
     counted("_crypt_is", lambda text, _: "crypt")
     pbkdf2 = hashlib.pbkdf2_hmac
 

@@ -14,8 +14,7 @@ Start = Callable[..., Awaitable[Any]]
 
 
 def cut_off(running: Any) -> None:
-    for connection in list(running.broker.server.connections):
-        connection.close()
+    running.broker.tap.cut()
 
 
 def wanted(running: Any) -> list[Any]:
@@ -63,14 +62,14 @@ async def test_what_changes_while_a_reader_is_opened_is_not_lost(
     running = await start_worker()
     client = await running.client("s")
     await client.subscribe("a/x", "b/x", "c/x")
-    running.broker.silent_filters = True
+    running.broker.filters.holds_answers = True
     opened = len(running.broker.opened)
     cut_off(running)
     await running.until(lambda: len(running.broker.opened) > opened and len(running.broker.live_terms()) == 4)
     # The first step is done, the second one is not answered; one filter goes, and one comes.
     client.send(Unsubscribe(2, ["a/x"]))
     await client.next()
-    running.broker.silent_filters = False
+    running.broker.filters.let_pass()
     running.worker.deliveries.wanted.terms_version += 1  # as when a topic's key_levels change
     cut_off(running)
     await running.until(lambda: running.worker.roster.is_ready)

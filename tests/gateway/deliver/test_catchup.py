@@ -207,8 +207,7 @@ async def test_a_broker_that_goes_while_a_session_rests_loses_nothing(start_work
     client = await lagging(running, "s", 60)
     got = await take(client, 8)
     await running.until(lambda: running.worker.deliveries.past.catchup._resting)
-    for connection in list(running.broker.server.connections):
-        connection.close()
+    running.broker.tap.cut()
     await running.until(lambda: running.worker.links["b0"].connection is None)
     got += await take(client, 52)
     assert got == [b"%d" % n for n in range(60)]

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.produce.core.sequences import Sequences
 from gateway.brokers.reader import READS_OUTSTANDING
 from gateway.ground.clock import wall_ms
-from holdmq.errors import Code, RemoteError
+from holdmq.errors import Code
 from holdmq.mqtt import (
     MQTT_3_1_1,
     MQTT_5,
@@ -24,6 +24,7 @@ from holdmq.mqtt import (
 )
 from holdmq.mqtt.protocol import PUBLISH
 from holdmq.record.codec import SYS_COMPRESSED, SYS_QOS_SHIFT, encode_properties, encode_record
+from holdmq.wire.command import Command
 from holdmq.wire.headers import TermKind
 
 Start = Callable[..., Awaitable[Any]]
@@ -132,12 +133,12 @@ async def test_an_expired_message_is_not_delivered_and_the_rest_of_an_interval_i
     # No time passes until it is delivered.
     monkeypatch.setattr(running.worker.deliveries.delivery, "_wall_ms", lambda: now)
     running.worker.links["b0"].clock_ahead_ms = 0
+    running.broker.stands_at_ms = now - 50_000
     for expiry_s, body in ((10, b"late"), (100, b"in time")):
         block = encode_block(Properties(message_expiry_interval=expiry_s), PUBLISH)
-        record = bytearray(encode_record(b"a", 0, body, encode_properties([("TAGS", "b")], block), now))
-        record[56:64] = (now - 50_000).to_bytes(8, "big")
-        running.broker.append(bytes(record))
-    running.broker.serve()
+        await running.broker.append(
+            encode_record(b"a", 0, body, encode_properties([("TAGS", "b")], block), now)
+        )
     message = await subscriber.next()
     assert message.payload == b"in time"
     assert message.properties.message_expiry_interval == 50
@@ -177,7 +178,7 @@ async def test_after_unsuback_nothing_comes_and_the_broker_forgets_the_filter(st
 
 async def test_suback_waits_for_the_broker_but_not_for_a_silent_one(start_worker: Start) -> None:
     running = await start_worker()
-    running.broker.silent_filters = True
+    running.broker.filters.holds_answers = True
     client = await running.client("s")
     client.send(Subscribe(1, [Subscription("a/#", 1)]))
     await running.until(lambda: any(t.kind == TermKind.TOPIC for t in running.broker.live_terms()))
@@ -213,10 +214,9 @@ async def test_sdk_records_and_compressed_ones_are_mqtt_messages(start_worker: S
         (0, b"no tag", b""),
         (SYS_COMPRESSED, b"not zlib", b""),
     ):
-        running.broker.append(encode_record(b"sdk", 0, raw, properties, 0, sys_flag=flags))
-    running.broker.append(encode_record(b"%SYSTEM", 0, b"hidden", b"", 0))
-    running.broker.append(encode_record(b"sdk", 0, b"last", b"", 0))
-    running.broker.serve()
+        await running.broker.append(encode_record(b"sdk", 0, raw, properties, 0, sys_flag=flags))
+    await running.broker.append(encode_record(b"%SYSTEM", 0, b"hidden", b"", 0))
+    await running.broker.append(encode_record(b"sdk", 0, b"last", b"", 0))
     got = [await subscriber.next() for _ in range(3)]
     assert [(m.topic, m.payload, m.qos) for m in got] == [
         ("sdk/t/1", body, 1),
@@ -343,15 +343,13 @@ async def test_a_subscription_made_in_the_middle_of_a_turn_misses_nothing(start_
     await publish(publisher, *[Publish("a/b", b"a%d" % n, 1, packet_id=n + 1) for n in range(3)])
     await running.until(lambda: running.worker.counters.lagging_sessions == 1)
     got = [await subscriber.next() for _ in range(2)]
-    broker.hold_catchup = True
+    broker.hold_catchup()
     subscriber.send(*[PubAck(message.packet_id) for message in got])
     await running.until(lambda: broker.held_catchup)
     # The turn's reader is open and does not know this filter.
     await subscriber.subscribe("new/#")
     await publish(publisher, *[Publish("new/x", b"new%d" % n, 1, packet_id=n + 1) for n in range(2)])
-    broker.hold_catchup = False
-    for read in broker.held_catchup:
-        read()
+    broker.release_catchup()
     while len(got) < 5:
         message = await subscriber.next()
         got.append(message)
@@ -395,8 +393,7 @@ async def test_a_lagging_session_goes_on_after_the_connection_to_the_broker_was_
     await subscriber.subscribe("a/#")
     await publish(publisher, *[Publish("a/b", b"%d" % n, 1, packet_id=n + 1) for n in range(8)])
     await running.until(lambda: running.worker.counters.lagging_sessions == 1)
-    for connection in list(running.broker.server.connections):
-        connection.close()
+    running.broker.tap.cut()
     await running.until(lambda: running.worker.links["b0"].connection is None)
     got = []
     while len(got) < 8:
@@ -406,19 +403,22 @@ async def test_a_lagging_session_goes_on_after_the_connection_to_the_broker_was_
     assert got == [b"%d" % n for n in range(8)]
 
 
-async def test_a_log_that_was_cut_below_the_position_is_followed_from_its_end(start_worker: Start) -> None:
+async def test_a_log_that_was_cut_below_the_position_is_followed_from_its_end(
+    start_worker: Start, tmp_path: Path
+) -> None:
     running = await start_worker()
     subscriber, publisher = await pair(running)
     await subscriber.subscribe("a/#")
-    await publish(publisher, Publish("a/b", b"1", 1, packet_id=1), Publish("a/b", b"2", 1, packet_id=2))
-    assert [(await subscriber.next()).payload for _ in range(2)] == [b"1", b"2"]
+    await publish(publisher, Publish("a/b", b"1", 1, packet_id=1))
+    assert (await subscriber.next()).payload == b"1"
+    await running.broker.save(tmp_path / "saved")
+    await publish(publisher, Publish("a/b", b"2", 1, packet_id=2))
+    assert (await subscriber.next()).payload == b"2"
     link = running.worker.links["b0"]
     await running.until(lambda: link.reader.position == running.broker.end)
-    del running.broker.log[1:], running.broker.starts[2:]
-    for connection in list(running.broker.server.connections):
-        connection.close()
+    await running.broker.go_back(tmp_path / "saved")
     await running.until(lambda: running.worker.counters.offset_ahead_total == 1 and link.reader.is_open)
-    running.broker.sequences = Sequences()
+    assert running.broker.bodies == [b"1"]
     await publish(publisher, Publish("a/b", b"3", 1, packet_id=3))
     assert (await subscriber.next()).payload == b"3"
 
@@ -440,7 +440,7 @@ async def test_a_reader_that_the_broker_forgot_is_opened_again(start_worker: Sta
     running = await start_worker()
     subscriber, publisher = await pair(running)
     await subscriber.subscribe("a/#")
-    running.broker._readers.clear()
+    running.broker.server.reads._open.clear()
     reader = running.worker.links["b0"].reader
     reader._read(reader._generation, running.worker.links["b0"].connection)
     await running.until(lambda: len([o for o in running.broker.opened if o.reader_id == 0]) == 2)
@@ -454,18 +454,18 @@ async def test_a_read_that_fails_is_not_jumped_over_by_the_next_one(start_worker
     broker = running.broker
     subscriber, publisher = await pair(running)
     await subscriber.subscribe("a/#")
-    await running.until(lambda: len(broker.reads()) == READS_OUTSTANDING)
+
+    def fail(answer: Command) -> None:
+        answer.code, answer.remark, answer.ext_fields = Code.SYSTEM_ERROR, "the disk", {}
+
     for n in range(3):
         # Its records are lost with it; the broker's reader has gone on, and the second read is answered.
-        failing = broker.reads().pop(0)
-        record = encode_record(b"a", 0, b"%d" % n, encode_properties([("TAGS", "b")]), 0)
-        broker.append(record)
-        broker.skip()
-        failing.refuse(RemoteError(Code.SYSTEM_ERROR, "the disk"))
+        broker.reads.alters.append(fail)
+        await broker.append(encode_record(b"a", 0, b"%d" % n, encode_properties([("TAGS", "b")]), 0))
         await publish(publisher, Publish("a/b", b"%d and more" % n, 0))
         assert (await subscriber.next()).payload == b"%d" % n
         assert (await subscriber.next()).payload == b"%d and more" % n
-        await running.until(lambda: len(broker.reads()) == READS_OUTSTANDING)
+        assert not broker.reads.alters
     link = running.worker.links["b0"]
     assert link.connection is not None
     # Opening again leaves nothing outstanding.
@@ -476,13 +476,12 @@ async def test_a_topic_created_with_other_key_levels_changes_the_terms_of_its_fi
     start_worker: Start,
 ) -> None:
     from holdmq.names.topics import filter_terms
-    from holdmq.wire.headers import TopicRow
 
     running = await start_worker()
     client = await running.client("s")
     await client.subscribe("deep/a/b/#")
     assert sorted(running.broker.live_terms()) == sorted(filter_terms("deep/a/b/#", 1))
-    running.broker.topics["deep"] = TopicRow("deep", 4, 4, 6, "log", 2, False)
+    await running.broker.stack.create("deep", 4, 2)
     await running.worker.routes.refresh()
     wanted = sorted(filter_terms("deep/a/b/#", 2))
     await running.until(lambda: sorted(running.broker.live_terms()) == wanted)

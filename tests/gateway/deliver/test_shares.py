@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from rpc_tap import scripted
 
 from gateway.deliver import share_link
 from holdmq.errors import BusyError, Code
@@ -88,17 +89,16 @@ class ShareGroups:
 
 
 @pytest.fixture
-def groups(memory_broker: Any) -> ShareGroups:
-    """The broker keeps share groups."""
+def groups(tapped_broker: Any) -> ShareGroups:
+    """Share groups as the test says, before a broker that knows nothing of them."""
     groups = ShareGroups()
-    memory_broker.server._routes.update(
-        {
-            RequestCode.SHARE_JOIN: groups.join,
-            RequestCode.SHARE_LEAVE: groups.leave,
-            RequestCode.SHARE_SETTLE: groups.settle,
-            RequestCode.SHARE_READ: groups.read,
-        }
-    )
+    for code, work in (
+        (RequestCode.SHARE_JOIN, groups.join),
+        (RequestCode.SHARE_LEAVE, groups.leave),
+        (RequestCode.SHARE_SETTLE, groups.settle),
+        (RequestCode.SHARE_READ, groups.read),
+    ):
+        tapped_broker.tap[code].in_place = scripted(work)
     return groups
 
 
@@ -110,8 +110,7 @@ async def subscribed(running: Any, *, receive_max: int = 3) -> Any:
 
 
 def cut(running: Any) -> None:
-    for connection in list(running.broker.server.connections):
-        connection.close()
+    running.broker.tap.cut()
 
 
 async def test_what_the_window_does_not_take_goes_back_and_room_is_told(

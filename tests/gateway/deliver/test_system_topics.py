@@ -95,9 +95,8 @@ async def test_wildcards_do_not_match_them_and_nobody_else_can_say_them(start_wo
     assert bytes((await system.next()).payload).startswith(b"HoldMQ ")
     broker = running.broker
     for topic, tag in ((b"|24SYS", "broker/version"), (b"mqtt-other", "$SYS/broker/version")):
-        broker.append(encode_record(topic, 0, b"forged", encode_properties([("TAGS", tag)]), 0))
-    broker.append(encode_record(b"a", 0, b"true", encode_properties([("TAGS", "b")]), 0))
-    broker.serve()
+        await broker.append(encode_record(topic, 0, b"forged", encode_properties([("TAGS", tag)]), 0))
+    await broker.append(encode_record(b"a", 0, b"true", encode_properties([("TAGS", "b")]), 0))
     assert bytes((await everything.next()).payload) == b"true"
     system.send(Subscribe(2, [Subscription("a", 1)]))
     assert isinstance(await system.next(), SubAck)
@@ -171,5 +170,5 @@ async def test_there_is_nothing_of_them_to_replay(start_worker: Start) -> None:
     client.send(Subscribe(1, [Subscription("$SYS/broker/version", 1)], past))
     assert isinstance(await client.next(), SubAck)
     assert (await client.next()).topic == "$SYS/broker/version"
-    assert running.broker.located == []
+    assert running.broker.located_ms == []
     assert running.worker.counters.replays_total == 0

@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from session_table import SessionTable
+from rpc_tap import HeldRequest
+from tapped_broker import TappedSessions
 
 from gateway.persistent import wills as wills_module
 from holdmq.errors import BusyError, Code, RemoteError
 from holdmq.mqtt import MQTT_5, Disconnect, Properties, Will
 from holdmq.record.codec import SYS_RETAIN, decode_properties, decode_record
 from holdmq.record.once import once_of
-from holdmq.rpc.connection import Request
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.session_headers import END, WILL_DONE, DueWill, SessionTakenRequest, SessionWillsRequest
 from holdmq.wire.session_will import DELETE_WILL, NO_WILL, PUBLISH_WILL, SessionWill
@@ -22,13 +22,13 @@ Start = Callable[..., Awaitable[Any]]
 WILL = Will("d/gone", b"bye", 1, properties=Properties(will_delay_interval=0, content_type="text"))
 
 
-def told(table: SessionTable, kind: str) -> list[str]:
-    return [change.name for write in table.writes for change in write if change.kind == kind]
+def told(table: TappedSessions, kind: str) -> list[str]:
+    return [change.name for change in table.changes if change.kind == kind]
 
 
 def push(running: Any, *wills: DueWill) -> None:
-    reading = {connection for connection, _ in running.broker._readers}
-    [connection] = [one for one in running.broker.server.connections if id(one) in reading]
+    hellos = running.broker.server.rpc.connections.items()
+    [connection] = [one for one, hello in hellos if hello is not None and hello.role == "gateway"]
     connection.send_one_way(RequestCode.SESSION_WILLS, SessionWillsRequest(list(wills)))
 
 
@@ -37,7 +37,7 @@ def due(epoch: int, payload: bytes = b"bye", topic: str = "d/gone", flags: int =
 
 
 async def test_the_owner_has_the_will_and_says_when_it_is_due(
-    start_worker: Start, table: SessionTable
+    start_worker: Start, table: TappedSessions
 ) -> None:
     running = await start_worker()
     client = await running.client("c", MQTT_5, will=WILL)
@@ -56,7 +56,7 @@ async def test_the_owner_has_the_will_and_says_when_it_is_due(
     assert running.worker.counters.wills_total == 1
 
 
-async def test_disconnect_deletes_the_will_but_with_0x04(start_worker: Start, table: SessionTable) -> None:
+async def test_disconnect_deletes_the_will_but_with_0x04(start_worker: Start, table: TappedSessions) -> None:
     running = await start_worker()
     for reason_code in (0, 4):
         client = await running.client("c", MQTT_5, will=WILL)
@@ -71,7 +71,7 @@ async def test_disconnect_deletes_the_will_but_with_0x04(start_worker: Start, ta
 
 
 async def test_a_client_without_an_id_is_told_to_an_owner_if_it_has_a_will(
-    start_worker: Start, table: SessionTable
+    start_worker: Start, table: TappedSessions
 ) -> None:
     running = await start_worker()
     await running.client("", MQTT_5)
@@ -83,18 +83,17 @@ async def test_a_client_without_an_id_is_told_to_an_owner_if_it_has_a_will(
 
 
 async def test_a_will_is_published_though_its_late_opening_was_taken_at_once(
-    start_worker: Start, table: SessionTable
+    start_worker: Start, table: TappedSessions
 ) -> None:
     running = await start_worker()
-    table.open_refusals = [BusyError("starting", 10)]
+    table.opens.refusals = [BusyError("starting", 10)]
 
-    def opened_and_taken(request: Request) -> None:
-        if not table.open_refusals:
-            taken = SessionTakenRequest("c", table.core._next_epoch, 500)
-            request.connection.send_one_way(RequestCode.SESSION_TAKEN, taken)
-        table.open(request)
+    def opened_and_taken(request: HeldRequest) -> bool:
+        if not table.opens.refusals:
+            request.push(RequestCode.SESSION_TAKEN, SessionTakenRequest("c", table.core._next_epoch, 500))
+        return False
 
-    running.broker.server._routes[RequestCode.SESSION_OPEN] = opened_and_taken
+    table.opens.in_place = opened_and_taken
     client = await running.client("c", MQTT_5, will=WILL)
     assert (await client.next()).reason_code == 0x8E
     await running.until(lambda: running.broker.bodies == [b"bye"])
@@ -102,7 +101,7 @@ async def test_a_will_is_published_though_its_late_opening_was_taken_at_once(
 
 
 async def test_a_will_that_comes_to_two_gateways_is_stored_once(
-    start_worker: Start, table: SessionTable
+    start_worker: Start, table: TappedSessions
 ) -> None:
     running = await start_worker()
     push(running, due(5), due(5), due(6, b"another connection's"))
@@ -110,7 +109,7 @@ async def test_a_will_that_comes_to_two_gateways_is_stored_once(
     assert sorted(running.broker.bodies) == [b"another connection's", b"bye"]
 
 
-async def test_retained_wills_are_kept_first(start_worker: Start, table: SessionTable) -> None:
+async def test_retained_wills_are_kept_first(start_worker: Start, table: TappedSessions) -> None:
     running = await start_worker()
     push(running, due(5, flags=3))
     await running.until(lambda: told(table, WILL_DONE))
@@ -119,7 +118,9 @@ async def test_retained_wills_are_kept_first(start_worker: Start, table: Session
     assert list(running.broker.retained.rows) == ["d/gone"]
 
 
-async def test_wills_that_nobody_can_publish_are_done_with(start_worker: Start, table: SessionTable) -> None:
+async def test_wills_that_nobody_can_publish_are_done_with(
+    start_worker: Start, table: TappedSessions
+) -> None:
     running = await start_worker()
     running.worker.links["b0"].producer.record_max_bytes = 500
     push(running, due(5, topic="$x/y"), DueWill("c", 6, b"no will"), due(7, b"x" * 500))
@@ -130,10 +131,10 @@ async def test_wills_that_nobody_can_publish_are_done_with(start_worker: Start, 
 
 
 async def test_a_will_whose_topic_may_not_be_made_is_done_with(
-    start_worker: Start, table: SessionTable
+    start_worker: Start, table: TappedSessions
 ) -> None:
     running = await start_worker()
-    running.broker.create_error = RemoteError(Code.NOT_PERMITTED, "no")
+    running.broker.creates.refusal = RemoteError(Code.NOT_PERMITTED, "no")
     push(running, due(5))
     await running.until(lambda: told(table, WILL_DONE))
     assert running.broker.log == []
@@ -141,20 +142,21 @@ async def test_a_will_whose_topic_may_not_be_made_is_done_with(
 
 
 async def test_so_many_are_published_at_a_time(
-    start_worker: Start, table: SessionTable, monkeypatch: pytest.MonkeyPatch
+    start_worker: Start, table: TappedSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wills_module, "IN_HAND_MAX", 2)
     running = await start_worker()
-    running.broker.hold = True
+    running.broker.produce.hold()
     push(running, *(due(epoch) for epoch in range(5)))
-    await running.until(lambda: running.worker.wills.in_hand == 2 and running.broker.held)
-    running.broker.release()
+    await running.until(lambda: running.worker.wills.in_hand == 2 and running.broker.produce.held)
+    running.broker.produce.release()
     await running.until(lambda: len(told(table, WILL_DONE)) == 2)
     await running.until(lambda: running.worker.wills.in_hand == 0)
 
 
 async def test_a_connection_that_no_owner_knows_publishes_its_will_itself(start_worker: Start) -> None:
     running = await start_worker()
+    running.broker.sessions.opens.refusal = BusyError("starting", 10)
     client = await running.client("c", MQTT_5, will=WILL)
     await client.close()
     await running.until(lambda: running.broker.log)

@@ -109,7 +109,7 @@ async def test_then_who_sends_most_is_not_read_for_a_while_and_loses_nothing(sta
 async def test_brokers_that_stay_busy_count_and_one_that_is_away_does_not(start: Start) -> None:
     running = await start()
     (link,) = running.worker.links.values()
-    link.producer._backoff_s = 1.0
+    link.producer._attempts = 1  # refused once, and not yet accepted again
     now = running.worker.now()
     for second in range(8):
         look(running.worker, now + second)

@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from session_table import SessionTable, persistent
+from tapped_broker import TappedSessions, persistent
 
 from gateway.session import received as received_module
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Properties, Publish, PubRel
 from holdmq.record.codec import decode_record
 from holdmq.record.once import Once, once_of
-from holdmq.wire.headers import TopicRow
 from holdmq.wire.session_state import ids_of
 
 Start = Callable[..., Awaitable[Any]]
@@ -33,40 +32,40 @@ async def cut(running: Any, client: Any) -> None:
 
 
 async def test_the_row_names_the_queue_before_the_first_publish_goes_there(
-    start_worker: Start, table: SessionTable
+    start_worker: Start, table: TappedSessions
 ) -> None:
     running = await start_worker()
     client = await persistent(running)
-    table.holds = True
+    table.writes.holds_answers = True
     client.send(publish(b"a", 1), publish(b"b", 2))
-    await running.until(lambda: table.held)
+    await running.until(lambda: table.writes.held_answers)
     assert running.broker.log == []
     received = table.state("c").received
     assert received is not None
     assert received.queues["d"][0] == "b0"
-    table.release()
+    table.writes.release()
     assert await client.acked(2) == [1, 2]
     assert running.broker.bodies == [b"a", b"b"]
     assert [(once.packet_id, once.generation) for once in notes(running)] == [(1, (0, 0)), (2, (0, 0))]
 
 
 async def test_pubcomp_waits_until_the_row_has_a_higher_generation(
-    start_worker: Start, table: SessionTable
+    start_worker: Start, table: TappedSessions
 ) -> None:
     running = await start_worker()
     client = await persistent(running)
     client.send(publish(b"a", 1), publish(b"b", 2))
     assert await client.acked(2) == [1, 2]
-    table.holds = True
+    table.writes.holds_answers = True
     client.send(PubRel(1))
-    await running.until(lambda: table.held)
+    await running.until(lambda: table.writes.held_answers)
     assert not client.got
     received = table.state("c").received
     assert received is not None
     assert received.base > (0, 0)
     assert [(g, ids_of(r)) for g, r in received.generations] == [((0, 0), [2])], "2 is not released"
     assert ids_of(received.recorded) == [2]
-    table.release()
+    table.writes.release()
     assert await client.acked(1) == [1]
     client.send(publish(b"c", 1))
     assert await client.acked(1) == [1]
@@ -75,17 +74,17 @@ async def test_pubcomp_waits_until_the_row_has_a_higher_generation(
 
 @pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5])
 async def test_what_is_sent_again_over_a_new_connection_is_in_the_log_once(
-    start_worker: Start, table: SessionTable, version: int
+    start_worker: Start, table: TappedSessions, version: int
 ) -> None:
     running = await start_worker()
     client = await persistent(running, version=version)
     client.send(publish(b"a", 1))
     assert await client.acked(1) == [1]
-    running.broker.hold = True
+    running.broker.produce.hold()
     client.send(publish(b"b", 2), publish(b"c", 3))
-    await running.until(lambda: running.broker.held)
+    await running.until(lambda: running.broker.produce.held)
     await cut(running, client)
-    running.broker.release()
+    running.broker.produce.release()
     await running.until(lambda: len(running.broker.log) == 3)
     client = await persistent(running, version=version)
     client.send(
@@ -94,7 +93,7 @@ async def test_what_is_sent_again_over_a_new_connection_is_in_the_log_once(
     assert sorted(await client.acked(4)) == [1, 2, 3, 4]
     assert running.broker.bodies == [b"a", b"b", b"c", b"d"]
     assert running.worker.counters.messages_repeated_total == 1, "what the row has is answered from it"
-    assert running.broker.received.repeats == 2
+    assert running.broker.server.produce.received.repeats == 2
     client.send(*(PubRel(i) for i in (1, 2, 3, 4)))
     assert await client.acked(4) == [1, 2, 3, 4]
     client.send(publish(b"e", 2))
@@ -103,17 +102,17 @@ async def test_what_is_sent_again_over_a_new_connection_is_in_the_log_once(
 
 
 async def test_a_release_whose_answer_was_lost_is_answered_again(
-    start_worker: Start, table: SessionTable
+    start_worker: Start, table: TappedSessions
 ) -> None:
     running = await start_worker()
     client = await persistent(running)
     client.send(publish(b"a", 7))
     assert await client.acked(1) == [7]
-    table.holds = True
+    table.writes.holds_answers = True
     client.send(PubRel(7))
-    await running.until(lambda: table.held)
+    await running.until(lambda: table.writes.held_answers)
     await cut(running, client)
-    table.release()
+    table.writes.release()
     client = await persistent(running)
     client.send(PubRel(7))
     assert await client.acked(1) == [7]
@@ -124,7 +123,7 @@ async def test_a_release_whose_answer_was_lost_is_answered_again(
 
 @pytest.mark.interpreted
 async def test_a_session_that_ended_in_order_names_no_queue(
-    start_worker: Start, table: SessionTable, monkeypatch: pytest.MonkeyPatch
+    start_worker: Start, table: TappedSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = await start_worker()
     client = await persistent(running)
@@ -154,10 +153,10 @@ async def test_a_session_that_ended_in_order_names_no_queue(
 
 
 async def test_a_session_keeps_its_queue_while_an_id_is_unreleased(
-    start_worker: Start, table: SessionTable
+    start_worker: Start, table: TappedSessions
 ) -> None:
     running = await start_worker()
-    running.broker.topics["d"] = TopicRow("d", 1, 1, 6, "log", 1, False)
+    await running.broker.stack.create("d", 1, 1)
     client = await persistent(running)
     client.send(publish(b"a", 1))
     assert await client.acked(1) == [1]
@@ -173,15 +172,15 @@ async def test_a_session_keeps_its_queue_while_an_id_is_unreleased(
 
 
 async def test_a_session_that_comes_back_for_its_end_only_repeats_nothing(
-    start_worker: Start, table: SessionTable
+    start_worker: Start, table: TappedSessions
 ) -> None:
     running = await start_worker()
     client = await persistent(running)
-    running.broker.hold = True
+    running.broker.produce.hold()
     client.send(publish(b"a", 1))
-    await running.until(lambda: running.broker.held)
+    await running.until(lambda: running.broker.produce.held)
     await cut(running, client)
-    running.broker.release()
+    running.broker.produce.release()
     client = await persistent(running, properties=Properties())
     assert client.connack.session_present
     client.send(publish(b"a", 1, dup=True))
@@ -192,7 +191,7 @@ async def test_a_session_that_comes_back_for_its_end_only_repeats_nothing(
 
 
 async def test_clean_sessions_and_lower_qos_write_nothing_down(
-    start_worker: Start, table: SessionTable
+    start_worker: Start, table: TappedSessions
 ) -> None:
     running = await start_worker()
     clean = await running.client("clean", MQTT_5, clean_start=True)
@@ -205,12 +204,12 @@ async def test_clean_sessions_and_lower_qos_write_nothing_down(
     assert await client.acked(1) == [1]
     await running.until(lambda: len(running.broker.log) == 3)
     assert notes(running) == []
-    assert table.writes == []
+    assert table.changes == []
 
 
 @pytest.mark.interpreted
 async def test_a_session_publishes_to_so_many_log_topics(
-    start_worker: Start, table: SessionTable, monkeypatch: pytest.MonkeyPatch
+    start_worker: Start, table: TappedSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(received_module, "QUEUES_MAX", 2)
     running = await start_worker()

@@ -10,20 +10,18 @@ import pytest
 from gateway.publish import topics
 from holdmq.mqtt import MQTT_5, Publish
 from holdmq.record.codec import decode_record, encode_properties, encode_record
-from holdmq.wire.headers import TopicRow
 
 Start = Callable[..., Awaitable[Any]]
 RULE = [{"filter": "sensors/#", "topic": "mqtt-tree-sensors"}]
 
 
-def tree(broker: Any, name: str, tag: str, body: bytes) -> None:
+async def tree(broker: Any, name: str, tag: str, body: bytes) -> None:
     """Somebody else's record in a tree."""
-    broker.append(encode_record(name.encode(), 0, body, encode_properties([("TAGS", tag)]), 0))
-    broker.serve()
+    await broker.append(encode_record(name.encode(), 0, body, encode_properties([("TAGS", tag)]), 0))
 
 
-def appear(broker: Any, name: str, key_levels: int = 2) -> None:
-    broker.topics[name] = TopicRow(name, 4, 4, 6, "log", key_levels, False)
+async def appear(broker: Any, name: str, key_levels: int = 2) -> None:
+    await broker.stack.create(name, 4, key_levels)
 
 
 @pytest.mark.parametrize("topic_filter", ["sensors/1/temp", "sensors/1/#", "sensors/+/temp", "+/1/temp", "#"])
@@ -54,11 +52,11 @@ async def test_a_tree_is_stored_in_one_topic_and_read_as_if_it_were_not(
 
 async def test_what_was_published_before_the_rule_is_read_too(start_worker: Start) -> None:
     running = await start_worker(routes=RULE)
-    appear(running.broker, "mqtt-tree-sensors")
+    await appear(running.broker, "mqtt-tree-sensors")
     subscriber = await running.client("s", MQTT_5)
     await subscriber.subscribe("sensors/1")
-    running.broker.append(encode_record(b"sensors", 0, b"old", encode_properties([("TAGS", "1")]), 0))
-    tree(running.broker, "mqtt-tree-sensors", "sensors/1", b"new")
+    await running.broker.append(encode_record(b"sensors", 0, b"old", encode_properties([("TAGS", "1")]), 0))
+    await tree(running.broker, "mqtt-tree-sensors", "sensors/1", b"new")
     assert [bytes((await subscriber.next()).payload) for _ in range(2)] == [b"old", b"new"]
 
 
@@ -68,12 +66,12 @@ async def test_a_gateway_without_the_rule_reads_the_tree_once_it_is_there(start_
     await subscriber.subscribe("sensors/1", "fleet/+/state")
     before = len(running.broker.live_terms())
     for name, levels in (("mqtt-tree-sensors", 2), ("mqtt-tree-flat", 1)):
-        appear(running.broker, name, levels)
+        await appear(running.broker, name, levels)
     await running.worker.routes.refresh()
     await running.until(lambda: len(running.broker.live_terms()) == before + 4)
-    tree(running.broker, "mqtt-tree-sensors", "sensors/1", b"1")
-    tree(running.broker, "mqtt-tree-flat", "fleet/7/state", b"2")
-    tree(running.broker, "mqtt-tree-flat", "fleet/7/other", b"no")
+    await tree(running.broker, "mqtt-tree-sensors", "sensors/1", b"1")
+    await tree(running.broker, "mqtt-tree-flat", "fleet/7/state", b"2")
+    await tree(running.broker, "mqtt-tree-flat", "fleet/7/other", b"no")
     got = [await subscriber.next() for _ in range(2)]
     assert [(m.topic, bytes(m.payload)) for m in got] == [("sensors/1", b"1"), ("fleet/7/state", b"2")]
     # Of the reader's terms none is lost or doubled.
@@ -109,7 +107,7 @@ async def test_more_trees_than_are_read_are_said(
     monkeypatch.setattr(topics, "TREES_READ_MAX", 2)
     running = await start_worker(routes=RULE)
     for name in ("mqtt-tree-b", "mqtt-tree-a"):
-        appear(running.broker, name)
+        await appear(running.broker, name)
     await running.worker.routes.refresh()
     await running.until(lambda: len(running.worker.topics.trees) == 2)
     assert running.worker.topics.trees == (("mqtt-tree-sensors", 2), ("mqtt-tree-a", 2))

@@ -16,19 +16,21 @@ from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Disconnect, PubAck, Publish, Will
 from holdmq.record.codec import encode_properties, encode_record
 from holdmq.rpc.connection import Connection
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.command import Command
+from holdmq.wire.headers import ProduceResponse
 
 Start = Callable[..., Awaitable[Any]]
 
 
 async def test_a_publish_is_acknowledged_when_the_log_has_it(start_worker: Start) -> None:
     running = await start_worker()
-    running.broker.hold = True
+    running.broker.produce.hold()
     client = await running.client("c1")
     client.send(Publish("devices/1/temp", b"21", 1, packet_id=7))
-    while not running.broker.held:
+    while not running.broker.produce.held:
         await asyncio.sleep(0.01)
     assert not client.got
-    running.broker.release()
+    running.broker.produce.release()
     assert await client.acked(1) == [7]
     assert running.broker.bodies == [b"21"]
 
@@ -50,7 +52,7 @@ async def test_a_busy_broker_delays_and_reorders_nothing(start_worker: Start) ->
     client = await running.client("c1")
     client.send(Publish("d/x", b"first", 1, packet_id=1))
     assert await client.acked(1) == [1]
-    running.broker.verdicts = [[2], [18]]
+    running.broker.refuse_next(Code(2), Code(18))
     for n in range(2, 6):
         client.send(Publish("d/x", b"%d" % n, 1, packet_id=n))
         await client.writer.drain()
@@ -65,24 +67,23 @@ async def test_what_was_unanswered_is_sent_again_with_the_same_sequences(start_w
     client = await running.client("c1")
     client.send(Publish("d/x", b"1", 1, packet_id=1))
     await client.acked(1)
-    broker.hold = True
+    broker.produce.hold()
     client.send(Publish("d/x", b"2", 1, packet_id=2))
-    while not broker.held:
+    while not broker.produce.held:
         await asyncio.sleep(0.01)
-    broker.held.clear()
-    for connection in list(broker.server.connections):
-        connection.close()
-    broker.hold = False
+    broker.produce.held.clear()
+    broker.tap.cut()
+    broker.produce.let_pass()
     assert await client.acked(1) == [2]
     assert broker.bodies == [b"1", b"2"]
-    assert [run.first_sequence for runs in broker.produced for run in runs] == [0, 1]
+    assert [run.first_sequence for runs in broker.produced for run in runs] == [0, 1, 1]
 
 
 @pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5])
 async def test_a_final_refusal_answers_the_publish(start_worker: Start, version: int) -> None:
     running = await start_worker()
     client = await running.client("c1", version)
-    running.broker.verdicts = [[16]]
+    running.broker.refuse_next(Code(16))
     client.send(Publish("d/x", b"no", 1, packet_id=1))
     answer = await client.next()
     if version == MQTT_5:
@@ -138,7 +139,7 @@ async def test_a_topic_that_brokers_limit_goes_to_the_shared_one_and_others_are_
     start_worker: Start,
 ) -> None:
     running = await start_worker()
-    running.broker.create_error = RemoteError(Code.TOPIC_UNKNOWN, "auto_create_topics is off")
+    running.broker.creates.refusal = RemoteError(Code.TOPIC_UNKNOWN, "auto_create_topics is off")
     client = await running.client("c1", MQTT_5)
     client.send(Publish("one/x", b"1", 1, packet_id=1))
     answer = await client.next()
@@ -193,18 +194,18 @@ async def test_a_will_that_is_too_large_is_dropped_and_counted_and_harms_nobody(
 
 
 async def test_a_socket_is_not_read_while_its_broker_is_away_and_read_again_when_it_is_back(
-    memory_broker: Any, start_worker: Start
+    tapped_broker: Any, start_worker: Start
 ) -> None:
     # One that the system gives to no connection while nobody listens on it.
-    await memory_broker.server.close()
-    await memory_broker.listen(free_port())
+    await tapped_broker.tap.close()
+    await tapped_broker.tap.listen(free_port())
     running = await start_worker()
     broker = running.broker
     client = await running.client("c1")
     client.send(Publish("a/b", b"1", 1, packet_id=1))
     await client.acked(1)
-    port = broker.server.port
-    await broker.server.close()
+    port = broker.tap.port
+    await broker.tap.close()
     link = running.worker.links["b0"]
     await running.until(lambda: link.connection is None)
     client.send(Publish("a/b", b"2", 1, packet_id=2))
@@ -212,7 +213,7 @@ async def test_a_socket_is_not_read_while_its_broker_is_away_and_read_again_when
     client.send(Publish("a/b", b"3", 1, packet_id=3))
     await asyncio.sleep(0.05)
     assert running.worker.counters.messages_in_qos1_total == 2
-    await broker.listen(port)
+    await broker.tap.listen(port)
     assert await client.acked(2) == [2, 3]
     assert broker.bodies == [b"1", b"2", b"3"]
 
@@ -225,16 +226,16 @@ async def test_connections_of_a_broker_that_stays_away_are_closed_without_an_ans
     client = await running.client("c1", MQTT_5)
     client.send(Publish("a/b", b"1", 1, packet_id=1))
     await client.acked(1)
-    broker.hold = True
+    broker.produce.hold()
     client.send(Publish("a/b", b"2", 1, packet_id=2))
-    await running.until(lambda: broker.held)
+    await running.until(lambda: broker.produce.held)
     for target in running.worker.links["b0"].producer.stuck(running.worker.now()):
         target.progress_at -= 60
     farewell = await client.next()
     assert isinstance(farewell, Disconnect)
     assert farewell.reason_code == 0x89
     other = await running.client("c2")
-    broker.hold = False
+    broker.produce.let_pass()
     other.send(Publish("a/b", b"3", 1, packet_id=1))
     assert await other.acked(1) == [1]
 
@@ -243,27 +244,27 @@ async def test_an_mqtt_3_client_beyond_its_window_is_not_read_until_it_is_acknow
     start_worker: Start,
 ) -> None:
     running = await start_worker(receive_max=4)
-    running.broker.hold = True
+    running.broker.produce.hold()
     client = await running.client("c1")
     client.send(*[Publish("a/b", b"%d" % n, 1, packet_id=n) for n in range(1, 5)])
-    await running.until(lambda: running.broker.held)
+    await running.until(lambda: running.broker.produce.held)
     client.send(Publish("a/b", b"5", 1, packet_id=5))
     await asyncio.sleep(0.05)
     assert running.worker.counters.messages_in_qos1_total == 4
-    running.broker.release()
+    running.broker.produce.release()
     assert await client.acked(5) == [1, 2, 3, 4, 5]
 
 
 async def test_draining_acknowledges_what_is_on_its_way_and_says_goodbye(start_worker: Start) -> None:
     running = await start_worker(drain_s=60)
-    running.broker.hold = True
+    running.broker.produce.hold()
     client = await running.client("c1", MQTT_5)
     client.send(Publish("a/b", b"x", 1, packet_id=1))
-    await running.until(lambda: running.broker.held)
+    await running.until(lambda: running.broker.produce.held)
     ending = asyncio.get_running_loop().create_task(running.worker.draining.drain())
     (session,) = running.worker.clients.sessions()
     await running.until(lambda: session.is_held)
-    running.broker.release()
+    running.broker.produce.release()
     assert await client.acked(1) == [1]
     farewell = await client.next()
     assert farewell.reason_code == 0x8B
@@ -275,16 +276,16 @@ async def test_who_is_on_the_way_out_is_not_read_so_that_who_goes_on_sending_can
     start_worker: Start,
 ) -> None:
     running = await start_worker(drain_s=60)
-    running.broker.hold = True
+    running.broker.produce.hold()
     client = await running.client("c1", MQTT_5)
     client.send(Publish("a/b", b"in time", 1, packet_id=1))
-    await running.until(lambda: running.broker.held)
+    await running.until(lambda: running.broker.produce.held)
     ending = asyncio.get_running_loop().create_task(running.worker.draining.drain())
     (session,) = running.worker.clients.sessions()
     await running.until(lambda: session.is_held)
     client.send(Publish("a/b", b"too late", 1, packet_id=2))
     await asyncio.sleep(0.1)
-    running.broker.release()
+    running.broker.produce.release()
     assert await client.acked(1) == [1]
     assert (await client.next()).reason_code == 0x8B
     await client.close()
@@ -320,11 +321,14 @@ async def test_brokers_hear_what_a_worker_does(start_worker: Start) -> None:
 
 
 async def test_a_broker_that_was_forgotten_and_comes_back_finds_everybody_where_they_were(
-    memory_broker: Any, start_worker: Start
+    tapped_broker: Any, start_worker: Start
 ) -> None:
-    broker = memory_broker.__class__()
-    await broker.listen(free_port())
-    memory_broker.listed = broker
+    # One that the system gives to no connection while nobody listens on it.
+    broker, port = tapped_broker, free_port()
+    await broker.unregister()
+    await broker.tap.close()
+    await broker.tap.listen(port)
+    await broker.register()
     running = await start_worker()
     worker = running.worker
     link = worker.links["b0"]
@@ -336,10 +340,9 @@ async def test_a_broker_that_was_forgotten_and_comes_back_finds_everybody_where_
         client.send(Publish("a/b", b"before", 1, packet_id=1))
         assert await client.acked(1) == [1]
         assert (await subscriber.next()).payload == b"before"
-    port = broker.server.port
     worker.routes.reroute_s = 0.05
-    await broker.server.close()
-    memory_broker.listed = None
+    await broker.tap.close()
+    await broker.unregister()
     await worker.routes.refresh()
     await running.until(lambda: worker.routes.is_resting("b0", 0.0) and "b0" not in worker.routes._links)
     assert not worker.roster.is_ready
@@ -349,9 +352,9 @@ async def test_a_broker_that_was_forgotten_and_comes_back_finds_everybody_where_
     assert farewell.reason_code == 0x89
     await subscriber.subscribe("b/#")
     worker.routes.reroute_s = 10.0
-    broker.append(encode_record(b"a", 0, b"meanwhile", encode_properties([("TAGS", "b")]), 0))
-    await broker.listen(port)
-    memory_broker.listed = broker
+    await broker.append(encode_record(b"a", 0, b"meanwhile", encode_properties([("TAGS", "b")]), 0))
+    await broker.tap.listen(port)
+    await broker.register()
     await worker.routes.refresh()
     await running.until(lambda: worker.roster.is_ready)
     assert worker.links["b0"] is link
@@ -360,7 +363,6 @@ async def test_a_broker_that_was_forgotten_and_comes_back_finds_everybody_where_
     assert await idle.acked(1) == [2]
     assert b"after" in broker.bodies
     assert {(await subscriber.next()).payload for _ in range(2)} == {b"after", b"nowhere to go"}
-    await broker.server.close()
 
 
 async def test_a_broker_that_answers_with_the_wrong_number_of_results_is_connected_again(
@@ -371,11 +373,16 @@ async def test_a_broker_that_answers_with_the_wrong_number_of_results_is_connect
     client = await running.client("c1")
     client.send(Publish("d/x", b"1", 1, packet_id=1))
     assert await client.acked(1) == [1]
-    broker.results_dropped = 1
+
+    def leave_one_out(answer: Command) -> None:
+        results = ProduceResponse.from_ext(answer.ext_fields).results
+        answer.ext_fields = ProduceResponse(results[1:]).to_ext()
+
+    broker.produce.alters.append(leave_one_out)
     client.send(Publish("d/x", b"2", 1, packet_id=2))
     assert await client.acked(1) == [2]
     assert broker.bodies == [b"1", b"2"]
-    assert broker.results_dropped == 0
+    assert not broker.produce.alters
 
 
 async def test_what_is_published_after_a_whole_batch_was_refused_is_in_the_log(start_worker: Start) -> None:
@@ -385,7 +392,7 @@ async def test_what_is_published_after_a_whole_batch_was_refused_is_in_the_log(s
     for each in (client, other):
         each.send(Publish("d/x", b"first", 1, packet_id=1))
         assert await each.acked(1) == [1]
-    broker.verdicts = [RemoteError(Code.RECORD_TOO_LARGE, "record 0")]
+    broker.produce.refusals = [RemoteError(Code.RECORD_TOO_LARGE, "record 0")]
     client.send(Publish("d/x", b"refused", 1, packet_id=2))
     assert isinstance(await client.next(), Disconnect)
     other.send(Publish("d/x", b"second", 1, packet_id=2))
@@ -400,23 +407,20 @@ async def test_nothing_stays_of_a_client_that_left_while_its_publishes_waited_fo
 ) -> None:
     running = await start_worker()
     broker = running.broker
-    create, waiting = broker.server._routes[RequestCode.TOPIC_CREATE], []
-    if what == "a topic":
-        broker.server._routes[RequestCode.TOPIC_CREATE] = waiting.append
-    else:
-        broker.hold = True
+    waiting = broker.creates if what == "a topic" else broker.produce
+    waiting.hold()
     gc.collect()
     gc.disable()
     try:
         client = await running.client("leaves")
         client.send(Publish("a/b", b"last words", 1, packet_id=1))
-        await running.until(lambda: waiting or broker.held)
+        await running.until(lambda: waiting.held)
         await client.close()
-        if waiting:
+        if what == "a topic":
             # Nothing is read meanwhile: the gateway learns of the end behind what it read before.
-            create(waiting[0])
+            waiting.release()
         await running.until(lambda: running.worker.counters.connections == 0)
-        broker.release()
+        waiting.release()
         await running.until(lambda: broker.bodies == [b"last words"])
         await running.until(lambda: not [o for o in gc.get_objects() if type(o) is Session])
     finally:
@@ -454,16 +458,16 @@ async def test_a_batch_is_answered_behind_the_next_one_and_each_client_with_one_
         clients[name].send(Publish("d/x", b"", 1, packet_id=packet_id))
         await running.until(lambda: producer.pending_bytes > pending)
 
-    broker.hold = True
+    broker.produce.hold()
     await publish("first", 2)
     await publish("first", 3)
-    await running.until(lambda: len(broker.held) == 2)
+    await running.until(lambda: len(broker.produce.held) == 2)
     for name, packet_id in (("lone", 4), ("busy", 5), ("busy", 6), ("last", 7)):
         await publish(name, packet_id)
     monkeypatch.setattr(ClientSocket, "write", written)
     monkeypatch.setattr(Connection, "request", requested)
     monkeypatch.setattr(PublishReceipt, "settle", settled)
-    broker.release()
+    broker.produce.release()
     assert await clients["last"].acked(1) == [7]
     assert await clients["busy"].acked(2) == [5, 6]
     assert seen == [

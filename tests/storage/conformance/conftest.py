@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import queue
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,6 @@ from typing import Final, Protocol
 
 import pytest
 from any_disk import ANY_DISK
-from watched_disk import WatchedDisk
 
 from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
@@ -33,63 +31,18 @@ class OpenedStore(MessageStore, Protocol):
     def close(self) -> None: ...
 
 
-class Engine(Protocol):
-    """One store of an engine, and what befalls that on which it keeps its records."""
-
-    has_log_order: bool
-
-    def __init__(self, directory: Path) -> None: ...
-
-    def open(self, post: Post, clock_ms: Callable[[], int]) -> OpenedStore: ...
-
-    def fill(self) -> None:
-        """Leave no room for another record, until `free`."""
-
-    def free(self) -> None: ...
-
-    def damage(self, batch: Batch, index: int) -> None:
-        """Change a byte of a confirmed record's body; the store is closed."""
+def open_log(directory: Path, post: Post, clock_ms: Callable[[], int]) -> OpenedStore:
+    settings = {"data_dir": str(directory), "flush_interval_ms": 20, **ANY_DISK}
+    settings |= {"segment_size_bytes": 1 << 20, "record_max_bytes": 64 << 10}
+    store = open_store(
+        StorageSection.model_validate(settings), "b1", lambda _: 1, post,
+        clock_ms=clock_ms, is_table=lambda topic: topic == TABLE,
+    )  # fmt: skip
+    store.open()
+    return store
 
 
-class LogEngine:
-    """The log engine over a disk that fills on request."""
-
-    has_log_order = True
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._disk = WatchedDisk()
-
-    def open(self, post: Post, clock_ms: Callable[[], int]) -> OpenedStore:
-        settings = {"data_dir": str(self._directory), "flush_interval_ms": 20, **ANY_DISK}
-        settings |= {"segment_size_bytes": 1 << 20, "record_max_bytes": 64 << 10, "delete": "consumed"}
-        store = open_store(
-            StorageSection.model_validate(settings), "b1", lambda _: 1, post,
-            disk=self._disk, clock_ms=clock_ms, is_table=lambda topic: topic == TABLE,
-        )  # fmt: skip
-        store.open()
-        return store
-
-    def fill(self) -> None:
-        self._disk.failing = lambda operation, path: (
-            errno.ENOSPC if operation == "write" and path.parent.name == "commitlog" else None
-        )
-
-    def free(self) -> None:
-        self._disk.failing = lambda _operation, _path: None
-
-    def damage(self, batch: Batch, index: int) -> None:
-        segments = sorted((self._directory / "commitlog").iterdir())
-        position = batch.position + int(batch.starts[index]) + int(batch.sizes[index]) // 2
-        segment = [path for path in segments if path.name.isdigit() and int(path.name) <= position][-1]
-        with segment.open("r+b") as file:
-            file.seek(position - int(segment.name))
-            (byte,) = file.read(1)
-            file.seek(-1, 1)
-            file.write(bytes([byte ^ 0xFF]))
-
-
-ENGINES: Final[dict[str, type[Engine]]] = {"log": LogEngine}
+ENGINES: Final[dict[str, Callable[[Path, Post, Callable[[], int]], OpenedStore]]] = {"log": open_log}
 
 
 class Tested:
@@ -97,21 +50,16 @@ class Tested:
 
     def __init__(self, engine: str, directory: Path) -> None:
         self._posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self.engine = ENGINES[engine](directory)
+        self._open = ENGINES[engine]
+        self._directory = directory
         self.clock_ms = 1_700_000_000_000
         self.store = self._opened()
 
     def _opened(self) -> OpenedStore:
-        return self.engine.open(self._posted.put, lambda: self.clock_ms)
+        return self._open(self._directory, self._posted.put, lambda: self.clock_ms)
 
     def reopen(self) -> None:
         self.store.close()
-        self.store = self._opened()
-
-    def damage(self, batch: Batch, index: int) -> None:
-        """Close the store, damage a record, and open it again."""
-        self.store.close()
-        self.engine.damage(batch, index)
         self.store = self._opened()
 
     def pump(self, holds: Callable[[], bool]) -> None:
@@ -188,20 +136,8 @@ def records_in(read: QueueRead) -> list[Record]:
     return found
 
 
-def store_of(engine: str, directory: Path) -> Iterator[Tested]:
-    made = Tested(engine, directory)
-    yield made
-    made.engine.free()
-    made.store.close()
-
-
 @pytest.fixture(params=list(ENGINES))
 def tested(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tested]:
-    """A store of each engine."""
-    yield from store_of(request.param, tmp_path / "store")
-
-
-@pytest.fixture(params=[name for name, engine in ENGINES.items() if engine.has_log_order])
-def ordered(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tested]:
-    """A store of each engine that has a log order."""
-    yield from store_of(request.param, tmp_path / "store")
+    made = Tested(request.param, tmp_path / "store")
+    yield made
+    made.store.close()

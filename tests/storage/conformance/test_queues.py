@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdmq.errors import StorageError, StoreFullError
+from holdmq.errors import StorageError
 from holdmq.record.codec import decode_record
 from storage.api.batches import Batch
 from storage.api.queues import HashFilter, ReadStatus
@@ -145,28 +145,3 @@ def test_temporary_topics_are_read_and_forgotten(tested: Any) -> None:
     assert tested.bodies("news#tmp") == []
     tested.store.temporary.add("by-kind")
     assert tested.write(b"b", topic="by-kind").position == -1
-
-
-def test_a_full_store_refuses_goes_on_reading_and_recovers_alone(tested: Any) -> None:
-    tested.write(b"a", b"b")
-    tested.engine.fill()
-    refusals = [tested.refusal_of(tested.batch(b"refused")) for _ in range(2)]
-    assert all(isinstance(refusal, StoreFullError) and refusal.retriable for refusal in refusals)
-    state = tested.store.state()
-    assert not state.ok
-    assert state.reason
-    assert tested.store.bounds("devices", 0) == (0, 2)
-    assert tested.bodies() == [b"a", b"b"]
-    tested.engine.free()
-    assert tested.write(b"c").runs[0].base_offset == 2
-    assert tested.store.state().ok
-    assert tested.bodies() == [b"a", b"b", b"c"]
-
-
-def test_a_damaged_record_is_answered_as_such_and_read_past(tested: Any) -> None:
-    tested.damage(tested.write(b"a", b"b" * 1000, b"c"), 1)
-    assert tested.read(0, max_count=1).status is ReadStatus.FOUND
-    damaged = tested.read(1)
-    assert (damaged.status, damaged.next_offset, damaged.count) == (ReadStatus.CORRUPT, 2, 0)
-    assert damaged.reason
-    assert tested.bodies() == [b"a", b"c"]

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 import pytest
 
-from holdmq.errors import BehindError, CorruptRecordError, RecordError, StorageError, UsageError
+from holdmq.errors import RecordError, StorageError, UsageError
 from holdmq.message import MessageId
 from holdmq.record.codec import encode_record
-from storage.api.batches import Batch
 from storage.api.index import MessagePlace
-from storage.api.queues import ReadStatus
-from storage.api.retention import LogNeed, QueueNeed
-from storage.api.tables import END_OF_WALK, KEY_BYTES_MAX, STOP, TAKE, Judged, KeyChange, VersionedRow
+from storage.api.tables import KEY_BYTES_MAX, KeyChange, VersionedRow
 from storage.api.timer import DelayedRecord
 
 TABLE = "%T"
 MINUTE = 60_000
-AGE_MS = 73 * 60 * MINUTE
-"""More than what a store keeps without being told."""
-NEEDED_OFFSET = 70
-"""An offset in the middle of what `write_much` writes."""
 
 
 def delayed(body: bytes, due_ms: int) -> DelayedRecord:
     return DelayedRecord(encode_record(b"devices", 0, body, b"", 5), due_ms)
-
-
-def write_much(tested: Any) -> tuple[Batch, Batch]:
-    """Write so much that retention has something to take; the first and the last batch."""
-    batches = [tested.write(*[b"x" * 50_000] * 10) for _ in range(12)]
-    return batches[0], batches[-1]
-
-
-def grow_old(tested: Any) -> None:
-    """Let what is written become old enough to go, with something newer behind it."""
-    tested.clock_ms += AGE_MS
-    tested.write(b"new")
 
 
 def changed(tested: Any, *changes: tuple[str, bytes | None]) -> None:
@@ -138,40 +118,6 @@ def test_a_scan_is_in_the_order_of_keys_and_paged(tested: Any) -> None:
     assert ([row.key for row in rest.rows], rest.next_after) == (["p/c"], None)
 
 
-def test_rows_that_are_too_much_for_one_answer_are_its_first_ones(tested: Any) -> None:
-    keys = ["a", "b", "c"]
-    changed(tested, *[(key, key.encode() * 1000) for key in keys])
-    tables = tested.store.tables
-    assert [row.key for row in tables.get_many(TABLE, keys, max_bytes=1)] == ["a"]
-    assert [row.key for row in tables.get_many(TABLE, keys, max_bytes=2500)] == ["a", "b"]
-    assert [row.key for row in tables.get_many(TABLE, keys, max_bytes=1 << 20)] == keys
-
-
-def test_a_walk_gives_what_its_judge_takes(tested: Any) -> None:
-    changed(tested, *[(key, key.encode()) for key in ("c", "a", "p/a", "p/b", "q", "r")])
-    asked: list[bytes] = []
-
-    def walked(verdicts: dict[bytes, Judged], begin: bytes, after: bytes | None = None) -> list[bytes]:
-        asked.clear()
-
-        def judge(key: bytes) -> Judged:
-            asked.append(key)
-            return verdicts.get(key, TAKE)
-
-        with closing(tested.store.tables.walk(TABLE, begin, after, judge)) as rows:
-            return [bytes(row.key) for row in rows if bytes(row.value) == bytes(row.key)]
-
-    assert walked({}, b"") == [b"a", b"c", b"p/a", b"p/b", b"q", b"r"]
-    assert walked({}, b"b", after=b"c") == [b"p/a", b"p/b", b"q", b"r"]
-    assert walked({b"c": b""}, b"b") == [b"p/a", b"p/b", b"q", b"r"]
-    assert walked({b"p/a": b"p0"}, b"c") == [b"c", b"q", b"r"]
-    assert asked == [b"c", b"p/a", b"q", b"r"], "what lies before the judge's bytes is not looked at"
-    assert walked({b"p/b": END_OF_WALK}, b"p")[:1] == [b"p/a"]
-    assert asked == [b"p/a", b"p/b"]
-    assert walked({b"p/b": STOP}, b"p") == [b"p/a"]
-    assert asked == [b"p/a", b"p/b"]
-
-
 def test_a_watch_hears_changes_of_its_prefix_until_it_ends(tested: Any) -> None:
     heard: list[bytes] = []
     end = tested.store.tables.watch(TABLE, "p/", lambda rows: heard.extend(row.key for row in rows))
@@ -197,102 +143,16 @@ def test_a_topic_is_not_kept_longer_than_the_log(tested: Any) -> None:
         tested.store.retention.set_topic_age("devices", 1 << 60)
 
 
-def test_consumed_messages_go_and_what_a_reader_needs_stays(tested: Any) -> None:
-    write_much(tested)
-    needs = [QueueNeed("group", tested.clock_ms, "devices", 0, NEEDED_OFFSET)]
-    tested.store.retention.keep_for(lambda: needs)
-    grow_old(tested)
-    tested.pump(lambda: tested.store.bounds("devices", 0)[0] > 0)
-    tested.reopen()
-    tested.store.retention.keep_for(lambda: needs)
-    read = tested.read(NEEDED_OFFSET, max_count=1)
-    assert (read.status, read.next_offset) == (ReadStatus.FOUND, NEEDED_OFFSET + 1)
-    first = tested.store.bounds("devices", 0)[0]
-    behind = tested.read(0)
-    assert (behind.status, behind.next_offset) == (ReadStatus.BEHIND, first)
-    needs.clear()
-    tested.pump(lambda: tested.store.bounds("devices", 0)[0] > NEEDED_OFFSET)
-
-
-def test_the_id_of_a_message_that_retention_passed_says_so(tested: Any) -> None:
-    first, _last = write_much(tested)
-    tested.store.retention.keep_for(lambda: ())
-    grow_old(tested)
-    tested.pump(lambda: tested.store.bounds("devices", 0)[0] > 0)
-    gone = tested.store.index.message(MessageId(tested.store.store_id, first.position))
-    assert (gone.place, gone.record) == (MessagePlace.GONE, None)
-    assert gone.reason
-
-
-def test_the_id_of_a_damaged_message_says_so(tested: Any) -> None:
-    batch = tested.write(b"a" * 1000)
-    tested.write(b"b")
-    tested.damage(batch, 0)
-    damaged = tested.store.index.message(MessageId(tested.store.store_id, batch.position))
-    assert (damaged.place, damaged.record) == (MessagePlace.CORRUPT, None)
-    assert damaged.reason
-
-
-def test_an_engine_says_whether_it_has_a_log_order(tested: Any) -> None:
-    assert (tested.store.log_order is not None) == tested.engine.has_log_order
-
-
-def test_a_log_order_reads_all_queues_in_it(ordered: Any) -> None:
-    order = ordered.store.log_order
+def test_an_engine_with_log_order_reads_all_queues_in_it(tested: Any) -> None:
+    order = tested.store.log_order
+    if order is None:
+        return
     begin = order.confirmed_position
-    ordered.write(b"a", queue_id=0)
-    last = ordered.write(b"b", queue_id=1)
+    tested.write(b"a", queue_id=0)
+    last = tested.write(b"b", queue_id=1)
     assert order.confirmed_position == last.end
     assert order.synced_position <= order.confirmed_position
     runs = [(run.queue_id, run.base_offset) for batch in order.read_log(begin, 1 << 20) for run in batch.runs]
     assert runs == [(0, 0), (1, 0)]
     assert order.tail(last.end) == order.read_log(last.end, 1) == []
     assert order.epoch_limit(0) is None
-
-
-def test_positions_in_the_log_are_found_by_time(ordered: Any) -> None:
-    begin_ms = ordered.clock_ms
-    batches = []
-    for queue_id in (0, 1):
-        batches.append(ordered.write(b"a", queue_id=queue_id))
-        ordered.clock_ms += 1000
-    first, second = batches
-    found = [ordered.store.index.position_at(begin_ms + ms) for ms in (-1, 0, 1, 1000, 1001)]
-    assert found == [first.position, first.position, second.position, second.position, second.end]
-
-
-def test_a_read_of_the_log_past_damage_says_where_it_goes_on(ordered: Any) -> None:
-    batch = ordered.write(b"a", b"b" * 1000, b"c")
-    damaged, behind = (batch.position + int(batch.starts[index]) for index in (1, 2))
-    ordered.damage(batch, 1)
-    order = ordered.store.log_order
-    assert order.read_log(batch.position, 1 << 20)[-1].end == damaged
-    with pytest.raises(CorruptRecordError) as raised:
-        order.read_log(damaged, 1 << 20)
-    assert raised.value.resume_at == behind
-    assert order.read_log(behind, 1 << 20)[-1].end == batch.end
-
-
-def test_a_read_of_the_log_behind_retention_says_where_it_begins(ordered: Any) -> None:
-    first, _last = write_much(ordered)
-    ordered.store.retention.keep_for(lambda: ())
-    grow_old(ordered)
-    order = ordered.store.log_order
-    ordered.pump(lambda: order.first_position > first.position)
-    with pytest.raises(BehindError) as raised:
-        order.read_log(first.position, 1)
-    assert first.position < raised.value.resume_at <= order.first_position
-
-
-def test_a_need_of_the_log_keeps_it_from_there_on(ordered: Any) -> None:
-    write_much(ordered)
-    needed = ordered.write(b"needed")
-    write_much(ordered)
-    needs = [LogNeed("session", ordered.clock_ms, needed.position)]
-    ordered.store.retention.keep_for(lambda: needs)
-    grow_old(ordered)
-    order = ordered.store.log_order
-    ordered.pump(lambda: order.first_position > 0)
-    ordered.reopen()
-    order = ordered.store.log_order
-    assert order.read_log(needed.position, 1)[0].position == needed.position
