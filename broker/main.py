@@ -50,10 +50,12 @@ async def main(config: Config, service: Service) -> None:
     topics.load(accept_backup)
     await loop.run_in_executor(None, store.open)
     try:
-        _check_topics(topics, store, path)
+        if store.log_order is not None:
+            _check_topics(topics, store.log_order, path)
         broker = Broker(
             Identity(settings.name, config.cluster.name, config.storage.record_max_bytes),
             store,
+            store.log_order,
             topics,
             path.parent,
             settings,
@@ -69,9 +71,9 @@ async def main(config: Config, service: Service) -> None:
         await loop.run_in_executor(None, store.close)
 
 
-def _check_topics(topics: TopicRequests, store: LogOrder, path: Path) -> None:
+def _check_topics(topics: TopicRequests, order: LogOrder, path: Path) -> None:
     """Refuse to start without the names of what the log has."""
-    if topics.is_new and store.confirmed_position > 0:
+    if topics.is_new and order.confirmed_position > 0:
         raise StoreFormatError(
             "it is missing, but the log has records",
             operation="open",

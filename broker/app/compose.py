@@ -17,6 +17,7 @@ from broker.alerts.alarms import AlarmWatch
 from broker.alerts.backlog import Backlogs
 from broker.alerts.statistics_calls import BusySegment, StatisticsRequests
 from broker.app.calls import BrokerCalls, Identity
+from broker.app.order_refusals import refusals
 from broker.app.progress import Progress
 from broker.app.subscribers import subscriptions
 from broker.groups.core.settings import GroupTable
@@ -53,6 +54,7 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.frame import FRAME_OVERHEAD_BYTES
 from holdmq.wire.headers import HelloRequest
 from storage.api.batches import Batch
+from storage.api.log_order import LogOrder
 from storage.api.retention import Need
 from storage.log.store import LogStore
 
@@ -67,6 +69,7 @@ def now_ms() -> int:
 class Broker:
     """One broker over an open store, with loaded topics: every room, made and wired.
 
+    `order` is the store's log order; None = its engine has none, and what needs one is refused.
     Then in this order: `load` (blocking), `start`, `rpc.listen`, `drain`, `close` (blocking).
     """
 
@@ -74,6 +77,7 @@ class Broker:
         self,
         identity: Identity,
         store: LogStore,
+        order: LogOrder | None,
         topics: TopicRequests,
         directory: Path,
         settings: BrokerSection,
@@ -133,7 +137,7 @@ class Broker:
         )
 
         self.pull = Pull(store, table, self.statistics, self.groups, topics.temporary.subscribed)
-        self.reads = Reads(store, table)
+        self.reads = None if order is None else Reads(store, order, table)
         self.share = ShareMode(store, table, directory / "shareGroups.json", clock_ms=clock_ms)
         self.sessions = SessionTable(
             store, topics, clock_ms, hello_of, user_max=settings.sessions_per_user_max
@@ -161,14 +165,18 @@ class Broker:
         self._progress = Progress(store, self.groups, self.shared)
 
         self._families: list[RequestFamily] = [
-            calls, self.produce, self.producers, self.pull, self.reads, topics, self.moves, self.dead_letters,
+            calls, self.produce, self.producers, self.pull, topics, self.moves, self.dead_letters,
             ColumnPulls(store, table, self.statistics), self.tables, Queries(store, table), self.sessions,
             self.retained, self.share, self.groups, self.groups.offsets, self.shared, self.statistics_calls,
             self.alarms,
         ]  # fmt: skip
+        if self.reads is not None:
+            self._families.append(self.reads)
         routes: dict[RequestCode, OnRequest] = {}
         for family in self._families:
             routes.update(family.routes())
+        if order is None:
+            routes.update(refusals(store.engine))
         self.rpc = Server(
             routes,
             calls.hello,
@@ -184,9 +192,11 @@ class Broker:
         """Let rooms hear of what happens below them."""
         topics, groups = self.topics, self.groups
         for room in (
-            self.share, self.backlogs, self.statistics_calls, self.pull, self.reads, self.shared
+            self.share, self.backlogs, self.statistics_calls, self.pull, self.shared
         ):  # fmt: skip
             topics.topic_changed.subscribe(room.topic_changed)
+        if self.reads is not None:
+            topics.topic_changed.subscribe(self.reads.topic_changed)
         groups.leases_ended.subscribe(self.pull.fenced)
         groups.paused.subscribe(self.pull.group_paused)
         groups.paused.subscribe(self.shared.group_paused)
@@ -254,7 +264,8 @@ class Broker:
     def _confirmed(self, batches: list[Batch]) -> None:
         self.topics.confirmed(batches)
         self.pull.confirmed(batches)
-        self.reads.confirmed()
+        if self.reads is not None:
+            self.reads.confirmed()
         self.shared.confirmed(batches)
         self.share.confirmed(batches)
 

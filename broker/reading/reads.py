@@ -43,7 +43,8 @@ from holdmq.wire.headers import (
     ReadResponse,
 )
 from storage.api.batches import Batch
-from storage.api.store import OrderedStore
+from storage.api.log_order import LogOrder
+from storage.api.queues import MessageQueues
 
 READERS_MAX: Final = 256
 """Readers per connection: one live, up to 64 catching up, and room."""
@@ -75,13 +76,14 @@ class _OpenReader:
 class Reads(RequestFamily):
     """All readers of a broker."""
 
-    def __init__(self, store: OrderedStore, topics: TopicTable) -> None:
+    def __init__(self, queues: MessageQueues, order: LogOrder, topics: TopicTable) -> None:
         self.readers = 0
         self.late_records = 0
         self.cold_reads = 0
         self.records_out = 0
         self.bytes_out = 0
-        self._store = store
+        self._queues = queues
+        self._order = order
         self._topics = topics
         self._open: dict[Connection, dict[int, _OpenReader]] = {}
         self._loop = asyncio.get_running_loop()
@@ -93,15 +95,15 @@ class Reads(RequestFamily):
         readers = self._open.setdefault(request.connection, {})
         if header.reader_id not in readers and len(readers) >= READERS_MAX:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"{READERS_MAX} readers on one connection")
-        end, first = self._store.confirmed_position, self._store.first_position
+        end, first = self._order.confirmed_position, self._order.first_position
         position = end if header.position is None else header.position
-        limit = self._store.epoch_limit(header.log_epoch)
+        limit = self._order.epoch_limit(header.log_epoch)
         resume = end if limit is None else min(end, limit)
         if position > resume:
             raise RemoteError(
                 Code.OFFSET_AHEAD,
                 f"position {position} of log epoch {header.log_epoch} was taken back; continue at {resume}",
-                {"position": resume, "log_epoch": self._store.epoch},
+                {"position": resume, "log_epoch": self._queues.epoch},
             )
         reader = BulkReader(header.reader_id, max(position, first), end if header.position is None else 0)
         # Readers serve MQTT, which sees no tables.
@@ -114,7 +116,7 @@ class Reads(RequestFamily):
         else:
             self.readers += 1
         readers[header.reader_id] = _OpenReader(request.connection, reader)
-        request.reply(ReadPosition(reader.position, self._store.epoch))
+        request.reply(ReadPosition(reader.position, self._queues.epoch))
         if self._tick is None:
             self._tick = self._loop.call_later(TICK_S, self._end_holds)
 
@@ -127,7 +129,7 @@ class Reads(RequestFamily):
         header = request.header(ReadFilterRequest)
         opened = self._get(request.connection, header.reader_id)
         opened.reader.filters.change(rows(FilterTerm, header.add), rows(FilterTerm, header.remove))
-        request.reply(ReadPosition(self._store.confirmed_position, self._store.epoch))
+        request.reply(ReadPosition(self._order.confirmed_position, self._queues.epoch))
 
     def read(self, request: Request) -> None:
         """READ: answered when something matched, or when its hold ends."""
@@ -246,7 +248,7 @@ class Reads(RequestFamily):
         if opened.reader.late:
             self._load(opened)
             return
-        waiting = self._store.confirmed_position - opened.reader.position
+        waiting = self._order.confirmed_position - opened.reader.position
         if waiting <= 0:
             return
         now = self._loop.time()
@@ -266,9 +268,9 @@ class Reads(RequestFamily):
             if reader.late:
                 self._load(opened)
                 return
-            if reader.position >= self._store.confirmed_position:
+            if reader.position >= self._order.confirmed_position:
                 return
-            batches = self._store.tail(reader.position, TAIL_SCAN_BYTES)
+            batches = self._order.tail(reader.position, TAIL_SCAN_BYTES)
             if batches is None:
                 self._load(opened)
                 return
@@ -276,7 +278,7 @@ class Reads(RequestFamily):
             reader.position = picked.position
             reader.served(self._loop.time())
             if not picked.count:
-                if reader.position < self._store.confirmed_position:
+                if reader.position < self._order.confirmed_position:
                     # Much lies ahead that does not match: others get their turn before it goes on.
                     opened.timer = self._loop.call_later(0, self._due, opened)
                 return
@@ -290,7 +292,7 @@ class Reads(RequestFamily):
     def _answer(self, opened: _OpenReader, picked: Picked, is_late: bool = False) -> None:
         request = opened.reads.popleft()[0]
         position = opened.reader.position if is_late else picked.position
-        header = ReadResponse(position, self._store.epoch, picked.count, is_late)
+        header = ReadResponse(position, self._queues.epoch, picked.count, is_late)
         self.late_records += picked.count if is_late else 0
         self.records_out += picked.count
         self.bytes_out += picked.size_bytes
@@ -303,8 +305,8 @@ class Reads(RequestFamily):
         self.cold_reads += 1
         is_late = bool(reader.late)
         position = reader.late_at if is_late else reader.position
-        read = partial(read_on, self._store, position, COLD_CHUNK_BYTES, "a reader")
-        future = self._loop.run_in_executor(self._store.reader_pool, read)
+        read = partial(read_on, self._order, position, COLD_CHUNK_BYTES, "a reader")
+        future = self._loop.run_in_executor(self._queues.reader_pool, read)
 
         def done(finished: asyncio.Future[LogRead]) -> None:
             reader.is_loading = False

@@ -37,6 +37,10 @@ class StoreCondition(Protocol):
     def store_id(self) -> bytes:
         """8 bytes, for ever the same: StoreHost of every record and half of every MessageId."""
 
+    @property
+    def engine(self) -> str:
+        """The engine's name, for people."""
+
     def backlog(self) -> Backlog:
         """What waits for the writer thread; the caller answers BUSY by it."""
 

@@ -34,7 +34,7 @@ from storage.log.core.tail import Tail
 from storage.log.derived import Derived
 from storage.log.failures import FULL_HINT, write_failure
 from storage.log.flusher import Checkpoint, Flusher
-from storage.log.home import StoreDirectory
+from storage.log.home import ENGINE, StoreDirectory
 from storage.log.index.key_index import KeyIndex
 from storage.log.index.query import Index
 from storage.log.open_files import OpenFiles
@@ -330,6 +330,10 @@ class LogStore:
     @property
     def first_position(self) -> int:
         return self._segments.first_position
+
+    @property
+    def engine(self) -> str:
+        return ENGINE
 
     @property
     def log_order(self) -> LogOrder:

@@ -153,6 +153,7 @@ async def _serve(
     broker = Broker(
         Identity(str(settings.get("name", "broker-0")), "test", section.record_max_bytes),
         store,
+        store.log_order if settings.get("has_log_order", True) else None,
         topics,
         directory / "store" / "config",
         BrokerSection(**overrides),  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from broker_stack import Stack, bodies, until
 
+from broker.reading.reads import Reads
 from holdmq.errors import Code, RemoteError
 from holdmq.names.topics import filter_terms
 from holdmq.record.tags import tag_hash
@@ -24,6 +25,12 @@ from holdmq.wire.headers import (
     TopicCreateRequest,
 )
 from holdmq.wire.table_headers import TableChangeRequest
+
+
+def readers_of(broker: Stack) -> Reads:
+    reads = broker.server.reads
+    assert reads is not None
+    return reads
 
 
 async def open_reader(
@@ -107,7 +114,7 @@ async def test_a_reader_from_the_beginning_reads_the_disk_and_joins_the_tail(
     broker.sequences.clear()
     await open_reader(broker, filter_terms("t/#"), position=0)
     assert await read_until(broker, 50) == [b"%d" % i for i in range(50)]
-    assert broker.server.reads.cold_reads >= 1
+    assert readers_of(broker).cold_reads >= 1
     await broker.produce("t", 0, (b"live", "x"), producer_id=5)
     assert await read_until(broker, 1) == [b"live"]
 
@@ -125,14 +132,14 @@ async def test_outstanding_reads_are_bounded(broker: Stack, monkeypatch: pytest.
     monkeypatch.setattr("broker.reading.reads.READS_MAX", 2)
     await open_reader(broker, [])
     waiting = [asyncio.create_task(read(broker, hold_ms=60_000)) for _ in range(2)]
-    (opened,) = (readers[1] for readers in broker.server.reads._open.values())
+    (opened,) = (readers[1] for readers in readers_of(broker)._open.values())
     await until(lambda: len(opened.reads) == 2)
     with pytest.raises(RemoteError) as refused:
         await read(broker)
     assert refused.value.code == Code.LIMIT_EXCEEDED
     await broker.client.call(RequestCode.READ_CLOSE, ReadCloseRequest(1))
     assert await asyncio.gather(*waiting) == [[], []]
-    assert broker.server.reads.readers == 0
+    assert readers_of(broker).readers == 0
 
 
 async def test_a_match_far_behind_foreign_messages_does_not_wait_for_a_hold(
@@ -195,4 +202,4 @@ async def test_filters_that_need_the_tag_look_at_some_messages_at_a_time_and_mis
         broker.sequences.clear()
     await open_reader(broker, filter_terms("t/+/7"), position=0)
     assert await read_until(broker, 5) == [b"7", b"17", b"27", b"37", b"47"]
-    assert bool(broker.server.reads.cold_reads) is is_cold
+    assert bool(readers_of(broker).cold_reads) is is_cold
