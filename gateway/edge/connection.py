@@ -1,4 +1,4 @@
-"""The shell of one MQTT connection: owns the socket, feeds its session, does what the events say."""
+"""One MQTT connection: owns the socket, feeds its session, does what the session's events say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session tells its shell; a `PublishRun` of the decoder is an event as it is."""
+"""What a session tells its connection; a `PublishRun` of the decoder is an event as it is."""
 
 from __future__ import annotations
 

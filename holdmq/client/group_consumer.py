@@ -151,8 +151,6 @@ class Consumer(GroupConsumer):
         return self._filters
 
     async def _open(self) -> None:
-        if not self._filters:
-            raise UsageError("a consumer needs a topic: name it, or subscribe")
         await self._progress.open()
         if self._is_clustering and not self._ordered:
             self._filters[retry_topic(self.group)] = TagFilter()

@@ -69,9 +69,12 @@ class RoutedClient:
         if self._is_closed:
             return
         self._is_closed = True
-        await self._finish(timeout_s)
-        if self._owns_routes:
-            await self.routes.close()
+        try:
+            await self._finish(timeout_s)
+        finally:
+            # Who is cancelled while it waits, or cannot finish, leaves no connection behind.
+            if self._owns_routes:
+                await self.routes.close()
 
     async def _finish(self, timeout_s: float | None) -> None:
         """End what works over the routes; a subclass that has nothing of the kind leaves it at this."""
@@ -145,6 +148,8 @@ class GroupConsumer(RoutedConsumer):
         """
         if self._keeper is not None or self._is_closed:
             raise UsageError("a consumer is started once")
+        if not self._topics:
+            raise UsageError("a consumer needs a topic: name it, or subscribe")
         try:
             await self._open()
             self.routes.start()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import inspect
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -86,9 +87,13 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class _Blocking(Generic[C_co]):
-    """What the blocking classes share: settings, and the asyncio object once it was used."""
+    """What the blocking classes share: settings, and the asyncio object once it was used.
+
+    A setting that `make` does not take is refused with TypeError here, not by the first call.
+    """
 
     def __init__(self, make: Callable[..., C_co], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        inspect.signature(make).bind(*args, **kwargs)
         self._make = make
         self._args = args
         self._kwargs = kwargs

@@ -10,7 +10,17 @@ from typing import Any, TypeVar
 
 import pytest
 
-from holdmq.client import Message, SyncAdmin, SyncProducer, SyncPullConsumer, TopicQueue
+from holdmq.client import (
+    Message,
+    SyncAdmin,
+    SyncConsumer,
+    SyncMessages,
+    SyncProducer,
+    SyncPullConsumer,
+    SyncSharedConsumer,
+    SyncTable,
+    TopicQueue,
+)
 from holdmq.errors import RemoteError, UsageError
 
 T = TypeVar("T")
@@ -149,6 +159,24 @@ async def test_the_cluster_is_shown_and_topics_are_created(registries: list[str]
             }
 
     await off_loop(bounds)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        SyncAdmin,
+        SyncMessages,
+        SyncProducer,
+        SyncPullConsumer,
+        lambda registries, **settings: SyncConsumer(registries, "g", print, ["t"], **settings),
+        lambda registries, **settings: SyncSharedConsumer(registries, "g", ["t"], **settings),
+        lambda registries, **settings: SyncTable("t", registries, **settings),
+    ],
+)
+def test_an_unknown_setting_is_refused_where_it_is_given(make: Callable[..., Any]) -> None:
+    make(["127.0.0.1:1"], client_id="c")
+    with pytest.raises(TypeError, match="clientid"):
+        make(["127.0.0.1:1"], clientid="c")
 
 
 def test_importing_the_client_loads_nothing_heavy() -> None:
