@@ -128,6 +128,7 @@ class Broker:
             shared_core,
             self.groups,
             store,
+            store,
             table,
             directory / "shared.json",
             self.statistics,
@@ -138,7 +139,11 @@ class Broker:
 
         self.pull = Pull(store, table, self.statistics, self.groups, topics.temporary.subscribed)
         self.reads = None if order is None else Reads(store, order, table)
-        self.share = ShareMode(store, table, directory / "shareGroups.json", clock_ms=clock_ms)
+        self.share = (
+            None
+            if order is None
+            else ShareMode(store, order, table, directory / "shareGroups.json", clock_ms=clock_ms)
+        )
         self.sessions = SessionTable(
             store, topics, clock_ms, hello_of, user_max=settings.sessions_per_user_max
         )
@@ -167,11 +172,10 @@ class Broker:
         self._families: list[RequestFamily] = [
             calls, self.produce, self.producers, self.pull, topics, self.moves, self.dead_letters,
             ColumnPulls(store, table, self.statistics), self.tables, Queries(store, table), self.sessions,
-            self.retained, self.share, self.groups, self.groups.offsets, self.shared, self.statistics_calls,
+            self.retained, self.groups, self.groups.offsets, self.shared, self.statistics_calls,
             self.alarms,
         ]  # fmt: skip
-        if self.reads is not None:
-            self._families.append(self.reads)
+        self._families += [family for family in (self.reads, self.share) if family is not None]
         routes: dict[RequestCode, OnRequest] = {}
         for family in self._families:
             routes.update(family.routes())
@@ -192,11 +196,10 @@ class Broker:
         """Let rooms hear of what happens below them."""
         topics, groups = self.topics, self.groups
         for room in (
-            self.share, self.backlogs, self.statistics_calls, self.pull, self.shared
+            self.share, self.backlogs, self.statistics_calls, self.pull, self.reads, self.shared
         ):  # fmt: skip
-            topics.topic_changed.subscribe(room.topic_changed)
-        if self.reads is not None:
-            topics.topic_changed.subscribe(self.reads.topic_changed)
+            if room is not None:
+                topics.topic_changed.subscribe(room.topic_changed)
         groups.leases_ended.subscribe(self.pull.fenced)
         groups.paused.subscribe(self.pull.group_paused)
         groups.paused.subscribe(self.shared.group_paused)
@@ -216,7 +219,8 @@ class Broker:
         """Read all files but that of topics (blocking); StorageError when the broker must not start."""
         self.groups.load(self.store.confirmed_position > 0, accept_backup)
         self.shared.load(accept_backup)
-        self.share.load(accept_backup)
+        if self.share is not None:
+            self.share.load(accept_backup)
         self.dead_letters.load(self._directory / "deadLetters.json", accept_backup)
         self.producers.load(self._directory / "producers.json")
 
@@ -231,7 +235,8 @@ class Broker:
         self.retained.start()
         self.groups.start()
         self.shared.start()
-        self.share.start()
+        if self.share is not None:
+            self.share.start()
 
     async def drain(self) -> None:
         """Answer what is held, close every connection, and save what consumers have done."""
@@ -243,7 +248,8 @@ class Broker:
     def close(self) -> None:
         """Finish the writes under way (blocking); the store is closed after it."""
         self.shared.close()
-        self.share.close()
+        if self.share is not None:
+            self.share.close()
         self.producers.close()
         self.topics.close()
         self.dead_letters.close()
@@ -267,10 +273,12 @@ class Broker:
         if self.reads is not None:
             self.reads.confirmed()
         self.shared.confirmed(batches)
-        self.share.confirmed(batches)
+        if self.share is not None:
+            self.share.confirmed(batches)
 
     def _needs(self) -> Iterator[Need]:
-        return chain(self.groups.offset_file.needs(), self.shared.needs(), self.share.needs())
+        shares = () if self.share is None else self.share.needs()
+        return chain(self.groups.offset_file.needs(), self.shared.needs(), shares)
 
     def _closed(self, connection: Connection) -> None:
         for family in self._families:

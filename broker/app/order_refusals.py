@@ -17,8 +17,13 @@ LOG_ORDER_REQUESTS: Final = (
     RequestCode.READ,
     RequestCode.READ_CLOSE,
     RequestCode.READ_AT,
+    RequestCode.SHARE_JOIN,
+    RequestCode.SHARE_LEAVE,
+    RequestCode.SHARE_SETTLE,
+    RequestCode.SHARE_READ,
+    RequestCode.SHARE_LIST,
 )
-"""Requests that name a position in the log of all queues, or are answered with one to read on from."""
+"""Requests that name a position in the log of all queues, or whose answers follow from one."""
 
 
 def refusals(engine: str) -> Mapping[RequestCode, OnRequest]:

@@ -22,8 +22,8 @@ from holdmq.files.atomic_file import AtomicFile
 from holdmq.record.batch import split_records
 from holdmq.record.codec import decode_record, encode_record
 from storage.api.batches import Batch, BatchRun
-from storage.api.queues import ReadStatus
-from storage.api.store import OrderedStore
+from storage.api.log_order import LogOrder
+from storage.api.queues import MessageQueues, ReadStatus
 
 RECORDS_OUT: Final = 2
 """Appends on their way: one is written while the next is gathered behind it."""
@@ -78,7 +78,8 @@ class Journal(Generic[N]):
 
     def __init__(
         self,
-        store: OrderedStore,
+        queues: MessageQueues,
+        order: LogOrder,
         path: Path,
         make_news: Callable[[], N],
         capture: Callable[[], list[Any]],
@@ -87,7 +88,8 @@ class Journal(Generic[N]):
         self.news = make_news()
         self._make_news = make_news
         self.records = self.refused = self.snapshots = self.snapshot_failures = 0
-        self._store = store
+        self._queues = queues
+        self._order = order
         self._file = AtomicFile(path)
         self._capture = capture
         self._unwritten = unwritten
@@ -110,7 +112,7 @@ class Journal(Generic[N]):
         """Read snapshot and log (blocking). StorageError if the snapshot is damaged."""
         loaded = self._file.load(accept_backup)
         offset = 0
-        if loaded is None and self._store.bounds(self.TOPIC, 0)[0] > 0 and not accept_backup:
+        if loaded is None and self._queues.bounds(self.TOPIC, 0)[0] > 0 and not accept_backup:
             raise StoreFormatError(
                 f"it is missing, and the first {self.WHAT} are not in the log any more",
                 operation="open",
@@ -130,7 +132,7 @@ class Journal(Generic[N]):
         self._offset = self._replay(restored, offset)
 
     def _replay(self, restored: JournalRestored, offset: int) -> int:
-        first, end = self._store.bounds(self.TOPIC, 0)
+        first, end = self._queues.bounds(self.TOPIC, 0)
         if offset < first:
             log.warning(
                 "records older than the log's retention are missing: messages may come again",
@@ -140,7 +142,7 @@ class Journal(Generic[N]):
             )
         offset = min(max(offset, first), end)
         while offset < end:
-            read = self._store.read_queue_cold(self.TOPIC, 0, 0, offset, READ_BYTES, 65_536)
+            read = self._queues.read_queue_cold(self.TOPIC, 0, 0, offset, READ_BYTES, 65_536)
             for part in read.parts:
                 at = 0
                 for size in split_records(part).tolist():
@@ -203,7 +205,7 @@ class Journal(Generic[N]):
         sizes = np.array([len(record) for record in records], np.int64)
         batch = Batch(memoryview(bytearray().join(records)), sizes, [BatchRun(self.TOPIC, 0, len(records))])
         self._out += 1
-        self._store.append(batch, done)
+        self._queues.append(batch, done)
 
     def _refusal(self, error: StorageError, waiting: int) -> None:
         self.refused += 1
@@ -227,9 +229,9 @@ class Journal(Generic[N]):
                 return
             content = {"offset": self._offset, "entries": self._capture()}
             seen = (self._offset, self._unwritten())
-            self._snapshot = _Snapshot(content, seen, self._store.confirmed_position)
+            self._snapshot = _Snapshot(content, seen, self._order.confirmed_position)
         snapshot = self._snapshot
-        if self._store.synced_position < snapshot.position:
+        if self._order.synced_position < snapshot.position:
             return
         self._snapshot = None
         self._version += 1

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from broker.kernel.journal import Journal
 from broker.mqtt_shares.core.records import SHARE_TOPIC, Entry, RestoredShares, ShareNews
-from storage.api.store import OrderedStore
+from storage.api.log_order import LogOrder
+from storage.api.queues import MessageQueues
 
 
 class ShareJournal(Journal[ShareNews]):
@@ -18,12 +19,13 @@ class ShareJournal(Journal[ShareNews]):
 
     def __init__(
         self,
-        store: OrderedStore,
+        queues: MessageQueues,
+        order: LogOrder,
         path: Path,
         capture: Callable[[], list[Entry]],
         unwritten: Callable[[], int],
     ) -> None:
-        super().__init__(store, path, ShareNews, capture, unwritten)
+        super().__init__(queues, order, path, ShareNews, capture, unwritten)
 
     def load(self, accept_backup: bool = False) -> RestoredShares:
         """Read snapshot and log (blocking). StorageError if the snapshot is damaged."""

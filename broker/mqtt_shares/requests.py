@@ -52,8 +52,9 @@ from holdmq.wire.share_headers import (
     ShareSettleRequest,
 )
 from storage.api.batches import Batch
+from storage.api.log_order import LogOrder
+from storage.api.queues import MessageQueues
 from storage.api.retention import LogNeed
-from storage.api.store import OrderedStore
 
 CREDIT_MAX_BYTES: Final = 8 << 20
 HOLD_MAX_MS: Final = 120_000
@@ -73,17 +74,19 @@ class ShareMode(RequestFamily):
 
     def __init__(
         self,
-        store: OrderedStore,
+        queues: MessageQueues,
+        order: LogOrder,
         topics: TopicTable,
         path: Path,
         core: ShareGroups[Connection] | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.core: ShareGroups[Connection] = core or ShareGroups()
-        self.journal = ShareJournal(store, path, self._capture, self._unwritten)
+        self.journal = ShareJournal(queues, order, path, self._capture, self._unwritten)
         self._feeds: dict[Connection, ShareFeed] = {}
-        self.serving = ShareServing(self.core, store, topics, self._feeds, self._given, self._settle)
-        self._store = store
+        self.serving = ShareServing(self.core, queues, order, topics, self._feeds, self._given, self._settle)
+        self._queues = queues
+        self._order = order
         self._clock_ms = clock_ms
         self._loop = asyncio.get_running_loop()
         self._answering: dict[ShareFeed, None] = {}
@@ -107,7 +110,7 @@ class ShareMode(RequestFamily):
     def load(self, accept_backup: bool = False) -> None:
         """Read how far the groups are (blocking), before the first request. StorageError if damaged."""
         restored = self.journal.load(accept_backup)
-        end = self._store.confirmed_position
+        end = self._order.confirmed_position
         for name, group in restored.groups.items():
             if group.position > end:
                 log.error("a share group is ahead of the log, and goes on at its end", group=name)
@@ -195,7 +198,7 @@ class ShareMode(RequestFamily):
 
     def needs(self) -> Iterator[LogNeed]:
         """What groups have yet to be done with; on any thread."""
-        now_ms, confirmed = self._clock_ms(), self._store.confirmed_position
+        now_ms, confirmed = self._clock_ms(), self._order.confirmed_position
         for group in list(self.core.groups.values()):
             yield LogNeed(f"share group {group.name}", now_ms, group.floor(confirmed))
 
@@ -207,13 +210,13 @@ class ShareMode(RequestFamily):
         self._check(len(wanted))
         self._feed(request.connection)
         joined: list[ShareJoined] = []
-        confirmed, first = self._store.confirmed_position, self._store.first_position
+        confirmed, first = self._order.confirmed_position, self._order.first_position
         for row in wanted:
             fault = _fault(row)
             if fault:
                 joined.append(ShareJoined(Code.GROUP_INVALID, fault))
                 continue
-            limit = self._store.epoch_limit(row.log_epoch)
+            limit = self._order.epoch_limit(row.log_epoch)
             end = confirmed if limit is None else min(limit, confirmed)
             position = confirmed if row.position < 0 else max(first, min(row.position, end))
             joined.append(ShareJoined(*self.core.join(request.connection, row, position, confirmed)))
@@ -288,7 +291,7 @@ class ShareMode(RequestFamily):
         request.reply(ShareListResponse(shown, shown[-1].name if len(found) > count else None))
 
     def _row(self, group: ShareGroup[Connection]) -> ShareGroupRow:
-        behind = 0 if group.is_live else self._store.confirmed_position - group.position
+        behind = 0 if group.is_live else self._order.confirmed_position - group.position
         sessions, online = len(group.members), group.online
         return ShareGroupRow(group.name, sessions, online, len(group.out), len(group.waits), max(0, behind))
 
@@ -388,12 +391,12 @@ class ShareMode(RequestFamily):
     # Snapshots and the clock
 
     def _capture(self) -> list[list[object]]:
-        return list(self.core.entries(self._store.confirmed_position))
+        return list(self.core.entries(self._order.confirmed_position))
 
     def _unwritten(self) -> int:
         if not self.core.groups:
             return self._refusals
-        grown = self._store.confirmed_position // SNAPSHOT_LOG_BYTES
+        grown = self._order.confirmed_position // SNAPSHOT_LOG_BYTES
         return self._refusals + self.serving.scans + self.core.counts.given + grown
 
     def _tick(self) -> None:

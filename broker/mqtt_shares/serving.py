@@ -26,7 +26,8 @@ from holdmq.names.topics import TREE_PREFIX, filter_terms, join_mqtt_topic, topi
 from holdmq.record.codec import Record, decode_record
 from holdmq.rpc.connection import Connection
 from storage.api.batches import Batch
-from storage.api.store import OrderedStore
+from storage.api.log_order import LogOrder
+from storage.api.queues import MessageQueues
 
 TAIL_SCAN_BYTES: Final = 4 << 20
 """Log looked at in memory in one turn for one group, as for readers."""
@@ -55,7 +56,8 @@ class ShareServing:
     def __init__(
         self,
         core: ShareGroups[Connection],
-        store: OrderedStore,
+        queues: MessageQueues,
+        order: LogOrder,
         topics: TopicTable,
         feeds: dict[Connection, ShareFeed],
         given: Callable[[ShareFeed], None],
@@ -68,7 +70,8 @@ class ShareServing:
         self.trees: list[tuple[str, int]] | None = None
         """Topics of gateways' routing rules, with `key_levels`; None = they must be looked for."""
         self._core = core
-        self._store = store
+        self._queues = queues
+        self._order = order
         self._topics = topics
         self._feeds = feeds
         self._given = given
@@ -129,23 +132,23 @@ class ShareServing:
 
     def serve(self, group: ShareGroup[Connection]) -> None:
         """Hand out what there is while members have room."""
-        core, store = self._core, self._store
+        core, order = self._core, self._order
         if group.is_reading or self.is_draining or core.groups.get(group.name) is not group:
             return
         if group.waits and (room := self._room(group)) and not self._serve_waiting(group, room):
             return
         looked = 0
         while True:
-            if group.position >= store.confirmed_position:
+            if group.position >= order.confirmed_position:
                 group.is_live = True
                 group.settled.clear()
                 return
             room = self._room_ahead(group)
             if not room:
                 return
-            if group.position < store.first_position:
-                group.position = store.first_position
-            batches = store.tail(group.position, TAIL_SCAN_BYTES)
+            if group.position < order.first_position:
+                group.position = order.first_position
+            batches = order.tail(group.position, TAIL_SCAN_BYTES)
             if batches is None:
                 self._load(group)
                 return
@@ -287,13 +290,13 @@ class ShareServing:
             if is_through:
                 self.serve(group)
 
-        self._run(group, lambda: read_on(self._store, position, chunk, "a share group"), loaded)
+        self._run(group, lambda: read_on(self._order, position, chunk, "a share group"), loaded)
 
     def _run(
         self, group: ShareGroup[Connection], read: Callable[[], Any], done: Callable[[Any], None]
     ) -> None:
         group.is_reading = True
-        future = self._loop.run_in_executor(self._store.reader_pool, read)
+        future = self._loop.run_in_executor(self._queues.reader_pool, read)
 
         def finished(result: asyncio.Future[Any]) -> None:
             group.is_reading = False
@@ -317,10 +320,10 @@ class ShareServing:
         positions = self._core.next_waiting(group, min(room, WAITING_READ_MAX))
         cold: list[int] = []
         for position in positions:
-            if position < self._store.first_position:
+            if position < self._order.first_position:
                 self._core.drop(group, position, is_behind=True)
                 continue
-            batches = self._store.tail(position, 1)
+            batches = self._order.tail(position, 1)
             if batches is None:
                 cold.append(position)
             elif not self._give_again(group, position, _record_in(batches, position)):
@@ -338,7 +341,7 @@ class ShareServing:
             self.serve(group)
 
         self.cold_reads += 1
-        self._run(group, lambda: [(p, record_at(self._store, p)) for p in cold], loaded)
+        self._run(group, lambda: [(p, record_at(self._order, p)) for p in cold], loaded)
         return False
 
     def _give_again(self, group: ShareGroup[Connection], position: int, raw: memoryview | None) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 from broker.kernel.journal import Journal
 from broker.shared_groups.core.queue import SharedQueue
 from broker.shared_groups.core.records import SHARED_TOPIC, Entry, ProgressNews, RestoredShared
-from storage.api.store import OrderedStore
+from storage.api.log_order import LogOrder
+from storage.api.queues import MessageQueues
 
 
 class SharedJournal(Journal[ProgressNews]):
@@ -19,12 +20,13 @@ class SharedJournal(Journal[ProgressNews]):
 
     def __init__(
         self,
-        store: OrderedStore,
+        queues: MessageQueues,
+        order: LogOrder,
         path: Path,
         capture: Callable[[], list[Entry]],
         unwritten: Callable[[], int],
     ) -> None:
-        super().__init__(store, path, ProgressNews, capture, unwritten)
+        super().__init__(queues, order, path, ProgressNews, capture, unwritten)
 
     def load(self, window: int, accept_backup: bool = False) -> list[SharedQueue]:
         """Read snapshot and log (blocking). StorageError if the snapshot is damaged."""

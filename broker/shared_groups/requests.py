@@ -55,8 +55,9 @@ from holdmq.wire.shared_headers import (
     SharedStateRequest,
 )
 from storage.api.batches import Batch
+from storage.api.log_order import LogOrder
+from storage.api.queues import MessageQueues
 from storage.api.retention import QueueNeed
-from storage.api.store import OrderedStore
 
 INVISIBLE_MIN_MS: Final = 100
 INVISIBLE_MAX_MS: Final = 12 * 3_600_000
@@ -100,7 +101,8 @@ class SharedMode(RequestFamily):
         self,
         core: Shared,
         gate: SharedGate,
-        store: OrderedStore,
+        queues: MessageQueues,
+        order: LogOrder,
         topics: TopicTable,
         path: Path,
         statistics: Statistics,
@@ -112,11 +114,11 @@ class SharedMode(RequestFamily):
         self.core = core
         self._gate = gate
         self._hello_of = hello_of
-        self.journal = SharedJournal(store, path, self._capture, lambda: core.counts.passed)
-        self.starts = SharedStarts(core, store, topics, kept_offset)
-        self.pulls = SharedPulls(core, store, topics, self.starts, statistics, gate.is_paused, self._settle)
+        self.journal = SharedJournal(queues, order, path, self._capture, lambda: core.counts.passed)
+        self.starts = SharedStarts(core, queues, topics, kept_offset)
+        self.pulls = SharedPulls(core, queues, topics, self.starts, statistics, gate.is_paused, self._settle)
         self.moves = SharedMoves(core, self.journal, move, self._settle)
-        self._store = store
+        self._queues = queues
         self._loop = asyncio.get_running_loop()
         self._members: dict[Connection, dict[int, SharedGroupMember]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -140,7 +142,7 @@ class SharedMode(RequestFamily):
     def load(self, accept_backup: bool = False) -> None:
         """Read what the groups have done (blocking), before the first request. StorageError if damaged."""
         for queue in self.journal.load(self.core.window, accept_backup):
-            end = self._store.bounds(queue.key.topic, queue.key.queue_id)[1]
+            end = self._queues.bounds(queue.key.topic, queue.key.queue_id)[1]
             if queue.next_offset > end:
                 # Nothing that the log does not have can be done.
                 log.error(
@@ -489,7 +491,7 @@ class SharedMode(RequestFamily):
         """SHARED_STATE: what groups have done, and what they have in hand."""
         name = request.header(SharedStateRequest).group
         groups = [group for group in self.core.groups.values() if name in ("", group.name)]
-        request.reply(state_of(groups, self.core.full, self._store.bounds, self._hello_of))
+        request.reply(state_of(groups, self.core.full, self._queues.bounds, self._hello_of))
 
     # What steps lead to
 

@@ -46,6 +46,7 @@ def over(broker: Stack, path: Path) -> SharedMode:
         Shared(broker.store.bounds, server.groups.settings.retry_max_times, 0),
         server.groups,
         broker.store,
+        broker.store.log_order,
         server.topics.table,
         path,
         server.statistics,
