@@ -9,6 +9,7 @@ from statistics import median
 import deltalake
 import pyarrow as pa
 import pytest
+from tps_rows import TpsRow, read_tps
 
 from holdmq.errors import HoldMQError, StartupError
 from spark_streaming.job import delta_sink
@@ -20,10 +21,7 @@ from spark_streaming.tables import (
     TPS_1M,
     TPS_1M_TABLE,
     TPS_1S,
-    TPS_1S_SCHEMA,
     TPS_1S_TABLE,
-    TpsRow,
-    read_tps,
     table_path,
 )
 
@@ -58,8 +56,8 @@ def batch(batch_id: int, *counts: tuple[int, str, int]) -> dict[str, pa.Table]:
             pa.array([batch_id] * len(counts)),
             pa.array([batch_id] * len(counts)),
         ],
-        TPS_1S_SCHEMA.names,
-    ).cast(TPS_1S_SCHEMA)
+        TPS_1S_TABLE.schema.names,
+    ).cast(TPS_1S_TABLE.schema)
     minutes = rolled_up(rows, TPS_1S_TABLE, TPS_1M_TABLE)
     return {TPS_1S: rows, TPS_1M: minutes, TPS_1H: rolled_up(minutes, TPS_1M_TABLE, TPS_1H_TABLE)}
 

@@ -11,7 +11,7 @@ from holdmq.errors import ConfigError, StartupError
 from spark_streaming.job.home import JobDirectory
 from spark_streaming.job.opening import open_query, open_sink, put_aside
 from spark_streaming.job.parts import parts_of
-from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA, TPS_1S_TABLE, table_path
+from spark_streaming.tables import TPS_1S, TPS_1S_TABLE, table_path
 
 NOW = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 
@@ -21,7 +21,7 @@ def count_one(stats: StatsSection) -> None:
     sink.standings("")
     sink.create()
     row = {"second": NOW, "topic": "a", "messages": 1, "bytes": 2, "latency_max_ms": 3, "batch_id": 0}
-    assert sink.write("app", 0, {TPS_1S: pa.Table.from_pylist([row], TPS_1S_SCHEMA)})
+    assert sink.write("app", 0, {TPS_1S: pa.Table.from_pylist([row], TPS_1S_TABLE.schema)})
 
 
 def test_tables_of_all_parts_are_different_and_say_how_every_column_is_merged_and_how_long_it_is_kept() -> (

@@ -16,7 +16,7 @@ from holdmq.errors import ConfigError, HoldMQError, StartupError
 from spark_streaming.job import postgresql_sink
 from spark_streaming.job.postgresql_sink import PostgresqlSink
 from spark_streaming.job.sink import MAINTENANCE_BATCHES
-from spark_streaming.tables import TPS_1S, TPS_1S_SCHEMA, TPS_1S_TABLE
+from spark_streaming.tables import TPS_1S, TPS_1S_TABLE
 
 BASE = dt.datetime(2026, 1, 2, 3, 0, 0, tzinfo=dt.UTC)
 NUMBERS = itertools.count()
@@ -45,7 +45,7 @@ def batch(batch_id: int, seconds: int = 1) -> dict[str, pa.Table]:
         {"second": at, "topic": "a", "messages": 1, "bytes": 2, "latency_max_ms": 3, "batch_id": batch_id}
         for at in times
     ]
-    return {TPS_1S: pa.Table.from_pylist(rows, TPS_1S_SCHEMA)}
+    return {TPS_1S: pa.Table.from_pylist(rows, TPS_1S_TABLE.schema)}
 
 
 def counted(url: str) -> tuple[int, int]:

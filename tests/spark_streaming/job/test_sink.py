@@ -19,15 +19,7 @@ from holdmq.errors import StartupError
 from spark_streaming.job.opening import open_sink
 from spark_streaming.job.sink import MAINTENANCE_BATCHES, Sink, expiry_edge
 from spark_streaming.job.tps import rolled_up
-from spark_streaming.tables import (
-    TPS_1H_TABLE,
-    TPS_1M_TABLE,
-    TPS_1S_SCHEMA,
-    TPS_1S_TABLE,
-    TableSpec,
-    fold,
-    table_path,
-)
+from spark_streaming.tables import TPS_1H_TABLE, TPS_1M_TABLE, TPS_1S_TABLE, TableSpec, fold, table_path
 
 BASE = dt.datetime(2026, 1, 2, 3, 0, 0, tzinfo=dt.UTC)
 SPECS = (TPS_1S_TABLE, TPS_1M_TABLE, TPS_1H_TABLE)
@@ -86,7 +78,7 @@ def batch(batch_id: int, *counts: tuple[int, str, int]) -> dict[str, pa.Table]:
             }
             for second, topic, messages in counts
         ],
-        TPS_1S_SCHEMA,
+        TPS_1S_TABLE.schema,
     )
     minutes = rolled_up(seconds, TPS_1S_TABLE, TPS_1M_TABLE)
     return {"tps_1s": seconds, "tps_1m": minutes, "tps_1h": rolled_up(minutes, TPS_1M_TABLE, TPS_1H_TABLE)}
@@ -230,7 +222,7 @@ def test_binary_values_are_put_together_by_their_table_s_own_function(place: Pla
     def longest_first(parts: list[bytes]) -> bytes:
         return b"+".join(sorted(parts, key=len, reverse=True))
 
-    schema = TPS_1S_SCHEMA.append(pa.field("sketch", pa.binary(), nullable=False))
+    schema = TPS_1S_TABLE.schema.append(pa.field("sketch", pa.binary(), nullable=False))
     spec = TPS_1M_TABLE._replace(
         schema=schema, keys=("second", "topic"), merges={**TPS_1M_TABLE.merges, "sketch": longest_first}
     )

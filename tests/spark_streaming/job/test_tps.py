@@ -5,7 +5,7 @@ import datetime as dt
 import pyarrow as pa
 
 from spark_streaming.job.tps import as_rows, rolled_up
-from spark_streaming.tables import TPS_1H_TABLE, TPS_1M_TABLE, TPS_1S_SCHEMA, TPS_1S_TABLE
+from spark_streaming.tables import TPS_1H_TABLE, TPS_1M_TABLE, TPS_1S_TABLE
 
 SECOND = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
 
@@ -25,7 +25,7 @@ def aggregated(*seconds: dt.datetime) -> pa.Table:
 
 def test_rows_carry_their_batch_and_the_table_s_exact_schema() -> None:
     rows = as_rows(aggregated(SECOND), 9)
-    assert rows.schema.equals(TPS_1S_SCHEMA)
+    assert rows.schema.equals(TPS_1S_TABLE.schema)
     assert rows.to_pylist()[0]["batch_id"] == 9
     assert as_rows(aggregated(SECOND).slice(1), 9).num_rows == 0
 
