@@ -107,19 +107,21 @@ class Inbound:
         self.unreleased[packet_id] = PENDING
         return False
 
-    def take_mixed(self, run: PublishRun[TopicEntry], counters: Counters) -> list[int]:
+    def take_mixed(self, run: PublishRun[TopicEntry], counters: Counters) -> tuple[int, list[int]]:
         """Count publishes of mixed QoS, and take repeats of unreleased QoS 2 out of the run.
 
-        Returns the packet ids of repeats that the log has: they are answered again without a second append
-        [MQTT-4.3.3-9], -10. One that it does not have yet is answered when it has.
+        Returns for how many of the run an answer is owed, and the packet ids of repeats that the log has:
+        they are answered again without a second append [MQTT-4.3.3-9], -10. One that it does not have yet
+        is answered when it has.
         """
         flags = [message[1] for message in run.messages]
         qos0 = sum(not flag & 6 for flag in flags)
         counters.messages_in_qos0_total += qos0
         qos2 = sum(flag & 6 == 4 for flag in flags)
         counters.messages_in_qos1_total += len(flags) - qos0 - qos2
+        owed = len(flags) - qos0
         if not qos2:
-            return []
+            return owed, []
         messages, run.messages = run.messages, []
         repeats: list[int] = []
         for message in messages:
@@ -130,7 +132,8 @@ class Inbound:
         counters.messages_repeated_total += len(repeats)
         counters.messages_in_qos2_total += qos2 - len(repeats)
         unreleased = self.unreleased or {}
-        return [packet_id for packet_id in repeats if unreleased.get(packet_id) == RECORDED]
+        recorded = [packet_id for packet_id in repeats if unreleased.get(packet_id) == RECORDED]
+        return owed - len(repeats), recorded
 
     def recorded(self, receipt: PublishReceipt) -> None:
         """The log has the QoS 2 messages of this receipt, or refused them (then their ids are free)."""

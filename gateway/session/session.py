@@ -554,8 +554,9 @@ class Session(ReceiptOwner):
         owed = 0
         for message in run.messages:
             if message[1] != 2:
-                self.send(encode_pubrecs(inbound.take_mixed(run, self.context.counters)))
-                owed = sum(1 for left in run.messages if left[1] & 6)
+                owed, repeats = inbound.take_mixed(run, self.context.counters)
+                if repeats:
+                    self.send(encode_pubrecs(repeats))
                 break
             owed += 1
         else:

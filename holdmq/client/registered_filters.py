@@ -13,6 +13,7 @@ from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import FilterSetRequest, FilterTerm
 
 TIMEOUT_S: Final = 15.0
+"""How long a broker may take to answer for a filter: it is registered anew then."""
 
 
 class _Registered(NamedTuple):

@@ -7,7 +7,7 @@
               │ IN_FLIGHT_GROUP   │                   ├─ retriable refusal: back to waiting, in order,
               │ are in flight, or └───────────────────┤   sent again when nothing is in flight and
               ▼ a large one is                        │   the pause is over
-            PRODUCE_MAX_BYTES                           └─ connection lost: back to waiting as they are
+            PRODUCE_MAX_BYTES                         └─ connection lost: back to waiting as they are
 
 Sequences count records per queue and are given when a batch is sealed; a batch is resent with the
 runs that it had, so that the broker knows what it has already (wire.md, PRODUCE). After a give-up
