@@ -11,7 +11,7 @@ from cluster_view import listed
 from two_brokers import Cluster, two_brokers
 
 from holdmq.client import Admin, Message, MessageId, Messages, Producer, SendResult, SyncMessages
-from holdmq.errors import Code, RemoteError, TransportError, UsageError
+from holdmq.errors import Code, RemoteError, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ async def test_a_search_is_refused_for_what_it_cannot_be(cluster: Cluster, messa
             await messages.find("ids", "k", cursor=cursor)
     with pytest.raises(RemoteError, match="there is no topic 'missing'"):
         await messages.find("missing", "k")
-    with pytest.raises(TransportError):
+    with pytest.raises(UsageError, match="brokers that are not there any more"):
         await messages.find("searched", "k", cursor='{"nobody": 1}')
 
 

@@ -415,6 +415,7 @@ def test_up_gives_each_service_a_key_of_its_own_with_the_least_role(tmp_path: Pa
     data = tmp_path / "data"
     ports = {key: free_port() for key in addresses(Config(), UP)}
     settings = {**ports, "security.keys_file": keys_file, "log.format": "json", "gateway.workers": 1}
+    settings["console.auth"] = "none"
     settings |= {f"storage.{name}": percent for name, percent in ANY_DISK.items()}
     command = [sys.executable, "-m", "holdmq.cli", "up", "--without", "stats", "--json", "--data", str(data)]
     command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]

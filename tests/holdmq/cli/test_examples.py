@@ -42,7 +42,7 @@ def _leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from _leaves(command, (*path, name))
-        else:
+        if getattr(command, "invoke_without_command", not hasattr(command, "commands")):
             yield " ".join((*path, name)), command.epilog.removeprefix("Example: ")
 
 
@@ -177,6 +177,15 @@ _placed = _runs(
 )
 
 
+_accounts = _each(
+    _away("holdmq-data/console"),
+    _runs(
+        "holdmq console user add admin --role admin",
+        "holdmq console user add ann",
+    ),
+)
+
+
 NEEDS: Final[dict[str, Callable[[World], None]]] = {
     "topic create": _runs("holdmq topic delete devices --yes --force"),
     "message get": _published,
@@ -212,6 +221,11 @@ NEEDS: Final[dict[str, Callable[[World], None]]] = {
     "key create": _away("keys.toml", "gateway.secret"),
     "key list": _with_key,
     "key delete": _with_key,
+    "console user add": _away("holdmq-data/console"),
+    "console user list": _accounts,
+    "console user passwd": _accounts,
+    "console user role": _accounts,
+    "console user remove": _accounts,
     "cert ca": _away("holdmq-certs"),
     "cert issue": _each(_away("holdmq-certs"), _runs("holdmq cert ca")),
     "cert show": _each(_away("holdmq-certs"), _runs("holdmq cert ca", "holdmq cert issue broker-0")),
