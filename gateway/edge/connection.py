@@ -298,7 +298,7 @@ class ClientConnection(Receiver, SessionConnection, HeldSocket):
         transport = self.transport
         if data and transport is not None and not transport.is_closing() and not self.is_parting:
             self._shared.counters.bytes_out_total += len(data)
-            if self._shared.tracing.is_on:
+            if self._shared.sessions.traced is not None:
                 self._shared.tracing.sent(self.session, data)
             self.send(data)
         if self._paused_for & WINDOW:
