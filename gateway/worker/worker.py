@@ -53,11 +53,8 @@ class Worker:
         now, turn, context, links = base.now, base.turn, base.context, base.links
         counters, clients, topics, parent = base.counters, base.clients, base.topics, base.parent
         self.now, self.counters = now, counters
-        self.clients = clients
-        self.links = links
-        self.routes = base.routes
-        self.topics = topics
-        self.parent = parent
+        self.clients, self.links, self.routes = clients, links, base.routes
+        self.topics, self.parent = topics, parent
         self.turn = turn
         self.ingress = base.ingress
         rows = SessionWriter(links, context, turn)
