@@ -123,7 +123,7 @@ class AccountFile:
             save(identities.model_copy(update={"accounts": {account.name: account}}))
             return password
 
-    def add(self, name: str, role: RoleName, password: str = "") -> tuple[Account, str]:
+    def add(self, name: str, role: RoleName, password: str | None = None) -> tuple[Account, str]:
         """Add an account; without a password one is made. Returns both. ExistsError, UsageError."""
         _check_name(name)
         made = password or made_password()
@@ -141,7 +141,9 @@ class AccountFile:
         changes = {key: value for key, value in (("role", role), ("disabled", disabled)) if value is not None}
         return self._replace(name, lambda account: account.model_copy(update=changes))
 
-    def set_password(self, name: str, password: str = "", *, by_owner: bool = False) -> tuple[Account, str]:
+    def set_password(
+        self, name: str, password: str | None = None, *, by_owner: bool = False
+    ) -> tuple[Account, str]:
         """Give an account a new password; without one it is made. Returns both. NotFoundError, UsageError."""
         made = password or made_password()
         new = self._account(name, "viewer", made, must_change=not by_owner)
