@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from holdmq.errors import StorageError, StoreFullError, StoreReadOnlyError
 from holdmq.files.disk import FULL_ERRORS
 
+T = TypeVar("T")
 FULL_HINT: Final = "free space on this file system; service resumes by itself"
 READ_ONLY_HINT: Final = "check the disk, then restart the broker"
 
@@ -42,3 +44,20 @@ def reserve_failure(path: str) -> StoreFullError:
     return StoreFullError(
         "only the reserve for rolling is left", operation="append", path=path, hint=FULL_HINT
     )
+
+
+def guarded(work: Callable[[], T], fail: Callable[[StorageError], None], path: str, thread: str) -> T | None:
+    """Do a part of a thread's work; what makes the store read-only is told to `fail`, and None returned.
+
+    A defect of ours is told as well, and raised: the thread ends with it.
+    """
+    try:
+        return work()
+    except StorageError as error:
+        fail(error)
+    except OSError as error:
+        fail(write_failure(error, "write", path, None))
+    except BaseException as error:
+        fail(thread_failure(error, thread))
+        raise
+    return None

@@ -31,7 +31,7 @@ from storage.api.tables import (
     WalkedRow,
 )
 from storage.log.core.epochs import Epochs
-from storage.log.failures import thread_failure, write_failure
+from storage.log.failures import guarded, write_failure
 from storage.log.reading.follower import Followed, Follower
 from storage.log.tables.core.tables import changes_in, table_record
 from storage.log.tables.files import Applied, TableFiles
@@ -347,16 +347,7 @@ class LogTables:
 
     def _guarded(self, work: Callable[[], T]) -> T | None:
         """Do some work; what is final makes the store read-only."""
-        try:
-            return work()
-        except StorageError as error:
-            self._fail(error)
-        except OSError as error:
-            self._fail(write_failure(error, "write", str(self._files.directory), None))
-        except BaseException as error:
-            self._fail(thread_failure(error, "log-tables"))
-            raise
-        return None
+        return guarded(work, self._fail, str(self._files.directory), "log-tables")
 
     def _fail(self, error: StorageError) -> None:
         self._failure = error

@@ -23,7 +23,7 @@ from holdmq.names.topics import is_temporary
 from storage.api.batches import Appended, Batch, BatchRun, sizes_of
 from storage.api.timer import TIMER_QUEUE, TIMER_TOPIC, DelayedRecord, waiting_record
 from storage.log.core.scan import KeyLevels
-from storage.log.failures import thread_failure, write_failure
+from storage.log.failures import guarded, write_failure
 from storage.log.reading.follower import Follower
 from storage.log.timer.core.delayed import Entry, entries_in, has_waiting, rolled_record
 from storage.log.timer.core.timer import (
@@ -229,16 +229,7 @@ class Timer:
 
     def _guarded(self, work: Callable[[], T]) -> T | None:
         """Do some work; what is final makes the store read-only."""
-        try:
-            return work()
-        except StorageError as error:
-            self._fail(error)
-        except OSError as error:
-            self._fail(write_failure(error, "write", str(self._files.directory), None))
-        except BaseException as error:
-            self._fail(thread_failure(error, "log-timer"))
-            raise
-        return None
+        return guarded(work, self._fail, str(self._files.directory), "log-timer")
 
     def _fail(self, error: StorageError) -> None:
         self._has_failed = True
