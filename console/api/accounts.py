@@ -224,9 +224,10 @@ def endpoints(callers: SignedInCallers, audit: AuditLog) -> list[Endpoint]:
     return [
         Endpoint("GET", "session", Rank.OPEN, show, "Who is signed in.", SessionAnswer),
         Endpoint("POST", "session", Rank.OPEN, sign_in, "Sign in.", SessionAnswer, body=Credentials),
-        Endpoint("DELETE", "session", Rank.VIEWER, sign_out, "Sign out.", status=204),
+        Endpoint("DELETE", "session", Rank.VIEWER, sign_out, "Sign out.", status=204,
+                 before_own_password=True),
         Endpoint("PUT", "session/password", Rank.VIEWER, change_password, "Change one's own password.",
-                 SessionAnswer, body=PasswordChange),
+                 SessionAnswer, body=PasswordChange, before_own_password=True),
         Endpoint("GET", "accounts", admin, list_accounts, "Accounts.", AccountRows),
         Endpoint("POST", "accounts", admin, add_account, "Add an account.", AccountPassword,
                  body=NewAccount, status=201),

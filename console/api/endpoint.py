@@ -97,7 +97,8 @@ Handler = Callable[[Call], Awaitable[Result]]
 class Endpoint:
     """A row of the table. `answer` None: nothing comes back but the status.
 
-    `files`: other media types that an answer may have. `is_audited`: it changes something.
+    `files`: other media types that an answer may have. `before_own_password`: it may be asked with a password
+    that somebody else has seen.
     """
 
     method: Method
@@ -111,6 +112,7 @@ class Endpoint:
     status: int = 200
     files: tuple[str, ...] = ()
     body_max: int = BODY_MAX
+    before_own_password: bool = False
     names_slashes: frozenset[str] = field(default_factory=frozenset)
 
     @property

@@ -118,6 +118,13 @@ def _admit(endpoint: Endpoint, caller: Caller | None, request: Request) -> None:
             raise RefusedRequest(
                 403, "CSRF", f"the header {CSRF_HEADER} must have what GET {PREFIX}/session gives as csrf"
             )
+    if caller.must_change_password and not endpoint.before_own_password:
+        raise RefusedRequest(
+            403,
+            "PASSWORD_NOT_CHOSEN",
+            f"somebody else has seen the password of {caller.name}: choose another one first "
+            f"(PUT {PREFIX}/session/password)",
+        )
     if caller.role < endpoint.role:
         raise RefusedRequest(
             403,

@@ -8,11 +8,12 @@ export class Refusal extends Error {
 }
 
 let proof = "";
-let signedOut = () => {};
+let turnedAway = () => {};
 
 // What every request with an effect carries, so that no other site's page can make one.
 export const prove = (token) => { proof = token ?? ""; };
-export const onSignedOut = (work) => { signedOut = work; };
+// Called when nobody is signed in any more, or whoever is has to choose a password of his own first.
+export const onTurnedAway = (work) => { turnedAway = work; };
 
 export async function call(path, { method = "GET", body, signal } = {}) {
   const headers = body === undefined ? {} : { "Content-Type": "application/json" };
@@ -34,7 +35,7 @@ export async function call(path, { method = "GET", body, signal } = {}) {
   }
   if (response.ok) return answer;
   const refusal = new Refusal(answer.error.message, { status: response.status, ...answer.error });
-  if (response.status === 401) signedOut(refusal);
+  if (response.status === 401 || refusal.code === "PASSWORD_NOT_CHOSEN") turnedAway(refusal);
   throw refusal;
 }
 

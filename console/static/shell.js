@@ -2,7 +2,7 @@
 
 import { go, onMoved } from "./address.js";
 import { account, forget, hasAccounts, load, may, signOut } from "./account.js";
-import { onSignedOut } from "./api.js";
+import { onTurnedAway } from "./api.js";
 import { at, every, h, notice, say, tell } from "./dom.js";
 import { askPassword } from "./password.js";
 import { themeSwitch } from "./theme_switch.js";
@@ -125,8 +125,9 @@ at("sign-out").addEventListener("click", async () => {
     say(error.message);
   }
 });
-onSignedOut(() => {
-  if (account() === null) return;
+onTurnedAway(({ status }) => {
+  if (account() === null || account().must_change_password) return;
+  if (status !== 401) return start();
   forget();
   say("You are signed out: sign in again, and go on where you were.");
   open();

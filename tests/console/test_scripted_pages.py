@@ -119,6 +119,24 @@ async def test_who_was_signed_out_meanwhile_is_asked_and_goes_on(
     await page.close()
 
 
+async def test_who_must_choose_a_password_meanwhile_is_asked_and_goes_on(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, _ = await opened(browser, script, "/groups")
+    # Another tab of this browser has signed in with a password that was given out.
+    script.account = {"name": "new", "role": "viewer", "must_change_password": True}
+    script.refused["GET sessions"] = refusal(403, "PASSWORD_NOT_CHOSEN", "choose another one first")
+    await page.get_by_role("link", name="Sessions").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Choose your password")
+    script.refused.clear()
+    await page.get_by_label("Password that you were given").fill("shown-once")
+    await page.get_by_label("New password", exact=True).fill("a sentence is good")
+    await page.get_by_label("New password, again").fill("a sentence is good")
+    await button(page, "Change and go on").click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Sessions")
+    await page.close()
+
+
 async def test_a_role_sees_what_it_may_do(script: ScriptedConsole, browser: Browser) -> None:
     acts = ("Publish", "Queues", "Settings", "Pause", "Delete")
     for role, seen in (("viewer", 0), ("operator", 4), ("admin", 5)):

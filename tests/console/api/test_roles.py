@@ -59,3 +59,32 @@ async def test_every_endpoint_refuses_the_roles_that_may_not(serve: Serve, tmp_p
                     refused = await client.request(method, path, headers=headers, content=b"x")
                     assert refused.status_code == 403, (name, method, path)
                     assert refused.json()["error"]["code"] == "NOT_PERMITTED", (name, method, path)
+
+
+async def test_a_password_that_was_given_out_is_good_for_choosing_another_and_nothing_else(
+    serve: Serve, tmp_path: Path
+) -> None:
+    _, given = AccountFile(tmp_path / "console").add("new", "admin")
+    async with serve(auth="accounts") as client:
+        answer = await client.post("/api/v1/session", json={"name": "new", "password": given})
+        assert answer.json()["account"]["must_change_password"]
+        headers = {"X-HoldMQ-CSRF": answer.json()["csrf"]}
+        refused = 0
+        for method, path, needed in operations(await described_api()):
+            if needed is Rank.OPEN or path.startswith("/api/v1/session"):
+                continue
+            answer = await client.request(method, path, headers=headers, content=b"x")
+            assert answer.status_code == 403, (method, path)
+            assert answer.json()["error"]["code"] == "PASSWORD_NOT_CHOSEN", (method, path)
+            assert "PUT /api/v1/session/password" in answer.json()["error"]["message"]
+            refused += 1
+        assert refused > 20
+        # Whoever does not choose one may go, and come again.
+        assert (await client.delete("/api/v1/session", headers=headers)).status_code == 204
+        answer = await client.post("/api/v1/session", json={"name": "new", "password": given})
+        headers = {"X-HoldMQ-CSRF": answer.json()["csrf"]}
+        chosen = await client.put(
+            "/api/v1/session/password", headers=headers, json={"old": given, "new": PASSWORD}
+        )
+        headers = {"X-HoldMQ-CSRF": chosen.json()["csrf"]}
+        assert (await client.get("/api/v1/accounts", headers=headers)).status_code == 200
