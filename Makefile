@@ -69,7 +69,7 @@ test-system: .make/test
 # The third: what ships is what is tested. Tests of modules that mypyc compiles, on these modules as it compiled them
 # (--compiled refuses to run otherwise), without those that change a module from outside (marked `interpreted`).
 COMPILED_TESTS := tests/holdmq/mqtt tests/holdmq/record tests/holdmq/wire tests/gateway/ground tests/gateway/session \
-	tests/gateway/publish tests/broker/produce/core tests/broker/reading tests/storage/log/core \
+	tests/gateway/publish tests/broker/produce/core tests/broker/reading tests/storage/core tests/storage/log/core \
 	tests/storage/log/index/core tests/storage/log/timer/core
 
 test-compiled: .make/test build/compiled

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from holdmq.errors import StorageError
 from holdmq.files.disk import Disk
 from storage.api.batches import Appended, Batch
-from storage.log.core.epochs import Epochs
-from storage.log.core.scan import KeyLevels
+from storage.core.epochs import Epochs
+from storage.core.scan import KeyLevels
 from storage.log.home import StoreDirectory
 from storage.log.reading.follower import Follower
 from storage.log.reading.reader import ColdReader

@@ -17,9 +17,9 @@ import numpy as np
 from holdmq.errors import StorageError
 from holdmq.files.atomic_file import AtomicFile
 from storage.api.batches import Batch
+from storage.core.queues import Queue
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
-from storage.log.core.queues import Queue
 from storage.log.failures import sync_failure, thread_failure, write_failure
 from storage.log.writer import Writer
 

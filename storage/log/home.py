@@ -21,7 +21,7 @@ from typing import Final
 from holdmq.errors import StorageError, StoreFormatError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk, OpenFile
-from storage.log.core.epochs import Epochs
+from storage.core.epochs import Epochs
 
 STORE_FORMAT: Final = 1
 ENGINE: Final = "log"

@@ -15,10 +15,10 @@ from holdmq.errors import CorruptRecordError, StorageError, StoreFullError
 from holdmq.files.disk import FULL_ERRORS, Disk, OpenFile
 from holdmq.record.codec import BLANK_SIZE_MIN, RECORD_BYTES_LIMIT
 from storage.api.batches import Batch
+from storage.core.scan import KeyLevels, batch_of, in_sequence, whole_records
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import entries_of
 from storage.log.core.names import blank_size_at, name_of
-from storage.log.core.scan import KeyLevels, batch_of, in_sequence, whole_records
 from storage.log.flusher import Checkpoint
 from storage.log.home import StoreDirectory
 from storage.log.reading.reader import ColdReader

@@ -24,13 +24,14 @@ from storage.api.batches import Appended, Batch, Confirmed
 from storage.api.log_order import TAIL_READ_BYTES, LogOrder
 from storage.api.queues import HashFilter, QueueRead, ReadStatus
 from storage.api.store import Backlog, StoreState
+from storage.core.epochs import Epochs
+from storage.core.queues import Queue, confirm_runs, outside, read_memory
+from storage.core.scan import KeyLevels
+from storage.core.stamper import Stamper
+from storage.core.tail import Tail
+from storage.core.temporary import TemporaryTopicQueues
 from storage.log.consume_queue import ConsumeQueues
-from storage.log.core.epochs import Epochs
 from storage.log.core.names import place
-from storage.log.core.queues import Queue, confirm_runs, outside, read_memory
-from storage.log.core.scan import KeyLevels
-from storage.log.core.stamper import Stamper
-from storage.log.core.tail import Tail
 from storage.log.derived import Derived
 from storage.log.failures import FULL_HINT, write_failure
 from storage.log.flusher import Checkpoint, Flusher
@@ -45,7 +46,6 @@ from storage.log.reading.sidecars import Sidecars
 from storage.log.recovery import Recovery
 from storage.log.retention.retention import Deletion, Retention, limits_of
 from storage.log.segments import Segments
-from storage.log.temporary import TemporaryTopicQueues
 from storage.log.writer import ANY_GENERATION, Pending, Writer
 
 Post = Callable[[Callable[[], object]], object]

@@ -16,8 +16,8 @@ from typing import Final
 from holdmq.errors import StorageError
 from holdmq.files.disk import FULL_ERRORS
 from storage.api.batches import Appended, Batch
+from storage.core.queues import Queue
 from storage.log.core.names import blank_parts
-from storage.log.core.queues import Queue
 from storage.log.failures import reserve_failure, sync_failure, thread_failure, write_failure
 from storage.log.segments import Segments
 

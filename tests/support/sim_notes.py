@@ -14,8 +14,8 @@ from sim_disk import SimDisk
 from holdmq.record.codec import decode_record
 from holdmq.record.properties import KEY, UNIQUE, decode_properties
 from storage.api.batches import Batch
+from storage.core.keys import hash_of
 from storage.log.index.core.hash_index import ENTRY, HEADER_SIZE, SLOT_SIZE, IndexHeader
-from storage.log.index.core.keys import hash_of
 from storage.log.store import LogStore
 from storage.log.writer import Pending
 

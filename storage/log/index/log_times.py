@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from holdmq.files.disk import Disk
 from holdmq.record.codec import RECORD_BYTES_LIMIT, VERIFY_ALL, decode_record
-from storage.log.core.scan import next_whole
+from storage.core.scan import next_whole
 from storage.log.segments import Segment, Segments
 
 SCAN_BYTES: Final = 4 << 10

@@ -12,9 +12,9 @@ from holdmq.record.codec import MAGIC, MAGIC_AT, Record, decode_record
 from holdmq.record.properties import KEY, UNIQUE, encode_properties
 from storage.api.batches import Batch
 from storage.api.index import LATEST_MS, LOG_END, Located, Matches, MessagePlace
+from storage.core.keys import hash_of, keys_in
+from storage.core.queues import Queue
 from storage.log.consume_queue import ConsumeQueues
-from storage.log.core.queues import Queue
-from storage.log.index.core.keys import hash_of, keys_in
 from storage.log.index.key_index import KeyIndex
 from storage.log.index.log_times import LogTimes
 from storage.log.reading.backwards import BackwardReader

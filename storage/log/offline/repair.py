@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdmq.errors import StorageError
+from storage.core.scan import KeyLevels
 from storage.log.consume_queue import Key
-from storage.log.core.scan import KeyLevels
 from storage.log.flusher import Checkpoint
 from storage.log.home import StoreDirectory
 from storage.log.offline.store import OfflineStore

@@ -18,9 +18,9 @@ from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk, OpenFile, RealDisk
 from holdmq.record.codec import BLANK_SIZE_MIN, RECORD_BYTES_LIMIT
 from storage.api.batches import Batch
+from storage.core.scan import KeyLevels, batch_of, next_whole, whole_records
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.names import blank_size_at
-from storage.log.core.scan import KeyLevels, batch_of, next_whole, whole_records
 from storage.log.flusher import Checkpoint
 from storage.log.home import ENGINE
 from storage.log.segments import RESERVE, Segment, Segments

@@ -13,10 +13,10 @@ from holdmq.files.atomic_file import AtomicFile
 from holdmq.names.topics import PRODUCED_TOPIC
 from holdmq.record.batch import decode_columns
 from storage.api.batches import Batch
+from storage.core.scan import KeyLevels, batch_of, in_sequence
 from storage.log.consume_queue import Key
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
 from storage.log.core.names import name_of, offsets_of
-from storage.log.core.scan import KeyLevels, batch_of, in_sequence
 from storage.log.offline.store import Finding, OfflineStore, Report
 
 _LOW: Final = np.uint64(0xFFFFFFFF)

@@ -16,8 +16,8 @@ from holdmq.errors import StorageError
 from holdmq.record.batch import starts_of
 from holdmq.record.codec import RECORD_BYTES_LIMIT
 from holdmq.service.memory import memory_limit, memory_used
+from storage.core.scan import head_size, whole_records
 from storage.log.core.names import blank_size_at
-from storage.log.core.scan import head_size, whole_records
 from storage.log.open_files import OpenFiles
 from storage.log.reading.activity import Activity
 from storage.log.reading.core.chunks import ChunkCache, RecordChunk

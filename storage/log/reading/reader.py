@@ -14,10 +14,10 @@ from holdmq.record.codec import RECORD_BYTES_LIMIT
 from holdmq.record.tag_table import TagTable
 from storage.api.batches import Batch
 from storage.api.queues import HashFilter, QueueRead, ReadStatus
+from storage.core.queues import Queue, outside
+from storage.core.scan import KeyLevels, batch_of, next_whole, part_of, whole_at
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.core.entries import Entries, EntryRange, ranges_of
-from storage.log.core.queues import Queue, outside
-from storage.log.core.scan import KeyLevels, batch_of, next_whole, part_of, whole_at
 from storage.log.core.sidecar import RUN_ENTRIES
 from storage.log.open_files import OpenFiles
 from storage.log.reading.chunks import CHUNK_BYTES, Chunks, Damage

@@ -20,8 +20,8 @@ from holdmq.config.model import StorageSection
 from holdmq.errors import CorruptRecordError, StorageError, StoreFullError, UsageError
 from holdmq.files.disk import FULL_ERRORS, Disk, Space
 from storage.api.retention import Need
+from storage.core.queues import Queue
 from storage.log.consume_queue import ConsumeQueues, Key
-from storage.log.core.queues import Queue
 from storage.log.failures import FULL_HINT, sync_failure
 from storage.log.flusher import Checkpoint
 from storage.log.reading.backwards import BackwardReader

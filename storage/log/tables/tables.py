@@ -30,10 +30,10 @@ from storage.api.tables import (
     VersionedRow,
     WalkedRow,
 )
-from storage.log.core.epochs import Epochs
+from storage.core.epochs import Epochs
+from storage.core.table_records import changes_in, table_record
 from storage.log.failures import guarded, write_failure
 from storage.log.reading.follower import Followed, Follower
-from storage.log.tables.core.tables import changes_in, table_record
 from storage.log.tables.files import Applied, TableFiles
 
 APPLY_BYTES: Final = 32 << 20

@@ -20,10 +20,10 @@ import structlog
 from holdmq.errors import RecordError, StorageError, StoreFormatError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk
+from storage.core.delayed import Entry
 from storage.log.core.entries import ranges_of
 from storage.log.core.names import name_of, offsets_of
 from storage.log.segments import Segments
-from storage.log.timer.core.delayed import Entry
 from storage.log.timer.core.timer import (
     ENTRY_SIZE,
     Rows,

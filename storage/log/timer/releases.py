@@ -16,8 +16,8 @@ import structlog
 
 from holdmq.errors import RecordError, StorageError
 from storage.api.batches import Appended, Batch, BatchRun, sizes_of
-from storage.log.core.scan import KeyLevels
-from storage.log.timer.core.delayed import Entry, Released, released_copy
+from storage.core.delayed import Entry, Released, released_copy
+from storage.core.scan import KeyLevels
 from storage.log.timer.core.timer import DueRows, rows_of
 from storage.log.timer.files import WaitingRecords
 

@@ -22,10 +22,10 @@ from holdmq.errors import Code, RecordError, StorageError
 from holdmq.names.topics import is_temporary
 from storage.api.batches import Appended, Batch, BatchRun, sizes_of
 from storage.api.timer import TIMER_QUEUE, TIMER_TOPIC, DelayedRecord, waiting_record
-from storage.log.core.scan import KeyLevels
+from storage.core.delayed import Entry, entries_in, has_waiting, rolled_record
+from storage.core.scan import KeyLevels
 from storage.log.failures import guarded, write_failure
 from storage.log.reading.follower import Follower
-from storage.log.timer.core.delayed import Entry, entries_in, has_waiting, rolled_record
 from storage.log.timer.core.timer import (
     MINUTE_MS,
     NO_ROWS,

@@ -12,7 +12,7 @@ from holdmq.config.model import StorageSection
 from holdmq.errors import StoreFormatError
 from holdmq.record.codec import VERIFY_ALL, decode_record, prefix_hash, tag_hash
 from storage.api.queues import HashFilter, ReadStatus
-from storage.log.core import queues
+from storage.core import queues
 from storage.log.store import open_store
 
 MakeDriver = Callable[..., Any]

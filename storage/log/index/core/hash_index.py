@@ -26,7 +26,7 @@ import numpy.typing as npt
 from librt.strings import BytesWriter
 
 from storage.api.batches import Batch
-from storage.log.index.core.keys import add_hashes
+from storage.core.keys import add_hashes
 
 MAGIC: Final = b"HMK2"
 HEADER_SIZE: Final = 40

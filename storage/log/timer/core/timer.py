@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from storage.log.timer.core.delayed import Entry
+from storage.core.delayed import Entry
 
 MINUTE_MS: Final = 60_000
 ENTRY_SIZE: Final = 20

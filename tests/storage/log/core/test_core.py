@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from holdmq.errors import StoreFormatError
 from holdmq.record.codec import BLANK_SIZE_MIN
 from storage.api.batches import Batch, BatchRun
+from storage.core.epochs import Epoch, Epochs
+from storage.core.queues import Queue, QueueRun, read_memory
+from storage.core.tail import BATCH_OVERHEAD_BYTES, Tail
 from storage.log.core.entries import (
     ENTRY,
     ENTRY_SIZE,
@@ -22,10 +25,7 @@ from storage.log.core.entries import (
     span_to_read,
     spans_to_write,
 )
-from storage.log.core.epochs import Epoch, Epochs
 from storage.log.core.names import Placement, blank_parts, blank_size_at, holding, name_of, offsets_of, place
-from storage.log.core.queues import Queue, QueueRun, read_memory
-from storage.log.core.tail import BATCH_OVERHEAD_BYTES, Tail
 
 
 def a_batch(position: int, size: int = 100, count: int = 1) -> Batch:

@@ -21,9 +21,9 @@ from holdmq.record.codec import decode_record, encode_properties
 from holdmq.record.properties import KEY
 from storage.api.batches import Batch, BatchRun
 from storage.api.index import LATEST_MS, LOG_END, MessagePlace
+from storage.core.keys import hash_of
 from storage.log.core.names import offsets_of
 from storage.log.index import key_index, query
-from storage.log.index.core.keys import hash_of
 from storage.log.offline.repair import truncate
 from storage.log.offline.store import OfflineStore
 

@@ -14,7 +14,7 @@ import pytest
 from holdmq.errors import CorruptRecordError
 from holdmq.service.memory import memory_limit, memory_used
 from storage.api.queues import ReadStatus
-from storage.log.core.scan import batch_of
+from storage.core.scan import batch_of
 from storage.log.reading import reader
 from storage.log.reading.core.chunks import ADD_BELOW
 

@@ -10,8 +10,8 @@ from holdmq.record.batch import encode_batch
 from holdmq.record.codec import encode_properties
 from holdmq.record.properties import KEY, UNIQUE
 from storage.api.batches import Batch, BatchRun
+from storage.core.keys import hash_of, keys_in
 from storage.log.index.core.hash_index import KEYS, SLOT, IndexHeader, add_to_slots, keys_of, link
-from storage.log.index.core.keys import hash_of, keys_in
 
 
 def test_a_header_survives_packing_and_no_flipped_byte() -> None:

@@ -11,14 +11,13 @@ from holdmq.errors import RecordError
 from holdmq.record.codec import encode_record
 from storage.api.batches import Batch, BatchRun
 from storage.api.tables import KEY_BYTES_MAX, RowChanged, VersionedRow
+from storage.core.table_records import changes_in, table_record
 from storage.log.tables.core.tables import (
     PLAIN_KEY_MAX,
-    changes_in,
     decode_row,
     encode_row,
     row_key,
     scan_prefix,
-    table_record,
 )
 
 LONG = "k" * PLAIN_KEY_MAX

@@ -14,7 +14,7 @@ from holdmq.record.batch import encode_batch, stamp
 from holdmq.record.codec import SYS_ROLLED, decode_record, encode_properties, encode_record
 from storage.api.batches import Batch, BatchRun
 from storage.api.timer import DUE_LIMIT_MS, value_of, waiting_record
-from storage.log.timer.core.delayed import Entry, entries_in, entry_of, released_copy, rolled_record
+from storage.core.delayed import Entry, entries_in, entry_of, released_copy, rolled_record
 from storage.log.timer.core.timer import (
     ENTRY_SIZE,
     MINUTE_MS,

@@ -20,8 +20,8 @@ from holdmq.names.topics import is_temporary
 from holdmq.record.batch import NO_POSITION, stamp, tag_hashes
 from storage.api.batches import Appended, Batch, Confirmed
 from storage.api.queues import HashFilter, QueueRead, ReadStatus
-from storage.log.core.queues import Queue, confirm_runs, outside, read_memory
-from storage.log.core.tail import BATCH_OVERHEAD_BYTES
+from storage.core.queues import Queue, confirm_runs, outside, read_memory
+from storage.core.tail import BATCH_OVERHEAD_BYTES
 
 OFFSETS_PER_MS: Final = 20
 """A boot's first offset is its time shifted by so many bits: 2²⁰ records per ms are never reached."""

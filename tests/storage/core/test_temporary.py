@@ -12,7 +12,7 @@ from holdmq.record.batch import encode_batch
 from holdmq.record.codec import VERIFY_ALL, decode_record, tag_hash
 from storage.api.batches import Batch, BatchRun
 from storage.api.queues import HashFilter, ReadStatus
-from storage.log.temporary import OFFSETS_PER_MS
+from storage.core.temporary import OFFSETS_PER_MS
 
 MakeDriver = Callable[..., Any]
 MIB = 1 << 20

@@ -6,7 +6,7 @@ import numpy as np
 
 from holdmq.record.batch import stamp, tag_hashes
 from storage.api.batches import Batch
-from storage.log.core.stamps import EACH_BYTES_MAX, TagHashes, stamp_each
+from storage.core.stamps import EACH_BYTES_MAX, TagHashes, stamp_each
 
 
 class Stamper:

@@ -18,7 +18,7 @@ from holdmq.record.codec import (
     encode_host,
     encode_record,
 )
-from storage.log.core.scan import CHECK_BYTES, whole_at, whole_records
+from storage.core.scan import CHECK_BYTES, whole_at, whole_records
 
 POSITION = (1 << 40) + 12
 HOSTS = [bytes(8), encode_host("10.0.0.1", 1883), encode_host("2001:db8::1", 1883)]

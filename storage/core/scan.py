@@ -12,7 +12,7 @@ from holdmq.errors import RecordError
 from holdmq.record.batch import Hashes, Ints, decode_columns, tag_hashes
 from holdmq.record.codec import MAGIC, PHYSICAL_OFFSET_AT, QUEUE_ID_AT, VERIFY_ALL, decode_record
 from storage.api.batches import Batch, BatchRun
-from storage.log.core.checks import Checker
+from storage.core.checks import Checker
 
 KeyLevels = Callable[[str], int]
 HashesOf = Callable[[memoryview, Ints, Ints, int], Hashes | None]

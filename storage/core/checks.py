@@ -25,7 +25,7 @@ from holdmq.record.codec import (
     SYS_FLAG_AT,
 )
 from holdmq.record.each import layout_fault
-from storage.log.core.stamps import check_of
+from storage.core.stamps import check_of
 
 if TYPE_CHECKING:
     from mypy_extensions import i64

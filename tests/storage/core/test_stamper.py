@@ -10,8 +10,8 @@ from holdmq.record.batch import stamp, starts_of, tag_hashes
 from holdmq.record.codec import VERIFY_ALL, decode_record, encode_host, encode_properties, encode_record
 from holdmq.record.tags import PROPERTIES_CACHE_MAX
 from storage.api.batches import Batch, BatchRun
-from storage.log.core.stamper import Stamper
-from storage.log.core.stamps import EACH_BYTES_MAX, TagHashes
+from storage.core.stamper import Stamper
+from storage.core.stamps import EACH_BYTES_MAX, TagHashes
 
 STORE_ID = b"\xf0store\x00\xff"
 HOSTS = [bytes(8), encode_host("10.0.0.1", 1883), encode_host("2001:db8::1", 1883)]

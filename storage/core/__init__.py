@@ -1,0 +1,1 @@
+"""What every engine does alike in memory: stamps, queues, newest records, epochs, copies, table records."""
