@@ -50,7 +50,7 @@ def endpoint_table(
             *(accounts.open_endpoints(callers) if is_open else ()),
             *(accounts.endpoints(callers, audit) if isinstance(callers, SignedInCallers) else ()),
             *overview.endpoints(cluster, clients),
-            *live.endpoints(feed, cluster),
+            *live.endpoints(feed, cluster, callers),
             *topics.endpoints(cluster, clients),
             *groups.endpoints(clients),
             *messages.endpoints(clients),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Collection, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
@@ -127,21 +127,27 @@ class Guard:
 
 
 class EventStream:
-    """The response that holds a stream of `feed` until the page leaves or the feed closes."""
+    """The response that holds a stream of `feed` until the page leaves or the feed closes.
 
-    def __init__(self, feed: SharedFeed) -> None:
+    Before each frame it asks `may_go_on`, and ends when whoever began it may not look any more.
+    """
+
+    def __init__(self, feed: SharedFeed, may_go_on: Callable[[], Awaitable[bool]]) -> None:
         self._feed = feed
+        self._may_go_on = may_go_on
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             # A page that stalls (TimeoutError is an OSError) or vanishes is an ordinary end.
             with self._feed.stream() as frames, contextlib.suppress(OSError):
-                await while_there(receive, _send_frames(frames, send))
+                await while_there(receive, _send_frames(frames, self._may_go_on, send))
         except StreamsFullError as error:
             await error_response(503, "STREAMS_FULL", str(error))(scope, receive, send)
 
 
-async def _send_frames(frames: AsyncIterator[bytes], send: Send) -> None:
+async def _send_frames(
+    frames: AsyncIterator[bytes], may_go_on: Callable[[], Awaitable[bool]], send: Send
+) -> None:
     start: MutableMapping[str, Any] = {
         "type": "http.response.start",
         "status": 200,
@@ -149,6 +155,8 @@ async def _send_frames(frames: AsyncIterator[bytes], send: Send) -> None:
     }
     await send(start)
     async for frame in frames:
+        if not await may_go_on():
+            break
         async with asyncio.timeout(STREAM_STALL_S):
             await send({"type": "http.response.body", "body": frame, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})

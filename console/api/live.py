@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import structlog
 from pydantic import Field
 from starlette.responses import Response
 
 from console.api.endpoint import Answer, Call, Endpoint, InputModel, Noticed, Result
 from console.api.http import EventStream
+from console.api.serving import secrets_of
+from console.identity.identity import KnowsCallers
 from console.identity.roles import Rank
 from console.live.cluster import Cluster
 from console.live.core.window import WINDOW_S
 from console.live.feed import SharedFeed
+from holdmq.errors import StorageError
 
 SECONDS_DEFAULT = 60
 TOP_MAX = 1000
+
+log = structlog.get_logger("holdmq.console")
 
 
 class TpsQuery(InputModel):
@@ -95,8 +101,8 @@ class Gateways(Noticed):
     gateways: list[Gateway]
 
 
-def endpoints(feed: SharedFeed, cluster: Cluster) -> list[Endpoint]:
-    """Return the endpoints over these two."""
+def endpoints(feed: SharedFeed, cluster: Cluster, callers: KnowsCallers) -> list[Endpoint]:
+    """Return the endpoints over feed and cluster; streams go on while `callers` know who holds them."""
 
     async def tps(call: Call) -> Result:
         query: TpsQuery = call.query
@@ -108,8 +114,18 @@ def endpoints(feed: SharedFeed, cluster: Cluster) -> list[Endpoint]:
 
         return answer
 
-    async def stream(_call: Call) -> Result:
-        return EventStream(feed)
+    async def stream(call: Call) -> Result:
+        cookie, bearer = secrets_of(call.request)
+
+        async def may_go_on() -> bool:
+            try:
+                return await callers.is_still(call.caller, cookie, bearer)
+            except StorageError as error:
+                # The next request is told the same; until then nobody looks on.
+                log.warning("a stream ends: the accounts cannot be read", reason=str(error))
+                return False
+
+        return EventStream(feed, may_go_on)
 
     viewer = Rank.VIEWER
     return [

@@ -74,9 +74,7 @@ class EndpointServer:
 
     async def caller_of(self, request: Request) -> Caller | None:
         """Return who makes a request; None = nobody that is known. A wrong token is nobody's."""
-        header = request.headers.get("authorization", "")
-        bearer = header[len(BEARER) :].strip() if header.lower().startswith(BEARER) else ""
-        return await self._callers.caller(request.cookies.get(COOKIE, ""), bearer)
+        return await self._callers.caller(*secrets_of(request))
 
     async def _write_down(
         self,
@@ -97,6 +95,13 @@ class EndpointServer:
             status=response.status_code if isinstance(response, Response) else 200,
         )
         await self._audit.add(row)
+
+
+def secrets_of(request: Request) -> tuple[str, str]:
+    """Return what says who makes a request: the session's cookie and the token, "" for none."""
+    header = request.headers.get("authorization", "")
+    bearer = header[len(BEARER) :].strip() if header.lower().startswith(BEARER) else ""
+    return request.cookies.get(COOKIE, ""), bearer
 
 
 def _starlette_path(endpoint: Endpoint) -> str:

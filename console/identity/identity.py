@@ -69,6 +69,9 @@ class KnowsCallers(Protocol):
     async def caller(self, cookie: str, bearer: str) -> Caller | None:
         """Return who it is; None = nobody that is known."""
 
+    async def is_still(self, caller: Caller, cookie: str, bearer: str) -> bool:
+        """Return whether they are still the secrets of this caller; a session is not used by asking."""
+
 
 class Everybody:
     """Takes everybody for an admin: console.auth = "none", where only this machine reaches the port."""
@@ -76,6 +79,10 @@ class Everybody:
     async def caller(self, cookie: str, bearer: str) -> Caller | None:
         """Return the one whom everybody is."""
         return Caller("anyone", Rank.ADMIN)
+
+    async def is_still(self, caller: Caller, cookie: str, bearer: str) -> bool:
+        """Return True: nobody stops being anyone."""
+        return True
 
 
 class SignedInCallers:
@@ -96,15 +103,15 @@ class SignedInCallers:
     async def caller(self, cookie: str, bearer: str) -> Caller | None:
         """Return whose session or token it is. StorageError when the accounts cannot be read."""
         identities = await self.identities()
-        if bearer:
-            token = identities.token_of(bearer, time.time_ns() // 1_000_000)
-            return None if token is None else Caller(f"token:{token.name}", Rank.of(token.role))
-        session = self.sessions.use(cookie, time.monotonic()) if cookie else None
+        session = self.sessions.use(cookie, time.monotonic()) if cookie and not bearer else None
         SESSIONS.set(len(self.sessions))
-        if session is None:
-            return None
-        account = identities.accounts.get(session.account)
-        return None if account is None else _caller(account, session)
+        return _caller_of(identities, session, bearer)
+
+    async def is_still(self, caller: Caller, cookie: str, bearer: str) -> bool:
+        """Return whether they are still the secrets of this caller. StorageError as `caller`."""
+        identities = await self.identities()
+        session = self.sessions.look(cookie, time.monotonic()) if cookie and not bearer else None
+        return _caller_of(identities, session, bearer) == caller
 
     async def sign_in(self, name: str, password: str, address: str) -> tuple[str, Caller]:
         """Begin a session; return its cookie's secret, and who it is.
@@ -181,6 +188,14 @@ def _entitled(account: Account | None) -> tuple[object, ...]:
 def _is_right(hash_text: str, password: str) -> bool:
     secret = password.encode(errors="replace")
     return len(secret) <= PASSWORD_MAX_BYTES and is_argon2_of(hash_text, secret)
+
+
+def _caller_of(identities: Identities, session: SignedIn | None, bearer: str) -> Caller | None:
+    if bearer:
+        token = identities.token_of(bearer, time.time_ns() // 1_000_000)
+        return None if token is None else Caller(f"token:{token.name}", Rank.of(token.role))
+    account = None if session is None else identities.accounts.get(session.account)
+    return None if account is None or session is None else _caller(account, session)
 
 
 def _caller(account: Account, session: SignedIn) -> Caller:

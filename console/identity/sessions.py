@@ -70,6 +70,11 @@ class SignedInTable:
         self._entries.move_to_end(key)
         return entry.session
 
+    def look(self, secret: str, now: float) -> SignedIn | None:
+        """Return the session of a secret as `use` does, but do not count that as its use."""
+        entry = self._entries.get(digest_of(secret))
+        return None if entry is None or self._is_over(entry, now) else entry.session
+
     def end(self, secret: str) -> None:
         """End the session of a secret, if there is one."""
         self._entries.pop(digest_of(secret), None)

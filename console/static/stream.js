@@ -33,7 +33,10 @@ export function follow(signal, { counts, cluster, live }) {
     source.addEventListener("error", () => {
       live("lost", "no connection");
       // The browser tries again by itself, except after an answer that was no stream.
-      if (source.readyState === EventSource.CLOSED) trying = setTimeout(listen, 3000);
+      if (source.readyState !== EventSource.CLOSED) return;
+      trying = setTimeout(listen, 3000);
+      // The stream does not say why it was refused: whoever is signed out is told by this.
+      reread();
     });
   }
 

@@ -6,11 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import httpx
 import pytest
 from playwright.async_api import Browser, Page, expect
 from web_pages import barriers_of, faults_of
+
+from console.identity.accounts import AccountFile
 
 Serve = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 Append = Callable[..., None]
@@ -115,4 +118,22 @@ async def test_the_page_says_when_the_console_is_gone_and_comes_back_with_it(
     await expect(page.locator("#live")).to_have_text("no connection")
     async with serve(port=port):
         await expect(page.locator("#live")).to_have_text("live", timeout=60_000)
+        await page.close()
+
+
+async def test_a_page_that_looks_on_is_told_that_its_session_is_over(
+    serve: Serve, browser: Browser, tmp_path: Path
+) -> None:
+    accounts = AccountFile(tmp_path / "console")
+    accounts.add("admin", "admin", "correct horse battery")
+    async with serve(auth="accounts") as client:
+        page = await browser.new_page()
+        await page.goto(str(client.base_url))
+        await page.get_by_label("Name").fill("admin")
+        await page.get_by_label("Password", exact=True).fill("correct horse battery")
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(page.locator("#live")).to_have_text("live")
+        accounts.set_password("admin")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Sign in", timeout=30_000)
+        await expect(page.locator("#said")).to_contain_text("You are signed out")
         await page.close()

@@ -97,6 +97,43 @@ async def test_a_change_of_role_password_or_account_ends_its_sessions(
         assert (await sign_in(client, "ann")).status_code == 401
 
 
+@pytest.mark.parametrize("ending", ["signs out", "role", "closed", "gone", "password", "token"])
+async def test_an_open_stream_ends_with_its_session(serve: Serve, accounts: AccountFile, ending: str) -> None:
+    async with serve(auth="accounts") as client:
+        headers = {}
+        if ending == "token":
+            headers = {"Authorization": f"Bearer {accounts.add_token('ci', 'viewer', None, 'admin')[1]}"}
+        async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=60) as page:
+            if ending != "token":
+                await sign_in(page, "ann")
+            async with page.stream("GET", "/api/v1/stream") as stream:
+                lines = stream.aiter_lines()
+                while not (await anext(lines)).startswith("data: "):
+                    pass
+                match ending:
+                    case "signs out":
+                        assert (await page.delete(SESSION)).status_code == 204
+                    case "role":
+                        accounts.change("ann", role="operator")
+                    case "closed":
+                        accounts.change("ann", disabled=True)
+                    case "gone":
+                        accounts.remove("ann")
+                    case "password":
+                        accounts.set_password("ann")
+                    case "token":
+                        accounts.remove_token("ci")
+                # Whoever has another session looks on.
+                await sign_in(client)
+                async with client.stream("GET", "/api/v1/stream") as other:
+                    async for _ in lines:
+                        pass
+                    more = other.aiter_lines()
+                    while not (await anext(more)).startswith("data: "):
+                        pass
+            assert (await page.get("/api/v1/stream")).status_code == 401
+
+
 async def test_a_token_does_what_its_role_may_and_no_more(serve: Serve, accounts: AccountFile) -> None:
     async with serve(auth="accounts") as client:
         await sign_in(client)

@@ -16,6 +16,15 @@ def test_a_session_ends_when_it_is_idle_and_when_it_is_old() -> None:
     assert len(table) == 0
 
 
+def test_a_look_at_a_session_is_no_use_of_it() -> None:
+    table = SignedInTable(idle_s=10, longest_s=25)
+    secret, session = table.begin("ann", 0.0)
+    assert table.look(secret, 9.0) == session
+    assert table.look(secret, 10.0) is None
+    assert table.use(secret, 10.0) is None
+    assert table.look("", 0.0) is None
+
+
 def test_sessions_end_by_themselves_and_by_account() -> None:
     table = SignedInTable(100, 100)
     first, _ = table.begin("ann", 0.0)
