@@ -69,7 +69,7 @@ def show(given: Given) -> None:
         return
     section = ""
     for key, (value, source) in values.items():
-        head, _, name = key.partition(".")
+        head, _, name = key.rpartition(".")
         if head != section:
             if section:
                 say("")

@@ -6,6 +6,8 @@ environment variables ``HOLDMQ_<SECTION>__<KEY>`` (two underscores), ``--set sec
     [gateway]                          HOLDMQ_GATEWAY__PORT=1884        --set gateway.port=1884
     port = 1884
 
+A section within one, as ``[storage.kv]``, is one name more in each: ``HOLDMQ_STORAGE__KV__PREFIX``.
+
 Units are part of a key's name (``_ms``, ``_s``, ``_bytes``); values are plain numbers, never "5s" or
 "1GiB". In the environment and in ``--set`` a list is ``a,b`` or a JSON array, and an empty value is
 "unset" for a key that may be unset. A TOML value must have exactly its key's type.
@@ -24,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, Valid
 from holdmq.config.access import AccessSection
 from holdmq.config.alarms import AlarmsSection
 from holdmq.config.analytics import ConsoleSection, StatsSection
+from holdmq.config.kv import KvSection
 from holdmq.config.listeners import DEFAULT_LISTENER, ListenerSettings, conflict_of
 from holdmq.config.mqtt_limits import MqttLimits
 from holdmq.config.protection import ProtectionSettings
@@ -172,8 +175,13 @@ class BrokerSection(Section):
 
 
 class StorageSection(Section):
-    """The broker's message store (log engine)."""
+    """The broker's message store; what sizes files, caches and disks is of the log engine."""
 
+    engine: Literal["log", "kv"] = Field(
+        "log",
+        description="Where messages are: log = files of each broker, which need no server and are fastest; "
+        "kv = a Valkey or Redis (storage.kv), which keeps them for brokers without a disk.",
+    )
     data_dir: str = Field("holdmq-data/store", min_length=1, description="Directory of the store.")
     flush: Literal["async", "sync"] = Field(
         "async",
@@ -279,6 +287,7 @@ class StorageSection(Section):
         description="How often disk use is measured and old segments are looked for: a second fills at "
         "most a few GB.",
     )
+    kv: KvSection = KvSection()
 
     @field_validator("disk_forced_percent", "disk_refuse_percent")
     @classmethod
@@ -472,8 +481,10 @@ class Config(BaseModel):
 
     def value_of(self, key: str) -> Any:
         """Return the value of ``section.key``, which must be a known key."""
-        section, _, name = key.partition(".")
-        return getattr(getattr(self, section), name)
+        value: Any = self
+        for name in key.split("."):
+            value = getattr(value, name)
+        return value
 
     def rpc_anonymous_allowed(self, section: Literal["registry", "broker"]) -> bool:
         """Return whether the RPC of a registry or broker admits connections without credentials.

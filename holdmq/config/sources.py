@@ -62,14 +62,17 @@ def load(
         path = Path(env[ENV_CONFIG])
     given = [*(_from_file(path) if path else ()), *_from_environ(env), *_from_sets(sets)]
     fields = _fields()
-    values: dict[str, dict[str, Any]] = {}
+    values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for item in given:
         field = fields.get(item.key)
         if field is None:
             raise ConfigError(f'unknown key "{item.key}" in {item.source}{_nearest(item.key, fields)}')
-        section, _, name = item.key.partition(".")
-        values.setdefault(section, {})[name] = _checked(item, field)
+        *sections, name = item.key.split(".")
+        within = values
+        for section in sections:
+            within = within.setdefault(section, {})
+        within[name] = _checked(item, field)
         sources[item.key] = item.source
     try:
         return Config.model_validate(values).with_sources(sources)
@@ -109,19 +112,31 @@ def table_reference() -> list[KeyInfo]:
 
 def env_name(key: str) -> str:
     """Return the environment variable of ``section.key``."""
-    section, _, name = key.partition(".")
-    return f"{ENV_PREFIX}{section.upper()}__{name.upper()}"
+    return ENV_PREFIX + key.upper().replace(".", "__")
 
 
 def _fields() -> dict[str, FieldInfo]:
+    """Every key → its field; those of a section within a section have two dots."""
     found: dict[str, FieldInfo] = {}
     for section, info in Config.model_fields.items():
-        model = info.annotation
-        if not (isinstance(model, type) and issubclass(model, Section)):
+        model = _section_of(info)
+        if model is None:
             raise TypeError(f"Config.{section} is no Section")
-        for name, field in model.model_fields.items():
-            found[f"{section}.{name}"] = field
+        found |= _fields_of(section, model)
     return found
+
+
+def _fields_of(section: str, model: type[Section]) -> dict[str, FieldInfo]:
+    found: dict[str, FieldInfo] = {}
+    for name, field in model.model_fields.items():
+        inner = _section_of(field)
+        found |= {f"{section}.{name}": field} if inner is None else _fields_of(f"{section}.{name}", inner)
+    return found
+
+
+def _section_of(field: FieldInfo) -> type[Section] | None:
+    model = field.annotation
+    return model if isinstance(model, type) and issubclass(model, Section) else None
 
 
 def _range_of(field: FieldInfo) -> str:
@@ -178,9 +193,24 @@ def _from_file(path: Path) -> list[_Given]:
             raise ConfigError(
                 f'unknown section "{section}" in {path}{_nearest(section, Config.model_fields)}'
             )
-        if not isinstance(content, dict):
-            raise ConfigError(f'"{section}" in {path} is a section: write [{section}] with its keys below')
-        found += [_Given(f"{section}.{name}", value, str(path), False) for name, value in content.items()]
+        model = _section_of(Config.model_fields[section])
+        assert model is not None  # else there were no fields
+        found += _from_section(section, model, content, path)
+    return found
+
+
+def _from_section(section: str, model: type[Section], content: Any, path: Path) -> list[_Given]:
+    if not isinstance(content, dict):
+        raise ConfigError(f'"{section}" in {path} is a section: write [{section}] with its keys below')
+    found = []
+    for name, value in content.items():
+        key = f"{section}.{name}"
+        field = model.model_fields.get(name)
+        inner = None if field is None else _section_of(field)
+        if inner is None:
+            found.append(_Given(key, value, str(path), False))
+        else:
+            found += _from_section(key, inner, value, path)
     return found
 
 
@@ -190,8 +220,8 @@ def _from_environ(environ: Mapping[str, str]) -> list[_Given]:
         # Names without "__" are not keys: Kubernetes sets HOLDMQ_PORT and HOLDMQ_SERVICE_HOST by itself.
         if not variable.startswith(ENV_PREFIX) or "__" not in variable:
             continue
-        section, _, name = variable.removeprefix(ENV_PREFIX).partition("__")
-        found.append(_Given(f"{section}.{name}".lower(), value, f"variable {variable}", True))
+        key = variable.removeprefix(ENV_PREFIX).replace("__", ".").lower()
+        found.append(_Given(key, value, f"variable {variable}", True))
     return found
 
 
