@@ -186,6 +186,13 @@ class AdmissionGate:
             session.connection.admitted(session.refuse(MqttError(ReasonCode.BANNED, sentence)))
         return False
 
+    def sent_elsewhere(self, otherwise: ReasonCode) -> ReasonCode:
+        """What a client is told by a gateway that drains: where to go, and for how long, or `otherwise`."""
+        if not self._section.server_reference:
+            return otherwise
+        # [MQTT-4.13]: a client keeps to the other server after 0x9D, and may come back after 0x9C.
+        return ReasonCode.SERVER_MOVED if self._section.drain_is_final else ReasonCode.USE_ANOTHER_SERVER
+
     def lift(self, principal: str | None) -> None:
         """Lift the bans of a principal, or all (None); its connects are counted anew."""
         self.bans.lift(principal)
@@ -219,10 +226,7 @@ class AdmissionGate:
     # Refusing
 
     def _refuse_draining(self, connection: GuardedConnection) -> None:
-        if self._section.server_reference:
-            self._refuse(connection, ReasonCode.USE_ANOTHER_SERVER, "this gateway shuts down")
-        else:
-            self._refuse(connection, ReasonCode.SERVER_BUSY, "this gateway shuts down")
+        self._refuse(connection, self.sent_elsewhere(ReasonCode.SERVER_BUSY), "this gateway shuts down")
 
     def _refuse_overloaded(self, connection: GuardedConnection) -> None:
         cause = self._overload.cause

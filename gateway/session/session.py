@@ -77,7 +77,8 @@ from holdmq.mqtt import (
 )
 from holdmq.mqtt.properties import NO_PROPERTIES
 
-USE_ANOTHER_SERVER: Final = int(ReasonCode.USE_ANOTHER_SERVER)
+_ELSEWHERE: Final = frozenset((int(ReasonCode.USE_ANOTHER_SERVER), int(ReasonCode.SERVER_MOVED)))
+"""Reasons with which a client is told where to go."""
 CONNECTING: Final = 0
 CONNECTED_STATE: Final = 1
 CLOSED: Final = 2
@@ -87,7 +88,7 @@ AUTHENTICATING: Final = 4
 REASON_CHARACTERS_MAX: Final = 256
 """Of a reason string: what a person reads in a log."""
 
-_CONNACK_ANSWERS_V3: Final = frozenset((0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8A, 0x97, 0x9C, 0x9F))
+_CONNACK_ANSWERS_V3: Final = frozenset((0x84, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8A, 0x97, 0x9C, 0x9D, 0x9F))
 """Refusals that a 3.x client is told; for malformed packets 3.1.1 asks to close without an answer."""
 
 
@@ -439,7 +440,7 @@ class Session(ReceiptOwner):
         [MQTT-3.1.2-29] allows a reason string here in any case; one that is too long for the client is left
         out [MQTT-3.2.2-19] [MQTT-3.14.2-3], and so is all for which it has no room [MQTT-3.1.2-24].
         """
-        elsewhere = self.context.limits.server_reference if packet.reason_code == USE_ANOTHER_SERVER else None
+        elsewhere = self.context.limits.server_reference if packet.reason_code in _ELSEWHERE else None
         packet.properties = Properties(
             reason_string=sentence[:REASON_CHARACTERS_MAX], server_reference=elsewhere
         )

@@ -95,9 +95,11 @@ class Draining:
             rate = max(DRAIN_RATE_MIN, int(len(self._connections) / max(0.1, self._section.drain_s / 2)))
         leaving: dict[ClientConnection, None] = {}
         staying = iter(list(self._connections))
-        credit = 0.0
-        while self._connections and self._now() < until:
-            credit = min(credit + rate * DRAIN_STEP_S, max(1.0, rate))
+        credit, counted_at = 0.0, self._now()
+        while self._connections and (now := self._now()) < until:
+            # By the clock: a step takes longer than DRAIN_STEP_S, and who is left after drain_s is cut off.
+            credit = min(credit + rate * (now - counted_at), max(1.0, rate))
+            counted_at = now
             while credit >= 1:
                 connection = next(staying, None)
                 if connection is None:
@@ -117,9 +119,7 @@ class Draining:
             await asyncio.sleep(DRAIN_STEP_S)
 
     def _close(self, connection: ClientConnection) -> None:
-        code = ReasonCode.SERVER_SHUTTING_DOWN
-        if self._section.server_reference:
-            code = ReasonCode.USE_ANOTHER_SERVER
+        code = self._gate.sent_elsewhere(ReasonCode.SERVER_SHUTTING_DOWN)
         connection.close(code, "draining", "this gateway shuts down")
 
 

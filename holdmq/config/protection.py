@@ -118,6 +118,11 @@ class ProtectionSettings(Section):
         description="Where MQTT 5 clients are sent when this gateway drains (0x9C, as host:port, several "
         "with spaces); empty = they are told 0x8B, and find a gateway as they found this one.",
     )
+    drain_is_final: bool = Field(
+        False,
+        description="Whether a gateway that has drained does not come back, as a pod does not: with "
+        "server_reference, MQTT 5 clients are then told to stay there (0x9D, not 0x9C).",
+    )
     shed_above: int = Field(
         0,
         ge=0,

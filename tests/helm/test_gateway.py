@@ -39,6 +39,8 @@ def test_a_full_pod_has_the_time_to_send_all_its_clients_away(
     assert section.drain_s >= away_s + flush_s
     assert section.drain_rate >= 1
     assert section.drain_rate * workers <= max(rate, workers)
+    # A pod that has drained is not seen again under its address.
+    assert section.drain_is_final
     # A worker ends by itself, and is killed by the gateway, before Kubernetes kills the pod.
     grace_s = pod["terminationGracePeriodSeconds"]
     assert grace_s >= delay + section.drain_s + 2 * KILL_AFTER_S

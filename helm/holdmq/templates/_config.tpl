@@ -154,6 +154,7 @@ gateway:
   {{- end }}
   {{- end }}
   server_reference: {{ .Values.gateway.drain.serverReference | quote }}
+  drain_is_final: true
   allow_anonymous: {{ $mqtt.allowAnonymous }}
   listeners:
     {{- if and $mqtt.tcp.enabled $mqtt.proxyProtocol.enabled }}

@@ -108,11 +108,14 @@ async def test_who_was_banned_elsewhere_is_not_let_in_here_either(start_worker: 
     await running.client("c1", MQTT_5)
 
 
-@pytest.mark.parametrize(("reference", "code"), [("", 0x89), ("other:1883", 0x9C)])
+@pytest.mark.parametrize(
+    ("reference", "is_final", "code"),
+    [("", False, 0x89), ("", True, 0x89), ("other:1883", False, 0x9C), ("other:1883", True, 0x9D)],
+)
 async def test_who_comes_while_a_worker_drains_is_sent_elsewhere(
-    start_worker: Start, reference: str, code: int
+    start_worker: Start, reference: str, is_final: bool, code: int
 ) -> None:
-    running = await start_worker(server_reference=reference)
+    running = await start_worker(server_reference=reference, drain_is_final=is_final)
     running.worker.gate.is_draining = True
     refused = await running.client("c1", MQTT_5, refused=True)
     assert refused.connack.reason_code == code

@@ -272,6 +272,20 @@ async def test_draining_acknowledges_what_is_on_its_way_and_says_goodbye(start_w
     await ending
 
 
+@pytest.mark.parametrize("is_final", [False, True])
+async def test_a_worker_that_drains_says_where_to_go_and_whether_for_good(
+    start_worker: Start, is_final: bool
+) -> None:
+    running = await start_worker(drain_s=60, server_reference="other:1883", drain_is_final=is_final)
+    client = await running.client("c1", MQTT_5)
+    ending = asyncio.get_running_loop().create_task(running.worker.draining.drain())
+    farewell = await client.next()
+    assert farewell.reason_code == (0x9D if is_final else 0x9C)
+    assert farewell.properties.server_reference == "other:1883"
+    await client.close()
+    await ending
+
+
 async def test_who_is_on_the_way_out_is_not_read_so_that_who_goes_on_sending_can_leave(
     start_worker: Start,
 ) -> None:
