@@ -208,6 +208,47 @@ def holdmq_broker(directory: Path, *sets: str) -> Iterator[BrokerProcess]:
         yield BrokerProcess(f"127.0.0.1:{ports['broker']}", f"127.0.0.1:{ports['registry']}", pids["broker"])
 
 
+class GatewayProcess:
+    """A gateway that runs: its MQTT address, its admin port's, and its process id."""
+
+    def __init__(self, child: _PeerProcess, address: str, admin: str) -> None:
+        self.pid = child.process.pid
+        self.address = address
+        self.admin = admin
+        self._process = child.process
+
+    def ask_to_end(self) -> None:
+        """Send it SIGTERM, as Kubernetes does when a pod is to end."""
+        self._process.terminate()
+
+    def exit_code(self, within_s: float) -> int | None:
+        """Its exit code; None = it runs still after so long."""
+        try:
+            return self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+@contextmanager
+def holdmq_gateway(directory: Path, registry: str, *sets: str) -> Iterator[GatewayProcess]:
+    """Run one more gateway with the settings `sets`, beside a registry that runs.
+
+    Raises StartupError when it does not come up; its log is in `directory`, which is made.
+    """
+    directory.mkdir()
+    port, admin = free_port(), free_port()
+    own = (
+        f"registry.port={registry.rpartition(':')[2]}",
+        f"gateway.port={port}",
+        f"gateway.admin_port={admin}",
+    )
+    flags = [part for setting in (*own, *sets) for part in ("--set", setting)]
+    command = [sys.executable, "-m", "holdmq.cli", "gateway", *flags]
+    with _process(command, directory / "gateway.log") as child:
+        _wait_for(port, [child])
+        yield GatewayProcess(child, f"127.0.0.1:{port}", f"127.0.0.1:{admin}")
+
+
 class StatsProcess:
     """A job that counts: its process id, the address of its admin port, and where its tables are."""
 

@@ -114,6 +114,33 @@ def test_a_storm_ends_as_the_page_says() -> None:
     assert found["wills_seen"] == 0
 
 
+def test_a_drain_ends_as_the_page_says() -> None:
+    program, *arguments = shlex.split(load_test_command("loadtest.bench.drain"))
+    assert program == "python"
+    for option, small in {"--clients": "80", "--drain-rate": "40"}.items():
+        arguments[arguments.index(option) + 1] = small
+    done = subprocess.run(
+        [sys.executable, *arguments, "--connections-max", "200", "--away-s", "0.5"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    found = json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1])
+    assert found["sent_away"]["clients"] == 80, done.stdout + done.stderr
+    assert found["gateway"]["exit_code"] == 0
+    assert [list(heard.items()) for heard in found["farewells"].values()] == [
+        *[[("closed by the server", 20)]] * 2,
+        *[[("DISCONNECT 0x9D", 20)]] * 2,
+    ]
+    assert sum(found["back"].values()) == 80
+    assert found["sessions_present"] == {
+        "3.1.1 with a session": 20, "3.1.1 without": 0, "5 with a session": 20, "5 without": 0
+    }  # fmt: skip
+    assert found["messages"]["served"] == 40
+    assert not found["lost"]
+
+
 def write_counts(path: Path, rows: list[tuple[dt.datetime, str, int, int]]) -> None:
     """Give the statistics job's table these counts: second, topic, messages, bytes."""
     columns = [*zip(*rows, strict=True), [0] * len(rows), [0] * len(rows)]
