@@ -11,18 +11,18 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from holdmq.errors import ConfigError, StartupError
 from holdmq.service.process import ENV_PARENT_PID, EXIT_FAILED, EXIT_USAGE
 
 POLL_INTERVAL_S: Final = 0.1
-"""Between two looks at a child's /readyz: a tenth of what a person notices."""
+"""Between two questions whether a child is ready: a tenth of what a person notices."""
 
 POLL_TIMEOUT_S: Final = 2.0
-"""For one answer of /readyz; a process that is busy starting may take a moment."""
+"""For one answer; a process that is busy starting may take a moment."""
 
 WAITING_NOTE_S: Final = 15.0
 """After this long the reason why a child is not ready is said, and again as often."""
@@ -41,19 +41,24 @@ OUTPUT_LIMIT_S: Final = 1.0
 """For the last lines of a child that has ended; what it left behind may hold its pipe for ever."""
 
 
+AskReady = Callable[[], Awaitable[tuple[bool, str]]]
+"""Asks a child once whether it is ready, and if not, why; OSError = it does not listen."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceCommand:
     """What to run, and how to know that it works.
 
     `essential`: the others make no sense without it, so a refusal to start ends everything.
-    `admin` is host and port of its admin server; `stop_limit_s` the time to drain before SIGKILL.
+    `stop_limit_s` is the time to drain before SIGKILL; `environ` are variables that only this child gets.
     """
 
     name: str
     argv: Sequence[str]
-    admin: tuple[str, int]
+    ask_ready: AskReady
     stop_limit_s: float
     essential: bool = True
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -101,7 +106,7 @@ class ServiceSupervisor:
             while not running.was_ready:
                 if self.stopping.is_set():
                     return False
-                running.was_ready, reason = await _readiness(running.child.admin)
+                running.was_ready, reason = await _readiness(running.child.ask_ready)
                 if running.was_ready:
                     break
                 if time.monotonic() - noted >= WAITING_NOTE_S:
@@ -173,7 +178,7 @@ class ServiceSupervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=inherited,
                 stderr=inherited,
-                env=self._environ,
+                env={**self._environ, **child.environ},
                 start_new_session=True,
             )
         except OSError as error:
@@ -228,24 +233,28 @@ def describe_exit(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-async def _readiness(admin: tuple[str, int]) -> tuple[bool, str]:
-    """Ask ``/readyz`` once; return whether it answered 200, and the reason when not."""
+async def ask_readyz(host: str, port: int) -> tuple[bool, str]:
+    """Ask ``/readyz`` of an admin server once; return whether it answered 200, and its text."""
+    reader, writer = await asyncio.open_connection(host, port)
     try:
-        async with asyncio.timeout(POLL_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(*admin)
-            try:
-                writer.write(b"GET /readyz HTTP/1.0\r\n\r\n")
-                answer = await reader.read(LINE_MAX_BYTES)
-                while more := await reader.read(LINE_MAX_BYTES):
-                    answer += more
-            finally:
-                writer.close()
-    except TimeoutError:
-        return False, f"/readyz does not answer within {POLL_TIMEOUT_S:g} s"
-    except OSError:
-        return False, "it does not listen yet"
+        writer.write(b"GET /readyz HTTP/1.0\r\n\r\n")
+        answer = await reader.read(LINE_MAX_BYTES)
+        while more := await reader.read(LINE_MAX_BYTES):
+            answer += more
+    finally:
+        writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")
     return b" 200 " in head.split(b"\r\n", 1)[0], body.decode(errors="replace").strip()
+
+
+async def _readiness(ask_ready: AskReady) -> tuple[bool, str]:
+    try:
+        async with asyncio.timeout(POLL_TIMEOUT_S):
+            return await ask_ready()
+    except TimeoutError:
+        return False, f"it does not answer within {POLL_TIMEOUT_S:g} s"
+    except OSError:
+        return False, "it does not listen yet"
 
 
 async def _either(event: asyncio.Event, timeout_s: float) -> None:

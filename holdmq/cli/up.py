@@ -1,4 +1,7 @@
-"""``holdmq up``: registry, broker, gateway, Spark job and console on one machine, supervised."""
+"""``holdmq up``: registry, broker, gateway, Spark job and console on one machine, supervised.
+
+For the key-value engine a Valkey, too, unless the configuration names one.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,20 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+from holdmq.cli import own_valkey
 from holdmq.cli.options import CommandGroup, Given, print_json
 from holdmq.cli.services import MODULES, AcceptBackup, backup_sets
-from holdmq.cli.supervisor import ServiceCommand, ServiceSupervisor
+from holdmq.cli.supervisor import ServiceCommand, ServiceSupervisor, ask_readyz
 from holdmq.cli.up_keys import give_keys
 from holdmq.config.model import Config
+from holdmq.config.sources import env_name
 from holdmq.errors import ConfigError, StartupError
 from holdmq.files.disk import RealDisk
 from holdmq.files.private_directory import make_private
@@ -34,10 +41,20 @@ LOCK: Final = "up.lock"
 _CORE: Final = ("registry", "broker", "gateway")
 """Without these no device's message moves; started in this order, each when the one before is ready."""
 
+KV_URL: Final = "storage.kv.url"
+
 _STOP_LIMIT_S: Final = 30.0
 """For a child to drain, beyond what its own drain key grants: a flush, a checkpoint, a Spark batch."""
 
-_COLORS: Final = {"registry": 36, "broker": 33, "gateway": 32, "stats": 35, "console": 34, "up": 1}
+_COLORS: Final = {
+    "registry": 36,
+    "broker": 33,
+    "gateway": 32,
+    "stats": 35,
+    "console": 34,
+    "valkey": 31,
+    "up": 1,
+}
 
 Data = Annotated[
     Path | None,
@@ -79,6 +96,9 @@ def up(given: Given, data: Data = None, without: Without = None, accept_backup: 
         if loaded.security.keys_file:
             own = give_keys(Path(loaded.security.keys_file), (root / "keys").absolute(), names)
         children = [_child(name, loaded, given.config_file, [*sets, *own.get(name, ())]) for name in names]
+        if loaded.storage.engine == "kv" and loaded.storage.kv.url is None:
+            children, url = _with_valkey(children, root / own_valkey.NAME, loaded, names)
+            loaded = given.configuration(*placed, f"{KV_URL}={url}")
         raise typer.Exit(asyncio.run(_run(children, loaded, given.as_json)))
 
 
@@ -211,8 +231,24 @@ def _child(name: str, config: Config, path: Path | None, sets: list[str]) -> Ser
     section: Any = getattr(config, name)
     limit = _STOP_LIMIT_S + float(getattr(section, "drain_s", 0))
     return ServiceCommand(
-        name, argv, (reachable(section.admin_bind), section.admin_port), limit, name in _CORE
+        name,
+        argv,
+        partial(ask_readyz, reachable(section.admin_bind), section.admin_port),
+        limit,
+        name in _CORE,
     )
+
+
+def _with_valkey(
+    children: list[ServiceCommand], directory: Path, config: Config, names: list[str]
+) -> tuple[list[ServiceCommand], str]:
+    """Return the children with a Valkey before them that the broker stores in, and its address."""
+    url = own_valkey.own_url(directory, {port for _, port in addresses(config, names).values()})
+    valkey = own_valkey.valkey_command(directory.absolute(), url, config.storage, _STOP_LIMIT_S)
+    # Not by --set: the command lines of processes are everybody's to see.
+    secret = {env_name(KV_URL): url}
+    told = [replace(child, environ=secret) if child.name == "broker" else child for child in children]
+    return [valkey, *told], url
 
 
 def reachable(bind: str) -> str:
@@ -284,6 +320,8 @@ def places(config: Config, names: list[str]) -> dict[str, str]:
     if "console" in names:
         where["console"] = f"http://{at('console')}"
     where |= {"registry": at("registry"), "broker": at("broker"), "data": config.storage.data_dir}
+    if config.storage.engine == "kv":
+        where["kv"] = ", ".join(f"{host}:{port}" for host, port in config.storage.kv.servers().hosts)
     return where
 
 
@@ -308,8 +346,8 @@ def _printer(human: bool) -> Any:
             sys.stderr.write(
                 f"\x1b[{_COLORS[name]}m{prefix}\x1b[0m {line}\n" if colored else f"{prefix} {line}\n"
             )
-        elif name == "up":
-            telemetry.get_logger().warning(line)
+        elif name in ("up", own_valkey.NAME):  # which write no JSON by themselves
+            telemetry.get_logger().warning(line if name == "up" else f"{name}: {line}")
         else:
             sys.stderr.write(f"{line}\n")
         sys.stderr.flush()

