@@ -35,6 +35,7 @@ SYSTEM: Final = (
     "holdmq/cli",
     "holdmq/client",
     "holdmq/service/test_process.py",
+    "storage/kv/test_valkey_servers.py",
     "storage/log/test_bounds.py",
     "storage/log/test_crashes.py",
     "storage/log/test_power_loss.py",
