@@ -37,6 +37,7 @@ _GROUPS: Final = (
     "ban",
     "config",
     "log",
+    "kv",
     "key",
     "cert",
 )

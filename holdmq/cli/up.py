@@ -321,7 +321,7 @@ def places(config: Config, names: list[str]) -> dict[str, str]:
         where["console"] = f"http://{at('console')}"
     where |= {"registry": at("registry"), "broker": at("broker"), "data": config.storage.data_dir}
     if config.storage.engine == "kv":
-        where["kv"] = ", ".join(f"{host}:{port}" for host, port in config.storage.kv.servers().hosts)
+        where["kv"] = config.storage.kv.servers().where
     return where
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
@@ -13,6 +14,10 @@ from holdmq.errors import ConfigError
 KV_PORT: Final = 6379
 """Port of a Redis or Valkey whose address names none."""
 
+_PLACE: Final = re.compile(
+    r"(?:(?P<name>[A-Za-z0-9_.-]+)|\[(?P<address>[0-9A-Fa-f:.]+)\])(?::(?P<port>\d{1,5}))?"
+)
+_TLS_SCHEMES: Final = ("rediss", "valkeys")
 _FORM: Final = "redis://user:password@host:6379,host2:6379/ (rediss:// for TLS)"
 
 
@@ -26,6 +31,11 @@ class KvServers(NamedTuple):
     password: str
     """Empty when none is to be sent."""
     tls: bool
+
+    @property
+    def where(self) -> str:
+        """The hosts, for people: without the password."""
+        return ", ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
 
 
 class KvSection(Section):
@@ -94,33 +104,32 @@ class KvSection(Section):
         """Return where the servers are; raises ConfigError when `url` is unset."""
         if self.url is None:
             raise ConfigError(
-                'storage.engine is "kv", and storage.kv.url does not say where its servers are: set it, as '
-                f"{_FORM}; only holdmq up starts a server of its own"
+                f"storage.kv.url does not say where the servers are: set it, as {_FORM}; the address of a "
+                "server that holdmq up started is in its data directory, in valkey/url"
             )
         return kv_servers(self.url.get_secret_value())
 
 
 def kv_servers(url: str) -> KvServers:
     """Return what `url` says; raises ValueError with a sentence that does not repeat it, for the password."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("redis", "rediss") or not parts.netloc:
+    # By hand: urlsplit knows one host.
+    scheme, colon, rest = url.partition("://")
+    authority, _, path = rest.partition("/")
+    if scheme not in ("redis", "valkey", *_TLS_SCHEMES) or not colon:
         raise ValueError(f"it is no address of the form {_FORM}")
-    if parts.path not in ("", "/", "/0") or parts.query or parts.fragment:
+    if path not in ("", "0"):
         raise ValueError("nothing but a slash follows the hosts: a cluster has one database, number 0")
-    credentials, _, places = parts.netloc.rpartition("@")
+    credentials, _, places = authority.rpartition("@")
     user, _, password = credentials.partition(":")
-    hosts = tuple(_host_and_port(place) for place in places.split(","))
-    return KvServers(hosts, unquote(user), unquote(password), parts.scheme == "rediss")
+    hosts = tuple(map(_host_and_port, places.split(",")))
+    return KvServers(hosts, unquote(user), unquote(password), scheme in _TLS_SCHEMES)
 
 
 def _host_and_port(place: str) -> tuple[str, int]:
-    host, colon, port = place.rpartition(":")
-    if not colon or place.endswith("]"):
-        host, port = place, str(KV_PORT)
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    if not host or (":" in host) is not bracketed or not (port.isascii() and port.isdigit()):
-        raise ValueError("a host is no host:port, or an IPv6 address without [ ]")
-    if not 0 < int(port) < 65_536:
+    found = _PLACE.fullmatch(place)
+    if found is None:
+        raise ValueError("a host is no host:port; an IPv6 address is written in [ ]")
+    port = int(found["port"] or KV_PORT)
+    if not 0 < port < 65_536:
         raise ValueError(f"port {port} is none: 1 to 65535")
-    return host, int(port)
+    return found["name"] or found["address"], port

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import pytest
 from command_line import Cli, run_here, run_process
+from valkey_servers import new_valkey
+
+__all__ = ["new_valkey"]
 
 
 @pytest.fixture

@@ -22,8 +22,10 @@ from typing import Any, Final
 import pytest
 import typer.main
 from command_line import WIDTH, run_here
+from kv_shards import add_to_shards, write_shard
 from mqtt_client import MqttClient
 from processes import Stack, free_port, running_stack, wait_until
+from valkey_servers import ValkeyServer
 
 from holdmq.cli.app import command_line
 from holdmq.client import Consumer, DeadLetters, Message, Producer
@@ -236,13 +238,19 @@ NEEDS: Final[dict[str, Callable[[World], None]]] = {
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     directory = tmp_path_factory.mktemp("examples")
     before = Path.cwd()
+    valkey = ValkeyServer(directory / "valkey")
     with running_stack(directory, **{"gateway.workers": 1}) as stack:
         os.chdir(directory)
         try:
             (directory / "holdmq.toml").write_text(
                 f"[registry]\nport = {stack.registry_port}\n[gateway]\nport = {stack.mqtt_port}\n"
                 f"admin_port = {stack.admin_ports['gateway']}\n"
+                f'[storage.kv]\nurl = "{valkey.url}"\n'
             )
+            valkey.start()
+            with valkey.client() as client:
+                write_shard(client)
+                add_to_shards(client)
             os.environ["HOLDMQ_CONFIG"] = str(directory / "holdmq.toml")
             made = World(stack)
             made.do("holdmq topic create devices --queues 4")
@@ -255,6 +263,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             yield made
         finally:
             MqttClient.close_all()
+            valkey.end()
             os.environ.pop("HOLDMQ_CONFIG", None)
             os.chdir(before)
 

@@ -21,6 +21,13 @@ from holdmq.errors import ConfigError
 )
 def test_an_address_names_servers_credentials_and_tls(url: str, servers: KvServers) -> None:
     assert kv_servers(url) == servers
+    for ours, theirs in (("redis", "valkey"), ("rediss", "valkeys")):
+        if url.startswith(f"{ours}:"):
+            assert kv_servers(url.replace(ours, theirs, 1)) == servers
+
+
+def test_where_the_servers_are_is_told_without_the_password() -> None:
+    assert kv_servers("redis://u:hush@a:1,[::1]:2/").where == "a:1, [::1]:2"
 
 
 @pytest.mark.parametrize(

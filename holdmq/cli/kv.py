@@ -1,0 +1,190 @@
+"""``holdmq kv check | stat``: what the key-value engine has in its servers; brokers may run meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from holdmq.cli.options import CommandGroup, Given, print_json
+from holdmq.cli.plain_table import PlainTable
+from holdmq.cli.shown import say
+from holdmq.errors import StartupError, StorageError
+from holdmq.service.process import EXIT_FAILED
+
+if TYPE_CHECKING:
+    from holdmq.cli.kv_nodes import KvNode, KvNodes
+    from holdmq.cli.kv_shard import ShardFacts, TopicUse
+
+app = CommandGroup(
+    "The servers of the key-value engine: whether a shard contradicts itself, and what it takes.",
+    "holdmq kv check",
+)
+
+
+@app.add("check", example="holdmq kv check --set storage.kv.prefix=holdmq")
+def check(given: Given) -> None:
+    """Compare what the servers have of each shard; say what does not agree. Exit code 1 when anything."""
+    settings = given.configuration().storage.kv
+    with _opened(given) as nodes:
+        from holdmq.cli.kv_shard import findings_in
+
+        shards = _shards(nodes, settings.prefix)
+        found = [finding for facts, _ in shards for finding in findings_in(facts)]
+    if given.as_json:
+        print_json(
+            {
+                "ok": not found,
+                "prefix": settings.prefix,
+                "shards": [_check_fields(facts, node, nodes) for facts, node in shards],
+                "findings": [finding._asdict() for finding in found],
+            }
+        )
+    else:
+        _say_checked(shards)
+        for finding in found:
+            say(f"{finding.key} {finding.what}")
+        queues = sum(len(facts.queues) for facts, _ in shards)
+        sums = f"{len(shards)} shards, {queues} queues"
+        say(f"{sums}: {len(found)} findings" if found else f"{sums}: all agrees")
+    if found:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.add("stat", example="holdmq kv stat --json")
+def stat(given: Given) -> None:
+    """Count what each shard and topic has, and how slots, keys and memory are shared out over the servers."""
+    settings = given.configuration().storage.kv
+    with _opened(given) as nodes:
+        from holdmq.cli.kv_shard import memory_of, topics_in
+
+        rows = [
+            (facts, node, topics_in(node.client, facts), memory_of(node.client, facts.tag))
+            for facts, node in _shards(nodes, settings.prefix)
+        ]
+        of_node = {
+            node.name: [facts.name for facts, home, *_ in rows if home.name == node.name]
+            for node in nodes.nodes
+        }
+        servers = [_node_fields(node, of_node[node.name]) for node in nodes.nodes]
+    if given.as_json:
+        shards = [
+            {
+                **_place_fields(facts, node, nodes),
+                "records": sum(topic.records for topic in topics),
+                "batches": facts.log_batches,
+                "bytes": facts.number("end") - facts.number("first"),
+                "memory_bytes": memory,
+                "topics": [_topic_fields(topic) for topic in topics],
+            }
+            for facts, node, topics, memory in rows
+        ]
+        print_json({"prefix": settings.prefix, "nodes": servers, "shards": shards})
+        return
+    for facts, node, topics, memory in rows:
+        size = facts.number("end") - facts.number("first")
+        say(f"shard {facts.name}, at {node.name}: {facts.log_batches} batches, {size} bytes")
+        table = PlainTable("topic", "queues", "messages", "batches", "bytes")
+        for topic in topics:
+            about = "" if topic.is_exact else "~"
+            counts = (topic.queues, topic.records, topic.batches, f"{about}{topic.bytes}")
+            table.add_row(topic.topic, *map(str, counts))
+        Console().print(table)
+        takes = ", ".join(f"{kind} {taken}" for kind, taken in memory.items() if taken)
+        say(f"memory in bytes: {takes}")
+        say("")
+    table = PlainTable("server", "slots", "keys", "memory", "of at most", "shards")
+    for row in servers:
+        most = row["memory_max_bytes"] or "no limit"
+        names = ", ".join(row["shards"])
+        cells = (row["node"], row["slots"], row["keys"], row["memory_bytes"], most, names)
+        table.add_row(*map(str, cells))
+    Console().print(table)
+
+
+@contextmanager
+def _opened(given: Given) -> Iterator[KvNodes]:
+    try:
+        from holdmq.cli.kv_nodes import connected
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            f"holdmq kv needs the package {error.name}; install it: pip install 'holdmq[kv]'"
+        ) from error
+    with connected(given.configuration().storage.kv) as nodes:
+        yield nodes
+
+
+def _shards(nodes: KvNodes, prefix: str) -> list[tuple[ShardFacts, KvNode]]:
+    from holdmq.cli.kv_shard import read_shard, shard_names, tag_of
+
+    key = f"{prefix}:shards"
+    names = shard_names(nodes.node_of(key).client, prefix)
+    if not names:
+        raise StorageError(
+            "there is no shard", operation="use", path=key,
+            hint="brokers with storage.engine = kv make them, below storage.kv.prefix: is it theirs?",
+        )  # fmt: skip
+    found = []
+    for name in names:
+        node = nodes.node_of(tag_of(prefix, name))
+        found.append((read_shard(node.client, tag_of(prefix, name), name), node))
+    return found
+
+
+def _place_fields(facts: ShardFacts, node: KvNode, nodes: KvNodes) -> dict[str, Any]:
+    return {
+        "name": facts.name,
+        "node": node.name,
+        "slot": nodes.slot_of(facts.tag) if nodes.is_cluster else None,
+    }
+
+
+def _check_fields(facts: ShardFacts, node: KvNode, nodes: KvNodes) -> dict[str, Any]:
+    return {
+        **_place_fields(facts, node, nodes),
+        "format": facts.number("format"),
+        "owner": facts.state.get("owner", ""),
+        "term": facts.number("term"),
+        "lease_left_ms": facts.lease_left_ms,
+        "epoch": facts.epoch,
+        "first": facts.number("first"),
+        "end": facts.number("end"),
+        "lost": facts.number("lost"),
+        "queues": len(facts.queues),
+    }
+
+
+def _say_checked(shards: list[tuple[ShardFacts, KvNode]]) -> None:
+    table = PlainTable("shard", "server", "owner", "lease", "term", "epoch", "first", "end", "lost", "queues")
+    for facts, node in shards:
+        lease = f"{facts.lease_left_ms / 1000:.1f} s" if facts.lease_left_ms else "none"
+        counts = (facts.number("term"), facts.epoch, facts.number("first"), facts.number("end"))
+        more = (facts.number("lost"), len(facts.queues))
+        table.add_row(facts.name, node.name, facts.state.get("owner", ""), lease, *map(str, (*counts, *more)))
+    Console().print(table)
+
+
+def _topic_fields(use: TopicUse) -> dict[str, Any]:
+    return {
+        "topic": use.topic,
+        "queues": use.queues,
+        "records": use.records,
+        "batches": use.batches,
+        "bytes": use.bytes,
+        "bytes_exact": use.is_exact,
+    }
+
+
+def _node_fields(node: KvNode, shards: list[str]) -> dict[str, Any]:
+    memory = node.client.info("memory")
+    return {
+        "node": node.name,
+        "slots": node.slots,
+        "keys": node.client.dbsize(),
+        "memory_bytes": memory["used_memory"],
+        "memory_max_bytes": memory.get("maxmemory", 0),
+        "shards": shards,
+    }

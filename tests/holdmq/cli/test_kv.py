@@ -1,0 +1,205 @@
+"""`holdmq kv` against real servers: one, and the masters of a cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run_here
+from kv_shards import add_to_shards, write_shard
+from redis import Redis
+from valkey_servers import ValkeyServer, running_cluster, slot_of
+
+from holdmq.cli.kv_shard import RUN, RUNS_READ, tag_of
+
+TAG = tag_of("holdmq", "broker-0")
+
+
+@pytest.fixture(scope="module")
+def of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(tmp_path_factory.mktemp("valkey"))
+    server.start()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def server(of_module: ValkeyServer) -> ValkeyServer:
+    """One server with a shard as it should be."""
+    of_module.command("FLUSHALL")
+    with of_module.client() as client:
+        write_shard(client)
+        add_to_shards(client)
+    return of_module
+
+
+def kv(server: Any, *arguments: str, code: int = 0) -> str:
+    """The output of a command that ends with `code`; what it says when it fails."""
+    done = run_here("kv", *arguments, HOLDMQ_STORAGE__KV__URL=server.url)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return done.stdout + done.stderr
+
+
+def findings(server: ValkeyServer) -> list[tuple[str, str]]:
+    answer = json.loads(kv(server, "check", "--json", code=1))
+    assert answer["ok"] is False
+    return [(one["key"].removeprefix(f"{TAG}:"), one["what"]) for one in answer["findings"]]
+
+
+def test_a_shard_that_is_as_it_should_be_is_said_to_be(server: ValkeyServer) -> None:
+    assert "1 shards, 2 queues: all agrees" in kv(server, "check")
+    answer = json.loads(kv(server, "check", "--json"))
+    assert (answer["ok"], answer["findings"]) == (True, [])
+    (shard,) = answer["shards"]
+    left = shard.pop("lease_left_ms")
+    assert 0 < left <= 9000
+    assert shard == {
+        "name": "broker-0", "node": f"127.0.0.1:{server.port}", "slot": None, "format": 1,
+        "owner": "host:1234", "term": 2, "epoch": 2, "first": 0, "end": 5000, "lost": 0, "queues": 2,
+    }  # fmt: skip
+
+
+def test_what_retention_took_and_queues_that_are_empty_are_no_findings(server: ValkeyServer) -> None:
+    with server.client() as client:
+        client.xtrim(f"{TAG}:l", minid="0-3001", approximate=False)
+        client.hset(f"{TAG}:s", "first", 3000)
+        client.xtrim(f"{TAG}:q:devices/0", minid="0-19", approximate=False)
+        client.hset(f"{TAG}:g", "devices/0", 18)
+        client.xtrim(f"{TAG}:q:orders/1", minid="0-31", approximate=False)
+        client.hset(f"{TAG}:g", "orders/1", 30)
+        client.hset(f"{TAG}:b", "new/0", 0)
+    kv(server, "check")
+
+
+def test_a_lease_that_has_ended_is_no_lease(server: ValkeyServer) -> None:
+    with server.client() as client:
+        client.hset(f"{TAG}:s", "lease_ms", 1)
+    assert json.loads(kv(server, "check", "--json"))["shards"][0]["lease_left_ms"] == 0
+    assert "none" in kv(server, "check")
+
+
+BROKEN: list[tuple[Callable[[Redis], object], str, str]] = [
+    (lambda c: c.delete(f"{TAG}:s"), "s", "is missing"),
+    (lambda c: c.hdel(f"{TAG}:s", "store_ms"), "s", "has no number as its store_ms: None"),
+    (lambda c: c.hset(f"{TAG}:s", "format", 2), "s", "is of format 2; this version reads 1"),
+    (lambda c: c.hset(f"{TAG}:s", "end", 4500), "l", "has 5000 as its last id, and the log ends at 4500"),
+    (lambda c: c.delete(f"{TAG}:l"), "l", "has 0 as its last id, and the log ends at 5000"),
+    (
+        lambda c: c.xtrim(f"{TAG}:l", minid="0-1001", approximate=False),
+        "l",
+        "begins at 1000, and the log's first position is 0",
+    ),
+    (lambda c: c.set(f"{TAG}:e", "{"), "e", "is no JSON"),
+    (lambda c: c.set(f"{TAG}:e", '{"epochs": [[2, 0], [1, 5]]}'), "e", "has no list of rising epochs"),
+    (lambda c: c.set(f"{TAG}:e", '{"epochs": [[2, 5001]]}'), "e", "behind the log's end 5000"),
+    (lambda c: c.hset(f"{TAG}:b", "devices/0", 27), "q:devices/0", "has 30 as its last id, and the queue's"),
+    (lambda c: c.delete(f"{TAG}:q:orders/1"), "q:orders/1", "is missing, and the queue's next offset is 30"),
+    (lambda c: c.hdel(f"{TAG}:b", "orders/1"), "q:orders/1", "is a stream up to 30 of a queue that is not"),
+    (lambda c: c.hset(f"{TAG}:g", "gone/1", 3), "q:gone/1", "has a first offset, 3, and no next one"),
+    (lambda c: c.hset(f"{TAG}:g", "devices/0", 31), "q:devices/0", "is kept from 31 on, and its next offset"),
+    (lambda c: c.xdel(f"{TAG}:q:devices/0", "0-3"), "q:devices/0", "begins at 3, and is kept from 0 on"),
+    (lambda c: c.hset(f"{TAG}:T:settings", "b", "2"), "T:settings", "has 2 rows, and 1 keys are in their"),
+    (lambda c: c.zrem(f"{TAG}:t", "0"), "w", "has 1 delayed messages, and 0 have a due time"),
+]
+
+
+@pytest.mark.parametrize(("damage", "key", "what"), BROKEN, ids=[f"{key} {what}" for _, key, what in BROKEN])
+def test_what_does_not_agree_is_found(
+    server: ValkeyServer, damage: Callable[[Redis], object], key: str, what: str
+) -> None:
+    with server.client() as client:
+        damage(client)
+    assert any(where == key and what in said for where, said in findings(server)), findings(server)
+    said = kv(server, "check", code=1)
+    assert f"{TAG}:{key} " in said
+    assert "findings" in said
+
+
+def test_without_a_shard_the_prefix_is_doubted(server: ValkeyServer) -> None:
+    said = kv(server, "check", "--set", "storage.kv.prefix=other", code=1)
+    assert said.startswith("error: use of other:shards failed: there is no shard; ")
+
+
+def test_a_server_that_is_away_or_refuses_is_one_sentence(
+    new_valkey: Callable[..., ValkeyServer],
+) -> None:
+    closed = new_valkey()
+    closed.configure("requirepass", "hush")
+    said = kv(closed, "stat", code=1)
+    assert "storage.kv.url has user and password" in said
+    wrong = run_here("kv", "stat", HOLDMQ_STORAGE__KV__URL=closed.url.replace("//", "//:wrongly@"))
+    assert wrong.returncode == 1
+    assert "wrongly" not in wrong.stderr
+    right = run_here("kv", "check", HOLDMQ_STORAGE__KV__URL=closed.url.replace("//", "//:hush@"))
+    assert "there is no shard" in right.stderr
+    closed.end()
+    said = kv(closed, "check", code=1)
+    assert f"use of 127.0.0.1:{closed.port} failed: " in said
+    assert said.endswith("is the server up, and does storage.kv.url name it?\n")
+
+
+def test_without_an_address_people_are_told_where_it_is() -> None:
+    done = run_here("kv", "check")
+    assert done.returncode == 2
+    assert "storage.kv.url does not say where the servers are" in done.stderr
+
+
+def test_a_seed_that_is_away_is_passed_over(server: ValkeyServer, tmp_path: Path) -> None:
+    away = ValkeyServer(tmp_path)
+    done = run_here("kv", "check", HOLDMQ_STORAGE__KV__URL=f"{away.url},127.0.0.1:{server.port}/")
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_topics_have_is_counted(server: ValkeyServer) -> None:
+    answer = json.loads(kv(server, "stat", "--json"))
+    assert answer["prefix"] == "holdmq"
+    (shard,) = answer["shards"]
+    assert (shard["records"], shard["batches"], shard["bytes"]) == (60, 10, 5000)
+    row = {"queues": 1, "records": 30, "batches": 10, "bytes": 2500, "bytes_exact": True}
+    assert shard["topics"] == [{"topic": "devices", **row}, {"topic": "orders", **row}]
+    memory = shard["memory_bytes"]
+    assert memory["others"] == 0
+    assert all(memory[kind] > 0 for kind in ("log", "queues", "timers", "tables", "keys", "state"))
+    (node,) = answer["nodes"]
+    assert (node["slots"], node["shards"]) == (16384, ["broker-0"])
+    assert node["keys"] == server.command("DBSIZE")
+    assert node["memory_bytes"] > memory["log"]
+    said = kv(server, "stat")
+    assert f"shard broker-0, at 127.0.0.1:{server.port}: 10 batches, 5000 bytes" in said
+    assert "16384" in said
+
+
+def test_bytes_of_a_long_queue_are_about_right(server: ValkeyServer) -> None:
+    with server.client() as client:
+        for i in range(RUNS_READ + 20):
+            run = RUN.pack(0, 0, 100 if i < 20 else 200, 2)
+            client.xadd(f"{TAG}:q:long/0", {"p": run}, id=f"0-{2 * (i + 1)}")
+        client.hset(f"{TAG}:b", "long/0", 2 * (RUNS_READ + 20))
+    (shard,) = json.loads(kv(server, "stat", "--json"))["shards"]
+    (long,) = (row for row in shard["topics"] if row["topic"] == "long")
+    assert (long["bytes_exact"], long["bytes"]) == (False, 200 * (RUNS_READ + 20))
+    assert "~24000" in kv(server, "stat")
+
+
+def test_in_a_cluster_each_shard_is_asked_of_its_master(tmp_path: Path) -> None:
+    names = [f"broker-{i}" for i in range(6)]
+    with running_cluster(tmp_path) as cluster:
+        homes = {name: cluster.master_of(tag_of("holdmq", name)) for name in names}
+        assert len({home.port for home in homes.values()}) > 1
+        for name, home in homes.items():
+            with home.client() as client:
+                write_shard(client, name=name)
+            with cluster.master_of("holdmq:shards").client() as client:
+                add_to_shards(client, name=name)
+        shards = json.loads(kv(cluster, "check", "--json"))["shards"]
+        assert {shard["name"]: shard["node"] for shard in shards} == {
+            name: f"127.0.0.1:{home.port}" for name, home in homes.items()
+        }
+        assert [shard["slot"] for shard in shards] == [slot_of(tag_of("holdmq", name)) for name in names]
+        nodes = json.loads(kv(cluster, "stat", "--json"))["nodes"]
+        assert sum(node["slots"] for node in nodes) == 16384
+        assert sorted(name for node in nodes for name in node["shards"]) == names
+        assert all("broker" in kv(cluster, command) for command in ("check", "stat"))
