@@ -110,13 +110,14 @@ class ConsoleServices(NamedTuple):
 
 
 @contextmanager
-def holdmq_console(directory: Path, *more: str) -> Iterator[ConsoleServices]:
-    """Run registry, broker, gateway and console with the settings `more` (KEY=VALUE).
+def holdmq_console(directory: Path, *more: str, brokers: int = 1) -> Iterator[ConsoleServices]:
+    """Run registry, brokers, gateway and console with the settings `more` (KEY=VALUE).
 
     Raises StartupError when one of them does not come up; its log is in `directory`.
     """
     own = (f"console.data_dir={directory / 'console'}", f"stats.data_dir={directory / 'stats'}")
-    names = ("registry", "broker", "gateway", "console")
+    others = [f"broker-{number}" for number in range(1, brokers)]
+    names = ("registry", "broker", *others, "gateway", "console")
     with _services(directory, names, (*own, *more)) as (ports, _):
         yield ConsoleServices(*(f"127.0.0.1:{ports[name]}" for name in ("gateway", "registry", "console")))
 
@@ -307,16 +308,20 @@ def holdmq_stats(directory: Path, registry: str, *sets: str) -> Iterator[StatsPr
 def _services(
     directory: Path, names: Sequence[str], more: Sequence[str]
 ) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
-    """Run services one after the other; yields their ports and their process ids."""
+    """Run services one after the other; yields their ports and process ids. broker-1, … are more brokers."""
     ports = {name: free_port() for name in names}
-    sets = [f"{name}.port={port}" for name, port in ports.items()]
-    sets += [f"{name}.admin_port=0" for name in names]
+    kinds = {name: name.partition("-")[0] for name in names}
+    sets = [f"{name}.port={port}" for name, port in ports.items() if name == kinds[name]]
+    sets += [f"{name}.admin_port=0" for name in names if name == kinds[name]]
     sets += [f"registry.data_dir={directory / 'registry'}", f"storage.data_dir={directory / 'store'}", *more]
     flags = [part for setting in sets for part in ("--set", setting)]
     with ExitStack() as stack:
         children: dict[str, _PeerProcess] = {}
         for name, port in ports.items():
-            command = [sys.executable, "-m", "holdmq.cli", name, *flags]
+            command = [sys.executable, "-m", "holdmq.cli", kinds[name], *flags]
+            if name != kinds[name]:
+                own = (f"broker.name={name}", f"broker.port={port}", f"storage.data_dir={directory / name}")
+                command += [part for setting in own for part in ("--set", setting)]
             children[name] = stack.enter_context(_process(command, directory / f"{name}.log"))
             _wait_for(port, list(children.values()))
         yield ports, {name: child.process.pid for name, child in children.items()}

@@ -1,4 +1,4 @@
-"""What is asked of a broker as a whole: HELLO, HEARTBEAT, topics with their traffic, status, connections."""
+"""What is asked of a broker as a whole: HELLO, HEARTBEAT, bounds, status, connections."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from broker.app.subscribers import SHOWN_MAX, Subscriptions
-from broker.kernel.core.windows import TRAFFIC
 from broker.kernel.request_family import RequestFamily
-from broker.kernel.statistics import Statistics
 from broker.topics.core.table import TopicTable
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
@@ -27,9 +25,6 @@ from holdmq.wire.headers import (
     QueueBounds,
     QueueBoundsRequest,
     QueueBoundsResponse,
-    TopicListRequest,
-    TopicListResponse,
-    TopicStats,
 )
 from storage.api.store import OrderedStore
 
@@ -55,7 +50,6 @@ class BrokerCalls(RequestFamily):
         identity: Identity,
         store: OrderedStore,
         topics: TopicTable,
-        statistics: Statistics,
         connections: Mapping[Connection, HelloRequest | None],
         *,
         numbers: Callable[[], Mapping[str, int | float]],
@@ -65,7 +59,6 @@ class BrokerCalls(RequestFamily):
         self._identity = identity
         self._store = store
         self._topics = topics
-        self._statistics = statistics
         self._connections = connections
         self._numbers = numbers
         self._gateway_heard = gateway_heard
@@ -75,7 +68,6 @@ class BrokerCalls(RequestFamily):
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {
             RequestCode.HEARTBEAT: self._heartbeat,
-            RequestCode.TOPIC_LIST: self._list_topics,
             RequestCode.QUEUE_BOUNDS: self._queue_bounds,
             RequestCode.BROKER_STATUS: self._status,
             RequestCode.CONNECTION_LIST: self._list_connections,
@@ -107,20 +99,6 @@ class BrokerCalls(RequestFamily):
             k: v for k, v in state.items() if isinstance(v, (int, float, str))
         }
         request.reply(Empty())
-
-    def _list_topics(self, request: Request) -> None:
-        include_system = request.header(TopicListRequest).include_system
-        topics = self._topics.rows(include_system)
-        totals = self._statistics.topic_totals(row.topic for row in topics)
-        stats = []
-        for row in topics:
-            stored = 0
-            for queue_id in range(row.read_queues):
-                first, end = self._store.bounds(row.topic, queue_id)
-                stored += end - first
-            traffic = totals[row.topic][:TRAFFIC]
-            stats.append(TopicStats._make([row.topic, *traffic, stored]))
-        request.reply(TopicListResponse(topics, stats))
 
     def _queue_bounds(self, request: Request) -> None:
         bounds = []

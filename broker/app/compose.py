@@ -20,6 +20,7 @@ from broker.app.calls import BrokerCalls, Identity
 from broker.app.order_refusals import refusals
 from broker.app.progress import Progress
 from broker.app.subscribers import subscriptions
+from broker.app.topic_lists import TopicLists
 from broker.groups.core.settings import GroupTable
 from broker.groups.requests import Groups
 from broker.groups.settings import GroupSettings
@@ -161,7 +162,6 @@ class Broker:
             identity,
             store,
             table,
-            self.statistics,
             connections,
             numbers=self.numbers,
             gateway_heard=self.sessions.heard,
@@ -170,10 +170,10 @@ class Broker:
         self._progress = Progress(store, self.groups, self.shared)
 
         self._families: list[RequestFamily] = [
-            calls, self.produce, self.producers, self.pull, topics, self.moves, self.dead_letters,
-            ColumnPulls(store, table, self.statistics), self.tables, Queries(store, table), self.sessions,
-            self.retained, self.groups, self.groups.offsets, self.shared, self.statistics_calls,
-            self.alarms,
+            calls, TopicLists(store, table, self.statistics), self.produce, self.producers, self.pull,
+            topics, self.moves, self.dead_letters, ColumnPulls(store, table, self.statistics), self.tables,
+            Queries(store, table), self.sessions, self.retained, self.groups, self.groups.offsets,
+            self.shared, self.statistics_calls, self.alarms,
         ]  # fmt: skip
         self._families += [family for family in (self.reads, self.share) if family is not None]
         routes: dict[RequestCode, OnRequest] = {}

@@ -29,7 +29,8 @@ from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.retry.core.moves import RetryPolicy
 from broker.topics.core.table import TopicTable
 from holdmq.config.model import BrokerSection
-from holdmq.errors import Code, HoldMQError, RemoteError
+from holdmq.errors import Code, HoldMQError, RemoteError, WireError
+from holdmq.names.search import names_found
 from holdmq.names.topics import TEMPORARY_SUFFIX
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
@@ -38,6 +39,7 @@ from holdmq.wire.group_headers import (
     CLUSTERING,
     SHARED,
     GroupJoinRequest,
+    GroupListRequest,
     GroupListResponse,
     GroupMembersResponse,
     GroupPauseRequest,
@@ -61,6 +63,8 @@ QUEUES_MAX: Final = 16_384
 """Queues of one QUEUE_LEASE or QUEUE_RELEASE: what a PULL may name, too."""
 MEMBER_EXPIRY_S: Final = 60.0
 """Silence after which a member is none: three times the interval at which clients repeat their join."""
+GROUP_COLUMNS: Final = ("", "group", "mode", "members")
+"""What GROUP_LIST is asked for instead of whole rows ("")."""
 STALL_S: Final = 1.0
 """A timer that is later than this was held up by this process, not by its members."""
 
@@ -519,11 +523,23 @@ class Groups(RequestFamily):
 
     def list_groups(self, request: Request) -> None:
         """Answer GROUP_LIST with the settings of groups."""
+        asked = request.header(GroupListRequest)
+        if asked.column not in GROUP_COLUMNS:
+            raise WireError(f"column: one of {', '.join(GROUP_COLUMNS[1:])}", Code.MISSING_FIELD)
         groups = dict(self.settings.table.groups)
         for name in (*self.members.groups(), *self._shared.groups()):
             if name not in groups:
                 groups[name] = self.require(name)
-        request.reply(GroupListResponse([groups[name].row(self._count(name)) for name in sorted(groups)]))
+        found = names_found(groups, asked.names, asked.search)
+        if not asked.column:
+            request.reply(GroupListResponse([groups[name].row(self._count(name)) for name in found]))
+            return
+        values: list[int | str] = list(found)
+        if asked.column == "mode":
+            values = [groups[name].mode for name in found]
+        elif asked.column == "members":
+            values = [self._count(name) for name in found]
+        request.reply(GroupListResponse([], found, values))
 
     def update(self, request: Request) -> None:
         """GROUP_UPDATE: answered when it is durable."""

@@ -123,6 +123,14 @@ class Statistics:
                 totals[topic] = [*map(add, totals[topic], _values(counts))]
         return totals
 
+    def topic_column(self, topics: Collection[str], column: int) -> list[int]:
+        """One of these counts for each topic: `topic_totals` of many, for a hundredth of its time."""
+        totals = dict(zip(topics, self.topics.totals(topics, column), strict=True))
+        for (topic, _), counts in chain(self._by_queue.items(), self._late_queues.items()):
+            if topic in totals:
+                totals[topic] += _values(counts)[column]
+        return list(totals.values())
+
     def forget_topic(self, topic: str, queues: int) -> None:
         """A topic is gone, which had as many queues as this."""
         self.topics.forget(topic)

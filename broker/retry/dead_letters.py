@@ -200,10 +200,16 @@ class DeadLetterRequests(RequestFamily):
         """DLQ_LIST: groups with dead letters, or one group."""
         wanted = request.header(DlqListRequest).group
         found: list[DeadLetterRow] = []
-        for row in self._topics.table.rows():
-            group = row.topic.removeprefix(DLQ_PREFIX)
-            if not row.topic.startswith(DLQ_PREFIX) or wanted not in (None, group):
-                continue
+        table = self._topics.table
+        if wanted is None:
+            groups = sorted(
+                topic.name.removeprefix(DLQ_PREFIX)
+                for topic in table.all()
+                if topic.name.startswith(DLQ_PREFIX)
+            )
+        else:
+            groups = [wanted] if table.get(dlq_topic(wanted)) is not None else []
+        for group in groups:
             first, end = self._bounds(group)
             found.append(DeadLetterRow(group, first, end, self.marks.of(group).resent.count_from(first)))
         request.reply(DlqListResponse(found))

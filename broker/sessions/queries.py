@@ -70,6 +70,9 @@ class SessionQueries:
         self._check_ready()
         header = request.header(SessionListRequest)
         count = max(1, min(header.max_count, ROWS_MAX))
+        if header.only_open:
+            self._answer_open(request, header, count)
+            return
         tables = self.rows.tables
         after = meta_key(header.after) if header.after else None
         self.lookups.run(
@@ -104,6 +107,23 @@ class SessionQueries:
         is_more = last is not None or len(found) > count
         next_after = (shown[-1].client_id if shown else last) if is_more else None
         request.reply(SessionListResponse(shown, next_after))
+
+    def _answer_open(self, request: Request, header: SessionListRequest, count: int) -> None:
+        """The open ones are all in memory: among very many that are not, the table would be read in vain."""
+        found = heapq.nsmallest(
+            count + 1,
+            (
+                client_id
+                for client_id in self.core.ids()
+                if client_id > header.after and client_id.startswith(header.prefix)
+            ),
+        )
+        shown = [
+            self._row(client_id, known[0])
+            for client_id in found[:count]
+            if (known := self.core.open_session(client_id)) is not None
+        ]
+        request.reply(SessionListResponse(shown, found[count - 1] if len(found) > count else None))
 
     def _row(self, client_id: str, meta: Meta) -> SessionRow:
         known = self.core.open_session(client_id)

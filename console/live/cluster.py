@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Any, Final
 
 from console.live.answers import second_text
-from holdmq.client.admin import Admin, ClusterView, TopicView
+from holdmq.client.admin import Admin, ClusterView, TopicPage, TopicView
 from holdmq.errors import HoldMQError
 from holdmq.rpc.security import Security
 from holdmq.wire.headers import BrokerRow, BrokerStatusResponse, ConnectionRow
@@ -45,6 +45,7 @@ class Cluster:
         self._turn = asyncio.Lock()
         self._asked_at = -FRESH_S
         self._view: Rows = {name: [] for name in NAMES}
+        self._topic_count = 0
         self._error: HoldMQError | None = None
 
     async def open(self) -> None:
@@ -56,7 +57,7 @@ class Cluster:
         await self.admin.close()
 
     async def listing(self, name: str) -> dict[str, Any]:
-        """Return ``{name: rows}`` for topics, brokers, gateways or connections, with a `notice` if need be.
+        """Return ``{name: rows}`` for brokers, gateways or connections, with a `notice` if need be.
 
         Raises HoldMQError when no registry answers.
         """
@@ -70,14 +71,21 @@ class Cluster:
         await self._refresh()
         if self._error is not None:
             raise self._error
-        counts = {name: len(found) for name, found in self._view.items()}
-        return self._noticed(
-            {"brokers": self._view["brokers"], "gateways": self._view["gateways"], "counts": counts}
-        )
+        brokers, gateways = self._view["brokers"], self._view["gateways"]
+        return self._noticed({"brokers": brokers, "gateways": gateways, "counts": self._counts(self._view)})
 
-    async def system_topics(self) -> dict[str, Any]:
-        """Return all topics, those of HoldMQ itself too. Raises HoldMQError."""
-        return {"topics": [topic_row(topic) for topic in await self.admin.topics(True)]}
+    async def topics(
+        self, search: str, sort: str, offset: int, count: int, include_system: bool
+    ) -> dict[str, Any]:
+        """Return a page of the topics as `Admin.topic_page` has it, their `total`, and a `notice` if need be.
+
+        Raises HoldMQError when no registry answers.
+        """
+        asked = self._topics(search, sort, offset, count, include_system=include_system)
+        page, _ = await asyncio.gather(asked, self._refresh())
+        if self._error is not None:
+            raise self._error
+        return self._noticed({"topics": [topic_row(topic) for topic in page.topics], "total": page.total})
 
     def forget(self) -> None:
         """Ask anew when somebody asks next: something was changed."""
@@ -90,15 +98,19 @@ class Cluster:
         """
         await self._refresh()
         view: Rows = self._view if self._error is None else {name: [] for name in NAMES}
-        busiest = sorted(view["topics"], key=lambda t: -int(t["messages_in"]))
         answer: dict[str, Any] = {
-            "topics": busiest[:OVERVIEW_TOPICS_MAX],
+            "topics": view["topics"],
             "brokers": view["brokers"],
             "gateways": view["gateways"],
             "connections": view["connections"][:OVERVIEW_CONNECTIONS_MAX],
-            "counts": {name: len(found) for name, found in view.items()},
+            "counts": self._counts(view),
         }
         return self._noticed(answer)
+
+    def _counts(self, view: Rows) -> dict[str, int]:
+        return {name: len(found) for name, found in view.items()} | {
+            "topics": self._topic_count if view["topics"] else 0
+        }
 
     def _noticed(self, answer: dict[str, Any]) -> dict[str, Any]:
         if self._error is not None:
@@ -127,8 +139,11 @@ class Cluster:
         if not cluster.brokers:
             return {name: [] for name in NAMES}
         states, listed, topics = await asyncio.gather(
-            self.admin.broker_status(), self.admin.connections(), self._topics()
+            self.admin.broker_status(),
+            self.admin.connections(),
+            self._topics(sort="-messages_in", count=OVERVIEW_TOPICS_MAX),
         )
+        self._topic_count = topics.total
         connections = [
             _connection_row(broker, row)
             for broker, found in listed.items()
@@ -136,18 +151,18 @@ class Cluster:
             for row in found
         ]
         return {
-            "topics": [topic_row(topic) for topic in topics],
+            "topics": [topic_row(topic) for topic in topics.topics],
             "brokers": _broker_rows(cluster, states, connections),
             "gateways": _gateway_rows(connections),
             "connections": sorted(connections, key=lambda c: (c["role"], c["client_id"], c["broker"])),
         }
 
-    async def _topics(self) -> list[TopicView]:
+    async def _topics(self, *page: Any, **more: Any) -> TopicPage:
         try:
-            return await self.admin.topics()
+            return await self.admin.topic_page(*page, **more)
         except HoldMQError:
             # No broker answered; their rows say so, each with its reason.
-            return []
+            return TopicPage([], 0)
 
 
 def topic_row(topic: TopicView) -> dict[str, Any]:

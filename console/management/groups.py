@@ -11,8 +11,9 @@ from pydantic import Field
 from console.api.endpoint import Answer, Call, Endpoint, InputModel, ListQuery, Noticed, Result
 from console.identity.roles import Rank
 from console.management.clients import ClusterClients
-from console.management.paging import part_of
+from console.management.paging import following, offset_of, sort_of
 from holdmq.client.groups import GroupView
+from holdmq.client.pages import ranked
 from holdmq.client.statistics import BacklogView, GroupBacklog, group_backlogs
 from holdmq.errors import Code, HoldMQError, RemoteError
 
@@ -21,7 +22,7 @@ BACKLOG_FRESH_S: Final = 2.0
 BACKLOG_WAIT_S: Final = 0.6
 """How long a list waits for backlogs; it shows the ones before when they take longer."""
 BACKLOG_ROWS_MAX: Final = 10_000
-SORTS: Final = {name: name for name in ("group", "mode", "members", "lag", "age_ms")}
+SORTS: Final = ("group", "mode", "members", "lag", "age_ms")
 
 
 class GroupOverview(Answer):
@@ -172,13 +173,21 @@ def endpoints(clients: ClusterClients) -> list[Endpoint]:
 
     async def list_(call: Call) -> Result:
         query: ListQuery = call.query
-        views, known = await asyncio.gather(groups.groups(), backlogs.by_group())
-        rows = [_row(view, known.get(view.group)) for view in views.values()]
-        part = part_of(rows, query, ("group",), SORTS)
-        return GroupList.model_validate({"groups": part.rows, "total": part.total, "next": part.following})
+        wanted, offset = sort_of(query, SORTS), offset_of(query.after)
+        column = wanted.removeprefix("-")
+        asked = "group" if column in ("lag", "age_ms") else column
+        values, known = await asyncio.gather(groups.column(asked, query.q), backlogs.by_group())
+        if asked != column:
+            values = {name: _waiting(known.get(name))[column] for name in values}
+        names = ranked(values, is_descending=wanted.startswith("-"))[offset : offset + query.limit]
+        views = await groups.groups(names) if names else {}
+        rows = [_row(views[name], known.get(name)) for name in names if name in views]
+        return GroupList.model_validate(
+            {"groups": rows, "total": len(values), "next": following(query, len(values))}
+        )
 
     async def detail(name: str) -> GroupDetail:
-        view = (await groups.groups()).get(name)
+        view = (await groups.groups([name])).get(name)
         if view is None:
             raise RemoteError(Code.GROUP_UNKNOWN, f"there is no group {name[:255]!r}")
         progress, members = await asyncio.gather(groups.progress(name), groups.members(name))
@@ -233,7 +242,7 @@ def endpoints(clients: ClusterClients) -> list[Endpoint]:
     async def update(call: Call) -> Result:
         asked: GroupChange = call.body
         name = call.path("name")
-        if name not in await groups.groups():
+        if name not in await groups.groups([name]):
             raise RemoteError(Code.GROUP_UNKNOWN, f"there is no group {name[:255]!r}")
         await groups.update(name, **asked.model_dump())
         return await detail(name)
@@ -285,14 +294,19 @@ def endpoints(clients: ClusterClients) -> list[Endpoint]:
     ]  # fmt: skip
 
 
+def _waiting(backlog: GroupBacklog | None) -> dict[str, int]:
+    return {
+        "lag": 0 if backlog is None else backlog.messages, "age_ms": 0 if backlog is None else backlog.age_ms
+    }  # fmt: skip
+
+
 def _row(view: GroupView, backlog: GroupBacklog | None) -> dict[str, Any]:
     settings = list(view.rows.values())
     return {
         "group": view.group,
         "mode": view.mode,
         "members": view.members,
-        "lag": 0 if backlog is None else backlog.messages,
-        "age_ms": 0 if backlog is None else backlog.age_ms,
+        **_waiting(backlog),
         "is_paused": any(row.is_paused for row in settings),
         "retry_max_times": settings[0].retry_max_times,
         "brokers": sorted(view.rows),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from console.api.endpoint import ListQuery
@@ -20,28 +20,38 @@ class Part(NamedTuple):
 
 
 def part_of(
-    found: Sequence[dict[str, Any]], page: ListQuery, named: Sequence[str], sorted_by: Mapping[str, str]
+    found: Sequence[dict[str, Any]], page: ListQuery, named: Sequence[str], sorted_by: Sequence[str]
 ) -> Part:
     """Return the part that `page` asks for.
 
-    `named`: columns that `q` is looked for in. `sorted_by`: names that a page may sort by → the column; the
-    first is the order without a wish, and decides between equal ones.
+    `named`: columns that `q` is looked for in. `sorted_by`: columns that a page may sort by; the first is the
+    order without a wish, and decides between equal ones.
     """
     text = page.q.lower()
     rows = [row for row in found if not text or any(text in str(row[column]).lower() for column in named)]
-    first = next(iter(sorted_by.values()))
-    wanted = page.sort.removeprefix("-") or next(iter(sorted_by))
-    if wanted not in sorted_by:
+    first, wanted = next(iter(sorted_by)), sort_of(page, sorted_by)
+    column = wanted.removeprefix("-")
+    rows.sort(key=lambda row: str(row[first]))
+    if wanted != first:
+        rows.sort(key=lambda row: _comparable(row[column]), reverse=wanted.startswith("-"))
+    at = offset_of(page.after)
+    return Part(rows[at : at + page.limit], len(rows), following(page, len(rows)))
+
+
+def sort_of(page: ListQuery, sorted_by: Sequence[str]) -> str:
+    """Return what a page is sorted by, - before it for the largest first. Raises RefusedRequest."""
+    wanted = page.sort or sorted_by[0]
+    if wanted.removeprefix("-") not in sorted_by:
         raise RefusedRequest(
             400, "INVALID_ARGUMENT", f"sort: one of {', '.join(sorted_by)} is possible", "sort"
         )
-    rows.sort(key=lambda row: str(row[first]))
-    if sorted_by[wanted] != first or page.sort.startswith("-"):
-        rows.sort(key=lambda row: _comparable(row[sorted_by[wanted]]), reverse=page.sort.startswith("-"))
-    at = offset_of(page.after)
-    return Part(
-        rows[at : at + page.limit], len(rows), str(at + page.limit) if at + page.limit < len(rows) else None
-    )
+    return wanted
+
+
+def following(page: ListQuery, total: int) -> str | None:
+    """Return the `next` of a page of so many rows in all: where the next one begins."""
+    end = offset_of(page.after) + page.limit
+    return str(end) if end < total else None
 
 
 def offset_of(after: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,8 @@ from console.api.refusals import RefusedRequest
 from console.identity.roles import Rank
 from console.live.cluster import Cluster, perm_letters, topic_row
 from console.management.clients import ClusterClients
-from console.management.paging import part_of
+from console.management.paging import following, offset_of, sort_of
+from holdmq.client.admin import TOPIC_COLUMNS
 from holdmq.client.topics import Removal
 from holdmq.errors import Code, RemoteError
 from holdmq.message import Message
@@ -26,11 +27,6 @@ BODY_MAX: Final = 4 << 20
 """Bytes of a request that publishes: a body of 3 MiB as base64."""
 Perm = Literal["rw", "r", "w", "none"]
 PERMS: Final[dict[str, int]] = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE, "none": 0}
-SORTS: Final = {
-    name: name
-    for name in ("topic", "kind", "messages_in", "bytes_in", "messages_out", "bytes_out", "messages_stored",
-                 "write_queues", "read_queues")
-}  # fmt: skip
 
 
 class TopicsQuery(ListQuery):
@@ -189,15 +185,13 @@ def endpoints(cluster: Cluster, clients: ClusterClients) -> list[Endpoint]:
 
     async def list_(call: Call) -> Result:
         query: TopicsQuery = call.query
-        known = await cluster.system_topics() if query.system else await cluster.listing("topics")
-        part = part_of(known["topics"], query, ("topic",), SORTS)
-        answer: dict[str, Any] = {"topics": part.rows, "total": part.total, "next": part.following}
-        if "notice" in known:
-            answer["notice"] = known["notice"]
-        return TopicList.model_validate(answer)
+        found = await cluster.topics(
+            query.q, sort_of(query, TOPIC_COLUMNS), offset_of(query.after), query.limit, query.system
+        )
+        return TopicList.model_validate({**found, "next": following(query, found["total"])})
 
     async def detail(name: str) -> TopicDetail:
-        view = next((one for one in await admin.topics(True) if one.topic == name), None)
+        view = next(iter(await admin.topics(True, [name])), None)
         if view is None:
             raise RemoteError(Code.TOPIC_UNKNOWN, f"there is no topic {name[:255]!r}")
         at_brokers = sorted(view.rows.items())

@@ -101,7 +101,7 @@ def update(given: Given, name: GroupName, settings: GroupChoices) -> None:
         raise UsageError("no setting is given; `holdmq group update --help` lists them")
 
     async def work(groups: GroupAdmin) -> GroupView:
-        if name not in await groups.groups():
+        if name not in await groups.groups([name]):
             raise UsageError(f"group {name!r} does not exist; `holdmq group create` makes it")
         return await groups.update(name, **changes)
 

@@ -213,7 +213,7 @@ def _run(config: Config, work: Callable[[Admin], Awaitable[T]]) -> T:
 async def _resize(admin: Admin, name: str, queues: int, wait_s: float) -> dict[str, TopicRow]:
     from holdmq.wire.topic_headers import DELETE
 
-    views = {view.topic: view for view in await admin.topics()}
+    views = {view.topic: view for view in await admin.topics(names=[name])}
     if name not in views:
         raise RemoteError(Code.TOPIC_UNKNOWN, f"no broker has a topic {name!r}")
     now = views[name].rows.values()
@@ -252,7 +252,7 @@ async def _hide(admin: Admin, name: str, queues: int, wait_s: float) -> None:
 
 
 async def _bounds(admin: Admin, name: str) -> list[dict[str, Any]]:
-    views = {view.topic: view for view in await admin.topics()}
+    views = {view.topic: view for view in await admin.topics(names=[name])}
     if name not in views:
         raise RemoteError(Code.TOPIC_UNKNOWN, f"no broker has a topic {name!r}")
     rows = views[name].rows

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 from holdmq.client.bounds import Bounds, queue_bounds
+from holdmq.client.cluster_calls import read_each
+from holdmq.client.pages import Column, merged, ranked
 from holdmq.client.route import RouteTable
 from holdmq.client.shared_calls import SharedCalls
 from holdmq.client.statistics import StatisticsCalls
 from holdmq.client.topics import TopicCalls
-from holdmq.errors import HoldMQError
+from holdmq.errors import HoldMQError, UsageError
 from holdmq.message import TopicQueue
+from holdmq.names.search import names_found
 from holdmq.rpc.connection import Reply
 from holdmq.rpc.security import Security
 from holdmq.wire.codes import RequestCode
@@ -31,6 +36,8 @@ from holdmq.wire.headers import (
 
 T = TypeVar("T")
 
+TOPIC_COLUMNS: Final = ("topic", "kind", "write_queues", "read_queues", *TopicStats._fields[1:])
+"""What pages of topics may be sorted by."""
 ADMIN_TIMEOUT_S: Final = 5.0
 """How long one broker may take: it answers from memory."""
 
@@ -71,6 +78,13 @@ class TopicView:
         self.messages_stored += stats.messages_stored
 
 
+class TopicPage(NamedTuple):
+    """A part of the topics, in the order that was asked for; `total` of them matched."""
+
+    topics: list[TopicView]
+    total: int
+
+
 class Admin(TopicCalls, SharedCalls, StatisticsCalls):
     """Asks registries and brokers. Use it as `async with Admin(["host:9876"]) as admin`, on one loop.
 
@@ -101,24 +115,62 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
         answer = await self.routes.cluster()
         return ClusterView(rows(BrokerRow, answer.brokers), answer.silent_ms, [str(t) for t in answer.topics])
 
-    async def topics(self, include_system: bool = False) -> list[TopicView]:
-        """All topics by name, over the brokers that answer; raises the first error if none does."""
-        views: dict[str, TopicView] = {}
-        for broker, found in _some(await self.topics_of_brokers(include_system)):
-            for row, stats in found:
-                views.setdefault(row.topic, TopicView(row.topic)).add(broker, row, stats)
-        return [views[name] for name in sorted(views)]
+    async def topics(
+        self, include_system: bool = False, names: Collection[str] | None = None
+    ) -> list[TopicView]:
+        """Topics by name, over the brokers that answer; raises the first error if none does.
+
+        `names`: only these, None = all.
+        """
+        return _views(await self.topics_of_brokers(include_system, names))
+
+    async def topic_page(
+        self,
+        search: str = "",
+        sort: str = "topic",
+        offset: int = 0,
+        count: int = 100,
+        *,
+        include_system: bool = False,
+    ) -> TopicPage:
+        """Return `count` topics from the `offset`th on, over the brokers that answer, without the others.
+
+        `search`: only those that have it in their names, in capitals or not. `sort`: one of TOPIC_COLUMNS,
+        with - before it the largest first. Brokers send that column of all topics, and rows for the page.
+        Raises UsageError for another `sort`, and the first error if no broker answers.
+        """
+        column = sort.removeprefix("-")
+        if column not in TOPIC_COLUMNS:
+            raise UsageError(f"sort {sort!r}: one of {', '.join(TOPIC_COLUMNS)} is possible")
+        request = TopicListRequest(include_system, None, search, column)
+        answers = _some(
+            await self._read_all(RequestCode.TOPIC_LIST, request, partial(_topic_column, request))
+        )
+        names = ranked(merged((found for _, found in answers), operator.add), is_descending=sort[0] == "-")
+        shown = names[offset : offset + count]
+        if not shown:
+            return TopicPage([], len(names))
+        # A broker that was silent a moment ago would be waited for again.
+        asked = dict.fromkeys((broker for broker, _ in answers), TopicListRequest(True, shown))
+        replies = await self._ask_each(RequestCode.TOPIC_LIST, asked)
+        views = {view.topic: view for view in _views(read_each(replies, _topic_rows))}
+        return TopicPage([views[name] for name in shown if name in views], len(names))
 
     async def topics_of_brokers(
-        self, include_system: bool = False
+        self, include_system: bool = False, names: Collection[str] | None = None
     ) -> dict[str, list[tuple[TopicRow, TopicStats]] | HoldMQError]:
-        """Every live broker's topics, with its counts."""
-
-        def read(reply: Reply) -> list[tuple[TopicRow, TopicStats]]:
-            answer = reply.header(TopicListResponse)
-            return list(zip(rows(TopicRow, answer.topics), rows(TopicStats, answer.stats), strict=True))
-
-        return await self._read_all(RequestCode.TOPIC_LIST, TopicListRequest(include_system), read)
+        """Every live broker's topics, with its counts. `names`: only these, None = all."""
+        request = TopicListRequest(include_system, None if names is None else list(names))
+        answers = await self._read_all(RequestCode.TOPIC_LIST, request, _topic_rows)
+        if names is None:
+            return answers
+        wanted = set(names)
+        return {
+            broker: found
+            if isinstance(found, HoldMQError)
+            else [one for one in found if one[0].topic in wanted]
+            for broker, found in answers.items()
+        }
 
     async def queue_bounds(self, topics: Iterable[str]) -> dict[TopicQueue, Bounds]:
         """First and end offset of every queue of these topics; unknown topics have none."""
@@ -144,7 +196,32 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
         return await self._read_all(RequestCode.CONNECTION_LIST, Empty(), read)
 
 
-def _some(answers: dict[str, T | HoldMQError]) -> list[tuple[str, T]]:
+def _topic_rows(reply: Reply) -> list[tuple[TopicRow, TopicStats]]:
+    answer = reply.header(TopicListResponse)
+    return list(zip(rows(TopicRow, answer.topics), rows(TopicStats, answer.stats), strict=True))
+
+
+def _topic_column(asked: TopicListRequest, reply: Reply) -> Column:
+    answer = reply.header(TopicListResponse)
+    if answer.names is not None and answer.values is not None:
+        return dict(zip(answer.names, answer.values, strict=True))
+    # A broker of before columns: whole rows of all topics.
+    found = {row.topic: (row, stats) for row, stats in _topic_rows(reply)}
+    at = 0 if asked.column in TopicRow._fields else 1
+    return {name: getattr(found[name][at], asked.column) for name in names_found(found, None, asked.search)}
+
+
+def _views(
+    answers: Mapping[str, list[tuple[TopicRow, TopicStats]] | HoldMQError],
+) -> list[TopicView]:
+    views: dict[str, TopicView] = {}
+    for broker, found in _some(answers):
+        for row, stats in found:
+            views.setdefault(row.topic, TopicView(row.topic)).add(broker, row, stats)
+    return [views[name] for name in sorted(views)]
+
+
+def _some(answers: Mapping[str, T | HoldMQError]) -> list[tuple[str, T]]:
     """The answers, without the brokers that failed; raises the first error if all did."""
     good = [(broker, found) for broker, found in answers.items() if not isinstance(found, HoldMQError)]
     if good:

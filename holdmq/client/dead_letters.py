@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -49,8 +50,9 @@ class DeadLetters(AdminCalls):
     async def groups(self) -> dict[str, DeadLetterCount]:
         """Every group that has dead letters, by name, with their counts over all brokers."""
         found: dict[str, DeadLetterCount] = {}
-        for broker in await self._live_brokers():
-            for row in await self._rows(broker, None):
+        brokers = await self._live_brokers()
+        for listed in await asyncio.gather(*(self._rows(broker, None) for broker in brokers)):
+            for row in listed:
                 known = found.setdefault(row.group, DeadLetterCount(0, 0))
                 count = row.end_offset - row.first_offset
                 found[row.group] = DeadLetterCount(known.messages + count, known.resent + row.resent)

@@ -8,11 +8,14 @@ from typing import Any, Final, NamedTuple
 
 from holdmq.client.cluster_calls import AdminCalls, known
 from holdmq.client.names import check_group
+from holdmq.client.pages import Column, ColumnValue, merged
 from holdmq.errors import Code, RemoteError, UsageError
 from holdmq.message import TopicQueue
+from holdmq.names.search import names_found
 from holdmq.rpc.connection import Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import (
+    GroupListRequest,
     GroupListResponse,
     GroupMembersResponse,
     GroupPauseRequest,
@@ -22,7 +25,6 @@ from holdmq.wire.group_headers import (
     MemberRow,
 )
 from holdmq.wire.header import Header, rows
-from holdmq.wire.headers import Empty
 from holdmq.wire.offset_headers import (
     MEMORY_THEN_STORE,
     TO_EARLIEST,
@@ -95,6 +97,15 @@ class MovedOffset(NamedTuple):
     after: int
 
 
+def _group_column(asked: GroupListRequest, reply: Reply) -> Column:
+    answer = reply.header(GroupListResponse)
+    if answer.names is not None and answer.values is not None:
+        return dict(zip(answer.names, answer.values, strict=True))
+    # A broker of before columns: whole rows of all groups.
+    found = {row.group: row for row in rows(GroupRow, answer.groups)}
+    return {name: getattr(found[name], asked.column) for name in names_found(found, None, asked.search)}
+
+
 class GroupAdmin(AdminCalls):
     """Asks brokers about groups: `async with GroupAdmin(["host:9876"]) as groups`, on one event loop.
 
@@ -108,13 +119,24 @@ class GroupAdmin(AdminCalls):
 
     # Settings
 
-    async def groups(self) -> dict[str, GroupView]:
-        """All groups by name."""
+    async def groups(self, names: Collection[str] | None = None) -> dict[str, GroupView]:
+        """Groups by name; `names`: only these, None = all."""
+        request = GroupListRequest(None if names is None else list(names))
         found: dict[str, GroupView] = {}
-        for broker, reply in known(await self._ask_all(RequestCode.GROUP_LIST, Empty())).items():
+        for broker, reply in known(await self._ask_all(RequestCode.GROUP_LIST, request)).items():
             for row in rows(GroupRow, reply.header(GroupListResponse).groups):
                 found.setdefault(row.group, GroupView(row.group)).rows[broker] = row
-        return {name: found[name] for name in sorted(found)}
+        return {name: found[name] for name in names_found(found, names, "")}
+
+    async def column(self, column: str, search: str = "") -> dict[str, ColumnValue]:
+        """Return of each group its name and `column`: group, mode, or members, the most that a broker has.
+
+        `search`: only of groups that have it in their names, in capitals or not. What a page is to be sorted
+        by is asked for so; then its rows are, by name.
+        """
+        request = GroupListRequest(None, search, column)
+        answers = known(await self._ask_all(RequestCode.GROUP_LIST, request))
+        return merged((_group_column(request, reply) for reply in answers.values()), max)
 
     async def update(self, group: str, **settings: Any) -> GroupView:
         """Create a group on every broker, or change its settings there; None leaves one as it is.

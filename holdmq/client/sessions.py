@@ -31,6 +31,8 @@ from holdmq.wire.share_headers import (
     ShareListResponse,
 )
 
+LOOK_COUNT: Final = 1_000
+"""Sessions that a broker looks at for one answer, at most."""
 TIMEOUT_S: Final = 10.0
 """Deadline of one request, retries included."""
 
@@ -86,9 +88,19 @@ class SessionAdmin(AdminCalls):
                     yield SessionView(broker, row)
                 after = answer.next_after
 
-    async def page(self, prefix: str, after: str, count: int) -> SessionPage:
-        """Return at most `count` sessions of this `prefix`, of all brokers, behind the client id `after`."""
-        request = SessionListRequest(prefix, after, count)
+    async def page(
+        self, prefix: str, after: str, count: int, *, is_online: bool | None = None
+    ) -> SessionPage:
+        """Return at most `count` sessions of this `prefix`, of all brokers, behind the client id `after`.
+
+        `is_online`: only those that are connected (False: are not). Of those that are not a page may have
+        fewer than there are, even none: go on behind `next_after`.
+        """
+        wanted = count
+        if is_online is False:
+            # Brokers look at sessions of both kinds: at many for each answer, whose rows are not all shown.
+            count = LOOK_COUNT
+        request = SessionListRequest(prefix, after, count, bool(is_online))
         found: list[SessionView] = []
         ends: list[str] = []
         for broker, reply in known(await self._ask_all(RequestCode.SESSION_LIST, request)).items():
@@ -99,11 +111,13 @@ class SessionAdmin(AdminCalls):
         # Behind the first broker's end there may be sessions of it that were not sent.
         end = min(ends, default=None)
         found.sort(key=lambda view: view.row.client_id)
-        shown = [view for view in found if end is None or view.row.client_id <= end][:count]
-        if end is not None and (not shown or len(shown) < count):
-            return SessionPage(shown, end)
-        is_more = end is not None or len(found) > len(shown)
-        return SessionPage(shown, shown[-1].row.client_id if is_more and shown else None)
+        found = [view for view in found if end is None or view.row.client_id <= end]
+        if is_online is not None:
+            found = [view for view in found if (view.row.ended_ms == 0) == is_online]
+        shown = found[:wanted]
+        if len(found) > wanted:
+            return SessionPage(shown, shown[-1].row.client_id)
+        return SessionPage(shown, end)
 
     async def show(self, client_id: str) -> SessionDetails | None:
         """A client's session; None if it has none."""

@@ -125,7 +125,7 @@ class TopicCalls(ClusterCalls):
 
         Call it again while it `waits_for` somebody. UsageError where some brokers have fewer, others more.
         """
-        answers = known(await self._ask_all(RequestCode.TOPIC_LIST, TopicListRequest(True)))
+        answers = known(await self._ask_all(RequestCode.TOPIC_LIST, TopicListRequest(True, [topic])))
         now = [
             row
             for reply in answers.values()

@@ -163,10 +163,21 @@ class GroupRow(NamedTuple):
 
 
 @header
+class GroupListRequest(Header):
+    """List groups: `names`, `search` and `column` (a field of GroupRow) as in TopicListRequest."""
+
+    names: list[str] | None = None
+    search: str = ""
+    column: str = ""
+
+
+@header
 class GroupListResponse(Header):
-    """Rows are GroupRow, by name."""
+    """Rows are GroupRow, by name; for a `column` there are `names` and `values` as in TopicListResponse."""
 
     groups: list[GroupRow]
+    names: list[str] | None = None
+    values: list[int | str] | None = None
 
 
 @header

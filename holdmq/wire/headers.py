@@ -337,17 +337,30 @@ class TopicCreateResponse(Header):
 
 @header
 class TopicListRequest(Header):
-    """List topics; system topics only when asked for."""
+    """List topics; system topics only when asked for.
+
+    `names`: only these, None = all. `search`: only those that have it in their names, in capitals or not.
+    `column`: of each topic its name and this field of TopicRow or TopicStats, "" = whole rows. A broker that
+    does not know these three answers with whole rows of all topics.
+    """
 
     include_system: bool = False
+    names: list[str] | None = None
+    search: str = ""
+    column: str = ""
 
 
 @header
 class TopicListResponse(Header):
-    """Rows are TopicRow and TopicStats, in the same order."""
+    """Rows are TopicRow and TopicStats, in the same order.
+
+    To a request for a `column`: no rows, but `names` and the `values` of the column, in the same order.
+    """
 
     topics: list[TopicRow]
     stats: list[TopicStats]
+    names: list[str] | None = None
+    values: list[int | str] | None = None
 
 
 class QueueBounds(NamedTuple):

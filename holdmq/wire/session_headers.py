@@ -197,11 +197,15 @@ class SessionWillsRequest(Header):
 
 @header
 class SessionListRequest(Header):
-    """Sessions whose client id begins with `prefix`, behind the client id `after`, in their order."""
+    """Sessions whose client id begins with `prefix`, behind the client id `after`, in their order.
+
+    `only_open`: only those that are connected. A broker that does not know this answers with the others too.
+    """
 
     prefix: str = ""
     after: str = ""
     max_count: int = 1_000
+    only_open: bool = False
 
 
 @header

@@ -10,11 +10,12 @@ Queues of a topic, from the lowest id on::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, TypeGuard
 
 from holdmq.errors import StorageError, StoreFormatError
+from holdmq.names.search import names_found
 from holdmq.names.topics import is_temporary, system_topic_fault, topic_fault
 from holdmq.wire.headers import TopicRow
 
@@ -154,10 +155,16 @@ class TopicTable:
         topic = self._topics.get(name)
         return topic is not None and topic.is_table
 
-    def rows(self, include_system: bool = True) -> list[TopicRow]:
-        """All topics by name."""
-        names = sorted(n for n in self._topics if include_system or not n.startswith("%"))
-        return [self._topics[n].row() for n in names]
+    def rows(self) -> list[TopicRow]:
+        """All topics by name, as the wire has them."""
+        return [topic.row() for topic in self.found()]
+
+    def found(
+        self, include_system: bool = True, names: Collection[str] | None = None, search: str = ""
+    ) -> list[Topic]:
+        """Topics by name: only `names` (None = all), only those that have `search` in their names."""
+        found = names_found(self._topics, names, search)
+        return [self._topics[name] for name in found if include_system or not name.startswith("%")]
 
     def add(self, topic: Topic) -> None:
         """Take a topic, or its new settings, into the table (its file is written already)."""

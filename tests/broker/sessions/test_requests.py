@@ -16,6 +16,7 @@ from broker.sessions.core.sessions import WAITING_MAX
 from broker.sessions.requests import SessionTable
 from holdmq.errors import Code, StorageError
 from holdmq.wire.codes import RequestCode
+from holdmq.wire.header import rows
 from holdmq.wire.session_headers import (
     DROP_FILTER,
     PUT_STATE,
@@ -24,9 +25,12 @@ from holdmq.wire.session_headers import (
     SessionDropResponse,
     SessionKickRequest,
     SessionKickResponse,
+    SessionListRequest,
+    SessionListResponse,
     SessionOpening,
     SessionRecordsRequest,
     SessionRecordsResponse,
+    SessionRow,
     SessionWriteRequest,
 )
 
@@ -275,6 +279,23 @@ async def test_a_count_that_is_interrupted_goes_on_and_counts_nobody_twice(
     assert asked[:4] == [None, "mc1", "mc1", "mc3"]
     core = stack.server.sessions.core
     assert (core.users.of("ada"), core.stored) == (5, 5)
+
+
+async def test_open_sessions_alone_are_listed_page_by_page(start: Start, connect: Connect) -> None:
+    gateway = await connect(await start())
+    for n in range(9):
+        opened = await gateway.open(f"c{n}")
+        if n % 2:
+            await gateway.end(f"c{n}", opened.epoch)
+    await gateway.open("d")
+    seen: list[list[str]] = []
+    after: str | None = ""
+    while after is not None:
+        reply = await gateway.client.call(RequestCode.SESSION_LIST, SessionListRequest("c", after, 2, True))
+        answer = reply.header(SessionListResponse)
+        seen.append([row.client_id for row in rows(SessionRow, answer.sessions)])
+        after = answer.next_after
+    assert seen == [["c0", "c2"], ["c4", "c6"], ["c8"]]
 
 
 async def test_a_lost_gateway_ends_its_sessions(start: Start, connect: Connect) -> None:

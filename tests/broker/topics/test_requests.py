@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from broker_stack import Stack
 
+from broker.app import topic_lists
 from holdmq.errors import Code, RemoteError, StoreFormatError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.header import rows
@@ -43,6 +44,32 @@ async def test_many_creations_at_once_all_succeed_and_survive_a_restart(
     broker = await start()
     reply = await broker.client.call(RequestCode.TOPIC_LIST, TopicListRequest())
     assert [r[0] for r in reply.header(TopicListResponse).topics] == sorted(f"t{i}" for i in range(10))
+
+
+async def test_a_column_has_all_topics_however_many_queues_they_have(
+    broker: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_lists, "QUEUES_PER_TURN", 3)
+    for name, queues in (("b", 2), ("a", 4), ("c", 1)):
+        await create(broker, TopicCreateRequest(name, queues))
+    for number in range(3):
+        await broker.produce("b", number % 2, (b"leaf", None))
+
+    async def column(name: str, search: str = "") -> dict[str, int | str]:
+        reply = await broker.client.call(RequestCode.TOPIC_LIST, TopicListRequest(False, None, search, name))
+        answer = reply.header(TopicListResponse)
+        assert answer.topics == answer.stats == []
+        return dict(zip(answer.names or [], answer.values or [], strict=True))
+
+    assert await column("messages_stored") == {"a": 0, "b": 3, "c": 0}
+    assert await column("messages_in") == {"a": 0, "b": 3, "c": 0}
+    assert await column("write_queues", "B") == {"b": 2}
+    assert await column("topic") == {"a": "a", "b": "b", "c": "c"}
+    with pytest.raises(RemoteError, match="column: one of topic, kind"):
+        await column("colour")
+    reply = await broker.client.call(RequestCode.TOPIC_LIST, TopicListRequest(names=["c", "b", "z"]))
+    assert [row[0] for row in reply.header(TopicListResponse).topics] == ["b", "c"]
+    assert [row[5] for row in reply.header(TopicListResponse).stats] == [3, 0]
 
 
 async def test_creating_it_again_needs_the_same_settings(broker: Stack) -> None:

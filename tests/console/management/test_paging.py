@@ -11,7 +11,7 @@ from console.api.refusals import RefusedRequest
 from console.management.paging import part_of
 
 ROWS: list[dict[str, Any]] = [{"name": f"row-{n:04}", "count": n % 7} for n in range(5000)]
-SORTS = {"name": "name", "count": "count"}
+SORTS = ("name", "count")
 
 
 def test_all_parts_together_are_every_row_once() -> None:
