@@ -91,6 +91,7 @@ def test_each_process_takes_its_configuration_and_finds_the_files_that_it_names(
             config.security.keys_file,
             config.security.tls_cert,
             config.security.tls_key,
+            config.storage.kv.ca_file,
         ]
         assert set(filter(None, named)) <= there
         others = [config.access.password_file, config.access.scram_file, config.access.acl_file]
@@ -215,6 +216,26 @@ def test_brokers_and_registries_are_found_by_the_names_that_their_services_give_
         f"{NAME}-registry-{index}.{domain}:{Config().registry.port}" for index in range(3)
     ]
     assert rendered.one("StatefulSet", "broker")["spec"]["replicas"] == 2
+
+
+def test_brokers_of_the_key_value_engine_have_no_volume_and_are_told_of_their_servers(tmp_path: Path) -> None:
+    rendered = render(CHART / "ci/kv.yaml")
+    brokers = rendered.one("StatefulSet", "broker")["spec"]
+    assert "volumeClaimTemplates" not in brokers
+    assert mounts(rendered.pod("broker"))["/var/lib/holdmq"]["emptyDir"]
+    told = {one["name"]: one for one in rendered.container("broker")["env"]}["HOLDMQ_STORAGE__KV__URL"]
+    assert told["valueFrom"] == {"secretKeyRef": {"name": "valkey", "key": "url"}}
+    storage = rendered.config("broker", tmp_path).storage
+    # The chart's keys, and beside them the user's.
+    kv = storage.kv
+    assert (storage.engine, kv.prefix, kv.min_replicas, kv.lease_ms) == ("kv", "iot", 1, 6000)
+    for component in ("gateway", "registry", "stats"):
+        assert "HOLDMQ_STORAGE__KV__URL" not in _variables(rendered, component)
+    open_servers = {"engine": "kv", "kv": {"url": "redis://kv-0:6379,kv-1:6379/"}}
+    bare = anonymous(broker=open_servers, networkPolicy={"enabled": False})
+    assert bare.config("broker", tmp_path).storage.kv.servers().hosts == (("kv-0", 6379), ("kv-1", 6379))
+    assert "HOLDMQ_STORAGE__KV__URL" not in _variables(bare, "broker")
+    assert anonymous().config("broker", tmp_path).storage.engine == "log"
 
 
 def test_probes_ask_on_three_paths_what_each_process_answers() -> None:

@@ -200,7 +200,8 @@ def test_schema_and_readme_are_those_of_the_values() -> None:
         ({"gateway": {"replica": 3}}, "replica"),
         ({"gateway": {"pod": {"extraEnvs": []}}}, "extraEnvs"),
         ({"gateway": {"replicas": "three"}}, "replicas"),
-        ({"broker": {"engine": "kv"}}, "engine"),
+        ({"broker": {"engine": "files"}}, "engine"),
+        ({"broker": {"kv": {"url": "redis://user:password@host"}}}, "url"),
         ({"config": {"storage": {"flsh": "sync"}}}, "flsh"),
         ({"config": {"storage": {"flush": "sometimes"}}}, "flush"),
         ({"image": {"digest": "latest"}}, "digest"),
@@ -255,6 +256,24 @@ def test_a_value_that_there_is_not_is_refused_by_name(major: int, values: dict[s
         ({"mqtt": {"tcp": {"enabled": False}}}, "the gateway has nothing to offer"),
         ({"console": {"ingress": {"enabled": True}}}, "console.ingress needs the name"),
         ({"config": {"gateway": {"port": 1884}}}, "config.gateway.port is set by the chart; see its values"),
+        ({"broker": {"engine": "kv"}}, "needs servers: broker.kv.existingSecret or broker.kv.url"),
+        (
+            {"broker": {"engine": "kv", "kv": {"existingSecret": "s", "url": "redis://h"}}},
+            "would both say where the servers are: choose one",
+        ),
+        ({"broker": {"engine": "kv", "kv": {"url": "rediss://h", "caKey": "c"}}}, "is a key of the secret"),
+        (
+            {"broker": {"engine": "kv", "kv": {"url": "redis://h"}}},
+            "networkPolicy.brokerEgress has to let brokers reach the servers of broker.kv",
+        ),
+        (
+            {
+                "broker": {"engine": "kv", "kv": {"url": "redis://h"}},
+                "networkPolicy": {"enabled": False},
+                "config": {"storage": {"kv": {"prefix": "p"}}},
+            },
+            "config.storage.kv.prefix is set by the chart; see its values",
+        ),
     ],
 )
 def test_values_that_do_not_go_together_are_refused_in_a_sentence(values: dict[str, Any], said: str) -> None:

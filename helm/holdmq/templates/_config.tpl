@@ -39,8 +39,16 @@ is refused: the chart's ports, names and files belong together.
 {{- range $section := $sections -}}
 {{- $keys := deepCopy (default dict (get $given $section)) -}}
 {{- range $key, $value := default dict (get $own $section) -}}
-{{- if hasKey $keys $key -}}
+{{- if and (hasKey $keys $key) (not (kindIs "map" $value)) -}}
 {{- fail (printf "config.%s.%s is set by the chart; see its values" $section $key) -}}
+{{- end -}}
+{{- if kindIs "map" $value -}}
+{{- range $inner, $_ := $value -}}
+{{- if hasKey (default dict (get $keys $key)) $inner -}}
+{{- fail (printf "config.%s.%s.%s is set by the chart; see its values" $section $key $inner) -}}
+{{- end -}}
+{{- end -}}
+{{- $value = merge $value (default dict (get $keys $key)) -}}
 {{- end -}}
 {{- $_ := set $keys $key $value -}}
 {{- end -}}
@@ -104,6 +112,20 @@ broker:
   admin_port: 10913
 storage:
   data_dir: /var/lib/holdmq/store
+  {{- if eq .Values.broker.engine "kv" }}
+  engine: kv
+  {{- with .Values.broker.kv }}
+  kv:
+    prefix: {{ .prefix }}
+    min_replicas: {{ .minReplicas }}
+    {{- with .url }}
+    url: {{ . }}
+    {{- end }}
+    {{- if .caKey }}
+    ca_file: /run/secrets/kv/{{ .caKey }}
+    {{- end }}
+  {{- end }}
+  {{- end }}
 {{- end }}
 
 {{/* A listener for clients from outside: dict root, name, kind, port. */}}

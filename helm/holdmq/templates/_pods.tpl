@@ -102,6 +102,10 @@ livenessProbe:
 {{- include "holdmq.postgresqlEnv" . }}
 {{ end }}
 {{- end }}
+{{- if and (eq .component "broker") (eq .root.Values.broker.engine "kv") .root.Values.broker.kv.existingSecret }}
+- name: HOLDMQ_STORAGE__KV__URL
+  valueFrom: {secretKeyRef: {name: {{ .root.Values.broker.kv.existingSecret }}, key: url}}
+{{ end }}
 {{- with (include "holdmq.pod" . | fromYaml).extraEnv }}
 {{- toYaml . }}
 {{- end }}
