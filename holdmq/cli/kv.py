@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from holdmq.cli.options import CommandGroup, Given, print_json
 from holdmq.cli.plain_table import PlainTable
+from holdmq.cli.progress import bytes_bar
 from holdmq.cli.shown import say
 from holdmq.errors import StartupError, StorageError
 from holdmq.service.process import EXIT_FAILED
 
 if TYPE_CHECKING:
     from holdmq.cli.kv_nodes import KvNode, KvNodes
-    from holdmq.cli.kv_shard import ShardFacts, TopicUse
+    from holdmq.cli.kv_shard import KvFinding, ShardFacts, TopicUse
 
 app = CommandGroup(
     "The servers of the key-value engine: whether a shard contradicts itself, and what it takes.",
@@ -25,21 +26,34 @@ app = CommandGroup(
 )
 
 
-@app.add("check", example="holdmq kv check --set storage.kv.prefix=holdmq")
-def check(given: Given) -> None:
+@app.add("check", example="holdmq kv check --records --set storage.kv.prefix=holdmq")
+def check(
+    given: Given,
+    records: Annotated[
+        bool, typer.Option("--records", help="Read every record, too, and look it up in its queue.")
+    ] = False,
+) -> None:
     """Compare what the servers have of each shard; say what does not agree. Exit code 1 when anything."""
     settings = given.configuration().storage.kv
+    read = None
     with _opened(given) as nodes:
         from holdmq.cli.kv_shard import findings_in
 
         shards = _shards(nodes, settings.prefix)
         found = [finding for facts, _ in shards for finding in findings_in(facts)]
+        if records:
+            read = 0
+            for facts, node in shards:
+                count, wrong = _read(facts, node)
+                read += count
+                found += wrong
     if given.as_json:
         print_json(
             {
                 "ok": not found,
                 "prefix": settings.prefix,
                 "shards": [_check_fields(facts, node, nodes) for facts, node in shards],
+                "records": read,
                 "findings": [finding._asdict() for finding in found],
             }
         )
@@ -48,7 +62,7 @@ def check(given: Given) -> None:
         for finding in found:
             say(f"{finding.key} {finding.what}")
         queues = sum(len(facts.queues) for facts, _ in shards)
-        sums = f"{len(shards)} shards, {queues} queues"
+        sums = f"{len(shards)} shards, {queues} queues" + ("" if read is None else f", {read} records")
         say(f"{sums}: {len(found)} findings" if found else f"{sums}: all agrees")
     if found:
         raise typer.Exit(EXIT_FAILED)
@@ -132,6 +146,16 @@ def _shards(nodes: KvNodes, prefix: str) -> list[tuple[ShardFacts, KvNode]]:
         node = nodes.node_of(tag_of(prefix, name))
         found.append((read_shard(node.client, tag_of(prefix, name), name), node))
     return found
+
+
+def _read(facts: ShardFacts, node: KvNode) -> tuple[int, list[KvFinding]]:
+    """Read every record of a shard; return how many were whole, and what is wrong."""
+    from holdmq.cli.kv_records import RecordReading
+
+    with bytes_bar(facts.name) as report:
+        reading = RecordReading(node.client, facts, report)
+        found = list(reading.run())
+    return reading.records, found
 
 
 def _place_fields(facts: ShardFacts, node: KvNode, nodes: KvNodes) -> dict[str, Any]:

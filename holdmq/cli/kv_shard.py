@@ -121,7 +121,7 @@ def read_shard(client: redis.Redis, tag: str, name: str) -> ShardFacts:
     asked.hlen(f"{tag}:w")
     asked.hkeys(f"{tag}:b")
     asked.hkeys(f"{tag}:g")
-    state, (seconds, micros), epochs, log, due, waiting, *named = _answers(asked)
+    state, (seconds, micros), epochs, log, due, waiting, *named = answers_of(asked)
     queues = {_text(field) for fields in named for field in fields}
     queues |= {key.removeprefix(f"{tag}:q:") for key in streams if key.startswith(f"{tag}:q:")}
     tables = {key[len(tag) + 3 :] for key in streams if not key.startswith(f"{tag}:q:")}
@@ -132,9 +132,9 @@ def read_shard(client: redis.Redis, tag: str, name: str) -> ShardFacts:
         state={_text(field): _text(value) for field, value in state.items()},
         now_ms=seconds * 1000 + micros // 1000,
         epochs=None if epochs is None else _text(epochs),
-        log_last=None if log is None else _offset_in(log["last-generated-id"]),
+        log_last=None if log is None else offset_in(log["last-generated-id"]),
         log_batches=0 if log is None else log["length"],
-        log_oldest=None if oldest is None else (_offset_in(oldest[0]), len(oldest[1].get(b"r", b""))),
+        log_oldest=None if oldest is None else (offset_in(oldest[0]), len(oldest[1].get(b"r", b""))),
         waiting=(due, waiting),
         queues=list(_read_queues(client, tag, sorted(queues))),
         tables=dict(_read_tables(client, tag, sorted(tables))),
@@ -148,13 +148,13 @@ def _read_queues(client: redis.Redis, tag: str, names: Sequence[str]) -> Iterato
         asked.hmget(f"{tag}:g", step)
         for name in step:
             asked.xinfo_stream(f"{tag}:q:{name}")
-        ends, firsts, *streams = _answers(asked)
+        ends, firsts, *streams = answers_of(asked)
         for name, end, first, stream in zip(step, ends, firsts, streams, strict=True):
             last, runs, oldest = None, 0, None
             if stream is not None:
-                last, runs = _offset_in(stream["last-generated-id"]), stream["length"]
+                last, runs = offset_in(stream["last-generated-id"]), stream["length"]
                 if entry := stream["first-entry"]:
-                    oldest = _offset_in(entry[0]), _run_in(entry[1])[3]
+                    oldest = offset_in(entry[0]), run_in(entry[1])[3]
             yield QueueFacts(name, number_in(end), number_in(first), last, runs, oldest)
 
 
@@ -166,7 +166,7 @@ def _read_tables(
         for topic in step:
             asked.hlen(f"{tag}:T:{topic}")
             asked.zcard(f"{tag}:K:{topic}")
-        counts = _answers(asked)
+        counts = answers_of(asked)
         yield from zip(step, zip(counts[::2], counts[1::2], strict=True), strict=True)
 
 
@@ -258,8 +258,8 @@ def topics_in(client: redis.Redis, facts: ShardFacts) -> list[TopicUse]:
         asked = client.pipeline(transaction=False)
         for queue in step:
             asked.xrevrange(f"{facts.tag}:q:{queue.name}", count=RUNS_READ)
-        for queue, entries in zip(step, _answers(asked), strict=True):
-            runs = [_run_in(fields) for _, fields in entries or ()]
+        for queue, entries in zip(step, answers_of(asked), strict=True):
+            runs = [run_in(fields) for _, fields in entries or ()]
             kept = (queue.next or 0) - (queue.first or 0)
             size, records = sum(run[2] for run in runs), sum(run[3] for run in runs)
             is_exact = queue.runs <= RUNS_READ
@@ -286,7 +286,7 @@ def memory_of(client: redis.Redis, tag: str) -> dict[str, int]:
         asked = client.pipeline(transaction=False)
         for key in step:
             asked.memory_usage(key)
-        for key, size in zip(step, _answers(asked), strict=True):
+        for key, size in zip(step, answers_of(asked), strict=True):
             kind = KINDS.get(key[len(tag) + 1 :].partition(":")[0], "others")
             found[kind] += size or 0
     return found
@@ -306,7 +306,7 @@ def number_in(text: str | bytes | None) -> int | None:
         return None
 
 
-def _answers(asked: Any) -> list[Any]:
+def answers_of(asked: Any) -> list[Any]:
     """The answers of a pipeline; None for a key that is not there where a command wants one."""
     answers: list[Any] = []
     for answer in asked.execute(raise_on_error=False):
@@ -319,11 +319,13 @@ def _answers(asked: Any) -> list[Any]:
     return answers
 
 
-def _offset_in(entry_id: bytes | str) -> int:
+def offset_in(entry_id: bytes | str) -> int:
+    """The number in a stream's id: an offset, or a log position."""
     return int(_text(entry_id).partition("-")[2])
 
 
-def _run_in(fields: dict[bytes, bytes]) -> tuple[int, int, int, int]:
+def run_in(fields: dict[bytes, bytes]) -> tuple[int, int, int, int]:
+    """Log position, store time, bytes and records of a run; zeros for what is none."""
     packed = fields.get(b"p", b"")
     position, store_ms, size, records = RUN.unpack(packed) if len(packed) == RUN.size else (0, 0, 0, 0)
     return position, store_ms, size, records

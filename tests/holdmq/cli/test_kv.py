@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from command_line import run_here
-from kv_shards import add_to_shards, write_shard
+from kv_shards import BATCH_BYTES, RECORD_BYTES, RUN_BYTES, add_to_shards, log_batch, write_shard
 from redis import Redis
 from valkey_servers import ValkeyServer, running_cluster, slot_of
 
 from holdmq.cli.kv_shard import RUN, RUNS_READ, tag_of
 
 TAG = tag_of("holdmq", "broker-0")
+END = 10 * BATCH_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +59,14 @@ def test_a_shard_that_is_as_it_should_be_is_said_to_be(server: ValkeyServer) -> 
     assert 0 < left <= 9000
     assert shard == {
         "name": "broker-0", "node": f"127.0.0.1:{server.port}", "slot": None, "format": 1,
-        "owner": "host:1234", "term": 2, "epoch": 2, "first": 0, "end": 5000, "lost": 0, "queues": 2,
+        "owner": "host:1234", "term": 2, "epoch": 2, "first": 0, "end": END, "lost": 0, "queues": 2,
     }  # fmt: skip
 
 
 def test_what_retention_took_and_queues_that_are_empty_are_no_findings(server: ValkeyServer) -> None:
     with server.client() as client:
-        client.xtrim(f"{TAG}:l", minid="0-3001", approximate=False)
-        client.hset(f"{TAG}:s", "first", 3000)
+        client.xtrim(f"{TAG}:l", minid=f"0-{6 * BATCH_BYTES + 1}", approximate=False)
+        client.hset(f"{TAG}:s", "first", 6 * BATCH_BYTES)
         client.xtrim(f"{TAG}:q:devices/0", minid="0-19", approximate=False)
         client.hset(f"{TAG}:g", "devices/0", 18)
         client.xtrim(f"{TAG}:q:orders/1", minid="0-31", approximate=False)
@@ -85,16 +86,20 @@ BROKEN: list[tuple[Callable[[Redis], object], str, str]] = [
     (lambda c: c.delete(f"{TAG}:s"), "s", "is missing"),
     (lambda c: c.hdel(f"{TAG}:s", "store_ms"), "s", "has no number as its store_ms: None"),
     (lambda c: c.hset(f"{TAG}:s", "format", 2), "s", "is of format 2; this version reads 1"),
-    (lambda c: c.hset(f"{TAG}:s", "end", 4500), "l", "has 5000 as its last id, and the log ends at 4500"),
-    (lambda c: c.delete(f"{TAG}:l"), "l", "has 0 as its last id, and the log ends at 5000"),
+    (
+        lambda c: c.hset(f"{TAG}:s", "end", END - 1),
+        "l",
+        f"has {END} as its last id, and the log ends at {END - 1}",
+    ),
+    (lambda c: c.delete(f"{TAG}:l"), "l", f"has 0 as its last id, and the log ends at {END}"),
     (
         lambda c: c.xtrim(f"{TAG}:l", minid="0-1001", approximate=False),
         "l",
-        "begins at 1000, and the log's first position is 0",
+        f"begins at {BATCH_BYTES}, and the log's first position is 0",
     ),
     (lambda c: c.set(f"{TAG}:e", "{"), "e", "is no JSON"),
     (lambda c: c.set(f"{TAG}:e", '{"epochs": [[2, 0], [1, 5]]}'), "e", "has no list of rising epochs"),
-    (lambda c: c.set(f"{TAG}:e", '{"epochs": [[2, 5001]]}'), "e", "behind the log's end 5000"),
+    (lambda c: c.set(f"{TAG}:e", f'{{"epochs": [[2, {END + 1}]]}}'), "e", f"behind the log's end {END}"),
     (lambda c: c.hset(f"{TAG}:b", "devices/0", 27), "q:devices/0", "has 30 as its last id, and the queue's"),
     (lambda c: c.delete(f"{TAG}:q:orders/1"), "q:orders/1", "is missing, and the queue's next offset is 30"),
     (lambda c: c.hdel(f"{TAG}:b", "orders/1"), "q:orders/1", "is a stream up to 30 of a queue that is not"),
@@ -116,6 +121,70 @@ def test_what_does_not_agree_is_found(
     said = kv(server, "check", code=1)
     assert f"{TAG}:{key} " in said
     assert "findings" in said
+
+
+def test_every_record_is_read_when_told_to(server: ValkeyServer) -> None:
+    assert json.loads(kv(server, "check", "--json"))["records"] is None
+    assert json.loads(kv(server, "check", "--records", "--json"))["records"] == 60
+    assert "1 shards, 2 queues, 60 records: all agrees" in kv(server, "check", "--records")
+
+
+def replace_batch(client: Redis, number: int, records: bytes) -> None:
+    """Give the log's batch `number` other records: a stream is only appended to, so it is made anew."""
+    entries = client.xrange(f"{TAG}:l")
+    client.delete(f"{TAG}:l")
+    for i, (entry_id, _) in enumerate(entries):
+        client.xadd(f"{TAG}:l", {"r": records if i == number else log_batch(i, 1), "t": 1}, id=entry_id)
+
+
+def damaged(number: int, at: int) -> bytes:
+    raw = bytearray(log_batch(number, 1))
+    raw[at] ^= 1
+    return bytes(raw)
+
+
+IN_RECORDS: list[tuple[Callable[[Redis], object], str, str]] = [
+    (lambda c: replace_batch(c, 2, damaged(2, RECORD_BYTES + 95)), "l",
+     f"has a record at {2 * BATCH_BYTES + RECORD_BYTES} that is not whole: its BodyCRC does not match"),
+    (lambda c: replace_batch(c, 2, log_batch(3, 1)), "l",
+     f"has a record at {2 * BATCH_BYTES} that is not whole: its PhysicalOffset is not where it lies"),
+    (lambda c: replace_batch(c, 2, damaged(2, 5 * RECORD_BYTES + 3)), "l",
+     "that is not whole: the batch ends in it"),
+    (lambda c: replace_batch(c, 2, log_batch(2, 0)), "l", "its StoreTimestamp is before its predecessor's"),
+    (lambda c: c.xdel(f"{TAG}:l", f"0-{3 * BATCH_BYTES}"), "l",
+     f"has a batch from {3 * BATCH_BYTES} on, and the one before ends at {2 * BATCH_BYTES}"),
+    (lambda c: c.xdel(f"{TAG}:q:orders/1", "0-9"), "q:orders/1", "lacks what the log has up to offset 9"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("damage", "key", "what"),
+    IN_RECORDS,
+    ids=[what.partition(" that ")[2] or what for *_, what in IN_RECORDS],
+)
+def test_a_record_that_is_not_as_it_should_be_is_found(
+    server: ValkeyServer, damage: Callable[[Redis], object], key: str, what: str
+) -> None:
+    with Redis("127.0.0.1", server.port) as client:
+        damage(client)
+    answer = json.loads(kv(server, "check", "--records", "--json", code=1))
+    found = [(one["key"].removeprefix(f"{TAG}:"), one["what"]) for one in answer["findings"]]
+    assert any(where == key and what in said for where, said in found), found
+
+
+def test_a_run_that_its_queue_has_elsewhere_is_found(server: ValkeyServer) -> None:
+    with Redis("127.0.0.1", server.port) as client:
+        client.xadd(f"{TAG}:q:new/0", {"p": RUN.pack(7, 1, RUN_BYTES, 3)}, id="0-3")
+        client.rename(f"{TAG}:q:devices/0", "away")
+        entries = client.xrange("away")
+        for i, (entry_id, fields) in enumerate(entries):
+            packed = RUN.pack(7, 1, RUN_BYTES, 3) if i == 4 else fields[b"p"]
+            client.xadd(f"{TAG}:q:devices/0", {"p": packed}, id=entry_id)
+        client.delete("away", f"{TAG}:q:new/0")
+    answer = json.loads(kv(server, "check", "--records", "--json", code=1))
+    at = 4 * BATCH_BYTES + RUN_BYTES
+    (found,) = answer["findings"]
+    assert found["what"] == f"says that offset 14 ends at {7 + RUN_BYTES}; in the log it ends at {at}"
 
 
 def test_without_a_shard_the_prefix_is_doubted(server: ValkeyServer) -> None:
@@ -157,8 +226,8 @@ def test_what_topics_have_is_counted(server: ValkeyServer) -> None:
     answer = json.loads(kv(server, "stat", "--json"))
     assert answer["prefix"] == "holdmq"
     (shard,) = answer["shards"]
-    assert (shard["records"], shard["batches"], shard["bytes"]) == (60, 10, 5000)
-    row = {"queues": 1, "records": 30, "batches": 10, "bytes": 2500, "bytes_exact": True}
+    assert (shard["records"], shard["batches"], shard["bytes"]) == (60, 10, END)
+    row = {"queues": 1, "records": 30, "batches": 10, "bytes": 10 * RUN_BYTES, "bytes_exact": True}
     assert shard["topics"] == [{"topic": "devices", **row}, {"topic": "orders", **row}]
     memory = shard["memory_bytes"]
     assert memory["others"] == 0
@@ -168,7 +237,7 @@ def test_what_topics_have_is_counted(server: ValkeyServer) -> None:
     assert node["keys"] == server.command("DBSIZE")
     assert node["memory_bytes"] > memory["log"]
     said = kv(server, "stat")
-    assert f"shard broker-0, at 127.0.0.1:{server.port}: 10 batches, 5000 bytes" in said
+    assert f"shard broker-0, at 127.0.0.1:{server.port}: 10 batches, {END} bytes" in said
     assert "16384" in said
 
 
