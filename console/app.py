@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,15 +10,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from console.api import accounts, analysis, live
 from console.api.document import with_document
 from console.api.endpoint import Endpoint
 from console.api.http import Guard, error_response
+from console.api.page_files import PageFiles
 from console.api.serving import EndpointServer
 from console.identity.audit import AuditLog
 from console.identity.identity import KnowsCallers, SignedInCallers
@@ -75,15 +75,20 @@ def build(
     Requests for others than `hosts` are refused.
     """
 
-    def page(request: Request) -> Response:
+    files = PageFiles(STATIC)
+
+    async def page(request: Request) -> Response:
         # One document for every address of a page: which page it is, the browser reads from the address.
         path = request.url.path
         if path.startswith("/api/") or "." in path.rpartition("/")[2]:
             raise HTTPException(404)
-        return FileResponse(STATIC / "index.html")
+        return files.answer(request, "index.html")
 
-    def probe(check: ReadyCheck) -> Callable[[Request], Response]:
-        def answer(_request: Request) -> Response:
+    async def file(request: Request) -> Response:
+        return files.answer(request, request.path_params["name"])
+
+    def probe(check: ReadyCheck) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(_request: Request) -> Response:
             holds, reason = check()
             return PlainTextResponse(f"{reason}\n", 200 if holds else 503)
 
@@ -106,11 +111,12 @@ def build(
 
     app = Starlette(
         routes=[
+            # First, as most requests are for these: the API has dozens of paths to compare.
+            Route("/static/{name:path}", file, methods=["GET"]),
             *server.routes(endpoints),
             Route("/healthz", probe(alive), methods=["GET"]),
             Route("/readyz", probe(ready), methods=["GET"]),
             Route("/metrics", metrics, methods=["GET"]),
-            Mount("/static", StaticFiles(directory=STATIC)),
             Route("/{path:path}", page, methods=["GET"]),
         ],
         exception_handlers={HTTPException: refuse, Exception: fail},

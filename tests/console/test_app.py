@@ -16,6 +16,7 @@ from openapi_answers import conforms
 
 from console.api.endpoint import ErrorAnswer
 from console.api.live import Tps
+from console.app import STATIC
 from console.main import main
 from holdmq.config.model import Config
 from holdmq.errors import ConfigError, StartupError
@@ -215,6 +216,20 @@ async def test_what_does_not_exist_is_said_in_json(serve: Serve) -> None:
         assert refused.status_code == 405
         assert refused.json()["error"]["code"] == "METHOD_NOT_ALLOWED"
         assert (await client.get("/static/../main.py")).status_code == 404
+        assert (await client.get("/static/%2e%2e/main.py")).status_code == 404
+
+
+async def test_a_browser_that_has_a_file_is_not_sent_it_again(serve: Serve) -> None:
+    async with serve() as client:
+        first = await client.get("/static/shell.js")
+        assert first.headers["content-type"] == "text/javascript; charset=utf-8"
+        assert first.content == (STATIC / "shell.js").read_bytes()
+        has = {"If-None-Match": first.headers["etag"]}
+        again = await client.get("/static/shell.js", headers=has)
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
+        other = await client.get("/static/vendor/uPlot.min.css", headers=has)
+        assert (other.status_code, other.headers["content-type"]) == (200, "text/css; charset=utf-8")
 
 
 async def test_the_stream_brings_new_counts_every_second(serve: Serve, append_rows: Append) -> None:

@@ -18,11 +18,11 @@ import uvicorn
 from processes import free_port
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from console.api.http import SECURITY_HEADERS
+from console.api.page_files import PageFiles
 from console.app import STATIC
 
 API: Final = "/api/v1"
@@ -254,8 +254,17 @@ LISTS: Final[dict[str, dict[str, Any]]] = {
         "next": None,
     },
     "sessions": {"sessions": [session_row(number) for number in range(6)], "total": 6, "next": None},
-    "dead-letters": {"groups": [{"group": "billing", "messages": 8, "resent": 4}]},
-    "dead-letters/billing": {"letters": [letter_row(number) for number in range(8)], "next": None},
+    "dead-letters": {
+        "groups": [{"group": "billing", "messages": 8, "resent": 4}],
+        "total": 1,
+        "next": None,
+    },
+    "dead-letters/billing": {
+        "letters": [letter_row(number) for number in range(8)],
+        "next": None,
+        "messages": 8,
+        "resent": 4,
+    },
     "alarms": {"active": [alarm_row("has waited")], "history": [alarm_row("had waited")]},
     "accounts": {
         "accounts": [
@@ -311,13 +320,18 @@ async def scripted_console() -> AsyncIterator[ScriptedConsole]:
     """Serve the pages over a script, on a port of its own."""
     script = ScriptedConsole()
 
-    async def page(_request: Request) -> Response:
-        return FileResponse(STATIC / "index.html")
+    files = PageFiles(STATIC)
+
+    async def page(request: Request) -> Response:
+        return files.answer(request, "index.html")
+
+    async def file(request: Request) -> Response:
+        return files.answer(request, request.path_params["name"])
 
     app = Starlette(
         routes=[
             Route(f"{API}/{{path:path}}", script.api, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
-            Mount("/static", StaticFiles(directory=STATIC)),
+            Route("/static/{name:path}", file),
             Route("/{path:path}", page),
         ]
     )
