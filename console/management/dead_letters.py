@@ -7,15 +7,16 @@ from typing import Final
 
 from pydantic import Field
 
-from console.api.endpoint import Answer, Call, Endpoint, InputModel, Result
+from console.api.endpoint import Answer, Call, Endpoint, InputModel, ListQuery, Result
 from console.identity.roles import Rank
 from console.management.clients import ClusterClients
 from console.management.messages import BODY_SHOWN_MAX, MessageRow, message_row
-from console.management.paging import wrong_cursor
-from holdmq.client.dead_letters import ReadLetter
+from console.management.paging import part_of, wrong_cursor
+from holdmq.client.dead_letters import DeadLetterCount, ReadLetter
 from holdmq.errors import Code, OffsetError
 
 PLACES_MAX: Final = 10_000
+SORTS: Final = ("group", "messages", "resent")
 
 
 class DeadLetterGroup(Answer):
@@ -27,9 +28,11 @@ class DeadLetterGroup(Answer):
 
 
 class DeadLetterGroups(Answer):
-    """Every group that has dead letters, by name."""
+    """A part of the groups that have dead letters."""
 
     groups: list[DeadLetterGroup]
+    total: int
+    next: str | None
 
 
 class LettersQuery(InputModel):
@@ -58,10 +61,12 @@ class Letter(Answer):
 
 
 class Letters(Answer):
-    """A part of a group's dead letters, broker by broker, the oldest first."""
+    """A part of a group's dead letters, broker by broker, the oldest first; and how many there are in all."""
 
     letters: list[Letter]
     next: str | None
+    messages: int
+    resent: int
 
 
 class LetterPlace(InputModel):
@@ -104,13 +109,12 @@ def endpoints(clients: ClusterClients) -> list[Endpoint]:
     """Return the endpoints over dead letters."""
     letters = clients.letters
 
-    async def list_(_call: Call) -> Result:
+    async def list_(call: Call) -> Result:
         found = await letters.groups()
-        return DeadLetterGroups(
-            groups=[
-                DeadLetterGroup(group=name, messages=one.messages, resent=one.resent)
-                for name, one in found.items()
-            ]
+        rows = [{"group": name, **one._asdict()} for name, one in found.items()]
+        part = part_of(rows, call.query, ("group",), SORTS)
+        return DeadLetterGroups.model_validate(
+            {"groups": part.rows, "total": part.total, "next": part.following}
         )
 
     async def read(call: Call) -> Result:
@@ -131,8 +135,12 @@ def endpoints(clients: ClusterClients) -> list[Endpoint]:
                 after[fault.queue.partition("/")[0]] = fault.next_offset - 1
                 continue
             break
+        counts = (await letters.groups(call.path("group"))).get(call.path("group"), DeadLetterCount(0, 0))
         return Letters(
-            letters=[_letter(letter) for letter in found], next=json.dumps(after) if is_more else None
+            letters=[_letter(letter) for letter in found],
+            next=json.dumps(after) if is_more else None,
+            messages=counts.messages,
+            resent=counts.resent,
         )
 
     async def resend(call: Call) -> Result:
@@ -151,7 +159,7 @@ def endpoints(clients: ClusterClients) -> list[Endpoint]:
     one = "dead-letters/{group}"
     return [
         Endpoint("GET", "dead-letters", Rank.VIEWER, list_, "Groups that have dead letters.",
-                 DeadLetterGroups),
+                 DeadLetterGroups, ListQuery),
         Endpoint("GET", one, Rank.VIEWER, read, "A group's dead letters.", Letters, LettersQuery),
         Endpoint("POST", f"{one}/resend", Rank.OPERATOR, resend, "Send dead letters again.", ResendAnswer,
                  body=Resend),

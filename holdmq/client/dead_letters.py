@@ -47,11 +47,14 @@ class DeadLetters(AdminCalls):
     KIND = "dead-letters"
     TIMEOUT_S = TIMEOUT_S
 
-    async def groups(self) -> dict[str, DeadLetterCount]:
-        """Every group that has dead letters, by name, with their counts over all brokers."""
+    async def groups(self, group: str | None = None) -> dict[str, DeadLetterCount]:
+        """Every group that has dead letters, by name, with their counts over all brokers.
+
+        `group`: only this one, None = all.
+        """
         found: dict[str, DeadLetterCount] = {}
         brokers = await self._live_brokers()
-        for listed in await asyncio.gather(*(self._rows(broker, None) for broker in brokers)):
+        for listed in await asyncio.gather(*(self._rows(broker, group) for broker in brokers)):
             for row in listed:
                 known = found.setdefault(row.group, DeadLetterCount(0, 0))
                 count = row.end_offset - row.first_offset

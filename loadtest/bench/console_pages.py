@@ -31,6 +31,8 @@ IN_HAND: Final = 32
 """Orders to the broker at a time."""
 CROWD: Final = 10_000
 """Clients that are connected at a time."""
+PAUSE_S: Final = 1.0
+"""Between two questions: what the console has asked the cluster is no longer new enough for the next."""
 CHROMIUM: Final = "/usr/bin/chromium"
 FLAGS: Final = [
     "--no-sandbox",
@@ -137,6 +139,7 @@ def ask(console: str, rounds: int) -> None:
     took: dict[str, list[float]] = {path: [] for path in ANSWERS}
     for _ in range(rounds):
         for path in ANSWERS:
+            time.sleep(PAUSE_S)
             began = time.perf_counter()
             connection = http.client.HTTPConnection(console, timeout=WAIT_MS / 1e3)
             connection.request("GET", f"/api/v1/{path}")

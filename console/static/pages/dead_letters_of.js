@@ -40,9 +40,8 @@ export async function show({ main, args: [group], signal }) {
 
   async function load(goesOn = false) {
     try {
-      const [answer, { groups }] = await Promise.all([call(`${at}${query({ limit: PAGE, after: goesOn ? next : "" })}`, { signal }), call("/api/v1/dead-letters", { signal })]);
-      const counts = groups.find((row) => row.group === group);
-      write(count, counts ? `${number(counts.messages)} in all, ${number(counts.resent)} of them sent again` : "");
+      const answer = await call(`${at}${query({ limit: PAGE, after: goesOn ? next : "" })}`, { signal });
+      write(count, answer.messages ? `${number(answer.messages)} in all, ${number(answer.resent)} of them sent again` : "");
       letters = goesOn ? [...letters, ...answer.letters] : answer.letters;
       next = answer.next;
       tell(wrong, answer.notice);
