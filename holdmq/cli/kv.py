@@ -100,7 +100,8 @@ def stat(given: Given) -> None:
         return
     for facts, node, topics, memory in rows:
         size = facts.number("end") - facts.number("first")
-        say(f"shard {facts.name}, at {node.name}: {facts.log_batches} batches, {size} bytes")
+        where = f"slot {nodes.slot_of(facts.tag)} at {node.name}" if nodes.is_cluster else f"at {node.name}"
+        say(f"shard {facts.name}, {where}: {facts.log_batches} batches, {size} bytes")
         table = PlainTable("topic", "queues", "messages", "batches", "bytes")
         for topic in topics:
             about = "" if topic.is_exact else "~"

@@ -72,8 +72,8 @@ class ShardFacts:
     waiting: tuple[int, int]
     """Delayed messages by due time, and their records."""
     queues: list[QueueFacts]
-    tables: dict[str, tuple[int, int]]
-    """Topic → rows, and keys in their order."""
+    tables: dict[str, tuple[int, int, int]]
+    """Topic → rows, keys in their order, and rows as each change counted them."""
 
     def number(self, field: str) -> int:
         """A number of the state; 0 where there is none."""
@@ -160,14 +160,17 @@ def _read_queues(client: redis.Redis, tag: str, names: Sequence[str]) -> Iterato
 
 def _read_tables(
     client: redis.Redis, tag: str, topics: Sequence[str]
-) -> Iterator[tuple[str, tuple[int, int]]]:
+) -> Iterator[tuple[str, tuple[int, int, int]]]:
     for step in _in_steps(topics):
         asked = client.pipeline(transaction=True)
         for topic in step:
             asked.hlen(f"{tag}:T:{topic}")
             asked.zcard(f"{tag}:K:{topic}")
-        counts = answers_of(asked)
-        yield from zip(step, zip(counts[::2], counts[1::2], strict=True), strict=True)
+            asked.hget(f"{tag}:z", f"{topic}/rows")
+        answers = answers_of(asked)
+        for i, topic in enumerate(step):
+            rows, ordered, counted = answers[3 * i : 3 * i + 3]
+            yield topic, (rows, ordered, number_in(counted) or 0)
 
 
 def findings_in(facts: ShardFacts) -> Iterator[KvFinding]:
@@ -200,9 +203,11 @@ def findings_in(facts: ShardFacts) -> Iterator[KvFinding]:
         yield found("e", f"has an epoch that begins at {last_start}, behind the log's end {end}")
     for queue in facts.queues:
         yield from (found(f"q:{queue.name}", what) for what in _wrong_in(queue))
-    for topic, (rows, ordered) in facts.tables.items():
+    for topic, (rows, ordered, counted) in facts.tables.items():
         if rows != ordered:
             yield found(f"T:{topic}", f"has {rows} rows, and {ordered} keys are in their order")
+        if rows != counted:
+            yield found(f"T:{topic}", f"has {rows} rows, and {counted} were counted")
     if facts.waiting[0] != facts.waiting[1]:
         due, records = facts.waiting
         yield found("w", f"has {records} delayed messages, and {due} have a due time")
@@ -274,7 +279,7 @@ def topics_in(client: redis.Redis, facts: ShardFacts) -> list[TopicUse]:
 
 KINDS: Final = {
     "l": "log", "q": "queues", "b": "queues", "g": "queues", "t": "timers", "w": "timers", "T": "tables",
-    "K": "tables", "x": "keys", "s": "state", "e": "state", "f": "state",
+    "K": "tables", "z": "tables", "x": "keys", "s": "state", "e": "state", "f": "state",
 }  # fmt: skip
 """What a key is for, by what follows the hash tag."""
 

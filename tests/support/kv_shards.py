@@ -57,6 +57,7 @@ def write_shard(client: Redis, prefix: str = "holdmq", name: str = "broker-0", b
     client.set(f"{tag}:e", json.dumps({"epochs": [[1, 0], [2, RUN_BYTES]]}))
     client.hset(f"{tag}:T:settings", "a", "1")
     client.zadd(f"{tag}:K:settings", {"a": 0})
+    client.hset(f"{tag}:z", mapping={"settings/rows": 1, "settings/bytes": 2})
     client.hset(f"{tag}:w", "0", "record")
     client.zadd(f"{tag}:t", {"0": now})
     client.set(f"{tag}:x:1:2", "entries")
