@@ -40,7 +40,7 @@ def check(
         from holdmq.cli.kv_shard import findings_in
 
         shards = _shards(nodes, settings.prefix)
-        found = [finding for facts, _ in shards for finding in findings_in(facts)]
+        found = [*_evicting(nodes), *(finding for facts, _ in shards for finding in findings_in(facts))]
         if records:
             read = 0
             for facts, node in shards:
@@ -147,6 +147,17 @@ def _shards(nodes: KvNodes, prefix: str) -> list[tuple[ShardFacts, KvNode]]:
         node = nodes.node_of(tag_of(prefix, name))
         found.append((read_shard(node.client, tag_of(prefix, name), name), node))
     return found
+
+
+def _evicting(nodes: KvNodes) -> Iterator[KvFinding]:
+    """Servers that take away what nobody has deleted."""
+    from holdmq.cli.kv_shard import KvFinding
+
+    for node in nodes.nodes:
+        policy = node.client.info("memory").get("maxmemory_policy", "")
+        if policy.startswith("allkeys"):
+            what = f"takes any key away when its memory is full: its maxmemory-policy is {policy}"
+            yield KvFinding("", node.name, what)
 
 
 def _read(facts: ShardFacts, node: KvNode) -> tuple[int, list[KvFinding]]:

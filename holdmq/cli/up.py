@@ -243,6 +243,11 @@ def _with_valkey(
     children: list[ServiceCommand], directory: Path, config: Config, names: list[str]
 ) -> tuple[list[ServiceCommand], str]:
     """Return the children with a Valkey before them that the broker stores in, and its address."""
+    if config.storage.kv.min_replicas:
+        raise ConfigError(
+            f"storage.kv.min_replicas is {config.storage.kv.min_replicas}, and the Valkey that holdmq up "
+            "starts has no replica: set it to 0, or name servers of yours in storage.kv.url"
+        )
     url = own_valkey.own_url(directory, {port for _, port in addresses(config, names).values()})
     valkey = own_valkey.valkey_command(directory.absolute(), url, config.storage, _STOP_LIMIT_S)
     # Not by --set: the command lines of processes are everybody's to see.

@@ -188,6 +188,19 @@ def test_a_run_that_its_queue_has_elsewhere_is_found(server: ValkeyServer) -> No
     assert found["what"] == f"says that offset 14 ends at {7 + RUN_BYTES}; in the log it ends at {at}"
 
 
+def test_a_server_that_evicts_keys_is_found(server: ValkeyServer) -> None:
+    server.configure("maxmemory-policy", "allkeys-lru")
+    try:
+        answer = json.loads(kv(server, "check", "--json", code=1))
+        said = kv(server, "check", code=1)
+    finally:
+        server.configure("maxmemory-policy", "noeviction")
+    (found,) = answer["findings"]
+    assert (found["shard"], found["key"]) == ("", f"127.0.0.1:{server.port}")
+    assert f"127.0.0.1:{server.port} takes any key away when its memory is full" in said
+    assert "maxmemory-policy is allkeys-lru" in said
+
+
 def test_without_a_shard_the_prefix_is_doubted(server: ValkeyServer) -> None:
     said = kv(server, "check", "--set", "storage.kv.prefix=other", code=1)
     assert said.startswith("error: use of other:shards failed: there is no shard; ")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command_line import WIDTH
+from command_line import WIDTH, Cli
 from processes import free_port
 
 from holdmq.cli.own_valkey import CONF_FILE, NAME, own_url, ping, server_program, valkey_command
@@ -189,6 +189,14 @@ asyncio.run(main())
     await process.wait()
     gone, _ = psutil.wait_procs([server], timeout=END_S)
     assert gone == [server]
+
+
+def test_replicas_that_it_never_has_are_not_waited_for(holdmq: Cli, tmp_path: Path) -> None:
+    sets = [f"--set={key}={free_port()}" for key in addresses(Config(), ["registry", "broker", "gateway"])]
+    sets += ["--set=storage.engine=kv", "--set=storage.kv.min_replicas=1"]
+    done = holdmq("up", f"--data={tmp_path / 'data'}", "--without=stats", "--without=console", *sets)
+    assert done.returncode == 2
+    assert "storage.kv.min_replicas is 1, and the Valkey that holdmq up starts has no replica" in done.stderr
 
 
 def test_up_starts_it_before_the_broker_and_tells_nobody_else(tmp_path: Path) -> None:
