@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 from typing import Any, Final
 
 from broker.kernel.log_reads import record_at
@@ -31,6 +33,8 @@ from storage.api.store import OrderedStore
 from storage.api.tables import Page
 
 ROWS_MAX: Final = 1_000
+IDS_PER_TURN: Final = 4_096
+"""Open sessions that are looked at in one turn of the loop: one or two milliseconds."""
 CONTENT_MAX_BYTES: Final = 6 << 20
 """What one session may have: it fits a frame. Gateways bound what their clients subscribe to."""
 RECORDS_MAX: Final = 1_000
@@ -91,39 +95,65 @@ class SessionQueries:
             meta = self.rows.owed.get(client_id) or decode_meta(row.value)
             if self.core.is_known(client_id) or not self.core.is_over(meta, now_ms):
                 found[client_id] = self._row(client_id, meta)
-        others = (
-            client_id
-            for client_id in self.core.ids()
-            if client_id not in found
-            and client_id > header.after
-            and client_id.startswith(header.prefix)
-            and (last is None or client_id <= last)
-        )
-        for client_id in heapq.nsmallest(count, others):
-            known = self.core.open_session(client_id)
-            if known is not None:
-                found[client_id] = self._row(client_id, known[0])
-        shown = [found[client_id] for client_id in sorted(found)[:count]]
-        is_more = last is not None or len(found) > count
-        next_after = (shown[-1].client_id if shown else last) if is_more else None
-        request.reply(SessionListResponse(shown, next_after))
+
+        def merged(others: list[str]) -> None:
+            for client_id in others:
+                known = self.core.open_session(client_id)
+                if known is not None:
+                    found[client_id] = self._row(client_id, known[0])
+            shown = [found[client_id] for client_id in sorted(found)[:count]]
+            is_more = last is not None or len(found) > count
+            next_after = (shown[-1].client_id if shown else last) if is_more else None
+            request.reply(SessionListResponse(shown, next_after))
+
+        self._find_open(header, last, count, found, merged)
 
     def _answer_open(self, request: Request, header: SessionListRequest, count: int) -> None:
         """The open ones are all in memory: among very many that are not, the table would be read in vain."""
-        found = heapq.nsmallest(
-            count + 1,
-            (
+
+        def found(client_ids: list[str]) -> None:
+            shown = [
+                self._row(client_id, known[0])
+                for client_id in client_ids[:count]
+                if (known := self.core.open_session(client_id)) is not None
+            ]
+            next_after = client_ids[count - 1] if len(client_ids) > count else None
+            request.reply(SessionListResponse(shown, next_after))
+
+        self._find_open(header, None, count + 1, {}, found)
+
+    def _find_open(
+        self,
+        header: SessionListRequest,
+        last: str | None,
+        count: int,
+        besides: Collection[str],
+        done: Callable[[list[str]], None],
+    ) -> None:
+        """Call `done` with the first `count` open sessions that are asked for, up to `last`, `besides` these.
+
+        There may be very many: it takes turns of the loop, and `done` is called in the last.
+        """
+        every = self.core.ids()
+        loop = asyncio.get_running_loop()
+
+        def look(begin: int, best: list[str]) -> None:
+            part = (
                 client_id
-                for client_id in self.core.ids()
-                if client_id > header.after and client_id.startswith(header.prefix)
-            ),
-        )
-        shown = [
-            self._row(client_id, known[0])
-            for client_id in found[:count]
-            if (known := self.core.open_session(client_id)) is not None
-        ]
-        request.reply(SessionListResponse(shown, found[count - 1] if len(found) > count else None))
+                for client_id in every[begin : begin + IDS_PER_TURN]
+                if client_id > header.after
+                and (last is None or client_id <= last)
+                and client_id.startswith(header.prefix)
+                and client_id not in besides
+            )
+            best = heapq.nsmallest(count, chain(best, part))
+            begin += IDS_PER_TURN
+            if begin < len(every):
+                loop.call_soon(look, begin, best)
+            else:
+                done(best)
+
+        look(0, [])
 
     def _row(self, client_id: str, meta: Meta) -> SessionRow:
         known = self.core.open_session(client_id)

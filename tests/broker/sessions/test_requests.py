@@ -10,6 +10,7 @@ from broker_stack import Stack, Start, broker, refused, start, until
 from broker_stack import bodies as bodies_of
 from session_peer import SessionPeer, change
 
+from broker.sessions import queries
 from broker.sessions import requests as sessions_module
 from broker.sessions.core import sessions
 from broker.sessions.core.sessions import WAITING_MAX
@@ -281,7 +282,10 @@ async def test_a_count_that_is_interrupted_goes_on_and_counts_nobody_twice(
     assert (core.users.of("ada"), core.stored) == (5, 5)
 
 
-async def test_open_sessions_alone_are_listed_page_by_page(start: Start, connect: Connect) -> None:
+async def test_open_sessions_alone_are_listed_page_by_page(
+    start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "IDS_PER_TURN", 3)
     gateway = await connect(await start())
     for n in range(9):
         opened = await gateway.open(f"c{n}")
@@ -296,6 +300,12 @@ async def test_open_sessions_alone_are_listed_page_by_page(start: Start, connect
         seen.append([row.client_id for row in rows(SessionRow, answer.sessions)])
         after = answer.next_after
     assert seen == [["c0", "c2"], ["c4", "c6"], ["c8"]]
+    every = [f"c{n}" for n in range(9)]
+    # Those that have ended are in the list once the table has them.
+    async with asyncio.timeout(40):
+        while [row.client_id for row in await gateway.list("c")] != every:
+            await asyncio.sleep(0.01)
+    assert [row.client_id for row in await gateway.list("c", "c2", 4)] == every[3:7]
 
 
 async def test_a_lost_gateway_ends_its_sessions(start: Start, connect: Connect) -> None:
