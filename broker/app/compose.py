@@ -42,11 +42,14 @@ from broker.sessions.requests import SessionTable
 from broker.shared_groups.core.shared import Shared
 from broker.shared_groups.requests import SharedMode
 from broker.shared_groups.state import SharedRows
+from broker.state.state_file import StateFile
 from broker.tables.requests import TableRequests
 from broker.topics.requests import TopicRequests
 from holdmq.config.alarms import AlarmsSection
 from holdmq.config.model import BrokerSection
 from holdmq.errors import HoldMQError
+from holdmq.files.atomic_file import AtomicFile
+from holdmq.files.disk import Disk
 from holdmq.record.origin import retry_topic
 from holdmq.rpc.auth import ServerSecurity
 from holdmq.rpc.connection import Connection
@@ -57,7 +60,7 @@ from holdmq.wire.headers import HelloRequest
 from storage.api.batches import Batch
 from storage.api.log_order import LogOrder
 from storage.api.retention import Need
-from storage.log.store import LogStore
+from storage.api.store import OrderedStore
 
 ClockMs = Callable[[], int]
 
@@ -70,6 +73,7 @@ def now_ms() -> int:
 class Broker:
     """One broker over an open store, with loaded topics: every room, made and wired.
 
+    `directory` of `disk` has the rooms' state files; `busy_segments` is what is read from the disk now.
     `order` is the store's log order; None = its engine has none, and what needs one is refused.
     Then in this order: `load` (blocking), `start`, `rpc.listen`, `drain`, `close` (blocking).
     """
@@ -77,10 +81,12 @@ class Broker:
     def __init__(
         self,
         identity: Identity,
-        store: LogStore,
+        store: OrderedStore,
         order: LogOrder | None,
         topics: TopicRequests,
         directory: Path,
+        disk: Disk,
+        busy_segments: Callable[[], Sequence[BusySegment]],
         settings: BrokerSection,
         alarms: AlarmsSection,
         security: ServerSecurity | None,
@@ -90,7 +96,12 @@ class Broker:
         record_max_bytes = identity.record_max_bytes
         self.store = store
         self.topics = topics
-        self._directory = directory
+
+        def state_file(name: str) -> StateFile:
+            return StateFile(directory / name, disk)
+
+        self._dead_letters_file = state_file("deadLetters.json")
+        self._producers_path = directory / "producers.json"
         connections: dict[Connection, HelloRequest | None] = {}
         hello_of = connections.get
         self.statistics = Statistics(asyncio.get_running_loop().time())
@@ -98,14 +109,14 @@ class Broker:
         self.produce = Produce(
             store, table, self.statistics, record_max_bytes, partial(_role_of, hello_of), clock_ms
         )
-        self.producers = Producers(store, self.produce.sequences, self.produce.received)
+        self.producers = Producers(store, self.produce.sequences, self.produce.received, disk)
 
         marks = Marks()
         self.copies = Copies(store, topics, marks)
         self.dead_letters = DeadLetterRequests(store, self.copies, topics, marks, clock_ms)
 
         group_settings = GroupSettings(
-            directory / "subscriptionGroup.json",
+            state_file("subscriptionGroup.json"),
             GroupTable(settings.groups_max, settings.auto_create_groups),
         )
         # A receipt of an earlier start is never one of this start's.
@@ -116,7 +127,7 @@ class Broker:
         self.groups = Groups(
             settings,
             group_settings,
-            directory / "consumerOffset.json",
+            state_file("consumerOffset.json"),
             store,
             table,
             store.index.offset_at,
@@ -131,7 +142,7 @@ class Broker:
             store,
             store,
             table,
-            directory / "shared.json",
+            AtomicFile(directory / "shared.json", disk),
             self.statistics,
             kept_offset=self.groups.offsets.table.get,
             move=self.moves.move,
@@ -143,7 +154,9 @@ class Broker:
         self.share = (
             None
             if order is None
-            else ShareMode(store, order, table, directory / "shareGroups.json", clock_ms=clock_ms)
+            else ShareMode(
+                store, order, table, AtomicFile(directory / "shareGroups.json", disk), clock_ms=clock_ms
+            )
         )
         self.sessions = SessionTable(
             store, topics, clock_ms, hello_of, user_max=settings.sessions_per_user_max
@@ -152,9 +165,7 @@ class Broker:
         self.tables = TableRequests(store, table, self.statistics, record_max_bytes)
 
         self.backlogs = Backlogs(store, self.groups, self.shared)
-        self.statistics_calls = StatisticsRequests(
-            self.statistics, self.backlogs, table, partial(_busy_segments, store)
-        )
+        self.statistics_calls = StatisticsRequests(self.statistics, self.backlogs, table, busy_segments)
         self.alarms = AlarmWatch(
             alarms, identity.name, self.backlogs, store.state, lambda: list(shared_core.full)
         )
@@ -221,8 +232,8 @@ class Broker:
         self.shared.load(accept_backup)
         if self.share is not None:
             self.share.load(accept_backup)
-        self.dead_letters.load(self._directory / "deadLetters.json", accept_backup)
-        self.producers.load(self._directory / "producers.json")
+        self.dead_letters.load(self._dead_letters_file, accept_backup)
+        self.producers.load(self._producers_path)
 
     def start(self) -> None:
         """Begin what happens by itself: deletions go on, files are saved, deadlines run."""
@@ -296,7 +307,3 @@ def _role_of(hello_of: HelloOf, connection: Connection) -> str:
 
 def _drop_retries(topics: TopicRequests, group: str, done: Callable[[HoldMQError | None], None]) -> None:
     topics.give_up(retry_topic(group), done)
-
-
-def _busy_segments(store: LogStore) -> Sequence[BusySegment]:
-    return store.chunks.activity.rates

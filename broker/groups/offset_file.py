@@ -14,7 +14,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -54,7 +53,7 @@ class OffsetFile:
 
     def __init__(
         self,
-        path: Path,
+        file: StateFile,
         table: OffsetTable,
         store: OrderedStore,
         interval_s: float,
@@ -64,8 +63,8 @@ class OffsetFile:
         self.generation = 0
         """Leases of this start have generations above it."""
         self.saves = self.failures = self.moved = 0
-        self._path = path
-        self._file = StateFile(path)
+        self._path = file.path
+        self._file = file
         self._table = table
         self._store = store
         self._interval_s = interval_s

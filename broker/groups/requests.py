@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Final, TypeVar
 
 import structlog
@@ -27,6 +26,7 @@ from broker.groups.shared_handover import SharedMembers, forgetting, hand_over
 from broker.kernel.events import Event
 from broker.kernel.request_family import HelloOf, RequestFamily
 from broker.retry.core.moves import RetryPolicy
+from broker.state.state_file import StateFile
 from broker.topics.core.table import TopicTable
 from holdmq.config.model import BrokerSection
 from holdmq.errors import Code, HoldMQError, RemoteError, WireError
@@ -90,7 +90,7 @@ class Groups(RequestFamily):
         self,
         settings: BrokerSection,
         group_settings: GroupSettings,
-        offsets_path: Path,
+        offsets_file: StateFile,
         store: OrderedStore,
         topics: TopicTable,
         offset_at: OffsetAt,
@@ -104,7 +104,7 @@ class Groups(RequestFamily):
         self.leases: Leases[Connection] = Leases(settings.queue_lease_s)
         table = OffsetTable()
         self.offset_file = OffsetFile(
-            offsets_path,
+            offsets_file,
             table,
             store,
             settings.offset_save_interval_s,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -26,9 +25,9 @@ log = structlog.get_logger("holdmq.broker")
 class GroupSettings:
     """The table of groups and its file. All methods but `load` and `close` are called on the loop."""
 
-    def __init__(self, path: Path, table: GroupTable, changes_max: int = CHANGES_MAX) -> None:
+    def __init__(self, file: StateFile, table: GroupTable, changes_max: int = CHANGES_MAX) -> None:
         self.table = table
-        self._file = StateFile(path)
+        self._file = file
         self._changes = PlannedChanges(
             self._file, lambda: dict(table.groups), self._content_of, table.take, changes_max
         )

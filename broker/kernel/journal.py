@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -80,7 +79,7 @@ class Journal(Generic[N]):
         self,
         queues: MessageQueues,
         order: LogOrder,
-        path: Path,
+        file: AtomicFile,
         make_news: Callable[[], N],
         capture: Callable[[], list[Any]],
         unwritten: Callable[[], int],
@@ -90,7 +89,7 @@ class Journal(Generic[N]):
         self.records = self.refused = self.snapshots = self.snapshot_failures = 0
         self._queues = queues
         self._order = order
-        self._file = AtomicFile(path)
+        self._file = file
         self._capture = capture
         self._unwritten = unwritten
         self._loop = asyncio.get_running_loop()
@@ -101,7 +100,7 @@ class Journal(Generic[N]):
         self._version = 0
         self._saved = (-1, 0)
         self._snapshot: _Snapshot | None = None
-        self._thread = ThreadPoolExecutor(1, path.stem)
+        self._thread = ThreadPoolExecutor(1, file.path.stem)
         self._saving: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._logged_at = float("-inf")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from broker.kernel.journal import Journal
 from broker.mqtt_shares.core.records import SHARE_TOPIC, Entry, RestoredShares, ShareNews
+from holdmq.files.atomic_file import AtomicFile
 from storage.api.log_order import LogOrder
 from storage.api.queues import MessageQueues
 
@@ -21,11 +21,11 @@ class ShareJournal(Journal[ShareNews]):
         self,
         queues: MessageQueues,
         order: LogOrder,
-        path: Path,
+        file: AtomicFile,
         capture: Callable[[], list[Entry]],
         unwritten: Callable[[], int],
     ) -> None:
-        super().__init__(queues, order, path, ShareNews, capture, unwritten)
+        super().__init__(queues, order, file, ShareNews, capture, unwritten)
 
     def load(self, accept_backup: bool = False) -> RestoredShares:
         """Read snapshot and log (blocking). StorageError if the snapshot is damaged."""

@@ -12,7 +12,6 @@ import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -24,6 +23,7 @@ from broker.mqtt_shares.journal import ShareJournal
 from broker.mqtt_shares.serving import ShareServing
 from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import Code, RemoteError, StorageError
+from holdmq.files.atomic_file import AtomicFile
 from holdmq.mqtt.filters import parse_filter
 from holdmq.mqtt.reasons import MqttError
 from holdmq.names.topics import TREE_PREFIX, topic_of_filter
@@ -77,12 +77,12 @@ class ShareMode(RequestFamily):
         queues: MessageQueues,
         order: LogOrder,
         topics: TopicTable,
-        path: Path,
+        file: AtomicFile,
         core: ShareGroups[Connection] | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.core: ShareGroups[Connection] = core or ShareGroups()
-        self.journal = ShareJournal(queues, order, path, self._capture, self._unwritten)
+        self.journal = ShareJournal(queues, order, file, self._capture, self._unwritten)
         self._feeds: dict[Connection, ShareFeed] = {}
         self.serving = ShareServing(self.core, queues, order, topics, self._feeds, self._given, self._settle)
         self._queues = queues

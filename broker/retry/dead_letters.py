@@ -11,7 +11,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -135,12 +134,12 @@ class DeadLetterRequests(RequestFamily):
         while len(self._resends) > 1:
             self._resends.pop().request.refuse(RemoteError(Code.SHUTTING_DOWN, "the broker is draining"))
 
-    def load(self, path: Path, accept_backup: bool = False) -> None:
+    def load(self, file: StateFile, accept_backup: bool = False) -> None:
         """Read deadLetters.json (blocking), and keep it from now on; StorageError if it is damaged."""
-        self._file = StateFile(path)
-        loaded = self._file.load(accept_backup)
+        self._file = file
+        loaded = file.load(accept_backup)
         if loaded is not None:
-            self.marks.load(loaded.content, str(path))
+            self.marks.load(loaded.content, str(file.path))
             for group, marks in self.marks.items():
                 # What power loss took: a later letter may get the offset of one that was sent again.
                 marks.cut(*self._ends(group))

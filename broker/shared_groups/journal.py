@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from broker.kernel.journal import Journal
 from broker.shared_groups.core.queue import SharedQueue
 from broker.shared_groups.core.records import SHARED_TOPIC, Entry, ProgressNews, RestoredShared
+from holdmq.files.atomic_file import AtomicFile
 from storage.api.log_order import LogOrder
 from storage.api.queues import MessageQueues
 
@@ -22,11 +22,11 @@ class SharedJournal(Journal[ProgressNews]):
         self,
         queues: MessageQueues,
         order: LogOrder,
-        path: Path,
+        file: AtomicFile,
         capture: Callable[[], list[Entry]],
         unwritten: Callable[[], int],
     ) -> None:
-        super().__init__(queues, order, path, ProgressNews, capture, unwritten)
+        super().__init__(queues, order, file, ProgressNews, capture, unwritten)
 
     def load(self, window: int, accept_backup: bool = False) -> list[SharedQueue]:
         """Read snapshot and log (blocking). StorageError if the snapshot is damaged."""

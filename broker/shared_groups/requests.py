@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
@@ -31,6 +30,7 @@ from broker.shared_groups.starts import KeptOffset, SharedStarts, is_volatile
 from broker.shared_groups.state import state_of, warn_of_behind, warn_of_full
 from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError
+from holdmq.files.atomic_file import AtomicFile
 from holdmq.names.topics import group_fault, is_temporary, topic_fault
 from holdmq.record.origin import RETRY_PREFIX, retry_topic
 from holdmq.rpc.connection import Connection, Request
@@ -104,7 +104,7 @@ class SharedMode(RequestFamily):
         queues: MessageQueues,
         order: LogOrder,
         topics: TopicTable,
-        path: Path,
+        file: AtomicFile,
         statistics: Statistics,
         *,
         kept_offset: KeptOffset,
@@ -114,7 +114,7 @@ class SharedMode(RequestFamily):
         self.core = core
         self._gate = gate
         self._hello_of = hello_of
-        self.journal = SharedJournal(queues, order, path, self._capture, lambda: core.counts.passed)
+        self.journal = SharedJournal(queues, order, file, self._capture, lambda: core.counts.passed)
         self.starts = SharedStarts(core, queues, topics, kept_offset)
         self.pulls = SharedPulls(core, queues, topics, self.starts, statistics, gate.is_paused, self._settle)
         self.moves = SharedMoves(core, self.journal, move, self._settle)

@@ -88,6 +88,10 @@ class Service:
         """
         self._checks.append(check)
 
+    def no_longer_ready(self, *checks: ReadyCheck) -> None:
+        """Take readiness checks back: what they read has ended. Without any the process is "starting"."""
+        self._checks = [check for check in self._checks if check not in checks]
+
     def start(self) -> tuple[bool, str]:
         """Return whether the service has started: what is missing from then on is others' affair."""
         return bool(self._checks), "started" if self._checks else "starting"

@@ -20,6 +20,7 @@ from broker.topics.requests import TopicRequests
 from holdmq.config.alarms import AlarmsSection
 from holdmq.config.model import BrokerSection, StorageSection
 from holdmq.errors import Code, RemoteError
+from holdmq.files.disk import RealDisk
 from holdmq.record.batch import split_records
 from holdmq.record.codec import decode_record, encode_record
 from holdmq.record.properties import encode_properties
@@ -156,6 +157,8 @@ async def _serve(
         store.log_order if settings.get("has_log_order", True) else None,
         topics,
         directory / "store" / "config",
+        RealDisk(),
+        list,
         BrokerSection(**overrides),  # type: ignore[arg-type]
         AlarmsSection(),
         None,

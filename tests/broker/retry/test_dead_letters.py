@@ -12,6 +12,7 @@ import pytest
 from broker_stack import Stack, bodies, until
 
 from broker.retry.copies import find_moves
+from broker.state.state_file import StateFile
 from holdmq.errors import Code, RemoteError, StorageError, StoreFormatError
 from holdmq.record.codec import decode_record
 from holdmq.record.origin import Origin, origin_of
@@ -240,7 +241,7 @@ async def test_a_damaged_file_is_named(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "store" / "config" / "deadLetters.json"
     path.write_bytes(path.read_bytes().replace(b'"purged":1', b'"purged":2'))
     with pytest.raises(StoreFormatError, match=r"deadLetters\.json"):
-        stack.server.dead_letters.load(path)
+        stack.server.dead_letters.load(StateFile(path))
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def over(broker: Stack, path: Path) -> SharedMode:
         broker.store,
         broker.store.log_order,
         server.topics.table,
-        path,
+        AtomicFile(path),
         server.statistics,
         kept_offset=server.groups.offsets.table.get,
         move=server.moves.move,
