@@ -13,6 +13,7 @@
     ├── StorageError            an operation of the store failed: operation, path, offset, hint
     │   ├── StoreFullError      no space: refused, recovers by itself
     │   ├── StoreReadOnlyError  a failed disk: read-only until restart
+    │   ├── ShardLostError      another process owns what this store kept
     │   ├── StoreFormatError    a directory, file or format that must not be opened
     │   └── CorruptRecordError  damage below the checkpoint
     ├── TransportError          no connection, or it was lost (retriable)
@@ -225,6 +226,12 @@ class StoreReadOnlyError(StorageError):
     """EIO or a failed fsync: the store is read-only until the process is restarted."""
 
     code = Code.STORE_READ_ONLY
+
+
+class ShardLostError(StorageError):
+    """The shard belongs to another process now, or the servers behind it lost writes: it is opened anew."""
+
+    code = Code.SHUTTING_DOWN
 
 
 class StoreFormatError(StorageError):

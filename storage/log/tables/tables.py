@@ -10,19 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from heapq import heappop, heappush
-from itertools import groupby
 from threading import Thread
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
-from holdmq.errors import Code, RecordError, StorageError
-from holdmq.names.topics import is_temporary
-from storage.api.batches import Appended, Batch, BatchRun, sizes_of
+from holdmq.errors import StorageError
+from storage.api.batches import Appended, Batch
 from storage.api.tables import (
     Changed,
     Judge,
-    KeyChange,
     Page,
     Reached,
     RowChanged,
@@ -31,7 +28,8 @@ from storage.api.tables import (
     WalkedRow,
 )
 from storage.core.epochs import Epochs
-from storage.core.table_records import changes_in, table_record
+from storage.core.table_appends import KeyWatches, TableAppends
+from storage.core.table_records import changes_in
 from storage.log.failures import guarded, write_failure
 from storage.log.reading.follower import Followed, Follower
 from storage.log.tables.files import Applied, TableFiles
@@ -52,13 +50,7 @@ T = TypeVar("T")
 log = structlog.get_logger("holdmq.storage")
 
 
-class _KeyWatch(NamedTuple):
-    topic: str
-    prefix: bytes
-    changed: Changed
-
-
-class LogTables:
+class LogTables(TableAppends):
     """All tables of one log. `is_table` says of a topic whether it is one."""
 
     def __init__(
@@ -72,12 +64,11 @@ class LogTables:
         clock: Callable[[], float],
         failed: Callable[[StorageError], None],
     ) -> None:
+        super().__init__(is_table, append)
         self.follower = follower
         self.applied_position = 0
         self.changes = self.keyless = self.failures = self.restores = 0
         self._files = files
-        self._is_table = is_table
-        self._append = append
         self._post = post
         self._synced = synced
         self._epochs = Epochs([])
@@ -89,7 +80,7 @@ class LogTables:
         self._wanted_snapshot = -1
         self._retry_at = 0.0
         self._unapplied: list[Followed] = []
-        self._watches: list[_KeyWatch] = []
+        self._watches = KeyWatches()
         self._waiting: list[tuple[int, int, Reached]] = []
         self._waits = 0
         self._failure: StorageError | None = None
@@ -100,84 +91,12 @@ class LogTables:
 
     # Called on the loop
 
-    def put(
-        self,
-        topic: str,
-        key: str,
-        value: bytes,
-        done: Appended,
-        queue_id: int = 0,
-        born_ms: int = 0,
-        unique_id: str = "",
-    ) -> Batch:
-        """Store a key's value; `done` as of `MessageStore.append`, which is before the table shows it.
-
-        Who must read what it wrote waits with `wait_applied(batch.end, …)`. Raises RecordError for a
-        key that is empty or too long, and for a topic that is no table.
-        """
-        return self._change(topic, key, value, done, queue_id, born_ms, unique_id)
-
-    def delete(
-        self,
-        topic: str,
-        key: str,
-        done: Appended,
-        queue_id: int = 0,
-        born_ms: int = 0,
-        unique_id: str = "",
-    ) -> Batch:
-        """Take a key's value away; otherwise as `put`."""
-        return self._change(topic, key, None, done, queue_id, born_ms, unique_id)
-
-    def _change(
-        self,
-        topic: str,
-        key: str,
-        value: bytes | None,
-        done: Appended,
-        queue_id: int,
-        born_ms: int,
-        unique_id: str,
-    ) -> Batch:
-        self._check_table(topic)
-        record = table_record(topic, queue_id, key, value, born_ms, unique_id)
-        batch = Batch(memoryview(bytearray(record)), sizes_of([record]), [BatchRun(topic, queue_id, 1)])
-        self._append(batch, done)
-        return batch
-
-    def change_many(
-        self, topic: str, changes: Sequence[KeyChange], done: Appended, born_ms: int = 0
-    ) -> Batch:
-        """Append changes as one batch, by queue; otherwise as `put`."""
-        self._check_table(topic)
-        ordered = sorted(changes, key=lambda change: change.queue_id)
-        records = [
-            table_record(topic, change.queue_id, change.key, change.value, born_ms) for change in ordered
-        ]
-        runs = [
-            BatchRun(topic, queue_id, len(list(same)))
-            for queue_id, same in groupby(ordered, lambda change: change.queue_id)
-        ]
-        batch = Batch(memoryview(bytearray().join(records)), sizes_of(records), runs)
-        self._append(batch, done)
-        return batch
-
-    def _check_table(self, topic: str) -> None:
-        if is_temporary(topic) or not self._is_table(topic):
-            raise RecordError(f"topic {topic} is no table", Code.TOPIC_INVALID)
-
     def watch(self, topic: str, prefix: str, changed: Changed) -> Callable[[], None]:
         """Call `changed` on the loop with changes of keys that begin with `prefix`; returns what ends it.
 
         A change was applied when it is told. Who wants everything watches first and scans then.
         """
-        watch = _KeyWatch(topic, prefix.encode(), changed)
-        self._watches = [*self._watches, watch]
-
-        def end() -> None:
-            self._watches = [other for other in self._watches if other is not watch]
-
-        return end
+        return self._watches.add(topic, prefix, changed)
 
     def wait_applied(self, position: int, reached: Reached) -> None:
         """Call `reached` on the loop once the log below `position` is applied; an error if it never will."""
@@ -188,14 +107,7 @@ class LogTables:
         self.follower.wake.set()
 
     def _tell(self, changes: list[RowChanged]) -> None:
-        for watch in self._watches:
-            own = [
-                change
-                for change in changes
-                if change.topic == watch.topic and change.key.startswith(watch.prefix)
-            ]
-            if own:
-                watch.changed(own)
+        self._watches.tell(changes)
         self._tell_waiting()
 
     def _tell_waiting(self) -> None:

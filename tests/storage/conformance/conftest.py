@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 import pytest
 from any_disk import ANY_DISK
+from valkey_servers import ValkeyServer
 
 from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
@@ -18,6 +19,7 @@ from holdmq.record.codec import Record, decode_record, encode_properties
 from storage.api.batches import Batch, BatchRun
 from storage.api.queues import HashFilter, QueueRead
 from storage.api.store import MessageStore
+from storage.kv.store import KvStore
 from storage.log.store import open_store
 
 Post = Callable[[Callable[[], object]], object]
@@ -42,7 +44,39 @@ def open_log(directory: Path, post: Post, clock_ms: Callable[[], int]) -> Opened
     return store
 
 
-ENGINES: Final[dict[str, Callable[[Path, Post, Callable[[], int]], OpenedStore]]] = {"log": open_log}
+SERVERS: Final[list[ValkeyServer]] = []
+"""The server of the key-value engine, started by the first test that wants one."""
+
+
+def open_kv(directory: Path, post: Post, clock_ms: Callable[[], int]) -> OpenedStore:
+    kv = {
+        "url": f"redis://127.0.0.1:{SERVERS[0].port}",
+        "prefix": f"test{abs(hash(directory))}",
+        "lease_ms": 3000,
+    }
+    settings = {"data_dir": str(directory), "engine": "kv", "kv": kv}
+    store = KvStore(
+        StorageSection.model_validate(settings), "b1", lambda _: 1, post,
+        clock_ms=clock_ms, is_table=lambda topic: topic == TABLE,
+    )  # fmt: skip
+    store.open()
+    return store
+
+
+ENGINES: Final[dict[str, Callable[[Path, Post, Callable[[], int]], OpenedStore]]] = {
+    "log": open_log,
+    "kv": open_kv,
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    server = ValkeyServer(tmp_path_factory.mktemp("valkey"))
+    server.start()
+    SERVERS.append(server)
+    yield
+    SERVERS.remove(server)
+    server.end()
 
 
 class Tested:

@@ -1,0 +1,205 @@
+"""Reads of what is no longer in the broker's memory: by queue, in log order, and by time. Every method
+blocks.
+"""
+
+from __future__ import annotations
+
+from threading import local
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from holdmq.errors import BehindError, CorruptRecordError, StorageError
+from holdmq.record.batch import Hashes, Ints
+from holdmq.record.tag_table import TagTable
+from storage.api.batches import Batch
+from storage.api.queues import HashFilter, QueueRead, ReadStatus
+from storage.core.queues import Queue, QueueRun, outside, read_memory
+from storage.core.scan import KeyLevels, batch_of, part_of, whole_records
+from storage.kv.core.layout import RUN, ShardKeys, offset_in
+from storage.kv.server import ShardServer
+
+READ_BYTES_MAX: Final = 8 << 20
+"""What one call of the server brings: it serves nobody else meanwhile."""
+READ_RECORDS_MAX: Final = 65_536
+_HINT: Final = "the memory of the server, or what it was restored from, damaged it; reading goes on behind it"
+
+
+class Run(NamedTuple):
+    """Where a run of a queue lies."""
+
+    base_offset: int
+    next_offset: int
+    position: int
+
+
+class ServerReader:
+    """Reads a shard's streams. What it gives was checked record by record."""
+
+    def __init__(self, server: ShardServer, keys: ShardKeys, key_levels: KeyLevels) -> None:
+        self.reads = self.corrupt = 0
+        self._server = server
+        self._keys = keys
+        self._key_levels = key_levels
+        self._tables = local()
+
+    def read_queue(
+        self, queue: Queue, offset: int, max_bytes: int, max_count: int, wanted: HashFilter | None
+    ) -> QueueRead:
+        """Read a queue from the server, at least one record if there is one."""
+        answer = outside(queue, offset)
+        if answer is not None:
+            return answer
+        count = max_count if wanted is None else READ_RECORDS_MAX
+        size = max_bytes if wanted is None else READ_BYTES_MAX
+        runs = self._runs(queue, offset, queue.confirmed, min(size, READ_BYTES_MAX), count)
+        found = Queue(queue.topic, queue.queue_id, queue.first_offset, offset)
+        for base, following, position, raw in runs:
+            if position < 0:
+                break
+            batch = self._batch(raw, position)
+            if isinstance(batch, str):
+                return self._damaged(queue, max(offset, base), following, position, batch, found, offset)
+            hashes = batch.runs[0].hashes
+            found.confirm(QueueRun(base, following - base, 0, batch, hashes))
+        if not found.chunks:
+            # Retention may have passed while the read was under way.
+            first = max(queue.first_offset, runs[0][1] if runs else queue.confirmed)
+            return QueueRead(ReadStatus.BEHIND, first, first, queue.confirmed)
+        end = found.confirmed
+        read = read_memory(found, offset, max_bytes, max_count, wanted)
+        assert read is not None, (offset, found.memory_offset, end)
+        read.end_offset = queue.confirmed
+        return read
+
+    def _runs(
+        self, queue: Queue, offset: int, end: int, max_bytes: int, max_count: int
+    ) -> list[tuple[int, int, int, bytes]]:
+        self.reads += 1
+        name = self._keys.queue(queue.topic, queue.queue_id)
+        flat = self._server.run("read_queue", [self._keys.log, name], offset, end, max_bytes, max_count)
+        return [
+            (following - records, following, position, raw)
+            for following, records, position, raw in zip(
+                flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True
+            )
+        ]
+
+    def _damaged(
+        self, queue: Queue, at: int, following: int, position: int, reason: str, found: Queue, offset: int
+    ) -> QueueRead:
+        if found.chunks:
+            read = read_memory(found, offset, READ_BYTES_MAX, READ_RECORDS_MAX, None)
+            assert read is not None
+            read.end_offset = queue.confirmed
+            return read
+        self.corrupt += 1
+        text = f"{self._keys.log} at {position}: {reason}; {_HINT}"
+        return QueueRead(
+            ReadStatus.CORRUPT, max(at + 1, following), queue.first_offset, queue.confirmed, reason=text
+        )
+
+    def _batch(self, raw: bytes, position: int) -> Batch | str:
+        """The batch that bytes of the log are; a sentence when they are damaged."""
+        view = memoryview(raw)
+        whole = whole_records(view, position)
+        if whole.reason or int(whole.sizes.sum()) != len(raw):
+            return whole.reason or "its last record is cut"
+        return batch_of(view, whole.sizes, position, self._key_levels, self._hashes)
+
+    def _hashes(self, records: memoryview, starts: Ints, sizes: Ints, key_levels: int) -> Hashes | None:
+        tables: dict[int, TagTable] | None = getattr(self._tables, "of_levels", None)
+        if tables is None:
+            tables = self._tables.of_levels = {}
+        table = tables.get(key_levels)
+        if table is None:
+            table = tables[key_levels] = TagTable(key_levels)
+        return table.hashes(records, starts, sizes)
+
+    def read_log(self, position: int, max_bytes: int, first: int, end: int) -> list[Batch]:
+        """Batches from a record's start on, nothing at or behind `end`, at least a record."""
+        if position >= end:
+            return []
+        if position < first:
+            raise BehindError(position, first)
+        self.reads += 1
+        flat = self._server.run("read_log", [self._keys.log], position, end, min(max_bytes, READ_BYTES_MAX))
+        found: list[Batch] = []
+        for begin, raw in zip(flat[::2], flat[1::2], strict=True):
+            batch = self._batch(raw, begin)
+            if isinstance(batch, str):
+                if found:
+                    break
+                self.corrupt += 1
+                error = CorruptRecordError(
+                    batch, operation="read", path=self._keys.log, offset=begin, hint=_HINT
+                )
+                error.resume_at = begin + len(raw)
+                raise error
+            at = int(np.searchsorted(batch.starts, position - begin)) if begin < position else 0
+            if begin > position and not found:
+                raise BehindError(position, begin)
+            if begin < position and (at == len(batch.starts) or int(batch.starts[at]) + begin != position):
+                error = CorruptRecordError(
+                    "no record begins here",
+                    operation="read",
+                    path=self._keys.log,
+                    offset=position,
+                    hint=_HINT,
+                )
+                error.resume_at = begin + (int(batch.starts[at]) if at < len(batch.starts) else len(raw))
+                raise error
+            fitting = int(
+                np.searchsorted(batch.starts + batch.sizes, int(batch.starts[at]) + max_bytes, "right")
+            )
+            part = part_of(batch, at, max(at + 1, fitting))
+            found.append(part)
+            max_bytes -= len(part.records)
+            if max_bytes <= 0 or part.end < batch.end:
+                break
+        if not found:
+            raise BehindError(position, end)
+        return found
+
+    def position_at(self, store_ms: int, first: int, end: int) -> int:
+        """The first position whose batch is stored at `store_ms` or later; `end` when none is."""
+        return int(self._server.run("position_at", [self._keys.log], first, end, store_ms))
+
+    def run_at(self, queue: Queue, store_ms: int) -> Run | None:
+        """The first run of a queue that is stored at `store_ms` or later."""
+        return self._run_at(queue, 2, store_ms)
+
+    def run_from(self, queue: Queue, position: int) -> Run | None:
+        """The first run of a queue at or behind a log position."""
+        return self._run_at(queue, 1, position)
+
+    def run_holding(self, queue: Queue, offset: int) -> Run | None:
+        """The run of a queue that has an offset."""
+        name = self._keys.queue(queue.topic, queue.queue_id)
+        found = self._server.command("XRANGE", name, f"0-{offset + 1}", "+", "COUNT", 1)
+        if not found:
+            return None
+        entry, fields = found[0]
+        position, _, _, records = RUN.unpack(fields[b"p"])
+        following = offset_in(entry)
+        return Run(following - records, following, position)
+
+    def _run_at(self, queue: Queue, field: int, wanted: int) -> Run | None:
+        name = self._keys.queue(queue.topic, queue.queue_id)
+        flat: list[Any] = self._server.run(
+            "run_at", [name], queue.first_offset, queue.confirmed, field, wanted
+        )
+        if not flat:
+            return None
+        following, records, position = flat
+        return Run(following - records, following, position)
+
+    def record_at(self, position: int, first: int, end: int) -> Batch | None:
+        """The record at a place, as a batch; None = it is gone, or none begins there."""
+        try:
+            found = self.read_log(position, 1, first, end)
+        except StorageError as error:
+            if isinstance(error, (BehindError, CorruptRecordError)):
+                return None
+            raise
+        return found[0] if found else None

@@ -1,0 +1,325 @@
+"""The thread that brings batches to the shard's log: `kv-writer`.
+
+It takes what has come since its last pipeline and sends it as the next one. Each append says where it
+expects the log to end, so a batch cannot be stored twice, nor behind one that is missing: when an answer is
+lost, the log's end says which batches of the pipeline are in it, and the rest is sent again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Condition, Event, Thread
+from time import monotonic
+from typing import Any, Final
+
+import structlog
+from redis.exceptions import AskError, RedisClusterException, RedisError
+
+from holdmq.errors import ShardLostError, StorageError
+from storage.api.batches import Appended, Batch
+from storage.api.tables import RowChanged
+from storage.core.queues import Queue
+from storage.kv.core.layout import RUN, ShardKeys, queue_field
+from storage.kv.server import MOVING, UNKNOWN, FunctionCall, ShardServer
+
+GROUP_BATCHES: Final = 64
+GROUP_BYTES: Final = 4 << 20
+"""What one pipeline brings: an answer comes back every few milliseconds on a usual network."""
+PAUSE_S: Final = 0.02
+PAUSE_MAX_S: Final = 1.0
+
+log = structlog.get_logger("holdmq.storage")
+
+
+class PendingBatch:
+    """A stamped batch on its way.
+
+    `commands` are run in the same step as the append, `keys` are those that they name; `changes` of tables
+    and the first time that something in it is due (0 = nothing is delayed) are told once it is stored.
+    """
+
+    __slots__ = ("batch", "changes", "commands", "done", "due_ms", "generation", "keys", "queues", "since")
+
+    def __init__(
+        self,
+        batch: Batch,
+        done: Appended,
+        queues: list[Queue],
+        generation: int,
+        since: float,
+        commands: list[Any],
+        keys: list[str],
+        changes: list[RowChanged],
+        due_ms: int,
+    ) -> None:
+        self.batch = batch
+        self.done = done
+        self.queues = queues
+        self.generation = generation
+        self.since = since
+        self.commands = commands
+        self.keys = keys
+        self.changes = changes
+        self.due_ms = due_ms
+
+
+class ShardWriter:
+    """Sends batches in the order of `put`; what became of them is told on its thread.
+
+    `written` gets stored batches in order; `failed` an error and the generation whose batches are all
+    refused from then on; `lost` an error after which nothing is stored any more. `end` is where the log
+    ends in the server.
+    """
+
+    def __init__(
+        self,
+        server: ShardServer,
+        keys: ShardKeys,
+        min_replicas: int,
+        replica_timeout_ms: int,
+        written: Callable[[list[PendingBatch]], None],
+        failed: Callable[[StorageError, int], None],
+        lost: Callable[[ShardLostError], None],
+    ) -> None:
+        self.end = 0
+        self.term = b"0"
+        self.trouble: StorageError | None = None
+        """Why nothing is stored at the moment; None = all is well."""
+        self.trouble_since = 0.0
+        self.pipelines = self.reconciled = self.short_waits = 0
+        self._server = server
+        self._keys = keys
+        self._wait = (min_replicas, replica_timeout_ms) if min_replicas else None
+        self._written = written
+        self._failed = failed
+        self._lost = lost
+        self._items: deque[PendingBatch] = deque()
+        self._gate = Condition()
+        self._refused_generation = -1
+        self._stopping = False
+        self._is_lost = False
+        self._pausing = Event()
+        self._thread = Thread(target=self._run, name="kv-writer", daemon=True)
+
+    def start(self, term: int, end: int) -> None:
+        """Begin: the log ends at `end`, and the shard is this process's in `term`."""
+        self.term = b"%d" % term
+        self.end = end
+        self._thread.start()
+
+    def put(self, item: PendingBatch) -> None:
+        """Send a batch behind those before it."""
+        with self._gate:
+            self._items.append(item)
+            self._gate.notify()
+
+    def stop(self, timeout_s: float) -> None:
+        """Send what is queued, for at most `timeout_s` when the server is away, and end. Blocking."""
+        with self._gate:
+            self._stopping = True
+            self._gate.notify()
+        if self._thread.ident is None:
+            return
+        self._thread.join(timeout_s)
+        self._pausing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._gate:
+                while not self._items and not self._stopping:
+                    self._gate.wait()
+                group = self._take()
+            if not group:
+                if self._stopping and not self._items:
+                    return
+                continue
+            try:
+                self._store(group)
+            except ShardLostError as error:
+                self._end_with(error)
+                return
+            except StorageError as error:
+                self._refuse(error, group[0].generation)
+                if self._pausing.is_set():
+                    return
+
+    def _take(self) -> list[PendingBatch]:
+        group: list[PendingBatch] = []
+        size = 0
+        items = self._items
+        while items and len(group) < GROUP_BATCHES and size < GROUP_BYTES:
+            item = items.popleft()
+            if item.generation <= self._refused_generation:
+                continue  # refused with the one before it
+            group.append(item)
+            size += len(item.batch.records)
+        return group
+
+    def _store(self, group: list[PendingBatch]) -> None:
+        """Bring all of a group to the log. Raises StorageError: the first that is not in it is refused."""
+        pause_s = PAUSE_S
+        while group:
+            try:
+                answers = self._server.pipeline([self._call(item) for item in group], self._wait)
+                self.pipelines += 1
+                problem = self._judge(group, answers)
+            except (*UNKNOWN, *MOVING, RedisClusterException) as error:
+                problem = error
+            except RedisError as error:
+                raise self._server.failure(error, "append") from error
+            if problem is None:
+                self._is_well()
+                return
+            self._is_in_trouble(problem)
+            if self._pausing.wait(pause_s) or (self._stopping and monotonic() - self.trouble_since > 5):
+                raise self._server.failure(problem, "append")
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            self._settle(group)
+
+    def _judge(self, group: list[PendingBatch], answers: list[Any]) -> Exception | None:
+        """Take away what is stored; the reason why the rest is to be sent again, None = nothing is left."""
+        stored = 0
+        problem: Exception | None = None
+        for item, answer in zip(list(group), answers, strict=False):
+            if isinstance(answer, AskError):
+                try:
+                    answer = self._server.ask(answer, self._call(item))
+                except RedisError as error:
+                    answer = error
+            if not isinstance(answer, Exception):
+                stored += 1
+                self.end = item.batch.end
+                continue
+            problem = answer
+            break
+        if self._wait is not None and stored:
+            # What too few replicas have is not told to anyone; the log's end says later that it is there.
+            copies = answers[-1]
+            if isinstance(copies, Exception) or copies < self._wait[0]:
+                self.short_waits += 1
+                self._await_replicas()
+        if stored:
+            self._written(group[:stored])
+            del group[:stored]
+        if problem is None or not group:
+            return None
+        text = str(problem)
+        if text.startswith("GAP") or isinstance(problem, (*MOVING, *UNKNOWN)):
+            return problem
+        if "Function not found" in text:
+            self._server.load_functions()
+            return problem
+        raise self._server.failure(problem, "append")
+
+    def _await_replicas(self) -> None:
+        """Wait until enough replicas have what is stored: it is confirmed late rather than refused."""
+        assert self._wait is not None
+        while True:
+            # WAIT counts what has its own connection's writes: one more write is behind all of them.
+            state = self._keys.state
+            touch = FunctionCall("free", [state], [self.term, 4, "HSET", state, "waited", "1"])
+            try:
+                answer, copies = self._server.pipeline([touch], self._wait)
+            except RedisError as error:
+                raise self._server.failure(error, "append") from error
+            if isinstance(answer, Exception):
+                raise self._server.failure(answer, "append")
+            if copies >= self._wait[0]:
+                return
+            self._is_in_trouble(
+                StorageError(
+                    f"{copies} of {self._wait[0]} replicas have it",
+                    operation="append",
+                    path=self._server.where,
+                    hint="start the replicas again, or lower storage.kv.min_replicas",
+                )
+            )
+            if self._pausing.wait(PAUSE_S):
+                raise StorageError("too few replicas have it", operation="append", path=self._server.where)
+
+    def _settle(self, group: list[PendingBatch]) -> None:
+        """Ask where the log ends: what is below is stored."""
+        try:
+            self._server.look_up()
+            term, end = self._server.command("HMGET", self._keys.state, "term", "end")
+        except StorageError as error:
+            self._is_in_trouble(error)
+            return
+        if term != self.term:
+            raise ShardLostError(
+                f"it is in term {_text(term)}, not {_text(self.term)}",
+                operation="append",
+                path=self._keys.tag,
+                hint="another broker took it over",
+            )
+        end = int(end)
+        if end < self.end:
+            raise ShardLostError(
+                f"the servers lost what was confirmed: the log ended at {self.end} and ends at {end}",
+                operation="append",
+                path=self._keys.tag,
+                hint="it goes on from there in a new epoch; a master failed over before its replica had all",
+            )
+        stored = 0
+        while stored < len(group) and group[stored].batch.end <= end:
+            stored += 1
+        self.reconciled += stored
+        if stored:
+            if self._wait is not None:
+                self._await_replicas()
+            self.end = group[stored - 1].batch.end
+            self._written(group[:stored])
+            del group[:stored]
+
+    def _call(self, item: PendingBatch) -> FunctionCall:
+        batch = item.batch
+        keys = [self._keys.state, self._keys.log, self._keys.ends]
+        args: list[Any] = [
+            self.term,
+            batch.position,
+            batch.end,
+            batch.store_ms,
+            batch.records,
+            len(batch.runs),
+        ]
+        at, first = batch.position, 0
+        for run in batch.runs:
+            last = first + run.count
+            size = len(batch.records) if run.count == len(batch.sizes) else int(batch.sizes[first:last].sum())
+            keys.append(self._keys.queue(run.topic, run.queue_id))
+            args += (
+                queue_field(run.topic, run.queue_id),
+                run.base_offset + run.count,
+                RUN.pack(at, batch.store_ms, size, run.count),
+            )
+            at += size
+            first = last
+        return FunctionCall("append", keys + item.keys, args + item.commands)
+
+    def _is_well(self) -> None:
+        if self.trouble is not None:
+            log.info("the key-value server stores again", server=self._server.where)
+            self.trouble = None
+
+    def _is_in_trouble(self, problem: Exception) -> None:
+        if self.trouble is None:
+            self.trouble_since = monotonic()
+            log.warning("the key-value server does not store", server=self._server.where, reason=str(problem))
+        self.trouble = (
+            problem if isinstance(problem, StorageError) else self._server.failure(problem, "append")
+        )
+
+    def _refuse(self, error: StorageError, generation: int) -> None:
+        self._refused_generation = generation
+        self._failed(error, generation)
+
+    def _end_with(self, error: ShardLostError) -> None:
+        self._is_lost = True
+        self._refused_generation = 1 << 62
+        self._lost(error)
+
+
+def _text(term: bytes | None) -> str:
+    return "none" if term is None else term.decode()
