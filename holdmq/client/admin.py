@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from holdmq.client.bounds import Bounds, queue_bounds
 from holdmq.client.cluster_calls import read_each
-from holdmq.client.pages import Column, merged, ranked
+from holdmq.client.pages import Column, column_of, merged, ranked
 from holdmq.client.route import RouteTable
 from holdmq.client.shared_calls import SharedCalls
 from holdmq.client.statistics import StatisticsCalls
@@ -204,7 +204,7 @@ def _topic_rows(reply: Reply) -> list[tuple[TopicRow, TopicStats]]:
 def _topic_column(asked: TopicListRequest, reply: Reply) -> Column:
     answer = reply.header(TopicListResponse)
     if answer.names is not None and answer.values is not None:
-        return dict(zip(answer.names, answer.values, strict=True))
+        return column_of(answer.names, answer.values)
     # A broker of before columns: whole rows of all topics.
     found = {row.topic: (row, stats) for row, stats in _topic_rows(reply)}
     at = 0 if asked.column in TopicRow._fields else 1

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from holdmq.client.cluster_calls import AdminCalls, known
 from holdmq.client.names import check_group
-from holdmq.client.pages import Column, ColumnValue, merged
+from holdmq.client.pages import Column, ColumnValue, column_of, merged
 from holdmq.errors import Code, RemoteError, UsageError
 from holdmq.message import TopicQueue
 from holdmq.names.search import names_found
@@ -100,7 +100,7 @@ class MovedOffset(NamedTuple):
 def _group_column(asked: GroupListRequest, reply: Reply) -> Column:
     answer = reply.header(GroupListResponse)
     if answer.names is not None and answer.values is not None:
-        return dict(zip(answer.names, answer.values, strict=True))
+        return column_of(answer.names, answer.values)
     # A broker of before columns: whole rows of all groups.
     found = {row.group: row for row in rows(GroupRow, answer.groups)}
     return {name: getattr(found[name], asked.column) for name in names_found(found, None, asked.search)}

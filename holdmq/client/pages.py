@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from holdmq.errors import Code, WireError
+
 ColumnValue = int | str
 Column = Mapping[str, ColumnValue]
+
+
+def column_of(names: list[str], values: list[ColumnValue]) -> Column:
+    """Return a broker's column. Raises WireError for what is none."""
+    if len(names) != len(values) or not all(isinstance(name, str) for name in names):
+        raise WireError("a column must have a value for each name", Code.MISSING_FIELD)
+    if not all(isinstance(value, ColumnValue) for value in values):
+        raise WireError("the values of a column must be numbers or texts", Code.MISSING_FIELD)
+    return dict(zip(names, values, strict=True))
 
 
 def merged(columns: Iterable[Column], add: Callable[[int, int], int]) -> dict[str, ColumnValue]:

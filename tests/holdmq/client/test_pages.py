@@ -11,9 +11,9 @@ from session_peer import SessionPeer
 from two_brokers import Cluster, two_brokers
 
 from holdmq.client import Admin, GroupAdmin, Message, Producer, TopicQueue
-from holdmq.client.pages import merged, ranked
+from holdmq.client.pages import column_of, merged, ranked
 from holdmq.client.sessions import SessionAdmin
-from holdmq.errors import HoldMQError, UsageError
+from holdmq.errors import HoldMQError, UsageError, WireError
 from holdmq.rpc.client import Client
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.headers import TopicCreateRequest, TopicRow
@@ -171,6 +171,14 @@ async def test_sessions_of_both_brokers_are_one_list_in_order(cluster: Cluster) 
             assert await all_pages(count, False) == [name for name in every if int(name[1:]) % 4 == 0]
     for gateway in gateways:
         await gateway.client.close()
+
+
+@pytest.mark.parametrize(
+    ("names", "values"), [(["a", "b"], [1]), (["a"], [None]), ([["a"]], [1]), (["a"], [[1]])]
+)
+def test_what_a_broker_sends_that_is_no_column_is_refused(names: Any, values: Any) -> None:
+    with pytest.raises(WireError, match="column"):
+        column_of(names, values)
 
 
 def test_columns_are_added_up_and_texts_are_taken_from_the_first() -> None:
