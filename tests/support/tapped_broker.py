@@ -231,7 +231,8 @@ class TappedBroker:
     @property
     def topics(self) -> dict[str, TopicRow]:
         """The topics that are no system's."""
-        return {row.topic: row for row in self.server.topics.table.rows(include_system=False)}
+        found = self.server.topics.table.found(include_system=False)
+        return {topic.name: topic.row() for topic in found}
 
     # What gateways ask for
 
