@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 Queue = tuple[str, int]
@@ -96,7 +96,6 @@ class StoreHistory:
     """Collects what happened to one store, whoever owned it, and finds what must not have."""
 
     def __init__(self) -> None:
-        self._fresh = count(1)
         self._attempts: list[Attempt] = []
         self._rises: list[Rise] = []
         self._sightings: list[Sighting] = []
@@ -106,12 +105,12 @@ class StoreHistory:
 
     # What producers do.
 
-    def attempt(self, producer: str, queue: Queue, size: int) -> Attempt:
-        """A producer appends `size` records to a queue: `numbers` of the attempt are what they say.
+    def attempt(self, producer: str, queue: Queue, numbers: Sequence[int]) -> Attempt:
+        """A producer appends records with these numbers to a queue: rising, and never appended before.
 
         Unknown until `acknowledged` or `refused` says otherwise.
         """
-        attempt = Attempt(producer, queue, [next(self._fresh) for _ in range(size)])
+        attempt = Attempt(producer, queue, list(numbers))
         self._attempts.append(attempt)
         return attempt
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from store_history import Attempt, Kind, Queue, StoreHistory
 
 QUEUE: Queue = ("devices", 0)
@@ -14,10 +16,14 @@ class Stored:
     def __init__(self) -> None:
         self.history = StoreHistory()
         self.log: list[int] = []
+        self._fresh = count(1)
         self.history.rose(1, 0, 0)
 
+    def attempt(self, producer: str, queue: Queue = QUEUE, size: int = 1) -> Attempt:
+        return self.history.attempt(producer, queue, [next(self._fresh) for _ in range(size)])
+
     def append(self, size: int, producer: str = "p", epoch: int = 1) -> Attempt:
-        attempt = self.history.attempt(producer, QUEUE, size)
+        attempt = self.attempt(producer, QUEUE, size)
         self.history.acknowledged(attempt, epoch, len(self.log), 100 * len(self.log))
         self.log += attempt.numbers
         return attempt
@@ -31,7 +37,7 @@ def test_a_history_that_keeps_the_promise_has_no_anomaly() -> None:
     stored = Stored()
     stored.append(3)
     stored.append(2, "q")
-    unknown, refused = (stored.history.attempt("p", QUEUE, 1) for _ in range(2))
+    unknown, refused = (stored.attempt("p") for _ in range(2))
     stored.history.refused(refused)
     stored.log += unknown.numbers
     stored.history.read("r", QUEUE, 1, 0, stored.log[:4])
@@ -49,7 +55,7 @@ def test_an_acknowledged_record_that_is_gone_is_lost() -> None:
 
 def test_a_queue_of_which_nothing_is_said_at_the_end_has_lost_all() -> None:
     stored = Stored()
-    stored.history.acknowledged(stored.history.attempt("p", OTHER, 2), 1, 0, 0)
+    stored.history.acknowledged(stored.attempt("p", OTHER, 2), 1, 0, 0)
     assert stored.kinds() == {Kind.LOST}
 
 
@@ -102,7 +108,7 @@ def test_a_late_owner_that_acknowledges_behind_the_next_epoch_s_start_is_caught(
     stored = Stored()
     stored.append(1)
     stored.history.rose(2, 100, 0)
-    late = stored.history.attempt("late", QUEUE, 1)
+    late = stored.attempt("late")
     stored.append(1, epoch=2)
     stored.history.acknowledged(late, 1, 1, 100)
     assert stored.kinds(epoch=2) == {Kind.UNDERREPORTED}
@@ -119,7 +125,7 @@ def test_a_record_at_another_offset_than_was_said_has_moved() -> None:
 def test_two_records_at_one_place_of_an_epoch_are_caught() -> None:
     stored = Stored()
     stored.append(1)
-    other = stored.history.attempt("q", QUEUE, 1)
+    other = stored.attempt("q")
     stored.history.read("r", QUEUE, 1, 0, other.numbers)
     assert Kind.INCONSISTENT in stored.kinds()
 
@@ -127,7 +133,7 @@ def test_two_records_at_one_place_of_an_epoch_are_caught() -> None:
 def test_two_acknowledgements_of_one_place_are_caught_without_a_reader() -> None:
     stored = Stored()
     stored.append(1)
-    stored.history.acknowledged(stored.history.attempt("q", QUEUE, 1), 1, 0, 0)
+    stored.history.acknowledged(stored.attempt("q"), 1, 0, 0)
     assert Kind.INCONSISTENT in stored.kinds()
 
 
@@ -139,7 +145,7 @@ def test_a_record_that_is_stored_twice_is_caught() -> None:
 
 def test_a_refused_record_that_is_read_is_caught() -> None:
     stored = Stored()
-    refused = stored.history.attempt("p", QUEUE, 1)
+    refused = stored.attempt("p")
     stored.history.refused(refused)
     stored.log += refused.numbers
     assert stored.kinds() == {Kind.ABORTED_READ}
@@ -148,21 +154,21 @@ def test_a_refused_record_that_is_read_is_caught() -> None:
 def test_a_record_of_nobody_and_one_of_another_queue_are_phantoms() -> None:
     for number in (77, 1):
         stored = Stored()
-        assert stored.history.attempt("p", OTHER, 1).numbers == [1]
+        assert stored.attempt("p", OTHER, 1).numbers == [1]
         stored.log.append(number)
         assert stored.kinds() == {Kind.PHANTOM}
 
 
 def test_a_producer_s_records_out_of_its_order_are_caught() -> None:
     stored = Stored()
-    first, second = (stored.history.attempt("p", QUEUE, 1) for _ in range(2))
+    first, second = (stored.attempt("p") for _ in range(2))
     stored.log += [*second.numbers, *first.numbers]
     assert stored.kinds() == {Kind.DISORDER}
 
 
 def test_records_of_two_producers_may_come_in_any_order() -> None:
     stored = Stored()
-    first, second = stored.history.attempt("p", QUEUE, 1), stored.history.attempt("q", QUEUE, 1)
+    first, second = stored.attempt("p"), stored.attempt("q")
     stored.log += [*second.numbers, *first.numbers]
     assert stored.kinds() == set()
 
@@ -190,7 +196,7 @@ def test_a_reader_that_is_given_a_record_again_or_an_older_epoch_is_caught() -> 
 
 def test_what_was_read_and_is_gone_is_caught_even_if_its_producer_never_heard_of_it() -> None:
     stored = Stored()
-    unknown = stored.history.attempt("p", QUEUE, 1)
+    unknown = stored.attempt("p")
     stored.history.read("r", QUEUE, 1, 0, unknown.numbers)
     assert stored.kinds() == {Kind.UNSEEN}
     stored.history.rose(2, 0, 1)
