@@ -104,7 +104,7 @@ class ShardServer:
             cluster.close()
 
     def _load(self) -> None:
-        self.node().execute_command("FUNCTION", "LOAD", "REPLACE", LIBRARY)
+        _give_functions(self.node())
 
     def node(self) -> Any:
         """The client of the shard's node, connected when it is first asked for. Raises RedisError."""
@@ -172,10 +172,10 @@ class ShardServer:
 
     def _asking(self, error: AskError, words: list[Any]) -> Any:
         with redis.Redis(host=error.host, port=error.port, **self._options) as node:
-            pipeline: Any = node.pipeline(transaction=False)
-            pipeline.execute_command("ASKING")
-            pipeline.execute_command(*words)
-            answer = pipeline.execute(raise_on_error=False)[1]
+            answer = _asked(node, words)
+            if isinstance(answer, ResponseError) and "Function not found" in str(answer):
+                _give_functions(node)
+                answer = _asked(node, words)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -223,6 +223,20 @@ class ShardServer:
         """Give the node the functions that it says it has not. Raises StorageError."""
         self.attempt(self._load)
 
+    def await_replicas(self, touch: FunctionCall, timeout_ms: int) -> None:
+        """Wait until all replicas of the node know what was written so far; the log says if they do not.
+
+        Raises StorageError.
+        """
+        replicas = int(self.attempt(lambda: self.node().info("replication")["connected_slaves"]))
+        if not replicas:
+            return
+        copies = self.attempt(lambda: self.pipeline([touch], (replicas, timeout_ms)))[-1]
+        if isinstance(copies, Exception) or copies < replicas:
+            log.warning(
+                "replicas do not follow: a failover now forgets who owns the shard", server=self.where
+            )
+
     def run_id(self) -> str:
         """What changes when another node, or the same one started anew, has the shard. Raises
         StorageError.
@@ -256,6 +270,28 @@ class ShardServer:
             path=self.where,
             hint="is the key-value server up and reachable? storage.kv.url names it",
         )
+
+
+def _give_functions(node: Any) -> None:
+    """Load the library, unless the node has it: a full one takes none, and is still to be read from."""
+    loaded = node.execute_command("FUNCTION", "LIST", "LIBRARYNAME", VERSION, "WITHCODE")
+    if not _has(loaded, LIBRARY.encode()):
+        node.execute_command("FUNCTION", "LOAD", "REPLACE", LIBRARY)
+
+
+def _has(answer: Any, text: bytes) -> bool:
+    """Whether a text is anywhere in an answer: lists in lists, or dictionaries since RESP 3."""
+    if isinstance(answer, dict):
+        return any(_has(each, text) for each in answer.values())
+    return any(_has(each, text) for each in answer) if isinstance(answer, list) else bool(answer == text)
+
+
+def _asked(node: Any, words: list[Any]) -> Any:
+    """The answer, or the exception, of the node that a moving slot goes to."""
+    pipeline = node.pipeline(transaction=False)
+    pipeline.execute_command("ASKING")
+    pipeline.execute_command(*words)
+    return pipeline.execute(raise_on_error=False)[1]
 
 
 def _options(servers: KvServers, settings: KvSection) -> dict[str, Any]:

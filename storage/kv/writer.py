@@ -27,7 +27,9 @@ GROUP_BATCHES: Final = 64
 GROUP_BYTES: Final = 4 << 20
 """What one pipeline brings: an answer comes back every few milliseconds on a usual network."""
 PAUSE_S: Final = 0.02
-PAUSE_MAX_S: Final = 1.0
+PAUSE_MAX_S: Final = 0.5
+WAIT_PAUSE_S: Final = 0.1
+"""Between two questions for how many replicas have what is stored."""
 
 log = structlog.get_logger("holdmq.storage")
 
@@ -158,101 +160,129 @@ class ShardWriter:
         return group
 
     def _store(self, group: list[PendingBatch]) -> None:
-        """Bring all of a group to the log. Raises StorageError: the first that is not in it is refused."""
+        """Bring all of a group to the log. Raises StorageError: the first that is not in it is refused.
+
+        What may be in the log without an answer is in doubt, and never refused: the log's end will tell.
+        """
         pause_s = PAUSE_S
+        was_in_doubt = is_in_doubt = False
         while group:
             try:
                 answers = self._server.pipeline([self._call(item) for item in group], self._wait)
                 self.pipelines += 1
                 problem = self._judge(group, answers)
-            except (*UNKNOWN, *MOVING, RedisClusterException) as error:
-                problem = error
             except RedisError as error:
-                raise self._server.failure(error, "append") from error
+                problem = error
+                is_in_doubt = True
             if problem is None:
                 self._is_well()
                 return
+            if isinstance(problem, (*UNKNOWN, StorageError)):
+                is_in_doubt = True
+            was_in_doubt |= is_in_doubt
+            if not was_in_doubt and not self._is_passing(problem):
+                raise self._server.failure(problem, "append")
             self._is_in_trouble(problem)
             if self._pausing.wait(pause_s) or (self._stopping and monotonic() - self.trouble_since > 5):
                 raise self._server.failure(problem, "append")
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
-            self._settle(group)
+            if self._settle(group, is_in_doubt):
+                is_in_doubt = False
 
     def _judge(self, group: list[PendingBatch], answers: list[Any]) -> Exception | None:
         """Take away what is stored; the reason why the rest is to be sent again, None = nothing is left."""
         stored = 0
         problem: Exception | None = None
-        for item, answer in zip(list(group), answers, strict=False):
+        for item, answer in zip(group, answers, strict=False):
             if isinstance(answer, AskError):
                 try:
                     answer = self._server.ask(answer, self._call(item))
                 except RedisError as error:
                     answer = error
-            if not isinstance(answer, Exception):
-                stored += 1
-                self.end = item.batch.end
-                continue
-            problem = answer
-            break
+            if isinstance(answer, Exception):
+                problem = answer
+                break
+            stored += 1
         if self._wait is not None and stored:
-            # What too few replicas have is not told to anyone; the log's end says later that it is there.
             copies = answers[-1]
             if isinstance(copies, Exception) or copies < self._wait[0]:
                 self.short_waits += 1
-                self._await_replicas()
+                lost = self._await_replicas(group[stored - 1].batch.end)
+                if lost is not None:
+                    return lost
         if stored:
-            self._written(group[:stored])
-            del group[:stored]
-        if problem is None or not group:
-            return None
+            self._confirm(group, stored)
+        return problem if group else None
+
+    def _confirm(self, group: list[PendingBatch], count: int) -> None:
+        """Tell that the first batches of a group are stored, and take them away."""
+        self.end = group[count - 1].batch.end
+        self._written(group[:count])
+        del group[:count]
+
+    def _is_passing(self, problem: Exception) -> bool:
+        """Whether a batch that was answered so, and is not in the log, is sent again rather than refused."""
         text = str(problem)
-        if text.startswith("GAP") or isinstance(problem, (*MOVING, *UNKNOWN)):
-            return problem
         if "Function not found" in text:
             self._server.load_functions()
-            return problem
-        raise self._server.failure(problem, "append")
+            return True
+        return text.startswith("GAP") or isinstance(problem, (*MOVING, RedisClusterException))
 
-    def _await_replicas(self) -> None:
-        """Wait until enough replicas have what is stored: it is confirmed late rather than refused."""
+    def _await_replicas(self, end: int) -> Exception | None:
+        """Wait until enough replicas have the log up to `end`: it is confirmed late rather than refused.
+
+        Returns why it is to be stored again, when the servers lost it before that; raises ShardLostError.
+        """
         assert self._wait is not None
+        # WAIT counts what has its own connection's writes: one more write is behind all of them.
+        touch = FunctionCall("touch", [self._keys.state], [self.term])
         while True:
-            # WAIT counts what has its own connection's writes: one more write is behind all of them.
-            state = self._keys.state
-            touch = FunctionCall("free", [state], [self.term, 4, "HSET", state, "waited", "1"])
+            problem: Exception
             try:
-                answer, copies = self._server.pipeline([touch], self._wait)
+                reached, copies = self._server.pipeline([touch], self._wait)
+                if not isinstance(reached, Exception) and int(reached) < end:
+                    return StorageError(
+                        "the servers lost a batch before enough replicas had it",
+                        operation="append",
+                        path=self._server.where,
+                    )
+                if isinstance(reached, Exception) or isinstance(copies, Exception):
+                    problem = reached if isinstance(reached, Exception) else copies
+                elif copies >= self._wait[0]:
+                    return None
+                else:
+                    problem = StorageError(
+                        f"{copies} of {self._wait[0]} replicas have it",
+                        operation="append",
+                        path=self._server.where,
+                        hint="start the replicas again, or lower storage.kv.min_replicas",
+                    )
             except RedisError as error:
-                raise self._server.failure(error, "append") from error
-            if isinstance(answer, Exception):
-                raise self._server.failure(answer, "append")
-            if copies >= self._wait[0]:
-                return
-            self._is_in_trouble(
-                StorageError(
-                    f"{copies} of {self._wait[0]} replicas have it",
-                    operation="append",
-                    path=self._server.where,
-                    hint="start the replicas again, or lower storage.kv.min_replicas",
-                )
-            )
-            if self._pausing.wait(PAUSE_S):
+                problem = error
+            if isinstance(problem, RedisError):
+                failure = self._server.failure(problem, "append")
+                if isinstance(failure, ShardLostError):
+                    raise failure
+                self._server.look_up()
+            self._is_in_trouble(problem)
+            if self._pausing.wait(WAIT_PAUSE_S):
                 raise StorageError("too few replicas have it", operation="append", path=self._server.where)
 
-    def _settle(self, group: list[PendingBatch]) -> None:
-        """Ask where the log ends: what is below is stored."""
+    def _settle(self, group: list[PendingBatch], is_in_doubt: bool) -> bool:
+        """Ask where the log ends, False = nobody says: what was in doubt and is below is stored."""
         try:
             self._server.look_up()
             term, end = self._server.command("HMGET", self._keys.state, "term", "end")
         except StorageError as error:
             self._is_in_trouble(error)
-            return
+            return False
         if term != self.term:
+            is_forgotten = term is None or int(term) < int(self.term)
             raise ShardLostError(
                 f"it is in term {_text(term)}, not {_text(self.term)}",
                 operation="append",
                 path=self._keys.tag,
-                hint="another broker took it over",
+                hint="the servers lost writes" if is_forgotten else "another broker took it over",
             )
         end = int(end)
         if end < self.end:
@@ -265,13 +295,19 @@ class ShardWriter:
         stored = 0
         while stored < len(group) and group[stored].batch.end <= end:
             stored += 1
-        self.reconciled += stored
+        if end != (group[stored - 1].batch.end if stored else self.end) or (stored and not is_in_doubt):
+            raise ShardLostError(
+                f"the log ends at {end}, which is no end of a batch that this process has on its way",
+                operation="append",
+                path=self._keys.tag,
+                hint="it goes on from there",
+            )
         if stored:
-            if self._wait is not None:
-                self._await_replicas()
-            self.end = group[stored - 1].batch.end
-            self._written(group[:stored])
-            del group[:stored]
+            if self._wait is not None and self._await_replicas(end) is not None:
+                return True
+            self.reconciled += stored
+            self._confirm(group, stored)
+        return True
 
     def _call(self, item: PendingBatch) -> FunctionCall:
         batch = item.batch

@@ -70,7 +70,8 @@ local function own(keys, args)
         redis.call('HSET', keys[1], 'store_id', args[5], 'format', args[6], 'end', '0', 'first', '0',
             'store_ms', '0', 'run_id', args[3], 'lost', '0')
     end
-    local term = tostring(tonumber(held[3] or '0') + 1)
+    -- By the clock, too: no term comes twice, even if a failover took back what made the last one.
+    local term = string.format('%.0f', math.max(tonumber(held[3] or '0') + 1, now))
     redis.call('HSET', keys[1], 'owner', args[1], 'lease_ms', tostring(now + tonumber(args[2])), 'term', term)
     return {1, unpack(redis.call('HGETALL', keys[1]))}
 end
@@ -80,6 +81,14 @@ local function renew(keys, args)
     local refusal = fenced(keys[1], args[1])
     if refusal then return refusal end
     redis.call('HSET', keys[1], 'lease_ms', tostring(now_ms() + tonumber(args[2])))
+    return redis.call('HGET', keys[1], 'end')
+end
+
+-- KEYS state; ARGV term. A write that changes nothing, for a WAIT behind it; where the log ends.
+local function touch(keys, args)
+    local refusal = fenced(keys[1], args[1])
+    if refusal then return refusal end
+    redis.call('HSET', keys[1], 'term', args[1])
     return redis.call('HGET', keys[1], 'end')
 end
 
@@ -271,6 +280,7 @@ end
 
 redis.register_function{function_name='holdmq1_own', callback=own, flags={'allow-oom'}}
 redis.register_function{function_name='holdmq1_renew', callback=renew, flags={'allow-oom'}}
+redis.register_function{function_name='holdmq1_touch', callback=touch, flags={'allow-oom'}}
 redis.register_function{function_name='holdmq1_rise', callback=rise, flags={'allow-oom'}}
 redis.register_function{function_name='holdmq1_append', callback=append}
 redis.register_function{function_name='holdmq1_change', callback=change}
