@@ -31,8 +31,9 @@ class Epochs:
         return self._epochs[-1].epoch
 
     def rise(self, end: int) -> None:
-        """Begin the next epoch at the log's end after a cut."""
-        self._epochs.append(Epoch(self.current + 1, end))
+        """Begin the next epoch at the log's end after a cut. What began behind the cut has nothing left."""
+        kept = [Epoch(epoch, min(start, end)) for epoch, start in self._epochs]
+        self._epochs = [*kept, Epoch(self.current + 1, end)]
 
     def limit_of(self, epoch: int) -> int | None:
         """The log offset past which nothing of this epoch survived; None = all of it did."""

@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from storage.kv.files import ShardDisk
 from storage.kv.index import KvIndex, ShardEnds
 from storage.kv.reading import ServerReader
 from storage.kv.retention import KvRetention
-from storage.kv.server import ShardServer
+from storage.kv.server import FunctionCall, ShardServer
 from storage.kv.tables import KvTables
 from storage.kv.timer import KvTimer
 from storage.kv.writer import PendingBatch, ShardWriter
@@ -103,12 +103,14 @@ class KvStore:
         self._tell_lost = lost
         self._owner = owner or _this_process()
         self._lease_ms = kv.lease_ms
+        # An answer that waits for replicas comes before the connection is given up.
+        self._replica_timeout_ms = min(kv.replica_timeout_ms, kv.timeout_ms // 2)
         self.server = ShardServer(kv, keys)
         self.writer = ShardWriter(
             self.server,
             keys,
             kv.min_replicas,
-            kv.replica_timeout_ms,
+            self._replica_timeout_ms,
             self._written,
             self._writing_failed,
             self._shard_lost,
@@ -167,7 +169,7 @@ class KvStore:
         StorageError when the shard is not to be had.
         """
         self.server.open()
-        state = self._own(self._lease_ms / 1e3 + 2 if wait_s is None else wait_s)
+        state = self._own(self._lease_ms / 1e3 + 2 if wait_s is None else wait_s, secrets.token_hex(8))
         if int(state[b"format"]) > FORMAT:
             raise StoreFormatError(
                 f"the shard has format {int(state[b'format'])}, this release knows {FORMAT}",
@@ -184,7 +186,8 @@ class KvStore:
         self.tables.learn_sizes()
         self.confirmed_position = self._end = end
         self._tail = Tail(end, self._settings.tail_cache_bytes)
-        self.server.command("SADD", self._keys.shards, self._keys.shard)
+        self._name_shard()
+        self._await_replicas(state[b"term"])
         self._refusal = None
         self._is_open = True
         self._heartbeat = monotonic()
@@ -192,13 +195,23 @@ class KvStore:
         self._keeper.start()
         self.timer.start()
 
-    def _own(self, wait_s: float) -> dict[bytes, bytes]:
-        """Take the shard; the state that it is in."""
+    def _name_shard(self) -> None:
+        """Let those who look for shards find this one: a full server has it from before."""
+        if not self.server.command("SISMEMBER", self._keys.shards, self._keys.shard):
+            self.server.command("SADD", self._keys.shards, self._keys.shard)
+
+    def _await_replicas(self, term: bytes) -> None:
+        """Let replicas know who owns the shard, in which epoch: a failover would take that back."""
+        touch = FunctionCall("touch", [self._keys.state], [term])
+        self.server.await_replicas(touch, self._replica_timeout_ms)
+
+    def _own(self, wait_s: float, store_id: str) -> dict[bytes, bytes]:
+        """Take the shard; the state that it is in. It gets `store_id` if it has none."""
         until = monotonic() + wait_s
-        run_id = self.server.run_id()
         is_forced = "0"
         while True:
             sent = boot_s()
+            run_id = self.server.run_id()
             answer = self.server.run(
                 "own",
                 [self._keys.state],
@@ -206,10 +219,12 @@ class KvStore:
                 self._lease_ms,
                 run_id,
                 is_forced,
-                secrets.token_hex(8),
+                store_id,
                 FORMAT,
             )
             if answer[0]:
+                if self.server.run_id() != run_id:
+                    continue  # another server, which need not know that
                 self._lease_until = sent + self._lease_ms * (1 - 1 / MARGIN_PART) / 1e3
                 state = dict(zip(answer[1::2], answer[2::2], strict=True))
                 state[b"run_now"] = run_id.encode()
@@ -466,8 +481,11 @@ class KvStore:
                 queue.stamped = queue.confirmed
         self._end = self.confirmed_position
         self._refused += len(refused)
+        if self._full is None:
+            log.warning(
+                "the key-value server refuses records", reason=str(error), refused_batches=len(refused)
+            )
         self._full = error
-        log.warning("the key-value server refuses records", reason=str(error), refused_batches=len(refused))
         for item in refused:
             item.done(item.batch, error)
 
@@ -534,19 +552,34 @@ class KvStore:
 
         To be called once, after `lost` told of it and before the shard is opened anew. Raises StorageError.
         """
+        term = self.server.command("HGET", self._keys.state, "term")
+        if term is not None and int(term) > int(self._term()):
+            raise ShardLostError(
+                "another process owns it",
+                operation="count losses",
+                path=self._keys.tag,
+                hint="what it found is what there is",
+            )
+        if term != self._term():
+            # The servers forgot that this process owns it, and maybe all else: it stays the same store.
+            self.writer.term = self._own(0, self.store_id.hex())[b"term"]
         known = {
             field.decode(): int(end) for field, end in self.server.command("HGETALL", self._keys.ends).items()
         }
         missing = sum(
-            max(0, queue.confirmed - known.get(queue_field(queue.topic, queue.queue_id), 0))
-            for queue in self._queues.values()
+            max(0, queue.confirmed - max(queue.first_offset, known.get(name, 0)))
+            for name, queue in self._named_queues()
         )
-        if missing:
-            end = int(self.server.command("HGET", self._keys.state, "end"))
+        end = int(self.server.command("HGET", self._keys.state, "end"))
+        if missing or end < self.confirmed_position:
             self._epochs.rise(end)
             self._save_epochs(self._term(), missing, self.server.run_id())
+            self._await_replicas(self._term())
             log.error("the servers lost confirmed records", records=missing, log_end=end, epoch=self.epoch)
         return missing
+
+    def _named_queues(self) -> Iterator[tuple[str, Queue]]:
+        return ((queue_field(queue.topic, queue.queue_id), queue) for queue in self._queues.values())
 
     # Queues
 
