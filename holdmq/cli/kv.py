@@ -58,7 +58,8 @@ def check(
             }
         )
     else:
-        _say_checked(shards)
+        for facts, node in shards:
+            _say_checked(facts, node)
         for finding in found:
             say(f"{finding.key} {finding.what}")
         queues = sum(len(facts.queues) for facts, _ in shards)
@@ -76,7 +77,7 @@ def stat(given: Given) -> None:
         from holdmq.cli.kv_shard import memory_of, topics_in
 
         rows = [
-            (facts, node, topics_in(node.client, facts), memory_of(node.client, facts.tag))
+            (facts, node, topics_in(node.client, facts), memory_of(node.client, facts.keys.tag))
             for facts, node in _shards(nodes, settings.prefix)
         ]
         of_node = {
@@ -100,8 +101,8 @@ def stat(given: Given) -> None:
         return
     for facts, node, topics, memory in rows:
         size = facts.number("end") - facts.number("first")
-        where = f"slot {nodes.slot_of(facts.tag)} at {node.name}" if nodes.is_cluster else f"at {node.name}"
-        say(f"shard {facts.name}, {where}: {facts.log_batches} batches, {size} bytes")
+        slot = f"slot {nodes.slot_of(facts.keys.tag)} " if nodes.is_cluster else ""
+        say(f"shard {facts.name}, {slot}at {node.name}: {facts.log_batches} batches, {size} bytes")
         table = PlainTable("topic", "queues", "messages", "batches", "bytes")
         for topic in topics:
             about = "" if topic.is_exact else "~"
@@ -133,10 +134,11 @@ def _opened(given: Given) -> Iterator[KvNodes]:
 
 
 def _shards(nodes: KvNodes, prefix: str) -> list[tuple[ShardFacts, KvNode]]:
-    from holdmq.cli.kv_shard import read_shard, shard_names, tag_of
+    from holdmq.cli.kv_shard import read_shard, shard_names
+    from storage.kv.core.layout import ShardKeys
 
-    key = f"{prefix}:shards"
-    names = shard_names(nodes.node_of(key).client, prefix)
+    key = ShardKeys(prefix, "").shards
+    names = shard_names(nodes.node_of(key).client, key)
     if not names:
         raise StorageError(
             "there is no shard", operation="use", path=key,
@@ -144,8 +146,9 @@ def _shards(nodes: KvNodes, prefix: str) -> list[tuple[ShardFacts, KvNode]]:
         )  # fmt: skip
     found = []
     for name in names:
-        node = nodes.node_of(tag_of(prefix, name))
-        found.append((read_shard(node.client, tag_of(prefix, name), name), node))
+        keys = ShardKeys(prefix, name)
+        node = nodes.node_of(keys.tag)
+        found.append((read_shard(node.client, keys), node))
     return found
 
 
@@ -174,7 +177,7 @@ def _place_fields(facts: ShardFacts, node: KvNode, nodes: KvNodes) -> dict[str, 
     return {
         "name": facts.name,
         "node": node.name,
-        "slot": nodes.slot_of(facts.tag) if nodes.is_cluster else None,
+        "slot": nodes.slot_of(facts.keys.tag) if nodes.is_cluster else None,
     }
 
 
@@ -188,19 +191,17 @@ def _check_fields(facts: ShardFacts, node: KvNode, nodes: KvNodes) -> dict[str, 
         "epoch": facts.epoch,
         "first": facts.number("first"),
         "end": facts.number("end"),
-        "lost": facts.number("lost"),
+        "lost_records": facts.number("lost"),
         "queues": len(facts.queues),
     }
 
 
-def _say_checked(shards: list[tuple[ShardFacts, KvNode]]) -> None:
-    table = PlainTable("shard", "server", "owner", "lease", "term", "epoch", "first", "end", "lost", "queues")
-    for facts, node in shards:
-        lease = f"{facts.lease_left_ms / 1000:.1f} s" if facts.lease_left_ms else "none"
-        counts = (facts.number("term"), facts.epoch, facts.number("first"), facts.number("end"))
-        more = (facts.number("lost"), len(facts.queues))
-        table.add_row(facts.name, node.name, facts.state.get("owner", ""), lease, *map(str, (*counts, *more)))
-    Console().print(table)
+def _say_checked(facts: ShardFacts, node: KvNode) -> None:
+    left_s = facts.lease_left_ms / 1000
+    owner = f"owned by {facts.state.get('owner', '')} for {left_s:.1f} s" if left_s else "owned by nobody"
+    log = f"log {facts.number('first')} to {facts.number('end')}, {facts.number('lost')} records lost"
+    term = f"term {facts.number('term')}, epoch {facts.epoch}"
+    say(f"shard {facts.name}, at {node.name}: {owner}, {term}, {log}")
 
 
 def _topic_fields(use: TopicUse) -> dict[str, Any]:

@@ -7,9 +7,11 @@ from typing import Any, Final
 
 import redis
 
-from holdmq.cli.kv_shard import KvFinding, ShardFacts, answers_of, number_in, offset_in, run_in
+from holdmq.cli.kv_shard import KvFinding, ShardFacts, answers_of, number_in, run_in
+from holdmq.names.topics import PRODUCED_TOPIC
 from storage.api.batches import Batch
 from storage.core.scan import NextOffsets, batch_of, in_sequence, whole_records
+from storage.kv.core.layout import offset_in, queue_field
 
 STEP_BATCHES: Final = 16
 """Batches that are asked for at once: at most some MiB each."""
@@ -22,35 +24,36 @@ class RecordReading:
         self.records = 0
         self._client = client
         self._facts = facts
+        self._keys = facts.keys
         self._report = report
         self._offsets: NextOffsets = {}
         self._store_ms = 0
 
     def run(self) -> Iterator[KvFinding]:
         """All that is wrong with records, in the log's order."""
-        log, end = f"{self._facts.tag}:l", self._facts.number("end")
+        log, end = self._keys.log, self._facts.number("end")
         first = at = self._facts.number("first")
         while at < end:
             entries: Any = self._client.xrange(log, f"(0-{at}", f"0-{end}", count=STEP_BATCHES)
             if not entries:
-                yield self._found("l", f"ends at {at}, and the log at {end}")
+                yield self._found(log, f"ends at {at}, and the log at {end}")
                 return
             batches = []
             for entry_id, fields in entries:
                 begin, data = offset_in(entry_id) - len(fields.get(b"r", b"")), fields.get(b"r", b"")
                 # What retention took meanwhile is no gap.
                 if begin != at and (begin < at or self._first_now() < begin):
-                    yield self._found("l", f"has a batch from {begin} on, and the one before ends at {at}")
+                    yield self._found(log, f"has a batch from {begin} on, and the one before ends at {at}")
                 at = begin + len(data)
                 whole = whole_records(memoryview(data), begin)
                 good = int(whole.sizes.sum())
                 if whole.reason or good < len(data):
                     reason = whole.reason or "the batch ends in it"
-                    yield self._found("l", f"has a record at {begin + good} that is not whole: {reason}")
+                    yield self._found(log, f"has a record at {begin + good} that is not whole: {reason}")
                 if good:
                     batches.append(batch_of(memoryview(data), whole.sizes, begin, lambda _: 1))
             for batch in batches:
-                self.records += len(batch.sizes)
+                self.records += sum(run.count for run in batch.runs if run.topic != PRODUCED_TOPIC)
                 yield from self._in_sequence(batch)
             yield from self._in_queues(batches)
             self._report(at - first, end - first)
@@ -59,7 +62,8 @@ class RecordReading:
         sequence = in_sequence(batch, self._offsets, self._store_ms)
         if sequence.reason:
             position = batch.position + int(batch.starts[sequence.records])
-            yield self._found("l", f"has a record at {position} that is out of sequence: {sequence.reason}")
+            what = f"has a record at {position} that is out of sequence: {sequence.reason}"
+            yield self._found(self._keys.log, what)
             # From here on what follows is compared with what there is.
             self._offsets.update(
                 {(run.topic, run.queue_id): run.base_offset + run.count for run in batch.runs}
@@ -76,24 +80,24 @@ class RecordReading:
                 size = int(batch.sizes[first : first + run.count].sum())
                 first, at = first + run.count, at + size
                 behind = run.base_offset + run.count
-                name = f"{run.topic}/{run.queue_id}"
-                runs.append((name, behind, at))
-                asked.xrange(f"{self._facts.tag}:q:{name}", f"0-{behind}", f"0-{behind}")
-                asked.hget(f"{self._facts.tag}:g", name)
+                stream = self._keys.queue(run.topic, run.queue_id)
+                runs.append((stream, behind, at))
+                asked.xrange(stream, f"0-{behind}", f"0-{behind}")
+                asked.hget(self._keys.firsts, queue_field(run.topic, run.queue_id))
         answers = answers_of(asked)
-        for (name, behind, end), entries, kept in zip(runs, answers[::2], answers[1::2], strict=True):
+        for (stream, behind, end), entries, kept in zip(runs, answers[::2], answers[1::2], strict=True):
             if (number_in(kept) or 0) >= behind:
                 continue  # a queue may give up what the log still has
             if not entries:
-                yield self._found(f"q:{name}", f"lacks what the log has up to offset {behind}")
+                yield self._found(stream, f"lacks what the log has up to offset {behind}")
                 continue
             position, _, size, _ = run_in(entries[0][1])
             if position + size != end:
                 what = f"says that offset {behind - 1} ends at {position + size}; in the log it ends at {end}"
-                yield self._found(f"q:{name}", what)
+                yield self._found(stream, what)
 
     def _first_now(self) -> int:
-        return number_in(self._client.hget(f"{self._facts.tag}:s", "first")) or 0
+        return number_in(self._client.hget(self._keys.state, "first")) or 0
 
     def _found(self, key: str, what: str) -> KvFinding:
-        return KvFinding(self._facts.name, f"{self._facts.tag}:{key}", what)
+        return KvFinding(self._facts.name, key, what)

@@ -6,21 +6,18 @@ A shard is a broker's name; all of its keys have one hash tag, and are those of 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from struct import Struct
 from typing import Any, Final, NamedTuple, TypeVar
 
 import redis
 
 from holdmq.errors import StoreFormatError
+from holdmq.names.topics import PRODUCED_TOPIC
 from storage.core.epochs import Epochs
+from storage.kv.core.layout import FORMAT, RUN, ShardKeys, offset_in, queue_of
 
-FORMAT: Final = 1
-RUN: Final = Struct(">QQII")
-"""Log position of a run's first byte, store time in ms, bytes, records."""
 STEP: Final = 256
 """Queues, or keys, that one transaction asks for: a server does nothing else meanwhile, for some ms."""
 RUNS_READ: Final = 100
@@ -52,15 +49,14 @@ class QueueFacts(NamedTuple):
 
     @property
     def topic(self) -> str:
-        return self.name.rpartition("/")[0]
+        return queue_of(self.name)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFacts:
     """A shard as it was at one moment, but for queues, each of which is of a moment of its own."""
 
-    name: str
-    tag: str
+    keys: ShardKeys
     state: dict[str, str]
     now_ms: int
     """What the server's clock said."""
@@ -74,6 +70,10 @@ class ShardFacts:
     queues: list[QueueFacts]
     tables: dict[str, tuple[int, int, int]]
     """Topic → rows, keys in their order, and rows as each change counted them."""
+
+    @property
+    def name(self) -> str:
+        return self.keys.shard
 
     def number(self, field: str) -> int:
         """A number of the state; 0 where there is none."""
@@ -91,14 +91,9 @@ class ShardFacts:
         return found.current if isinstance(found, Epochs) else 0
 
 
-def shard_names(client: redis.Redis, prefix: str) -> list[str]:
-    """The shards that there are below a prefix."""
-    return sorted(_text(name) for name in client.smembers(f"{prefix}:shards"))
-
-
-def tag_of(prefix: str, shard: str) -> str:
-    """The hash tag with which each key of a shard begins."""
-    return f"{{{prefix}:{shard}}}"
+def shard_names(client: redis.Redis, key: str) -> list[str]:
+    """The shards that a set of them has."""
+    return sorted(_text(name) for name in client.smembers(key))
 
 
 def keys_of(client: redis.Redis, tag: str) -> Iterator[list[str]]:
@@ -107,28 +102,28 @@ def keys_of(client: redis.Redis, tag: str) -> Iterator[list[str]]:
         yield sorted({_text(key) for key in step})
 
 
-def read_shard(client: redis.Redis, tag: str, name: str) -> ShardFacts:
+def read_shard(client: redis.Redis, keys: ShardKeys) -> ShardFacts:
     """Read a shard from the server that has it."""
-    streams = {
-        key for step in keys_of(client, tag) for key in step if re.match(r"[qTK]:", key[len(tag) + 1 :])
-    }
+    named: dict[str, set[str]] = {kind: set() for kind in "qTK"}
+    for step in keys_of(client, keys.tag):
+        for key in step:
+            kind, _, name = key[len(keys.tag) + 1 :].partition(":")
+            if kind in named:
+                named[kind].add(name)
     asked = client.pipeline(transaction=True)
-    asked.hgetall(f"{tag}:s")
+    asked.hgetall(keys.state)
     asked.time()
-    asked.get(f"{tag}:e")
-    asked.xinfo_stream(f"{tag}:l")
-    asked.zcard(f"{tag}:t")
-    asked.hlen(f"{tag}:w")
-    asked.hkeys(f"{tag}:b")
-    asked.hkeys(f"{tag}:g")
-    state, (seconds, micros), epochs, log, due, waiting, *named = answers_of(asked)
-    queues = {_text(field) for fields in named for field in fields}
-    queues |= {key.removeprefix(f"{tag}:q:") for key in streams if key.startswith(f"{tag}:q:")}
-    tables = {key[len(tag) + 3 :] for key in streams if not key.startswith(f"{tag}:q:")}
+    asked.get(keys.epochs)
+    asked.xinfo_stream(keys.log)
+    asked.zcard(keys.due)
+    asked.hlen(keys.waiting)
+    asked.hkeys(keys.ends)
+    asked.hkeys(keys.firsts)
+    state, (seconds, micros), epochs, log, due, waiting, *fields = answers_of(asked)
+    queues = named["q"].union(*(map(_text, known) for known in fields))
     oldest = None if log is None else log["first-entry"]
     return ShardFacts(
-        name=name,
-        tag=tag,
+        keys=keys,
         state={_text(field): _text(value) for field, value in state.items()},
         now_ms=seconds * 1000 + micros // 1000,
         epochs=None if epochs is None else _text(epochs),
@@ -136,18 +131,18 @@ def read_shard(client: redis.Redis, tag: str, name: str) -> ShardFacts:
         log_batches=0 if log is None else log["length"],
         log_oldest=None if oldest is None else (offset_in(oldest[0]), len(oldest[1].get(b"r", b""))),
         waiting=(due, waiting),
-        queues=list(_read_queues(client, tag, sorted(queues))),
-        tables=dict(_read_tables(client, tag, sorted(tables))),
+        queues=list(_read_queues(client, keys, sorted(queues))),
+        tables=dict(_read_tables(client, keys, sorted(named["T"] | named["K"]))),
     )
 
 
-def _read_queues(client: redis.Redis, tag: str, names: Sequence[str]) -> Iterator[QueueFacts]:
+def _read_queues(client: redis.Redis, keys: ShardKeys, names: Sequence[str]) -> Iterator[QueueFacts]:
     for step in _in_steps(names):
         asked = client.pipeline(transaction=True)
-        asked.hmget(f"{tag}:b", step)
-        asked.hmget(f"{tag}:g", step)
+        asked.hmget(keys.ends, step)
+        asked.hmget(keys.firsts, step)
         for name in step:
-            asked.xinfo_stream(f"{tag}:q:{name}")
+            asked.xinfo_stream(keys.queue(*queue_of(name)))
         ends, firsts, *streams = answers_of(asked)
         for name, end, first, stream in zip(step, ends, firsts, streams, strict=True):
             last, runs, oldest = None, 0, None
@@ -159,14 +154,14 @@ def _read_queues(client: redis.Redis, tag: str, names: Sequence[str]) -> Iterato
 
 
 def _read_tables(
-    client: redis.Redis, tag: str, topics: Sequence[str]
+    client: redis.Redis, keys: ShardKeys, topics: Sequence[str]
 ) -> Iterator[tuple[str, tuple[int, int, int]]]:
     for step in _in_steps(topics):
         asked = client.pipeline(transaction=True)
         for topic in step:
-            asked.hlen(f"{tag}:T:{topic}")
-            asked.zcard(f"{tag}:K:{topic}")
-            asked.hget(f"{tag}:z", f"{topic}/rows")
+            asked.hlen(keys.table(topic))
+            asked.zcard(keys.table_order(topic))
+            asked.hget(keys.sizes, f"{topic}/rows")
         answers = answers_of(asked)
         for i, topic in enumerate(step):
             rows, ordered, counted = answers[3 * i : 3 * i + 3]
@@ -176,41 +171,44 @@ def _read_tables(
 def findings_in(facts: ShardFacts) -> Iterator[KvFinding]:
     """What in a shard cannot be as it is."""
 
+    keys = facts.keys
+
     def found(key: str, what: str) -> KvFinding:
-        return KvFinding(facts.name, f"{facts.tag}:{key}", what)
+        return KvFinding(facts.name, key, what)
 
     if not facts.state:
-        yield found("s", "is missing: the shard has no state, and no broker can own it")
+        yield found(keys.state, "is missing: the shard has no state, and no broker can own it")
         return
     for field in NUMBERS:
         if number_in(facts.state.get(field)) is None:
-            yield found("s", f"has no number as its {field}: {facts.state.get(field)!r}")
+            yield found(keys.state, f"has no number as its {field}: {facts.state.get(field)!r}")
     if facts.number("format") != FORMAT:
-        yield found("s", f"is of format {facts.number('format')}; this version reads {FORMAT}")
+        yield found(keys.state, f"is of format {facts.number('format')}; this version reads {FORMAT}")
         return
     end, first = facts.number("end"), facts.number("first")
     if first > end:
-        yield found("s", f"says that the log begins at {first} and ends at {end}")
+        yield found(keys.state, f"says that the log begins at {first} and ends at {end}")
     if (facts.log_last or 0) != end:
-        yield found("l", f"has {facts.log_last or 0} as its last id, and the log ends at {end}")
+        yield found(keys.log, f"has {facts.log_last or 0} as its last id, and the log ends at {end}")
     if facts.log_oldest is not None and facts.log_oldest[0] - facts.log_oldest[1] != first:
         begin = facts.log_oldest[0] - facts.log_oldest[1]
-        yield found("l", f"begins at {begin}, and the log's first position is {first}")
+        yield found(keys.log, f"begins at {begin}, and the log's first position is {first}")
     epochs = _epochs_of(facts)
     if isinstance(epochs, str):
-        yield found("e", epochs)
+        yield found(keys.epochs, epochs)
     elif (last_start := epochs.content()["epochs"][-1][1]) > end:
-        yield found("e", f"has an epoch that begins at {last_start}, behind the log's end {end}")
+        yield found(keys.epochs, f"has an epoch that begins at {last_start}, behind the log's end {end}")
     for queue in facts.queues:
-        yield from (found(f"q:{queue.name}", what) for what in _wrong_in(queue))
+        stream = keys.queue(*queue_of(queue.name))
+        yield from (found(stream, what) for what in _wrong_in(queue))
     for topic, (rows, ordered, counted) in facts.tables.items():
         if rows != ordered:
-            yield found(f"T:{topic}", f"has {rows} rows, and {ordered} keys are in their order")
+            yield found(keys.table(topic), f"has {rows} rows, and {ordered} keys are in their order")
         if rows != counted:
-            yield found(f"T:{topic}", f"has {rows} rows, and {counted} were counted")
+            yield found(keys.table(topic), f"has {rows} rows, and {counted} were counted")
     if facts.waiting[0] != facts.waiting[1]:
         due, records = facts.waiting
-        yield found("w", f"has {records} delayed messages, and {due} have a due time")
+        yield found(keys.waiting, f"has {records} delayed messages, and {due} have a due time")
 
 
 def _wrong_in(queue: QueueFacts) -> Iterator[str]:
@@ -237,7 +235,7 @@ def _epochs_of(facts: ShardFacts) -> Epochs | str:
     if facts.epochs is None:
         return Epochs([])
     try:
-        return Epochs.of_content(json.loads(facts.epochs), f"{facts.tag}:e")
+        return Epochs.of_content(json.loads(facts.epochs), facts.keys.epochs)
     except (ValueError, TypeError):
         return "is no JSON"
     except StoreFormatError:
@@ -259,10 +257,10 @@ class TopicUse(NamedTuple):
 def topics_in(client: redis.Redis, facts: ShardFacts) -> list[TopicUse]:
     """Count what each topic of a shard has; its bytes by the newest runs of each queue."""
     found: dict[str, TopicUse] = {}
-    for step in _in_steps(facts.queues):
+    for step in _in_steps(queue for queue in facts.queues if queue.topic != PRODUCED_TOPIC):
         asked = client.pipeline(transaction=False)
         for queue in step:
-            asked.xrevrange(f"{facts.tag}:q:{queue.name}", count=RUNS_READ)
+            asked.xrevrange(facts.keys.queue(*queue_of(queue.name)), count=RUNS_READ)
         for queue, entries in zip(step, answers_of(asked), strict=True):
             runs = [run_in(fields) for _, fields in entries or ()]
             kept = (queue.next or 0) - (queue.first or 0)
@@ -322,11 +320,6 @@ def answers_of(asked: Any) -> list[Any]:
         else:
             answers.append(answer)
     return answers
-
-
-def offset_in(entry_id: bytes | str) -> int:
-    """The number in a stream's id: an offset, or a log position."""
-    return int(_text(entry_id).partition("-")[2])
 
 
 def run_in(fields: dict[bytes, bytes]) -> tuple[int, int, int, int]:

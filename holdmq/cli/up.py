@@ -324,9 +324,9 @@ def places(config: Config, names: list[str]) -> dict[str, str]:
         where[name] = f"{listener.scheme}://{place}{listener.ws_path if listener.uses_websocket else ''}"
     if "console" in names:
         where["console"] = f"http://{at('console')}"
-    where |= {"registry": at("registry"), "broker": at("broker"), "data": config.storage.data_dir}
-    if config.storage.engine == "kv":
-        where["kv"] = config.storage.kv.servers().where
+    where |= {"registry": at("registry"), "broker": at("broker")}
+    is_kv = config.storage.engine == "kv"
+    where |= {"kv": config.storage.kv.servers().where} if is_kv else {"data": config.storage.data_dir}
     return where
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from redis import Redis
 
-from holdmq.cli.kv_shard import RUN, tag_of
 from holdmq.record.codec import encode_record
 from storage.api.batches import Batch, BatchRun
 from storage.core.stamper import Stamper
+from storage.kv.core.layout import RUN, ShardKeys
 
 QUEUES = (("devices", 0), ("orders", 1))
 RECORDS = 3
@@ -40,7 +40,7 @@ def log_batch(number: int, store_ms: int) -> bytes:
 
 def write_shard(client: Redis, prefix: str = "holdmq", name: str = "broker-0", batches: int = 10) -> str:
     """Write batches, each with a run of devices/0 and of orders/1, a table, a timer; return the tag."""
-    tag = tag_of(prefix, name)
+    tag = ShardKeys(prefix, name).tag
     now = int(time.time() * 1000)
     for i in range(batches):
         end = BATCH_BYTES * (i + 1)

@@ -13,9 +13,10 @@ from kv_shards import BATCH_BYTES, RECORD_BYTES, RUN_BYTES, add_to_shards, log_b
 from redis import Redis
 from valkey_servers import ValkeyServer, running_cluster, slot_of
 
-from holdmq.cli.kv_shard import RUN, RUNS_READ, tag_of
+from holdmq.cli.kv_shard import RUNS_READ
+from storage.kv.core.layout import RUN, ShardKeys
 
-TAG = tag_of("holdmq", "broker-0")
+TAG = ShardKeys("holdmq", "broker-0").tag
 END = 10 * BATCH_BYTES
 
 
@@ -51,7 +52,10 @@ def findings(server: ValkeyServer) -> list[tuple[str, str]]:
 
 
 def test_a_shard_that_is_as_it_should_be_is_said_to_be(server: ValkeyServer) -> None:
-    assert "1 shards, 2 queues: all agrees" in kv(server, "check")
+    said = kv(server, "check")
+    assert "1 shards, 2 queues: all agrees" in said
+    assert f"shard broker-0, at 127.0.0.1:{server.port}: owned by host:1234 for " in said
+    assert f" s, term 2, epoch 2, log 0 to {END}, 0 records lost\n" in said
     answer = json.loads(kv(server, "check", "--json"))
     assert (answer["ok"], answer["findings"]) == (True, [])
     (shard,) = answer["shards"]
@@ -59,7 +63,7 @@ def test_a_shard_that_is_as_it_should_be_is_said_to_be(server: ValkeyServer) -> 
     assert 0 < left <= 9000
     assert shard == {
         "name": "broker-0", "node": f"127.0.0.1:{server.port}", "slot": None, "format": 1,
-        "owner": "host:1234", "term": 2, "epoch": 2, "first": 0, "end": END, "lost": 0, "queues": 2,
+        "owner": "host:1234", "term": 2, "epoch": 2, "first": 0, "end": END, "lost_records": 0, "queues": 2,
     }  # fmt: skip
 
 
@@ -79,7 +83,7 @@ def test_a_lease_that_has_ended_is_no_lease(server: ValkeyServer) -> None:
     with server.client() as client:
         client.hset(f"{TAG}:s", "lease_ms", 1)
     assert json.loads(kv(server, "check", "--json"))["shards"][0]["lease_left_ms"] == 0
-    assert "none" in kv(server, "check")
+    assert "owned by nobody, term 2" in kv(server, "check")
 
 
 BROKEN: list[tuple[Callable[[Redis], object], str, str]] = [
@@ -270,7 +274,7 @@ def test_bytes_of_a_long_queue_are_about_right(server: ValkeyServer) -> None:
 def test_in_a_cluster_each_shard_is_asked_of_its_master(tmp_path: Path) -> None:
     names = [f"broker-{i}" for i in range(6)]
     with running_cluster(tmp_path) as cluster:
-        homes = {name: cluster.master_of(tag_of("holdmq", name)) for name in names}
+        homes = {name: cluster.master_of(ShardKeys("holdmq", name).tag) for name in names}
         assert len({home.port for home in homes.values()}) > 1
         for name, home in homes.items():
             with home.client() as client:
@@ -281,7 +285,9 @@ def test_in_a_cluster_each_shard_is_asked_of_its_master(tmp_path: Path) -> None:
         assert {shard["name"]: shard["node"] for shard in shards} == {
             name: f"127.0.0.1:{home.port}" for name, home in homes.items()
         }
-        assert [shard["slot"] for shard in shards] == [slot_of(tag_of("holdmq", name)) for name in names]
+        assert [shard["slot"] for shard in shards] == [
+            slot_of(ShardKeys("holdmq", name).tag) for name in names
+        ]
         nodes = json.loads(kv(cluster, "stat", "--json"))["nodes"]
         assert sum(node["slots"] for node in nodes) == 16384
         assert sorted(name for node in nodes for name in node["shards"]) == names

@@ -10,12 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from command_line import WIDTH, Cli
+from command_line import Cli, run_here
+from mqtt_client import MqttClient, bodies, connect_again, numbered
 from processes import free_port
 
 from holdmq.cli.own_valkey import CONF_FILE, NAME, own_url, ping, server_program, valkey_command
@@ -24,6 +25,7 @@ from holdmq.cli.up import addresses
 from holdmq.config.kv import kv_servers
 from holdmq.config.model import Config, StorageSection
 from holdmq.errors import ConfigError, StartupError
+from holdmq.mqtt import PubAck, Publish
 
 END_S = 60.0
 
@@ -199,35 +201,100 @@ def test_replicas_that_it_never_has_are_not_waited_for(holdmq: Cli, tmp_path: Pa
     assert "storage.kv.min_replicas is 1, and the Valkey that holdmq up starts has no replica" in done.stderr
 
 
-def test_up_starts_it_before_the_broker_and_tells_nobody_else(tmp_path: Path) -> None:
-    names = ["registry", "broker", "gateway"]
-    sets = [f"--set={key}={free_port()}" for key in addresses(Config(), names)]
-    command = [sys.executable, "-m", "holdmq.cli", "up", "--without=stats", "--without=console", "--json"]
-    process = subprocess.Popen(
-        [*command, f"--data={tmp_path / 'data'}", "--set=storage.engine=kv", "--set=log.format=json", *sets],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **WIDTH},
-    )
-    try:
-        assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
-        url = (tmp_path / "data" / "valkey" / "url").read_text().strip()
-        servers = kv_servers(url)
-        assert (ready["event"], ready["kv"]) == ("ready", f"127.0.0.1:{servers.hosts[0][1]}")
-        assert asyncio.run(ping(url)) == (True, "+PONG")
-        told = {}
-        for child in psutil.Process(process.pid).children():
+class RunningUp:
+    """`holdmq up` with the key-value engine, until it is told to stop; `url` is its Valkey's."""
+
+    def __init__(self, directory: Path, ports: dict[str, int]) -> None:
+        sets = [f"--set={key}={port}" for key, port in ports.items()]
+        command = [sys.executable, "-m", "holdmq.cli", "up", "--without=stats", "--without=console", "--json"]
+        self._log = directory / "up.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, f"--data={directory / 'data'}", "--set=storage.engine=kv", *sets],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
+                env={**os.environ, "HOLDMQ_LOG__FORMAT": "json", "HOLDMQ_GATEWAY__WORKERS": "1"},
+            )  # fmt: skip
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self._log.read_text()
+        self.ready = json.loads(line)
+        self.url = (directory / "data" / "valkey" / "url").read_text().strip()
+
+    def children(self) -> dict[str, psutil.Process]:
+        """Its processes by name."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children():
             line = child.cmdline()
-            assert servers.password not in " ".join(line)
-            name = NAME if line[0].endswith("valkey-server") else line[4]
-            told[name] = child.environ().get("HOLDMQ_STORAGE__KV__URL")
-        assert told == {"valkey": None, "registry": None, "broker": url, "gateway": None}
+            found[NAME if line[0].endswith("valkey-server") else line[4]] = child
+        return found
+
+    def stop(self) -> list[str]:
+        """End it in good order; what it and its processes said."""
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(END_S)
+        said = self._log.read_text()
+        assert code == 0, said
+        return [json.loads(line)["event"] for line in said.splitlines()]
+
+
+@contextlib.contextmanager
+def running_up(directory: Path, ports: dict[str, int]) -> Iterator[RunningUp]:
+    up = RunningUp(directory, ports)
+    try:
+        yield up
     finally:
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=END_S)
-    assert process.returncode == 0, errors
-    said = [json.loads(line)["event"] for line in errors.splitlines()]
+        MqttClient.close_all()
+        if up.process.poll() is None:
+            up.process.terminate()
+            up.process.wait(END_S)
+        assert up.process.stdout is not None
+        up.process.stdout.close()
+
+
+@pytest.fixture
+def ports() -> dict[str, int]:
+    return {key: free_port() for key in addresses(Config(), ["registry", "broker", "gateway"])}
+
+
+def test_up_starts_it_before_the_broker_and_tells_nobody_else(tmp_path: Path, ports: dict[str, int]) -> None:
+    with running_up(tmp_path, ports) as up:
+        servers = kv_servers(up.url)
+        assert (up.ready["event"], up.ready["kv"]) == ("ready", f"127.0.0.1:{servers.hosts[0][1]}")
+        assert asyncio.run(ping(up.url)) == (True, "+PONG")
+        told = {}
+        for name, child in up.children().items():
+            assert servers.password not in " ".join(child.cmdline())
+            told[name] = child.environ().get("HOLDMQ_STORAGE__KV__URL")
+        assert told == {"valkey": None, "registry": None, "broker": up.url, "gateway": None}
+        said = up.stop()
     assert "bye bye" in said[-1], "it ends after the broker has drained"
+    assert servers.password not in " ".join(said)
+
+
+def test_messages_and_what_is_retained_stay_over_its_kill_and_over_a_stop(
+    tmp_path: Path, ports: dict[str, int]
+) -> None:
+    def wrong(url: str) -> str:
+        done = run_here("kv", "check", "--records", HOLDMQ_STORAGE__KV__URL=url)
+        return "" if done.returncode == 0 else done.stdout + done.stderr
+
+    port = ports["gateway.port"]
+    with running_up(tmp_path, ports) as up:
+        reader, writer = MqttClient(port, "reader"), MqttClient(port, "writer")
+        reader.subscribe("devices/#")
+        writer.publish("devices/1", *numbered(20))
+        up.children()[NAME].kill()
+        writer.publish("devices/1", *numbered(20, 20))
+        assert bodies(reader.take(40)) == numbered(40)
+        writer.send(Publish("devices/state", b"on", 1, retain=True, packet_id=9))
+        assert writer.wait_for(PubAck).reason_code < 0x80
+        assert wrong(up.url) == ""
+        reader.close()
+        writer.publish("devices/1", b"while away")
+        assert any("valkey was killed by SIGKILL" in line for line in up.stop())
+    with running_up(tmp_path, ports) as up:
+        again = connect_again(port, "reader")
+        assert bodies(again.take(2)) == [b"on", b"while away"]
+        MqttClient(port, "new").subscribe("devices/state")
+        assert wrong(up.url) == ""
+        up.stop()
