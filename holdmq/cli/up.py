@@ -87,7 +87,10 @@ def up(given: Given, data: Data = None, without: Without = None, accept_backup: 
     root = data or Path(DATA_DIR)
     refuse_conflicts(loaded, names)
     with locked(root):
-        for directory in (loaded.registry.data_dir, loaded.storage.data_dir, loaded.stats.data_dir):
+        directories = [loaded.registry.data_dir, loaded.stats.data_dir]
+        if loaded.storage.engine == "log":
+            directories.append(loaded.storage.data_dir)
+        for directory in directories:
             require_writable(Path(directory))
         require_free_ports(loaded, names)
         if "stats" in names:

@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 from command_line import run_here
 from kv_shards import BATCH_BYTES, RECORD_BYTES, RUN_BYTES, add_to_shards, log_batch, write_shard
+from processes import running_stack
 from redis import Redis
 from valkey_servers import ValkeyServer, running_cluster, slot_of
 
 from holdmq.cli.kv_shard import RUNS_READ
+from holdmq.client.sync import SyncProducer
+from holdmq.client.sync_lookups import SyncTable
+from holdmq.message import Message
 from storage.kv.core.layout import RUN, ShardKeys
 
 TAG = ShardKeys("holdmq", "broker-0").tag
@@ -295,3 +299,33 @@ def test_in_a_cluster_each_shard_is_asked_of_its_master(tmp_path: Path) -> None:
         said = kv(cluster, "stat")
         for shard in shards:
             assert f"shard {shard['name']}, slot {shard['slot']} at {shard['node']}: 10 batches" in said
+
+
+def test_what_brokers_store_in_a_cluster_agrees_and_is_counted(tmp_path: Path) -> None:
+    with (
+        running_cluster(tmp_path / "kv") as cluster,
+        running_stack(
+            tmp_path, "registry", "broker", **{"storage.engine": "kv", "storage.kv.url": cluster.url}
+        ) as stack,
+    ):
+        with SyncProducer([stack.registry]) as producer:
+            for i in range(20):
+                producer.send(Message("orders", b"x", keys=(f"order-{i}",)))
+            producer.send(Message("orders", b"later"), delay_ms=3_600_000)
+        with SyncTable("settings", [stack.registry]) as table:
+            table.create()
+            for key in "aab":
+                table.put(key, b"1")
+            table.delete("b")
+        assert "all agrees" in kv(cluster, "check", "--records")
+        answer = json.loads(kv(cluster, "stat", "--json"))
+    (shard,) = answer["shards"]
+    assert {row["topic"]: row["records"] for row in shard["topics"] if row["topic"][0] != "%"} == {
+        "orders": 20,
+        "settings": 4,
+    }
+    memory = shard["memory_bytes"]
+    assert memory["others"] == 0
+    assert all(memory[kind] > 0 for kind in ("log", "queues", "timers", "tables", "keys", "state"))
+    # Nothing of it is in files.
+    assert not (tmp_path / "store").exists()

@@ -267,6 +267,7 @@ def test_up_starts_it_before_the_broker_and_tells_nobody_else(tmp_path: Path, po
             told[name] = child.environ().get("HOLDMQ_STORAGE__KV__URL")
         assert told == {"valkey": None, "registry": None, "broker": up.url, "gateway": None}
         said = up.stop()
+    assert not (tmp_path / "data" / "store").exists()
     assert "bye bye" in said[-1], "it ends after the broker has drained"
     assert servers.password not in " ".join(said)
 
