@@ -522,12 +522,13 @@ class KvStore:
             try:
                 # A loop that does not run cannot say that it lost the shard: it is let go.
                 if now - renewed >= interval_s and now - self._heartbeat < self._lease_ms / 1e3:
-                    sent = boot_s()
+                    # Before: what is confirmed while the answer comes is no loss.
+                    sent, confirmed = boot_s(), self.confirmed_position
                     end = int(self.server.run("renew", [self._keys.state], self._term(), self._lease_ms))
                     self._lease_until = sent + self._lease_ms * (1 - 1 / MARGIN_PART) / 1e3
                     renewed = now
-                    if end < self.confirmed_position:
-                        self._report_loss(end)
+                    if end < confirmed:
+                        self._report_loss(end, confirmed)
                 if now - trimmed >= self._settings.retention_interval_ms / 1e3:
                     trimmed = now
                     changed = self.retention.round(list(self._queues.values()), self.confirmed_position)
@@ -539,9 +540,9 @@ class KvStore:
             except StorageError as error:
                 log.warning("the key-value server does not answer the keeper", reason=str(error))
 
-    def _report_loss(self, end: int) -> None:
+    def _report_loss(self, end: int, confirmed: int) -> None:
         raise ShardLostError(
-            f"the servers lost writes: the log ended at {self.confirmed_position} and ends at {end}",
+            f"the servers lost writes: the log ended at {confirmed} and ends at {end}",
             operation="renew",
             path=self._keys.tag,
             hint="a master failed over before its replica had all",

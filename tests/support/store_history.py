@@ -187,6 +187,15 @@ class StoreHistory:
         counted = {outcome.name.lower(): sizes[outcome] for outcome in Outcome}
         return counted | {"seen": len({sighting.number for sighting in self._sightings})}
 
+    def reported_losses(self) -> int:
+        """How many acknowledged records all rises of the epoch reported as gone."""
+        return sum(rise.lost for rise in self._rises)
+
+    def missing(self) -> int:
+        """How many acknowledged records are nowhere in the end."""
+        there = {number for final in self._finals.values() for number in final.numbers}
+        return sum(number not in there for attempt in self._acknowledged() for number in attempt.numbers)
+
     def _note(self, kind: Kind, where: str) -> None:
         self._anomalies.append(Anomaly(kind, where))
 

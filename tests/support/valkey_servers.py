@@ -281,6 +281,17 @@ class ValkeyCluster:
         slot = slot_of(key)
         self._wait(lambda: self._is_taken_over(slot, victim), f"a failover of {victim}")
 
+    def stop_replication(self, master: ValkeyServer) -> ValkeyServer:
+        """Let a master's replica, which it returns, fall behind: a failover will lose what comes from now on.
+
+        A paused replica would not do: what its socket holds it still reads when it wakes.
+        """
+        replica = self.replica_of(master)
+        replica.configure("primaryauth", "wrong")
+        master.command("CLIENT", "KILL", "TYPE", "replica")
+        self._wait(lambda: _info(master, "replication")["connected_slaves"] == 0, f"{replica} is behind")
+        return replica
+
     def restore(self) -> None:
         """Start what is dead, resume what is paused; back when every master has its replica in sync."""
         for server in self.servers:
@@ -290,6 +301,7 @@ class ValkeyCluster:
                 server.resume()
         for server in self.servers:
             server.wait_ready()
+            server.configure("primaryauth", "")
             self._announce(server, 0)
         self.wait_whole()
 
