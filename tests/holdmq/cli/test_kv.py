@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import run_here
 from kv_shards import BATCH_BYTES, RECORD_BYTES, RUN_BYTES, add_to_shards, log_batch, write_shard
-from processes import running_stack
+from processes import free_port, running_stack
 from redis import Redis
+from security import Authority
+from tls_front import tls_front
 from valkey_servers import ValkeyServer, running_cluster, slot_of
 
 from holdmq.cli.kv_shard import RUNS_READ
@@ -44,7 +48,8 @@ def server(of_module: ValkeyServer) -> ValkeyServer:
 
 def kv(server: Any, *arguments: str, code: int = 0) -> str:
     """The output of a command that ends with `code`; what it says when it fails."""
-    done = run_here("kv", *arguments, HOLDMQ_STORAGE__KV__URL=server.url)
+    url = server if isinstance(server, str) else server.url
+    done = run_here("kv", *arguments, HOLDMQ_STORAGE__KV__URL=url)
     assert done.returncode == code, (done.stdout, done.stderr)
     return done.stdout + done.stderr
 
@@ -301,13 +306,21 @@ def test_in_a_cluster_each_shard_is_asked_of_its_master(tmp_path: Path) -> None:
             assert f"shard {shard['name']}, slot {shard['slot']} at {shard['node']}: 10 batches" in said
 
 
+def rule_of_the_guide() -> list[str]:
+    """What docs/valkey.md lets a user do, for ACL SETUSER."""
+    guide = (Path(__file__).parents[3] / "docs" / "valkey.md").read_text()
+    found = re.search(r"^ACL (SETUSER holdmq .*?)```", guide, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1].split()
+
+
 def test_what_brokers_store_in_a_cluster_agrees_and_is_counted(tmp_path: Path) -> None:
-    with (
-        running_cluster(tmp_path / "kv") as cluster,
-        running_stack(
-            tmp_path, "registry", "broker", **{"storage.engine": "kv", "storage.kv.url": cluster.url}
-        ) as stack,
-    ):
+    with running_cluster(tmp_path / "kv") as cluster, ExitStack() as running:
+        for server in cluster.servers:
+            server.command("ACL", *rule_of_the_guide())
+        url = cluster.url.replace("//", "//holdmq:PASSWORD@")
+        settings = {"storage.engine": "kv", "storage.kv.url": url, "storage.kv.min_replicas": 1}
+        stack = running.enter_context(running_stack(tmp_path, "registry", "broker", **settings))
         with SyncProducer([stack.registry]) as producer:
             for i in range(20):
                 producer.send(Message("orders", b"x", keys=(f"order-{i}",)))
@@ -317,8 +330,10 @@ def test_what_brokers_store_in_a_cluster_agrees_and_is_counted(tmp_path: Path) -
             for key in "aab":
                 table.put(key, b"1")
             table.delete("b")
-        assert "all agrees" in kv(cluster, "check", "--records")
-        answer = json.loads(kv(cluster, "stat", "--json"))
+        assert "all agrees" in kv(url, "check", "--records")
+        answer = json.loads(kv(url, "stat", "--json"))
+        for server in cluster.servers:
+            assert server.command("ACL", "LOG") == [], "nothing was refused"
     (shard,) = answer["shards"]
     assert {row["topic"]: row["records"] for row in shard["topics"] if row["topic"][0] != "%"} == {
         "orders": 20,
@@ -329,3 +344,22 @@ def test_what_brokers_store_in_a_cluster_agrees_and_is_counted(tmp_path: Path) -
     assert all(memory[kind] > 0 for kind in ("log", "queues", "timers", "tables", "keys", "state"))
     # Nothing of it is in files.
     assert not (tmp_path / "store").exists()
+
+
+def test_tls_is_spoken_with_servers_that_an_authority_has_signed(
+    server: ValkeyServer, tmp_path: Path
+) -> None:
+    ours, theirs = (Authority(tmp_path / name) for name in ("ours", "theirs"))
+    files, port = ours.issue("kv"), free_port()
+    url = f"rediss://127.0.0.1:{port}/"
+    trust = f"--set=storage.kv.ca_file={ours.ca}"
+    with tls_front(port, server.port, str(files.cert), str(files.key)):
+        assert "all agrees" in kv(url, "check", trust)
+        wrong = kv(url, "check", f"--set=storage.kv.ca_file={theirs.ca}", code=1)
+        assert "certificate verify failed" in wrong
+        settings = {"url": url, "ca_file": ours.ca, "prefix": "encrypted"}
+        overrides = {"storage.engine": "kv"} | {f"storage.kv.{key}": one for key, one in settings.items()}
+        with running_stack(tmp_path, "registry", "broker", **overrides) as stack:
+            with SyncProducer([stack.registry]) as producer:
+                producer.send(Message("orders", b"x"))
+            assert "all agrees" in kv(url, "check", "--records", trust, "--set=storage.kv.prefix=encrypted")
