@@ -244,7 +244,7 @@ class KvStore:
 
     def _load_epochs(self, end: int, state: dict[bytes, bytes]) -> None:
         raw = self.server.command("GET", self._keys.epochs)
-        self._epochs = Epochs.of_content(json.loads(raw), self._keys.epochs) if raw else Epochs([])
+        self._epochs = self._epochs_in(raw)
         self.lost_records = int(state[b"lost"])
         if not raw or state[b"run_id"] != state[b"run_now"]:
             # Another server, or this one started anew: it may have less than readers saw.
@@ -551,16 +551,12 @@ class KvStore:
     def count_loss(self) -> int:
         """How many confirmed records the server has no more; a new log epoch says where they were. Blocking.
 
-        To be called once, after `lost` told of it and before the shard is opened anew. Raises StorageError.
+        To be called once, after `lost` told of it and before the shard is opened anew. Raises StorageError,
+        ShardLostError when another process has the shard and nothing is known to be lost.
         """
         term = self.server.command("HGET", self._keys.state, "term")
         if term is not None and int(term) > int(self._term()):
-            raise ShardLostError(
-                "another process owns it",
-                operation="count losses",
-                path=self._keys.tag,
-                hint="what it found is what there is",
-            )
+            return self._count_taken()
         if term != self._term():
             # The servers forgot that this process owns it, and maybe all else: it stays the same store.
             self.writer.term = self._own(0, self.store_id.hex())[b"term"]
@@ -578,6 +574,30 @@ class KvStore:
             self._await_replicas(self._term())
             log.error("the servers lost confirmed records", records=missing, log_end=end, epoch=self.epoch)
         return missing
+
+    def _count_taken(self) -> int:
+        """What was confirmed here and lies behind the start of the epoch in which another process took over.
+
+        That process cannot know of it: a failover lost it before it came. The number is added to the shard's.
+        """
+        epoch = self.epoch
+        self._epochs = self._epochs_in(self.server.command("GET", self._keys.epochs))
+        start = self._epochs.limit_of(epoch)
+        lost = [] if start is None else self._tail.since(start, self._tail.size_bytes)
+        if not lost:
+            raise ShardLostError(
+                "another process owns it",
+                operation="count losses",
+                path=self._keys.tag,
+                hint="what it found is what there is",
+            )
+        missing = sum(len(batch.sizes) for batch in lost)
+        self.server.run("report", [self._keys.state], missing)
+        log.error("the servers lost confirmed records", records=missing, log_end=start, epoch=self.epoch)
+        return missing
+
+    def _epochs_in(self, raw: bytes | None) -> Epochs:
+        return Epochs.of_content(json.loads(raw), self._keys.epochs) if raw else Epochs([])
 
     def _named_queues(self) -> Iterator[tuple[str, Queue]]:
         return ((queue_field(queue.topic, queue.queue_id), queue) for queue in self._queues.values())

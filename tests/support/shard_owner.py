@@ -150,7 +150,7 @@ class Load:
     def _count_loss(self, store: KvStore) -> None:
         """As a broker does before it opens its shard again: tell how many records the servers have lost."""
         while not self.stopping.is_set():
-            asked_s = time.monotonic()
+            asked_s, epoch = time.monotonic(), store.epoch
             try:
                 lost = store.count_loss()
             except ShardLostError as error:
@@ -160,7 +160,7 @@ class Load:
                 say("uncounted", asked_s, str(error))
                 self.stopping.wait(0.1)
                 continue
-            say("counted", asked_s, store.epoch, starts_of_epochs(store), lost)
+            say("counted", asked_s, epoch + 1, starts_of_epochs(store), lost)
             return
 
     def _serve(self, store: KvStore) -> None:

@@ -102,6 +102,11 @@ local function rise(keys, args)
     return 'OK'
 end
 
+-- KEYS state; ARGV lost. Adds what a former owner knows to be lost: of any term, as it changes no record.
+local function report(keys, args)
+    return redis.call('HINCRBY', keys[1], 'lost', args[1])
+end
+
 -- KEYS state, log, ends, queue...; ARGV term, end expected, end after, store ms, records, count of runs,
 -- (queue, offset behind the run, place) per run, then commands, each with the count of its words.
 local function append(keys, args)
@@ -281,6 +286,7 @@ end
 redis.register_function{function_name='holdmq1_own', callback=own, flags={'allow-oom'}}
 redis.register_function{function_name='holdmq1_renew', callback=renew, flags={'allow-oom'}}
 redis.register_function{function_name='holdmq1_touch', callback=touch, flags={'allow-oom'}}
+redis.register_function{function_name='holdmq1_report', callback=report, flags={'allow-oom'}}
 redis.register_function{function_name='holdmq1_rise', callback=rise, flags={'allow-oom'}}
 redis.register_function{function_name='holdmq1_append', callback=append}
 redis.register_function{function_name='holdmq1_change', callback=change}

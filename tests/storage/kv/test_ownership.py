@@ -10,6 +10,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from redis import Redis
 from shard_owner import Posted
 from valkey_servers import ValkeyServer
 
@@ -51,6 +52,11 @@ class DrivenShard:
         self.store.append(batch, lambda _batch, error: answers.append(error))
         self.pump(lambda: bool(answers))
         return answers[0]
+
+
+def client_of_bytes(server: ValkeyServer) -> Redis:
+    """A client for what is no text."""
+    return Redis("127.0.0.1", server.port)
 
 
 @pytest.fixture
@@ -121,6 +127,29 @@ def test_a_server_that_forgot_all_goes_on_as_the_same_store_in_an_epoch_that_say
     assert (again.epoch, again.epoch_limit(1), again.lost_records) == (2, 0, 5)
     assert again.read_queue_cold("devices", 0, 1, 3, 1 << 20, 10).status is ReadStatus.AHEAD
     assert end > 0
+
+
+def test_what_a_failover_lost_before_another_process_took_over_is_added_to_the_shard_s_losses(
+    new_valkey: NewValkey, shard_of: Callable[..., DrivenShard]
+) -> None:
+    server = new_valkey()
+    state = f"{{holdmq:{SHARD}}}:s"
+    shard = shard_of(server)
+    assert shard.refusal_of(3) is None
+    # Another server, with what a replica had: the epoch of whoever opens the shard next begins here.
+    server.command("HSET", state, "run_id", "of another server")
+    with server.client() as client:
+        keys = [key for key in client.scan_iter() if SHARD in key]
+    with client_of_bytes(server) as client:
+        had = {key: client.dump(key) for key in keys}
+        assert shard.refusal_of(2) is None
+        for key, dumped in had.items():
+            client.restore(key, 0, dumped, replace=True)
+    shard.pump(lambda: bool(shard.losses))
+    other = shard_of(server).store
+    assert shard.store.count_loss() == 2
+    assert server.command("HGET", state, "lost") == "2"
+    assert shard.store.epoch_limit(1) == other.epoch_limit(1) == other.confirmed_position
 
 
 def test_a_log_that_ends_elsewhere_than_expected_ends_the_ownership_and_is_never_taken_for_an_answer(
