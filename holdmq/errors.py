@@ -229,9 +229,12 @@ class StoreReadOnlyError(StorageError):
 
 
 class ShardLostError(StorageError):
-    """The shard belongs to another process now, or the servers behind it lost writes: it is opened anew."""
+    """The shard belongs to another process now, or the servers behind it lost writes: it is opened anew.
 
-    code = Code.SHUTTING_DOWN
+    What was being appended may be stored: it is sent again with its sequences, to whoever has the shard.
+    """
+
+    code = Code.BUSY
 
 
 class StoreFormatError(StorageError):

@@ -43,10 +43,17 @@ class StorageEngine(NamedTuple):
     """Where the store is, for people."""
 
 
-def engine_of(config: Config, table: TopicTable, lost: Callable[[ShardLostError], None]) -> StorageEngine:
+def engine_of(
+    config: Config,
+    table: TopicTable,
+    lost: Callable[[ShardLostError], None],
+    is_home: bool,
+    wanted_back: Callable[[], None],
+) -> StorageEngine:
     """Make the store of a configuration; the caller opens it (blocking) before anything else.
 
-    `lost` is called on the loop when the store is not this process's any more.
+    `lost` is called on the loop when the store is not this process's any more; `wanted_back` when the shard
+    is another broker's (not `is_home`), and that broker is back.
     """
     post = asyncio.get_running_loop().call_soon_threadsafe
     name = config.broker.name
@@ -58,7 +65,16 @@ def engine_of(config: Config, table: TopicTable, lost: Callable[[ShardLostError]
             raise ConfigError(
                 f"storage.engine = kv needs the package {error.name}; install it: pip install 'holdmq[kv]'"
             ) from error
-        kv = KvStore(config.storage, name, table.key_levels, post, is_table=table.is_table, lost=lost)
+        kv = KvStore(
+            config.storage,
+            name,
+            table.key_levels,
+            post,
+            is_table=table.is_table,
+            lost=lost,
+            is_home=is_home,
+            wanted_back=wanted_back,
+        )
         return StorageEngine(kv, kv.disk, True, list, kv.count_loss, kv.server.where)
     store = open_store(
         config.storage,

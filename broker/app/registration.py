@@ -58,8 +58,11 @@ class Registration:
         """Something to register changed: do it now."""
         self._changed.set()
 
-    async def close(self) -> None:
-        """Take this broker out of every registry that answers, then disconnect."""
+    async def close(self, unregister: bool = True) -> None:
+        """Take this broker out of every registry that answers, then disconnect.
+
+        Without `unregister` it stays there: another process has registered its name.
+        """
         self._is_closing = True
         if self._task is not None:
             self._task.cancel()
@@ -68,7 +71,7 @@ class Registration:
         now = self._current()
         request = BrokerUnregisterRequest(now.cluster, now.broker, now.broker_id)
         for client in self._clients:
-            if client.connection is not None:
+            if unregister and client.connection is not None:
                 try:
                     await client.call(RequestCode.BROKER_UNREGISTER, request, CALL_TIMEOUT_S)
                 except HoldMQError as e:

@@ -73,6 +73,11 @@ class KvSection(Section):
         description="How long a silent broker owns its keys, by the server's clock: three renewals, and less "
         "than clients wait for another broker of the same name.",
     )
+    takeover: bool = Field(
+        True,
+        description="Take over what a silent broker kept, until it is back; brokers of one prefix do so for "
+        "each other.",
+    )
     timeout_ms: int = Field(
         5000,
         ge=100,

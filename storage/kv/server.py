@@ -159,6 +159,15 @@ class ShardServer:
         """Run a command that may be run twice. Raises StorageError."""
         return self.attempt(lambda: self._once(list(words)))
 
+    def keyed(self, *words: Any) -> Any:
+        """Run a command, which may be run twice, at the node that has its own key. Raises StorageError."""
+
+        def once() -> Any:
+            node = self.node()
+            return (self._cluster or node).execute_command(*words)
+
+        return self.attempt(once)
+
     def _once(self, words: list[Any]) -> Any:
         try:
             return self.node().execute_command(*words)

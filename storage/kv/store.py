@@ -56,6 +56,8 @@ RENEWALS: Final = 3
 """A lease is renewed so often before it ends."""
 KEEPER_S: Final = 0.25
 TAKEOVER_POLL_S: Final = 0.1
+DRAIN_S: Final = 20.0
+"""How long a broker that has taken a shard over may take to give it back, beside a lease."""
 CLOSE_S: Final = 5.0
 """How long a close waits for a server that does not answer."""
 
@@ -77,8 +79,10 @@ def boot_s() -> float:
 class KvStore:
     """`storage.api.store.MessageStore` with log order, in a Valkey or Redis.
 
-    `lost` is called on the loop, once, when the shard has another owner or the servers lost writes: the
-    store refuses everything then, and its owner opens a new one.
+    `is_home`: the shard has this broker's name; else `wanted_back` is called on the loop, once or more,
+    when the broker that has it wants the shard. `lost` is called on the loop, once, when the shard has
+    another owner or the servers lost writes: the store refuses everything then, and its owner opens a new
+    one.
     """
 
     def __init__(
@@ -92,6 +96,8 @@ class KvStore:
         is_table: Callable[[str], bool] = lambda _topic: False,
         lost: Callable[[ShardLostError], None] | None = None,
         owner: str | None = None,
+        is_home: bool = True,
+        wanted_back: Callable[[], None] | None = None,
     ) -> None:
         kv = settings.kv
         keys = ShardKeys(kv.prefix, broker_name)
@@ -102,6 +108,8 @@ class KvStore:
         self._clock_ms = clock_ms
         self._tell_lost = lost
         self._owner = owner or _this_process()
+        self._is_home = is_home
+        self._tell_wanted = wanted_back
         self._lease_ms = kv.lease_ms
         # An answer that waits for replicas comes before the connection is given up.
         self._replica_timeout_ms = min(kv.replica_timeout_ms, kv.timeout_ms // 2)
@@ -165,11 +173,11 @@ class KvStore:
     def open(self, wait_s: float | None = None) -> None:
         """Take the shard, read where it stands, start the threads. Blocking.
 
-        Waits for a lease that another process has, for `wait_s` (None: as long as a lease can last). Raises
-        StorageError when the shard is not to be had.
+        Waits for a lease that another process has, for `wait_s` (None: at home as long as a lease can last
+        and a drain takes, else not at all). Raises StorageError when the shard is not to be had.
         """
         self.server.open()
-        state = self._own(self._lease_ms / 1e3 + 2 if wait_s is None else wait_s, secrets.token_hex(8))
+        state = self._own(wait_s if wait_s is not None else self._patience_s(), secrets.token_hex(8))
         if int(state[b"format"]) > FORMAT:
             raise StoreFormatError(
                 f"the shard has format {int(state[b'format'])}, this release knows {FORMAT}",
@@ -197,13 +205,16 @@ class KvStore:
 
     def _name_shard(self) -> None:
         """Let those who look for shards find this one: a full server has it from before."""
-        if not self.server.command("SISMEMBER", self._keys.shards, self._keys.shard):
-            self.server.command("SADD", self._keys.shards, self._keys.shard)
+        if not self.server.keyed("SISMEMBER", self._keys.shards, self._keys.shard):
+            self.server.keyed("SADD", self._keys.shards, self._keys.shard)
 
     def _await_replicas(self, term: bytes) -> None:
         """Let replicas know who owns the shard, in which epoch: a failover would take that back."""
         touch = FunctionCall("touch", [self._keys.state], [term])
         self.server.await_replicas(touch, self._replica_timeout_ms)
+
+    def _patience_s(self) -> float:
+        return self._lease_ms / 1e3 + DRAIN_S if self._is_home else 0.0
 
     def _own(self, wait_s: float, store_id: str) -> dict[bytes, bytes]:
         """Take the shard; the state that it is in. It gets `store_id` if it has none."""
@@ -221,6 +232,7 @@ class KvStore:
                 is_forced,
                 store_id,
                 FORMAT,
+                int(self._is_home),
             )
             if answer[0]:
                 if self.server.run_id() != run_id:
@@ -277,7 +289,7 @@ class KvStore:
             self._keeper.join()
             if not was_lost:
                 try:
-                    self.server.run("renew", [self._keys.state], self._term(), 0)
+                    self.server.run("release", [self._keys.state], self._term())
                 except StorageError as error:
                     log.warning(
                         "the shard could not be given up: it is free when its lease ends", reason=str(error)
@@ -404,7 +416,7 @@ class KvStore:
         if boot_s() <= self._lease_until:
             return None
         self._late_refusals += 1
-        return StorageError(
+        return ShardLostError(
             "the lease of the shard has run out and is not renewed yet",
             operation="use",
             path=self._keys.tag,
@@ -522,13 +534,16 @@ class KvStore:
             try:
                 # A loop that does not run cannot say that it lost the shard: it is let go.
                 if now - renewed >= interval_s and now - self._heartbeat < self._lease_ms / 1e3:
-                    # Before: what is confirmed while the answer comes is no loss.
-                    sent, confirmed = boot_s(), self.confirmed_position
-                    end = int(self.server.run("renew", [self._keys.state], self._term(), self._lease_ms))
+                    sent = boot_s()
+                    # Before the question: appends go on while it is answered.
+                    confirmed = self.confirmed_position
+                    end, wanted = self.server.run("renew", [self._keys.state], self._term(), self._lease_ms)
                     self._lease_until = sent + self._lease_ms * (1 - 1 / MARGIN_PART) / 1e3
                     renewed = now
-                    if end < confirmed:
-                        self._report_loss(end, confirmed)
+                    if int(end) < confirmed:
+                        self._report_loss(int(end), confirmed)
+                    if wanted and self._tell_wanted is not None and not self._is_home:
+                        self._post(self._tell_wanted)
                 if now - trimmed >= self._settings.retention_interval_ms / 1e3:
                     trimmed = now
                     changed = self.retention.round(list(self._queues.values()), self.confirmed_position)

@@ -384,6 +384,7 @@ class LogStore:
             "queues": len(self._queues),
             "segments": len(self._segments.table),
             "confirmed_position": self.confirmed_position,
+            "first_position": self.first_position,
             "synced_position": writer.synced,
             "indexed_position": flusher.indexed,
             "epoch": self.epoch,

@@ -58,12 +58,13 @@ local function run_commands(keys, args, at)
     end
 end
 
--- KEYS state; ARGV owner, ttl ms, run id, is forced ('1'), store id, format. {1, state...} or {0, owner, ms
--- left}.
+-- KEYS state; ARGV owner, ttl ms, run id, is forced ('1'), store id, format, is at home ('1': this broker has
+-- the shard's name, and whoever has taken it over gives it back). {1, state...} or {0, owner, ms left}.
 local function own(keys, args)
     local held = redis.call('HMGET', keys[1], 'owner', 'lease_ms', 'term', 'store_id')
     local now = now_ms()
     if held[1] and held[1] ~= args[1] and tonumber(held[2] or '0') > now and args[4] ~= '1' then
+        if args[7] == '1' then redis.call('HSET', keys[1], 'wanted', args[1]) end
         return {0, held[1], tonumber(held[2]) - now}
     end
     if not held[4] then
@@ -73,15 +74,34 @@ local function own(keys, args)
     -- By the clock, too: no term comes twice, even if a failover took back what made the last one.
     local term = string.format('%.0f', math.max(tonumber(held[3] or '0') + 1, now))
     redis.call('HSET', keys[1], 'owner', args[1], 'lease_ms', tostring(now + tonumber(args[2])), 'term', term)
+    redis.call('HDEL', keys[1], 'wanted')
     return {1, unpack(redis.call('HGETALL', keys[1]))}
 end
 
--- KEYS state; ARGV term, ttl ms.
+-- KEYS state; ARGV term, ttl ms. {end, who wants the shard back}.
 local function renew(keys, args)
     local refusal = fenced(keys[1], args[1])
     if refusal then return refusal end
     redis.call('HSET', keys[1], 'lease_ms', tostring(now_ms() + tonumber(args[2])))
-    return redis.call('HGET', keys[1], 'end')
+    return redis.call('HMGET', keys[1], 'end', 'wanted')
+end
+
+-- KEYS state; ARGV term. The shard has no owner from now on.
+local function release(keys, args)
+    local refusal = fenced(keys[1], args[1])
+    if refusal then return refusal end
+    redis.call('HSET', keys[1], 'owner', '', 'lease_ms', tostring(now_ms()))
+    return 'OK'
+end
+
+-- KEYS state; ARGV grace ms. How many ms the shard has been without an owner (one that was given up: less a
+-- grace for its broker to come back); negative: it has one.
+local function free_for(keys, args)
+    local held = redis.call('HMGET', keys[1], 'owner', 'lease_ms')
+    if not held[2] then return -1 end
+    local grace = 0
+    if held[1] == '' then grace = tonumber(args[1]) end
+    return now_ms() - tonumber(held[2]) - grace
 end
 
 -- KEYS state; ARGV term. A write that changes nothing, for a WAIT behind it; where the log ends.
@@ -287,6 +307,8 @@ redis.register_function{function_name='holdmq1_own', callback=own, flags={'allow
 redis.register_function{function_name='holdmq1_renew', callback=renew, flags={'allow-oom'}}
 redis.register_function{function_name='holdmq1_touch', callback=touch, flags={'allow-oom'}}
 redis.register_function{function_name='holdmq1_report', callback=report, flags={'allow-oom'}}
+redis.register_function{function_name='holdmq1_release', callback=release, flags={'allow-oom'}}
+redis.register_function{function_name='holdmq1_free_for', callback=free_for, flags={'no-writes'}}
 redis.register_function{function_name='holdmq1_rise', callback=rise, flags={'allow-oom'}}
 redis.register_function{function_name='holdmq1_append', callback=append}
 redis.register_function{function_name='holdmq1_change', callback=change}

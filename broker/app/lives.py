@@ -1,0 +1,215 @@
+"""The life of a broker over its store: opened, served, drained, closed; and the next one when its shard is
+lost.
+
+A process lives one life at home, under its own name. Over an engine whose shards move it may live others
+beside it, for brokers that are silent (takeover.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Final, Protocol
+
+from broker.app.calls import Identity
+from broker.app.compose import Broker
+from broker.app.engine import engine_of
+from broker.app.registration import Registration
+from broker.app.runtime import CHECK_INTERVAL_S, FullCollections, collect
+from broker.topics.core.table import TopicTable
+from broker.topics.requests import TopicRequests
+from holdmq.config.model import Config
+from holdmq.errors import ShardLostError, StoreFormatError
+from holdmq.rpc.auth import ServerSecurity
+from holdmq.rpc.security import Security
+from holdmq.service.process import Service
+from holdmq.wire.headers import BrokerRegisterRequest
+from storage.api.log_order import LogOrder
+
+EXPIRE_INTERVAL_S: Final = 60.0
+TABLES_OPEN_S: Final = 5.0
+"""How long a start waits for the tables of sessions and of retained messages."""
+
+
+class Starting(Protocol):
+    """What begins once the broker serves at home."""
+
+    def start(self) -> None:
+        """Begin; again is no error."""
+
+
+class Lives:
+    """Lives of one process. Their numbers are added up."""
+
+    def __init__(self, config: Config, service: Service, security: ServerSecurity) -> None:
+        self._config = config
+        self._service = service
+        self._security = security
+        self._living: list[Broker] = []
+        self.stopping = service.stopping
+
+    def broker_numbers(self) -> dict[str, int | float]:
+        """Gauges and counters of all brokers that live here; called on any thread."""
+        return _sum([broker.numbers() for broker in list(self._living)])
+
+    def store_numbers(self) -> dict[str, int | float]:
+        """Gauges and counters of their stores; called on any thread."""
+        return _sum([dict(broker.store.numbers()) for broker in list(self._living)])
+
+    async def live_at_home(self, beside: Starting | None) -> None:
+        """Serve under this broker's own name until the process is to stop. Raises HoldMQError.
+
+        A shard that is lost (another process took it over, or the servers behind it lost writes) is opened
+        anew as soon as it is to be had.
+        """
+        while not self.stopping.is_set():
+            await self.live(self._config, True, self.stopping, beside)
+
+    async def live(
+        self,
+        config: Config,
+        is_home: bool,
+        ending: asyncio.Event,
+        beside: Starting | None = None,
+        advertised_host: str = "",
+    ) -> None:
+        """Open a broker's store and serve until `ending`, or until its shard is lost. Raises HoldMQError.
+
+        `advertised_host`: clients are told it with whichever port was free.
+        """
+        loop = asyncio.get_running_loop()
+        settings = config.broker
+        lost: asyncio.Future[ShardLostError] = loop.create_future()
+
+        def told(error: ShardLostError) -> None:
+            if not lost.done():
+                lost.set_result(error)
+
+        table = TopicTable(settings.topics_max, settings.topic_queues_default)
+        engine = engine_of(config, table, told, is_home, ending.set)
+        store = engine.store
+        accept_backup = config.storage.accept_backup
+        path = Path(config.storage.data_dir) / "config" / "topic.json"
+        topics = TopicRequests(path, table, settings.auto_create_topics, settings.hide_grace_s, engine.disk)
+        if not engine.is_topics_inside:
+            topics.load(accept_backup)
+        await loop.run_in_executor(None, store.open)
+        try:
+            if engine.is_topics_inside:
+                await loop.run_in_executor(None, topics.load, accept_backup)
+            if store.log_order is not None:
+                _check_topics(topics, store.log_order, path)
+            broker = Broker(
+                Identity(settings.name, config.cluster.name, config.storage.record_max_bytes),
+                store,
+                store.log_order,
+                topics,
+                path.parent,
+                engine.disk,
+                engine.busy_segments,
+                settings,
+                config.alarms,
+                self._security,
+            )
+            await loop.run_in_executor(None, broker.load, accept_backup)
+            try:
+                self._living.append(broker)
+                await self._serve(config, broker, ending, lost, engine.where, beside, advertised_host)
+            finally:
+                self._living.remove(broker)
+                await loop.run_in_executor(None, broker.close)
+            if lost.done():
+                # Who has the shard by now accounts for what it found.
+                with contextlib.suppress(ShardLostError):
+                    await loop.run_in_executor(None, engine.account_for_loss)
+        finally:
+            await loop.run_in_executor(None, store.close)
+
+    async def _serve(
+        self,
+        config: Config,
+        broker: Broker,
+        ending: asyncio.Event,
+        lost: asyncio.Future[ShardLostError],
+        where: str,
+        beside: Starting | None,
+        advertised_host: str,
+    ) -> None:
+        """Run a broker whose files are loaded."""
+        loop = asyncio.get_running_loop()
+        settings = config.broker
+        broker.start()
+        with contextlib.suppress(TimeoutError):  # a disk that is full now may not be later
+            # Who gets the first route gets those of sessions and retained messages, too.
+            async with asyncio.timeout(TABLES_OPEN_S):
+                await broker.sessions.opened.wait()
+                await broker.retained.opened.wait()
+        await broker.rpc.listen(settings.bind, settings.port)
+        address = settings.advertise or f"{advertised_host or settings.bind}:{broker.rpc.port}"
+        table = broker.topics.table
+        registration = Registration(
+            config.registries(),
+            settings.name,
+            settings.register_interval_s,
+            lambda: BrokerRegisterRequest(
+                config.cluster.name, settings.name, 0, address, table.data_version, table.rows()
+            ),
+            Security.of(config),
+        )
+        broker.topics.table_changed.subscribe(registration.changed)
+        registration.start()
+        checks = (broker.store.state, registration.state)
+        for check in checks:
+            self._service.ready(check)
+        self._service.log.info("broker serves", name=settings.name, address=address, data=where)
+        if beside is not None:
+            beside.start()
+        tasks = [
+            loop.create_task(_expire(broker), name="expire"),
+            loop.create_task(_collect(broker), name="garbage"),
+        ]
+        end = loop.create_task(ending.wait(), name="ending")
+        await asyncio.wait((end, lost), return_when=asyncio.FIRST_COMPLETED)
+        for task in (*tasks, end):
+            task.cancel()
+        self._service.no_longer_ready(*checks)
+        await registration.close(unregister=not lost.done())
+        await broker.drain()
+
+
+def _sum(of_each: list[dict[str, int | float]]) -> dict[str, int | float]:
+    if len(of_each) == 1:
+        return of_each[0]
+    found: dict[str, int | float] = {}
+    for numbers in of_each:
+        for name, value in numbers.items():
+            found[name] = found.get(name, 0) + value
+    return found
+
+
+def _check_topics(topics: TopicRequests, order: LogOrder, path: Path) -> None:
+    """Refuse to start without the names of what the log has."""
+    if topics.is_new and order.confirmed_position > 0:
+        raise StoreFormatError(
+            "it is missing, but the log has records",
+            operation="open",
+            path=str(path),
+            hint="restore it from a backup: without it no queue can be named",
+        )
+
+
+async def _expire(broker: Broker) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(EXPIRE_INTERVAL_S)
+        broker.produce.sequences.expire(loop.time())
+
+
+async def _collect(broker: Broker) -> None:
+    loop = asyncio.get_running_loop()
+    full = FullCollections(loop.time())
+    while True:
+        await asyncio.sleep(CHECK_INTERVAL_S)
+        if full.check(loop.time(), broker.produce.batches, broker.rpc.closed):
+            collect()
