@@ -1,4 +1,4 @@
-"""Concepts, operating and troubleshooting name sentences, metrics, keys and commands that exist."""
+"""Concepts, operating, troubleshooting and Valkey name sentences, metrics, keys and commands that exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdmq.config.sources import reference
 from loadtest.cli import app as loadtest
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "docs" / name for name in ("concepts.md", "operating.md", "troubleshooting.md")]
+PAGES = [ROOT / "docs" / name for name in ("concepts.md", "operating.md", "troubleshooting.md", "valkey.md")]
 SERVICES = ("holdmq", "gateway", "broker", "registry", "storage", "console", "spark_streaming")
 
 
@@ -33,9 +33,9 @@ def test_metrics_and_keys_and_commands_are_real(path: Path) -> None:
         assert name in metrics, name
     keys = {row.key for row in reference()}
     sections = {key.partition(".")[0] for key in keys}
-    for section, key in re.findall(r"`([a-z]+)\.([a-z_]+)\b(?!\.md)", text):
-        if section in sections:
-            assert f"{section}.{key}" in keys, key
+    for key in re.findall(r"`([a-z]+(?:\.[a-z_]+)+)\b(?!\.md)", text):
+        if key.partition(".")[0] in sections:
+            assert key in keys, key
     for section, rest in re.findall(r"`holdmq ([a-z]+)((?: [a-z]+)?)", text):
         group: Any = typer.main.get_command(loadtest if section == "loadtest" else command_line(section))
         command = group if section == "loadtest" else group.commands[section]

@@ -212,7 +212,8 @@ class RunningUp:
             self.process = subprocess.Popen(
                 [*command, f"--data={directory / 'data'}", "--set=storage.engine=kv", *sets],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
-                env={**os.environ, "HOLDMQ_LOG__FORMAT": "json", "HOLDMQ_GATEWAY__WORKERS": "1"},
+                env={**os.environ, "HOLDMQ_LOG__FORMAT": "json", "HOLDMQ_GATEWAY__WORKERS": "1",
+                     "HOLDMQ_GATEWAY__DRAIN_S": "1"},
             )  # fmt: skip
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -298,4 +299,23 @@ def test_messages_and_what_is_retained_stay_over_its_kill_and_over_a_stop(
         assert bodies(again.take(2)) == [b"on", b"while away"]
         MqttClient(port, "new").subscribe("devices/state")
         assert wrong(up.url) == ""
+        up.stop()
+
+
+def test_after_a_kill_of_up_itself_the_next_one_waits_for_what_is_left_and_goes_on(
+    tmp_path: Path, ports: dict[str, int]
+) -> None:
+    port = ports["gateway.port"]
+    with running_up(tmp_path, ports) as up:
+        reader = MqttClient(port, "reader")
+        reader.subscribe("devices/#")
+        reader.close()
+        MqttClient(port, "writer").publish("devices/1", *numbered(20))
+        left = list(up.children().values())
+        up.process.kill()
+        up.process.wait(END_S)
+    gone, _ = psutil.wait_procs([child for child in left if child.name() != "valkey-server"], timeout=END_S)
+    assert gone, "its services end with it"
+    with running_up(tmp_path, ports) as up:
+        assert bodies(connect_again(port, "reader").take(20)) == numbered(20)
         up.stop()
