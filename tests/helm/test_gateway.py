@@ -241,6 +241,20 @@ def test_policies_leave_open_what_processes_ask_of_each_other_and_close_the_rest
     assert there == wanted
 
 
+def test_what_a_broker_takes_over_of_another_is_reached_at_ports_of_the_kernel() -> None:
+    rendered = anonymous()
+    closed = [{"port": 10911}]
+    kernels = [*closed, {"port": 32768, "endPort": 60999}]
+    over = render(CHART / "ci/kv.yaml")
+    for installed, ports in ((rendered, closed), (over, kernels)):
+        assert installed.one("NetworkPolicy", "-broker")["spec"]["ingress"][0]["ports"] == ports
+        for component in ("gateway", "stats", "console"):
+            rules = installed.one("NetworkPolicy", f"-{component}")["spec"]["egress"]
+            assert ports in [rule["ports"] for rule in rules]
+    # Admin ports, which anybody may use who reaches them, are none of these.
+    assert not any(32768 <= getattr(Config(), name).admin_port <= 60999 for name in ("broker", "gateway"))
+
+
 def test_only_the_gateway_is_open_to_everybody_and_only_where_devices_come() -> None:
     for rendered, ports in (
         (anonymous(), {1883}),

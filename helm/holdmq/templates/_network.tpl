@@ -34,12 +34,20 @@ spec:
 - ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
 {{- end }}
 
+{{/* Where brokers are asked. What one has taken over of a silent one is at a port that the kernel chose. */}}
+{{- define "holdmq.brokerPorts" -}}
+- {port: 10911}
+{{- if eq .Values.broker.engine "kv" }}
+- {port: 32768, endPort: 60999}
+{{- end }}
+{{- end }}
+
 {{/* The way to registries and brokers. */}}
 {{- define "holdmq.brokerEgress" -}}
 - to: {{- include "holdmq.peers" (dict "root" . "components" (list "registry")) | nindent 4 }}
   ports: [{port: 9876}]
 - to: {{- include "holdmq.peers" (dict "root" . "components" (list "broker")) | nindent 4 }}
-  ports: [{port: 10911}]
+  ports: {{- include "holdmq.brokerPorts" . | nindent 4 }}
 {{- end }}
 
 {{/* Applications that use registries and brokers. */}}

@@ -63,8 +63,12 @@ class OwnServer:
 
     def pid(self) -> int:
         """The process that listens: the supervisor's child itself, become the server."""
-        (found,) = psutil.Process().children()
-        assert found.name() == "valkey-server"
+        children = psutil.Process().children()  # among them others' of this run
+        (found,) = (
+            child
+            for child in children
+            if child.name() == "valkey-server" and Path(child.cwd()) == self.directory
+        )
         return found.pid
 
     async def serves_again(self) -> None:
