@@ -18,6 +18,7 @@ from security import Authority
 from tls_front import tls_front
 from valkey_servers import ValkeyServer, running_cluster, slot_of
 
+from broker.app.metric_help import STORE
 from holdmq.cli.kv_shard import RUNS_READ
 from holdmq.client.sync import SyncProducer
 from holdmq.client.sync_lookups import SyncTable
@@ -334,6 +335,9 @@ def test_what_brokers_store_in_a_cluster_agrees_and_is_counted(tmp_path: Path) -
         answer = json.loads(kv(url, "stat", "--json"))
         for server in cluster.servers:
             assert server.command("ACL", "LOG") == [], "nothing was refused"
+        told = stack.http("broker", "/metrics")[1]
+        for name in (name for name in STORE if name.startswith("kv_")):
+            assert f"# TYPE holdmq_store_{name} " in told, name
     (shard,) = answer["shards"]
     assert {row["topic"]: row["records"] for row in shard["topics"] if row["topic"][0] != "%"} == {
         "orders": 20,
