@@ -4,24 +4,27 @@ blocks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from threading import local
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from holdmq.errors import BehindError, CorruptRecordError, StorageError
-from holdmq.record.batch import Hashes, Ints
+from holdmq.record.batch import Hashes, Ints, decode_columns
 from holdmq.record.tag_table import TagTable
-from storage.api.batches import Batch
+from storage.api.batches import Batch, BatchRun
 from storage.api.queues import HashFilter, QueueRead, ReadStatus
 from storage.core.queues import Queue, QueueRun, outside, read_memory
-from storage.core.scan import KeyLevels, batch_of, part_of, whole_records
+from storage.core.scan import KeyLevels, Whole, batch_of, part_of, whole_records
 from storage.kv.core.layout import RUN, ShardKeys, offset_in
 from storage.kv.server import ShardServer
 
 READ_BYTES_MAX: Final = 8 << 20
 """What one call of the server brings: it serves nobody else meanwhile."""
 READ_RECORDS_MAX: Final = 65_536
+JOINED_BYTES: Final = 256 << 10
+"""What is decoded in one go: producers' batches are small, and numpy costs by the call."""
 _HINT: Final = "the memory of the server, or what it was restored from, damaged it; reading goes on behind it"
 
 
@@ -31,6 +34,15 @@ class Run(NamedTuple):
     base_offset: int
     next_offset: int
     position: int
+
+
+class CheckedRun(NamedTuple):
+    """A run of a queue whose records are whole."""
+
+    base_offset: int
+    position: int
+    raw: bytes
+    sizes: Ints
 
 
 class ServerReader:
@@ -54,14 +66,21 @@ class ServerReader:
         size = max_bytes if wanted is None else READ_BYTES_MAX
         runs = self._runs(queue, offset, queue.confirmed, min(size, READ_BYTES_MAX), count)
         found = Queue(queue.topic, queue.queue_id, queue.first_offset, offset)
+        checked: list[CheckedRun] = []
+        fault: tuple[int, int, int, str] | None = None
         for base, following, position, raw in runs:
             if position < 0:
                 break
-            batch = self._batch(raw, position)
-            if isinstance(batch, str):
-                return self._damaged(queue, max(offset, base), following, position, batch, found, offset)
-            hashes = batch.runs[0].hashes
-            found.confirm(QueueRun(base, following - base, 0, batch, hashes))
+            whole = _whole(raw, position)
+            reason = whole.reason or _misplaced(whole.queue_offsets, base, following)
+            if reason:
+                fault = max(offset, base), following, position, reason
+                break
+            checked.append(CheckedRun(base, position, raw, whole.sizes))
+        for run in self._decoded(queue, checked):
+            found.confirm(run)
+        if fault is not None:
+            return self._damaged(queue, *fault, found, offset)
         if not found.chunks:
             # Retention may have passed while the read was under way.
             first = max(queue.first_offset, runs[0][1] if runs else queue.confirmed)
@@ -99,13 +118,53 @@ class ServerReader:
             ReadStatus.CORRUPT, max(at + 1, following), queue.first_offset, queue.confirmed, reason=text
         )
 
+    def _decoded(self, queue: Queue, runs: list[CheckedRun]) -> Iterator[QueueRun]:
+        """What a queue has of runs, their hashes made together."""
+        if not runs:
+            return
+        records = memoryview(b"".join([run.raw for run in runs]))
+        sizes = np.concatenate([run.sizes for run in runs])
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        lasts = np.cumsum([len(run.sizes) for run in runs])
+        times = decode_columns(records, starts[lasts - 1], sizes[lasts - 1]).store_ms.tolist()
+        levels = self._key_levels(queue.topic)
+        hashes = self._hashes(records, starts, sizes, levels)
+        first = 0
+        for run, last, store_ms in zip(runs, lasts.tolist(), times, strict=True):
+            own = None if hashes is None else hashes[first:last]
+            count = last - first
+            part = BatchRun(queue.topic, queue.queue_id, count, levels, run.base_offset, own)
+            view = records[int(starts[first]) : int(ends[last - 1])]
+            batch = Batch(view, run.sizes, [part], run.position, store_ms)
+            yield QueueRun(run.base_offset, count, 0, batch, own)
+            first = last
+
+    def _batches(self, stored: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes, Batch | str]]:
+        """Stored batches, neighbours as one: position, bytes, and a sentence where they are damaged."""
+        at = 0
+        while at < len(stored):
+            begin, first = stored[at]
+            size, last = len(first), at + 1
+            while last < len(stored) and size < JOINED_BYTES and stored[last][0] == begin + size:
+                size += len(stored[last][1])
+                last += 1
+            raw = b"".join([each for _, each in stored[at:last]]) if last > at + 1 else first
+            batch = self._batch(raw, begin)
+            if isinstance(batch, str) and last > at + 1:
+                # One of them is damaged; the others are as good as ever.
+                for place, each in stored[at:last]:
+                    yield place, each, self._batch(each, place)
+            else:
+                yield begin, raw, batch
+            at = last
+
     def _batch(self, raw: bytes, position: int) -> Batch | str:
         """The batch that bytes of the log are; a sentence when they are damaged."""
-        view = memoryview(raw)
-        whole = whole_records(view, position)
-        if whole.reason or int(whole.sizes.sum()) != len(raw):
-            return whole.reason or "its last record is cut"
-        return batch_of(view, whole.sizes, position, self._key_levels, self._hashes)
+        whole = _whole(raw, position)
+        if whole.reason:
+            return whole.reason
+        return batch_of(memoryview(raw), whole.sizes, position, self._key_levels, self._hashes)
 
     def _hashes(self, records: memoryview, starts: Ints, sizes: Ints, key_levels: int) -> Hashes | None:
         tables: dict[int, TagTable] | None = getattr(self._tables, "of_levels", None)
@@ -125,8 +184,7 @@ class ServerReader:
         self.reads += 1
         flat = self._server.run("read_log", [self._keys.log], position, end, min(max_bytes, READ_BYTES_MAX))
         found: list[Batch] = []
-        for begin, raw in zip(flat[::2], flat[1::2], strict=True):
-            batch = self._batch(raw, begin)
+        for begin, raw, batch in self._batches(list(zip(flat[::2], flat[1::2], strict=True))):
             if isinstance(batch, str):
                 if found:
                     break
@@ -203,3 +261,18 @@ class ServerReader:
                 return None
             raise
         return found[0] if found else None
+
+
+def _whole(raw: bytes, position: int) -> Whole:
+    """Check the records that the server gave as whole ones."""
+    whole = whole_records(memoryview(raw), position)
+    if whole.reason or int(whole.sizes.sum()) == len(raw):
+        return whole
+    return whole._replace(reason="its last record is cut")
+
+
+def _misplaced(queue_offsets: Ints, base: int, following: int) -> str:
+    """Why records are not those of a queue from `base` to before `following`; empty = they are."""
+    if len(queue_offsets) == following - base and (queue_offsets == np.arange(base, following)).all():
+        return ""
+    return f"its records are not those of the offsets {base} to {following - 1}"
