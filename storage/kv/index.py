@@ -231,8 +231,10 @@ class KvIndex:
         try:
             found = self._reader.read_log(position, 1, first, confirmed)
         except CorruptRecordError as error:
-            place = MessagePlace.NO_RECORD if "no record begins" in str(error) else MessagePlace.CORRUPT
-            return _not_found(place, message_id, str(error))
+            if "no record begins" in str(error):
+                detail = f"offset {position} is not a record's start"
+                return _not_found(MessagePlace.NO_RECORD, message_id, detail)
+            return _not_found(MessagePlace.CORRUPT, message_id, str(error))
         record = decode_record(found[0].records)
         return Located(MessagePlace.FOUND, record, MessagePlace.FOUND.value)
 

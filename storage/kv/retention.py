@@ -58,10 +58,10 @@ class KvRetention:
         if age_ms is None:
             self._topic_ages.pop(topic, None)
             return
-        if age_ms > self.age_ms:
+        if not 0 < age_ms <= self.age_ms:
             raise UsageError(
-                f"topic {topic} cannot be kept for {age_ms} ms: "
-                f"storage.retention_age_s keeps {self.age_ms} ms"
+                f"topic {topic!r} cannot keep messages for {age_ms} ms: the shard keeps them for "
+                f"{self.age_ms} ms; choose less, or raise storage.retention_age_s"
             )
         self._topic_ages[topic] = age_ms
 

@@ -178,13 +178,6 @@ class KvStore:
         """
         self.server.open()
         state = self._own(wait_s if wait_s is not None else self._patience_s(), secrets.token_hex(8))
-        if int(state[b"format"]) > FORMAT:
-            raise StoreFormatError(
-                f"the shard has format {int(state[b'format'])}, this release knows {FORMAT}",
-                operation="open",
-                path=self._keys.tag,
-                hint="upgrade this broker",
-            )
         self.store_id = bytes.fromhex(state[b"store_id"].decode())
         end = int(state[b"end"])
         self.retention.first_position = int(state[b"first"])
@@ -234,6 +227,13 @@ class KvStore:
                 FORMAT,
                 int(self._is_home),
             )
+            if answer[0] < 0:
+                raise StoreFormatError(
+                    f"the shard has format {int(answer[1])}, this release knows {FORMAT}",
+                    operation="open",
+                    path=self._keys.tag,
+                    hint="upgrade this broker",
+                )
             if answer[0]:
                 if self.server.run_id() != run_id:
                     continue  # another server, which need not know that

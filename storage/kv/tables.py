@@ -1,6 +1,7 @@
 """Tables in the shard: each change is made in the same step as the append of its record.
 
-So a table shows exactly what is confirmed. A walk is of one moment within each page of WALK_KEYS keys only.
+So a table shows exactly what is confirmed. A walk is of one moment only within what one question to the
+server brings: the keys of a page, or the values of some of them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from holdmq.errors import StorageError
 from storage.api.batches import Appended, Batch
 from storage.api.tables import (
     END_OF_WALK,
+    ORDERED_KEY_BYTES,
     STOP,
     TAKE,
     Changed,
     Judge,
+    Judged,
     Page,
     Reached,
     RowChanged,
@@ -26,13 +29,16 @@ from storage.api.tables import (
 )
 from storage.core.table_appends import KeyWatches, TableAppends
 from storage.core.table_records import changes_in
-from storage.kv.core.layout import VERSION, ShardKeys
+from storage.kv.core.layout import VERSION, ShardKeys, key_at, place_of
 from storage.kv.server import ShardServer
 
 SCAN_ROWS: Final = 1_000
 SCAN_BYTES: Final = 4 << 20
+WALK_KEYS_FIRST: Final = 32
 WALK_KEYS: Final = 256
-"""Keys that a walk looks at in one step."""
+"""Keys that a walk asks for at once: the first time, and then."""
+WALK_VALUES: Final = 64
+"""Values that it asks for at once at most: a caller that has enough soon ends it."""
 
 
 class KvTables(TableAppends):
@@ -76,14 +82,15 @@ class KvTables(TableAppends):
         for topic, key, value, version in changes:
             rows, order = self._keys.table(topic), self._keys.table_order(topic)
             if value is None:
-                commands += (6, "DELETE_ROW", rows, order, key, topic, self._keys.sizes)
+                commands += (7, "DELETE_ROW", rows, order, key, place_of(key), topic, self._keys.sizes)
             else:
                 commands += (
-                    7,
+                    8,
                     "PUT_ROW",
                     rows,
                     order,
                     key,
+                    place_of(key),
                     topic,
                     self._keys.sizes,
                     VERSION.pack(version) + value,
@@ -175,11 +182,14 @@ class KvTables(TableAppends):
     ) -> Page:
         """A page of the rows whose keys begin with `prefix`, behind the key `after`; at least one row."""
         begin = prefix.encode()
+        ordered = begin[:ORDERED_KEY_BYTES]
         rows: list[VersionedRow] = []
         size = 0
 
-        def judge(key: bytes) -> Any:
-            return TAKE if key.startswith(begin) else END_OF_WALK
+        def judge(key: bytes) -> Judged:
+            if key.startswith(begin):
+                return TAKE
+            return b"" if key.startswith(ordered) else END_OF_WALK
 
         for key, value, version in self.walk(topic, begin, None if after is None else after.encode(), judge):
             size += len(key) + len(value)
@@ -189,40 +199,47 @@ class KvTables(TableAppends):
         return Page(rows, None)
 
     def walk(self, topic: str, begin: bytes, after: bytes | None, judge: Judge) -> Generator[WalkedRow]:
-        """The rows that `judge` takes, from key `begin` on, or behind `after`, in the order of the keys'
-        bytes.
+        """The rows that `judge` takes, from key `begin` on, or behind `after`, in the order of `place_of`.
+
+        Each key is judged when the walk gets to it: the caller may ask the judge how far it is. Keys of more
+        than 367 bytes lie in no order among those that begin as they do: there it goes on one by one,
+        whatever the judge says.
         """
-        low = b"[" + begin
-        if after is not None and after >= begin:
-            low = b"(" + after
-        count = 32
+        jump = begin[:ORDERED_KEY_BYTES]
+        low = b"[" + jump
+        if after is not None and (place := place_of(after)) >= jump:
+            low = b"(" + place
+        count = WALK_KEYS_FIRST
         while True:
             page = self._server.command(
                 "ZRANGEBYLEX", self._keys.table_order(topic), low, "+", "LIMIT", 0, count
             )
-            taken: list[bytes] = []
-            jump = b""
-            is_over = len(page) < count
-            count = WALK_KEYS
-            for key in page:
-                low = b"(" + key
-                if jump and key < jump:
+            keys = [key_at(place) for place in page]
+            values: dict[bytes, bytes | None] = {}
+            ahead = 1
+            for at, key in enumerate(keys):
+                if page[at] < jump:
                     continue
-                jump = b""
                 judged = judge(key)
-                if judged is STOP or judged is END_OF_WALK:
-                    is_over = True
-                    break
-                if judged is TAKE:
-                    taken.append(key)
-                elif isinstance(judged, bytes):
-                    jump = judged
-            if jump and page and jump > page[-1]:
-                low = b"[" + jump
-            if taken:
-                values = self._server.command("HMGET", self._keys.table(topic), *taken)
-                for key, value in zip(taken, values, strict=True):
-                    if value is not None:  # deleted meanwhile
-                        yield WalkedRow(key, memoryview(value)[8:], VERSION.unpack_from(value)[0])
-            if is_over:
+                if judged is STOP:
+                    return
+                if judged is not TAKE:
+                    ahead = 1
+                    if len(key) <= ORDERED_KEY_BYTES:
+                        if not isinstance(judged, bytes):
+                            return
+                        jump = judged[:ORDERED_KEY_BYTES]
+                    continue
+                if key not in values:
+                    # Whoever takes one key after another soon takes many: each question brings more.
+                    some = keys[at : at + ahead]
+                    found = self._server.command("HMGET", self._keys.table(topic), *some)
+                    values = dict(zip(some, found, strict=True))
+                    ahead = min(2 * ahead, WALK_VALUES)
+                value = values[key]
+                if value is not None:  # deleted meanwhile
+                    yield WalkedRow(key, memoryview(value)[8:], VERSION.unpack_from(value)[0])
+            if len(page) < count:
                 return
+            count = WALK_KEYS
+            low = b"[" + jump if jump > page[-1] else b"(" + page[-1]

@@ -20,7 +20,7 @@ from storage.api.batches import Appended, Batch, BatchRun, sizes_of
 from storage.api.timer import TIMER_QUEUE, TIMER_TOPIC, DelayedRecord, waiting_record
 from storage.core.delayed import Entry, Released, entries_in, entry_of, has_waiting, released_copy
 from storage.core.scan import KeyLevels
-from storage.kv.core.layout import ShardKeys
+from storage.kv.core.layout import ShardKeys, waiting_name
 from storage.kv.server import ShardServer
 
 RELEASED_AT_ONCE: Final = 512
@@ -57,6 +57,7 @@ class KvTimer:
         self._clock_ms = clock_ms
         self._term = term
         self._next_due_ms = 0
+        self._pending = 0
         self._wake = Event()
         self._answered = Event()
         self._refusal: StorageError | None = None
@@ -82,8 +83,9 @@ class KvTimer:
         first_due = 0
         for due_ms, first, position, size in entries_in(batch, False):
             begin = position - batch.position
-            commands += (4, "ZADD", self._keys.due, due_ms, first)
-            commands += (4, "HSET", self._keys.waiting, first, bytes(batch.records[begin : begin + size]))
+            name = waiting_name(first)
+            commands += (4, "ZADD", self._keys.due, due_ms, name)
+            commands += (4, "HSET", self._keys.waiting, name, bytes(batch.records[begin : begin + size]))
             first_due = min(first_due or due_ms, due_ms)
             self.scheduled += 1
         keys += (self._keys.due, self._keys.waiting)
@@ -92,7 +94,16 @@ class KvTimer:
     def confirmed(self, due_ms: int) -> None:
         """Something waits until `due_ms` from now on."""
         if due_ms < self._next_due_ms or not self._next_due_ms:
-            self._wake.set()
+            self.wake()
+
+    @property
+    def pending(self) -> int:
+        """Messages that wait, as the server said when it was last looked at: once a second, or more often."""
+        return self._pending
+
+    def wake(self) -> None:
+        """Look at the clock now: something is due earlier, or it was set."""
+        self._wake.set()
 
     def start(self) -> None:
         """Begin to let messages go."""
@@ -107,8 +118,9 @@ class KvTimer:
             self._thread.join()
 
     def numbers(self) -> dict[str, float]:
-        """Counters (names in _total)."""
+        """Counters (names in _total) and gauges."""
         return {
+            "timer_pending": self._pending,
             "timer_scheduled_total": self.scheduled,
             "timer_released_total": self.released,
             "timer_damaged_total": self.damaged,
@@ -129,6 +141,7 @@ class KvTimer:
         """Let go what is due; how many seconds nothing is."""
         now_ms = self._clock_ms()
         self._next_due_ms = 0
+        self._pending = int(self._server.command("ZCARD", self._keys.due))
         due = self._server.command(
             "ZRANGEBYSCORE", self._keys.due, "-inf", now_ms, "LIMIT", 0, RELEASED_AT_ONCE
         )

@@ -12,7 +12,7 @@ from redis import Redis
 from holdmq.record.codec import encode_record
 from storage.api.batches import Batch, BatchRun
 from storage.core.stamper import Stamper
-from storage.kv.core.layout import RUN, ShardKeys
+from storage.kv.core.layout import RUN, ShardKeys, waiting_name
 
 QUEUES = (("devices", 0), ("orders", 1))
 RECORDS = 3
@@ -58,8 +58,8 @@ def write_shard(client: Redis, prefix: str = "holdmq", name: str = "broker-0", b
     client.hset(f"{tag}:T:settings", "a", "1")
     client.zadd(f"{tag}:K:settings", {"a": 0})
     client.hset(f"{tag}:z", mapping={"settings/rows": 1, "settings/bytes": 2})
-    client.hset(f"{tag}:w", "0", "record")
-    client.zadd(f"{tag}:t", {"0": now})
+    client.hset(f"{tag}:w", waiting_name(0), "record")
+    client.zadd(f"{tag}:t", {waiting_name(0): now})
     client.set(f"{tag}:x:1:2", "entries")
     client.hset(f"{tag}:f", "topic.json", "{}")
     return tag

@@ -28,19 +28,19 @@ local function fenced(key, term)
 end
 
 -- A row of a table, its place in the order, and the table's size: DELETE_ROW or PUT_ROW, rows, order, key,
--- topic, sizes, value.
-local function change_row(word, rows, order, key, topic, sizes, value)
+-- place, topic, sizes, value.
+local function change_row(word, rows, order, key, place, topic, sizes, value)
     local before = redis.call('HSTRLEN', rows, key)
     local had = before > 0 and 1 or 0
     local bytes = had * (before + #key)
     if word == 'PUT_ROW' then
         redis.call('HSET', rows, key, value)
-        if had == 0 then redis.call('ZADD', order, 0, key) end
+        if had == 0 then redis.call('ZADD', order, 0, place) end
         redis.call('HINCRBY', sizes, topic .. '/rows', 1 - had)
         redis.call('HINCRBY', sizes, topic .. '/bytes', #value + #key - bytes)
     elseif had == 1 then
         redis.call('HDEL', rows, key)
-        redis.call('ZREM', order, key)
+        redis.call('ZREM', order, place)
         redis.call('HINCRBY', sizes, topic .. '/rows', -1)
         redis.call('HINCRBY', sizes, topic .. '/bytes', -bytes)
     end
@@ -59,9 +59,11 @@ local function run_commands(keys, args, at)
 end
 
 -- KEYS state; ARGV owner, ttl ms, run id, is forced ('1'), store id, format, is at home ('1': this broker has
--- the shard's name, and whoever has taken it over gives it back). {1, state...} or {0, owner, ms left}.
+-- the shard's name, and whoever has taken it over gives it back). {1, state...}, {0, owner, ms left}, or
+-- {-1, format} of a shard that is newer than who asks: nothing is changed.
 local function own(keys, args)
-    local held = redis.call('HMGET', keys[1], 'owner', 'lease_ms', 'term', 'store_id')
+    local held = redis.call('HMGET', keys[1], 'owner', 'lease_ms', 'term', 'store_id', 'format')
+    if held[5] and tonumber(held[5]) > tonumber(args[6]) then return {-1, held[5]} end
     local now = now_ms()
     if held[1] and held[1] ~= args[1] and tonumber(held[2] or '0') > now and args[4] ~= '1' then
         if args[7] == '1' then redis.call('HSET', keys[1], 'wanted', args[1]) end

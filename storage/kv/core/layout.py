@@ -10,9 +10,9 @@ function changes them together. With `t` for `{<prefix>:<shard>}`::
     t:g                 hash    <topic>/<queue> → its first kept offset, once something went
     t:q:<topic>/<queue> stream  a queue: id 0-<offset behind the run>, p = where the run lies (RUN)
     t:f                 hash    state files of the broker's rooms, by path
-    t:t, t:w            zset, hash   delayed messages: %TIMER offset by due time, and their records
+    t:t, t:w            zset, hash   delayed messages: %TIMER offset, in 16 digits, by due time; their records
     t:T:<topic>         hash    a table: key → version (8 bytes) and value
-    t:K:<topic>         zset    its keys, in order
+    t:K:<topic>         zset    its keys, in order (as place_of has them)
     t:z                 hash    <topic>/rows and <topic>/bytes of each table
     t:x:<hour>:<bucket> string  the index of keys: KEY_ENTRY after KEY_ENTRY
 
@@ -25,6 +25,9 @@ from struct import Struct
 from typing import Final
 
 import numpy as np
+import xxhash
+
+from storage.api.tables import ORDERED_KEY_BYTES
 
 FORMAT: Final = 1
 RUN: Final = Struct(">QQII")
@@ -33,6 +36,7 @@ KEY_ENTRY: Final = np.dtype([("hash", ">u4"), ("position", ">u8")])
 KEY_BUCKETS: Final = 64
 """Parts of an hour's key index: one lookup reads a sixty-fourth of it."""
 HOUR_MS: Final = 3_600_000
+DIGEST_BYTES: Final = 16
 VERSION: Final = Struct(">Q")
 """The first bytes of a table's value: the log position of the record that put it."""
 
@@ -69,6 +73,27 @@ class ShardKeys:
     def key_bucket(self, hour: int, bucket: int) -> str:
         """A part of the index of keys."""
         return f"{self.tag}:x:{hour}:{bucket}"
+
+
+def waiting_name(offset: int) -> str:
+    """The name of a delayed message: what is due at one moment is in the order of names, as of offsets."""
+    return f"{offset:016d}"
+
+
+def place_of(key: bytes) -> bytes:
+    """What stands for a table's key in the set that orders them; `key_at` is the way back.
+
+    Of more than 367 bytes the first so many and the digest of all decide (wire.table_headers); the others
+    follow.
+    """
+    if len(key) <= ORDERED_KEY_BYTES:
+        return key
+    return key[:ORDERED_KEY_BYTES] + xxhash.xxh3_128_digest(key) + key[ORDERED_KEY_BYTES:]
+
+
+def key_at(place: bytes) -> bytes:
+    """The key that a place stands for."""
+    return place[:ORDERED_KEY_BYTES] + place[ORDERED_KEY_BYTES + DIGEST_BYTES :]
 
 
 def queue_field(topic: str, queue_id: int) -> str:

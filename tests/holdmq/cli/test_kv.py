@@ -23,7 +23,7 @@ from holdmq.cli.kv_shard import RUNS_READ
 from holdmq.client.sync import SyncProducer
 from holdmq.client.sync_lookups import SyncTable
 from holdmq.message import Message
-from storage.kv.core.layout import RUN, ShardKeys
+from storage.kv.core.layout import RUN, ShardKeys, waiting_name
 
 TAG = ShardKeys("holdmq", "broker-0").tag
 END = 10 * BATCH_BYTES
@@ -122,7 +122,7 @@ BROKEN: list[tuple[Callable[[Redis], object], str, str]] = [
     (lambda c: c.xdel(f"{TAG}:q:devices/0", "0-3"), "q:devices/0", "begins at 3, and is kept from 0 on"),
     (lambda c: c.hset(f"{TAG}:T:settings", "b", "2"), "T:settings", "has 2 rows, and 1 keys are in their"),
     (lambda c: c.hset(f"{TAG}:z", "settings/rows", 3), "T:settings", "has 1 rows, and 3 were counted"),
-    (lambda c: c.zrem(f"{TAG}:t", "0"), "w", "has 1 delayed messages, and 0 have a due time"),
+    (lambda c: c.zrem(f"{TAG}:t", waiting_name(0)), "w", "has 1 delayed messages, and 0 have a due time"),
 ]
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import pytest
+import xxhash
 
 from holdmq.errors import RecordError, StorageError, UsageError
 from holdmq.message import MessageId
 from holdmq.record.codec import encode_record
 from storage.api.index import MessagePlace
-from storage.api.tables import KEY_BYTES_MAX, KeyChange, VersionedRow
+from storage.api.tables import END_OF_WALK, KEY_BYTES_MAX, TAKE, Judged, KeyChange, VersionedRow
 from storage.api.timer import DelayedRecord
 
 TABLE = "%T"
@@ -96,6 +99,23 @@ def test_a_due_time_that_is_none_is_refused(tested: Any, due_ms: int) -> None:
         tested.store.timer.schedule([delayed(b"a", due_ms)], lambda _batch, _error: None)
 
 
+def test_what_is_due_at_one_moment_comes_in_the_order_in_which_it_was_stored(tested: Any) -> None:
+    due_ms = tested.clock_ms + MINUTE
+    answers: list[StorageError | None] = []
+    wanted = [b"%d" % i for i in range(120)]
+    waiting = [delayed(body, due_ms) for body in wanted]
+    tested.store.timer.schedule(waiting, lambda _batch, error: answers.append(error))
+    tested.pump(lambda: answers == [None])
+    tested.pump(lambda: tested.store.numbers()["timer_pending"] == 120)
+    tested.reopen()
+    tested.pump(lambda: tested.store.numbers()["timer_pending"] == 120)
+    tested.clock_ms = due_ms
+    tested.store.timer.wake()
+    tested.pump(lambda: tested.store.bounds("devices", 0)[1] == 120)
+    assert tested.bodies() == wanted
+    tested.pump(lambda: tested.store.numbers()["timer_pending"] == 0)
+
+
 def test_a_table_has_the_newest_value_and_versions_rise(tested: Any) -> None:
     changed(tested, ("a", b"1"), ("b", b"1"))
     tables = tested.store.tables
@@ -156,3 +176,74 @@ def test_an_engine_with_log_order_reads_all_queues_in_it(tested: Any) -> None:
     assert runs == [(0, 0), (1, 0)]
     assert order.tail(last.end) == order.read_log(last.end, 1) == []
     assert order.epoch_limit(0) is None
+
+
+def walked(tested: Any, begin: bytes, after: bytes | None, most: int) -> tuple[list[bytes], bytes]:
+    """The keys that a walk gives until there are `most`, and the last one that it had judged by then."""
+    judged = [after or b""]
+
+    def judge(key: bytes) -> Judged:
+        judged.append(key)
+        return TAKE
+
+    with closing(tested.store.tables.walk(TABLE, begin, after, judge)) as walk:
+        return [row.key for row in islice(walk, most)], judged[-1]
+
+
+@pytest.mark.parametrize("most", [1, 7, 40, 300])
+def test_who_ends_a_walk_goes_on_behind_the_last_key_that_it_judged(tested: Any, most: int) -> None:
+    keys = [f"p/{i:03}" for i in range(300)]
+    changed(tested, *((key, b"v") for key in keys))
+    found: list[bytes] = []
+    last: bytes | None = None
+    while True:
+        page, last = walked(tested, b"p/", last, most)
+        if not page:
+            break
+        assert last == page[-1]
+        found += page
+    assert found == [key.encode() for key in keys]
+
+
+def test_a_walk_goes_on_where_the_judge_says(tested: Any) -> None:
+    keys = [f"{letter}/{i:02}" for letter in "abc" for i in range(80)]
+    changed(tested, *((key, key.encode()) for key in keys))
+    seen: list[bytes] = []
+
+    def judge(key: bytes) -> Judged:
+        seen.append(key)
+        if key.startswith(b"a"):
+            return b"a/70" if key == b"a/03" else b""
+        if key.startswith(b"b"):
+            return b"c/10"
+        return END_OF_WALK if key == b"c/75" else TAKE
+
+    found = [(row.key, bytes(row.value)) for row in tested.store.tables.walk(TABLE, b"", None, judge)]
+    wanted = [b"c/%02d" % i for i in range(10, 75)]
+    assert found == [(key, key) for key in wanted]
+    jumped = [b"a/%02d" % i for i in (*range(4), *range(70, 80))]
+    assert seen == [*jumped, b"b/00", *wanted, b"c/75"]
+
+
+def test_long_keys_are_in_the_order_of_their_first_bytes_and_their_digests(tested: Any) -> None:
+    """As the wire promises (`holdmq.wire.table_headers`): clients merge the pages of several brokers."""
+    short = [f"p/{i}" for i in range(5)]
+    long = ["p/" + "x" * 365 + f"{i}" for i in range(40)]
+    changed(tested, *((key, b"v") for key in (*long, *short, "p/" + "x" * 365, "p/y", "q")))
+    digests = sorted(long, key=lambda key: xxhash.xxh3_128_digest(key.encode()))
+    wanted = [*short, "p/" + "x" * 365, *digests, "p/y"]
+    for count in (1, 3, 1000):
+        found: list[str] = []
+        after: str | None = None
+        while True:
+            page = tested.store.tables.scan(TABLE, "p/", after, max_count=count)
+            found += [row.key for row in page.rows]
+            after = page.next_after
+            if after is None:
+                break
+        assert found == wanted
+    exact = tested.store.tables.scan(TABLE, long[7])
+    assert [row.key for row in exact.rows] == [long[7]]
+    changed(tested, *((key, None) for key in long))
+    rest = tested.store.tables.scan(TABLE, "p/")
+    assert [row.key for row in rest.rows] == [*short, "p/" + "x" * 365, "p/y"]

@@ -15,7 +15,7 @@ from shard_owner import Posted
 from valkey_servers import ValkeyServer
 
 from holdmq.config.model import StorageSection
-from holdmq.errors import ShardLostError, StorageError
+from holdmq.errors import ShardLostError, StorageError, StoreFormatError
 from holdmq.record.batch import encode_batch
 from storage.api.batches import Batch, BatchRun
 from storage.api.queues import ReadStatus
@@ -178,3 +178,27 @@ def test_a_full_server_is_opened_and_read_and_refuses_with_what_to_do(
     server.configure("maxmemory", "0")
     assert shard.refusal_of() is None
     assert shard.store.state().ok
+
+
+@pytest.mark.parametrize("is_owned", [True, False])
+def test_a_shard_of_a_newer_format_is_refused_and_nothing_of_it_is_changed(
+    new_valkey: NewValkey, is_owned: bool
+) -> None:
+    server = new_valkey()
+    first = DrivenShard(server)
+    first.store.open()
+    with server.client() as client:
+        state = f"{{holdmq:{SHARD}}}:s"
+        if not is_owned:
+            first.store.close()
+        client.hset(state, "format", "2")
+        before = client.hgetall(state)
+        second = DrivenShard(server)
+        with pytest.raises(StoreFormatError, match=r"the shard has format 2, this release knows 1.*upgrade"):
+            second.store.open(0.0)
+        after = client.hgetall(state)
+        assert {**before, "lease_ms": ""} == {**after, "lease_ms": ""}, "the owner, if any, renews its lease"
+        second.store.close()
+    if is_owned:
+        assert first.refusal_of() is None
+        first.store.close()
