@@ -50,6 +50,46 @@ They start whole services, browsers or Spark, kill processes, or crash a disk at
 the others together take two. `make test` leaves them to `make test-system`.
 """
 
+ON_KV: Final = (
+    "broker/alerts",
+    "broker/app",
+    "broker/groups",
+    "broker/kernel",
+    "broker/mqtt_shares",
+    "broker/produce/test_publishes_once.py",
+    "broker/produce/test_requests.py",
+    "broker/reading",
+    "broker/retained",
+    "broker/retry",
+    "broker/sessions",
+    "broker/shared_groups",
+    "broker/tables",
+    "broker/topics",
+    "console/test_walk.py",
+    "faults",
+    "gateway/access",
+    "gateway/deliver",
+    "gateway/edge",
+    "gateway/observe",
+    "gateway/persistent",
+    "gateway/protect",
+    "gateway/publish",
+    "gateway/worker",
+    "holdmq/cli",
+    "holdmq/client/test_dead_letters.py",
+    "holdmq/client/test_groups.py",
+    "holdmq/client/test_pages.py",
+    "holdmq/client/test_shared_consumer.py",
+    "integration",
+    "loadtest",
+    "spark_streaming/job/test_backlog.py",
+    "spark_streaming/source",
+)
+"""What runs on the key-value engine as well (`make test-kv`): all that starts a broker, without its cores."""
+
+OF_THE_LOG: Final = ()
+"""Of ON_KV what looks into the log engine's own files, changes them, or is about its disk and its threads."""
+
 LONGEST_FIRST: Final = (
     "integration/test_stats_killed.py",
     "integration/test_stats_cluster.py",
@@ -137,12 +177,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="refuse to run unless what mypyc compiles is imported compiled (make test-compiled)",
     )
+    parser.addoption(
+        "--engine",
+        choices=("log", "kv"),
+        default="log",
+        help="the storage engine of brokers; kv runs the tests that ON_KV names (make test-kv)",
+    )
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if not session.config.getoption("compiled"):
-        return
-    settings_of_the_project = tomllib.loads((session.config.rootpath / "pyproject.toml").read_text())
+    config = session.config
+    is_controller = bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+    if config.getoption("engine") == "kv" and not is_controller:
+        import tested_engine  # and a client of a key-value server, which tests of the log engine need not
+
+        tested_engine.begin()
+        config.add_cleanup(tested_engine.end)
+    if config.getoption("compiled"):
+        _refuse_interpreted(config)
+
+
+def _refuse_interpreted(config: pytest.Config) -> None:
+    settings_of_the_project = tomllib.loads((config.rootpath / "pyproject.toml").read_text())
     hook = settings_of_the_project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["mypyc"]
     for path in hook["include"]:
         module = importlib.import_module(path.strip("/").removesuffix(".py").replace("/", "."))
@@ -155,9 +211,17 @@ def _is_below(item: pytest.Item, path: str) -> bool:
     return name == path or name.startswith((f"{path}/", f"{path}::", f"{path}["))
 
 
+def _is_on_kv(item: pytest.Item) -> bool:
+    return (
+        "/core/" not in item.nodeid
+        and any(_is_below(item, path) for path in ON_KV)
+        and not any(_is_below(item, path) for path in OF_THE_LOG)
+    )
+
+
 # Before pytest's own, which chooses by markers.
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         return next(
             (i for i, first in enumerate(LONGEST_FIRST) if _is_below(item, first)), len(LONGEST_FIRST)
@@ -166,6 +230,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(_is_below(item, path) for path in SYSTEM):
             item.add_marker("system")
+    if config.getoption("engine") == "kv":
+        left = [item for item in items if not _is_on_kv(item)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if _is_on_kv(item)]
     items.sort(key=place)
 
 
@@ -206,3 +274,5 @@ def _directories_of_the_module(
                 path.unlink()
             else:
                 shutil.rmtree(path, ignore_errors=True)
+        if request.config.getoption("engine") == "kv":
+            sys.modules["tested_engine"].forget()

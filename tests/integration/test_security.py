@@ -23,6 +23,7 @@ from any_disk import ANY_DISK
 from devices import Device
 from processes import SERVICES, Stack, end_all, free_port, wait_until
 from security import ADMIN_SECRET, KEYS, READER_SECRET, SECRET, SERVICE_SECRET, Authority, write_keys
+from tested_engine import own_server_flags
 from tps_rows import read_tps
 
 from holdmq.cli.up import addresses
@@ -418,6 +419,7 @@ def test_up_gives_each_service_a_key_of_its_own_with_the_least_role(tmp_path: Pa
     settings["console.auth"] = "none"
     settings |= {f"storage.{name}": percent for name, percent in ANY_DISK.items()}
     command = [sys.executable, "-m", "holdmq.cli", "up", "--without", "stats", "--json", "--data", str(data)]
+    command += own_server_flags()
     command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     # A secret for people's commands is in the way of nobody.
     environment = {**os.environ, "HOLDMQ_CLIENT__SECRET": ADMIN_SECRET, "HOLDMQ_CLIENT__ACCESS_KEY": "admin"}

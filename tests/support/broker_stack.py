@@ -1,4 +1,4 @@
-"""A broker in this process: the real store in a temporary directory, real RPC over loopback."""
+"""A broker in this process: a real store of the tested engine, real RPC over loopback."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import tested_engine
 from any_disk import ANY_DISK
 
 from broker.app.calls import Identity
 from broker.app.compose import Broker, now_ms
+from broker.app.engine import OpenableStore
 from broker.topics.core.table import TopicTable
 from broker.topics.requests import TopicRequests
 from holdmq.config.alarms import AlarmsSection
 from holdmq.config.model import BrokerSection, StorageSection
 from holdmq.errors import Code, RemoteError
-from holdmq.files.disk import RealDisk
+from holdmq.files.disk import Disk, RealDisk
 from holdmq.record.batch import split_records
 from holdmq.record.codec import decode_record, encode_record
 from holdmq.record.properties import encode_properties
@@ -39,7 +41,8 @@ from holdmq.wire.headers import (
     RunResult,
     TopicCreateRequest,
 )
-from storage.log.store import LogStore, open_store
+from storage.kv.store import KvStore
+from storage.log.store import open_store
 
 
 def make_record(topic: str, queue_id: int, body: bytes, tag: str | None = None) -> bytes:
@@ -55,9 +58,9 @@ def produce_body(records: Sequence[bytes]) -> bytes:
 class Stack:
     """A running broker and a client of it."""
 
-    def __init__(self, server: Broker, client: Client) -> None:
+    def __init__(self, server: Broker, store: OpenableStore, client: Client) -> None:
         self.server = server
-        self.store = server.store
+        self.store = store
         self.client = client
         self.sequences: dict[tuple[int, str, int], itertools.count[int]] = {}
 
@@ -113,38 +116,52 @@ Start = Callable[..., Awaitable[Stack]]
 
 
 async def start_broker(directory: Path, **settings: object) -> Stack:
-    """Start a broker over `directory`/store."""
-    loop = asyncio.get_running_loop()
-    section = StorageSection(data_dir=str(directory / "store"), segment_size_bytes=16 << 20, **ANY_DISK)
+    """Start a broker over `directory`/store, or what stands for that in the key-value server."""
+    engine: dict[str, object] = {}
+    if tested_engine.is_kv():
+        engine = {"engine": "kv", "kv": tested_engine.kv_section(directory)}
+    section = StorageSection.model_validate(
+        {"data_dir": str(directory / "store"), "segment_size_bytes": 16 << 20, **ANY_DISK, **engine}
+    )
     table = TopicTable(int(str(settings.get("topics_max", 100))), 4)
     clock_ms = cast("Callable[[], int]", settings.get("clock_ms", now_ms))
-    store = open_store(
-        section,
-        str(settings.get("name", "broker-0")),
-        table.key_levels,
-        loop.call_soon_threadsafe,
-        is_table=table.is_table,
-        clock_ms=clock_ms,
-    )
+    store, disk = _store_of(section, str(settings.get("name", "broker-0")), table, clock_ms)
     topics = TopicRequests(
         directory / "store" / "config" / "topic.json",
         table,
         bool(settings.get("auto_create", True)),
         float(str(settings.get("hide_grace_s", 0.0))),
+        disk,
     )
-    topics.load()
+    if section.engine == "log":
+        topics.load()
     await asyncio.to_thread(store.open)
     try:
-        return await _serve(directory, section, store, topics, clock_ms, settings)
+        if section.engine == "kv":
+            await asyncio.to_thread(topics.load)
+        return await _serve(directory, section, store, disk, topics, clock_ms, settings)
     except BaseException:
         await asyncio.to_thread(store.close)
         raise
 
 
+def _store_of(
+    section: StorageSection, name: str, table: TopicTable, clock_ms: Callable[[], int]
+) -> tuple[OpenableStore, Disk]:
+    """A broker's store, and where its rooms have their state files."""
+    post = asyncio.get_running_loop().call_soon_threadsafe
+    if section.engine == "kv":
+        kv = KvStore(section, name, table.key_levels, post, is_table=table.is_table, clock_ms=clock_ms)
+        return kv, kv.disk
+    store = open_store(section, name, table.key_levels, post, is_table=table.is_table, clock_ms=clock_ms)
+    return store, RealDisk()
+
+
 async def _serve(
     directory: Path,
     section: StorageSection,
-    store: LogStore,
+    store: OpenableStore,
+    disk: Disk,
     topics: TopicRequests,
     clock_ms: Callable[[], int],
     settings: Mapping[str, object],
@@ -157,7 +174,7 @@ async def _serve(
         store.log_order if settings.get("has_log_order", True) else None,
         topics,
         directory / "store" / "config",
-        RealDisk(),
+        disk,
         list,
         BrokerSection(**overrides),  # type: ignore[arg-type]
         AlarmsSection(),
@@ -167,7 +184,7 @@ async def _serve(
     await asyncio.to_thread(broker.load)
     broker.start()
     await broker.rpc.listen("127.0.0.1", 0)
-    return Stack(broker, Client(f"127.0.0.1:{broker.rpc.port}", "client", "test"))
+    return Stack(broker, store, Client(f"127.0.0.1:{broker.rpc.port}", "client", "test"))
 
 
 async def stop_broker(stack: Stack) -> None:

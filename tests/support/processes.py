@@ -92,7 +92,7 @@ class Stack:
         }
         settings |= {f"storage.{name}": percent for name, percent in ANY_DISK.items()}
         settings |= {f"{name}.admin_port": port for name, port in self.admin_ports.items()}
-        settings |= overrides or {}
+        settings |= _engine_settings(directory) | (overrides or {})
         self._sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
 
     def set(self, key: str, value: object) -> None:
@@ -205,6 +205,13 @@ class Stack:
 
     def _log_path(self, name: str) -> Path:
         return self.directory / f"{name}.log"
+
+
+def _engine_settings(directory: Path) -> dict[str, Any]:
+    """Settings of the tested engine."""
+    import tested_engine  # whose server has a port from here
+
+    return tested_engine.storage_settings(directory)
 
 
 def end_all(stacks: list[Stack]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tested_engine
 from broker_stack import Stack, produce_body, start_broker, stop_broker
 from rpc_tap import HeldRequest, RpcTap
 
@@ -88,6 +89,7 @@ class TappedBroker:
         self.retained = TappedRetained(self)
         self.sessions = TappedSessions(self)
         self._directory = directory
+        self._saved: dict[Path, tested_engine.SavedKeys] = {}
         self._stack: Stack | None = None
         self._registration: Registration | None = None
         self._terms: dict[tuple[int, int], list[FilterTerm]] = {}
@@ -158,14 +160,20 @@ class TappedBroker:
     async def go_back(self, keep: Path) -> None:
         """Start it again over what `save` kept; what came after it is lost, as in a crash of its machine."""
         await self.stop()
-        shutil.rmtree(self._directory / "store")
-        shutil.copytree(keep, self._directory / "store")
+        if self._saved:
+            self._saved[keep].restore()
+        else:
+            shutil.rmtree(self._directory / "store")
+            shutil.copytree(keep, self._directory / "store")
         await self.start()
 
     async def save(self, keep: Path) -> None:
         """Keep a copy of the whole store, as it is now."""
         await self.stop()
-        shutil.copytree(self._directory / "store", keep)
+        if tested_engine.is_kv():
+            self._saved[keep] = tested_engine.SavedKeys(self._directory)
+        else:
+            shutil.copytree(self._directory / "store", keep)
         await self.start()
 
     # The log

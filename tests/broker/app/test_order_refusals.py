@@ -23,7 +23,9 @@ async def test_what_needs_a_log_order_is_refused_by_name_where_there_is_none(
     start: Start, code: RequestCode
 ) -> None:
     broker = await start(has_log_order=False)
-    with pytest.raises(RemoteError, match=rf"^UNKNOWN_REQUEST: {code.name} needs .*'log'") as refused:
+    with pytest.raises(
+        RemoteError, match=rf"^UNKNOWN_REQUEST: {code.name} needs .*'{broker.store.engine}'"
+    ) as refused:
         await broker.client.call(code, REQUESTS.get(code, Empty()))
     assert refused.value.code == Code.UNKNOWN_REQUEST
     assert not refused.value.retriable

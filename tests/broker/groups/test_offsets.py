@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from broker_stack import Stack, Start, refused
 from group_peer import GroupPeer, Join
+from tested_engine import state_file
 
 import broker.groups.offset_file
 import broker.kernel.offset_times
@@ -62,7 +63,7 @@ async def clone(broker: Stack, source: str, target: str, **header: Any) -> list[
 
 
 def in_file(tmp_path: Path) -> dict[str, Any]:
-    text = (tmp_path / "store" / "config" / "consumerOffset.json").read_text()
+    text = state_file(tmp_path, "consumerOffset.json")
     table: dict[str, Any] = json.loads(text)["content"]["offsetTable"]
     return table
 

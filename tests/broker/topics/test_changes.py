@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from broker_stack import Stack, Start
+from tested_engine import state_file
 from topic_calls import bounds, consumed, create, delete, grow, listed, remove, update
 
 from holdmq.errors import Code, RemoteError, StorageError
@@ -19,7 +20,7 @@ HOUR_MS = 3_600_000
 
 
 def saved(tmp_path: Path) -> dict[str, dict[str, object]]:
-    content = json.loads((tmp_path / "store" / "config" / "topic.json").read_text())["content"]
+    content = json.loads(state_file(tmp_path, "topic.json"))["content"]
     assert isinstance(content, dict)
     return content
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from broker_stack import Stack
+from tested_engine import state_file
 
 from broker.app import topic_lists
 from holdmq.errors import Code, RemoteError, StoreFormatError
@@ -31,7 +32,7 @@ async def create(broker: Stack, request: TopicCreateRequest) -> TopicRow:
 async def test_a_topic_is_in_its_file_before_it_is_answered(broker: Stack, tmp_path: Path) -> None:
     row = await create(broker, TopicCreateRequest("devices", by_use=True))
     assert (row.write_queues, row.key_levels) == (4, 1)
-    saved = json.loads((tmp_path / "store" / "config" / "topic.json").read_text())
+    saved = json.loads(state_file(tmp_path, "topic.json"))
     assert saved["content"]["devices"]["write_queues"] == 4
 
 

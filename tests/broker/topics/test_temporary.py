@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from broker_stack import Stack, Start, make_record, produce_body
+from tested_engine import state_file
 from topic_calls import bounds, create, delete, grow, listed, pause, remove, update
 
 from broker.topics.temporary import TemporaryTopics
@@ -48,7 +49,7 @@ async def test_it_works_like_a_topic_and_is_in_no_file(
     assert result.status == Code.OK
     pulled, got = await broker.pull(PullQueue(name, 1, 0, result.base_offset))
     assert (got, pulled[0].next_offset) == ([b"1", b"2"], result.base_offset + 2)
-    assert name not in json.loads((tmp_path / "store" / "config" / "topic.json").read_text())["content"]
+    assert name not in json.loads(state_file(tmp_path, "topic.json"))["content"]
     assert broker.store.confirmed_position == 0
     assert name in await listed(broker)
 
