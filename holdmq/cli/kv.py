@@ -1,9 +1,11 @@
-"""``holdmq kv check | stat``: what the key-value engine has in its servers; brokers may run meanwhile."""
+"""``holdmq kv check | stat | import``: what the key-value engine has in its servers, and what goes there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -121,14 +123,55 @@ def stat(given: Given) -> None:
     Console().print(table)
 
 
+@app.add("import", example="holdmq kv import ./holdmq-data/store --broker broker-0")
+def import_(
+    given: Given,
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The store of a stopped broker: its storage.data_dir.")
+    ],
+    broker: Annotated[str, typer.Option(help="The broker's name: that of the store, and of the shard.")],
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="The servers, as storage.kv.url; with a password rather there.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Copy all that a log engine's store has into the servers, for a broker with storage.engine = kv.
+
+    The store is looked at as a whole before, and stays as it is. When it was stopped half-way, again: it goes
+    on where it was.
+    """
+    settings = given.configuration(*([] if url is None else [f"storage.kv.url={url}"])).storage
+    with _with_client():
+        from holdmq.cli.kv_import import import_store
+
+        done = import_store(directory, settings, broker)
+    skipped = f", {done.expired_records} too old to keep" if done.expired_records else ""
+    begun = "went on with" if done.continued else "imported"
+    given.tell(
+        asdict(done),
+        f"{begun} broker {done.broker}: {done.records} records{skipped}, {done.rows} rows of tables, "
+        f"{done.queues} queues, {done.files} state files; the log is {done.first} to {done.end}, as it was",
+        f"start it with storage.engine = kv now, and never again with {directory}",
+    )
+
+
 @contextmanager
-def _opened(given: Given) -> Iterator[KvNodes]:
+def _with_client() -> Iterator[None]:
+    """Say what to install when the client of key-value servers is missing."""
     try:
-        from holdmq.cli.kv_nodes import connected
+        yield
     except ModuleNotFoundError as error:
         raise StartupError(
             f"holdmq kv needs the package {error.name}; install it: pip install 'holdmq[kv]'"
         ) from error
+
+
+@contextmanager
+def _opened(given: Given) -> Iterator[KvNodes]:
+    with _with_client():
+        from holdmq.cli.kv_nodes import connected
     with connected(given.configuration().storage.kv) as nodes:
         yield nodes
 

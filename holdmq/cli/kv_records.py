@@ -41,8 +41,10 @@ class RecordReading:
             batches = []
             for entry_id, fields in entries:
                 begin, data = offset_in(entry_id) - len(fields.get(b"r", b"")), fields.get(b"r", b"")
-                # What retention took meanwhile is no gap.
-                if begin != at and (begin < at or self._first_now() < begin):
+                # What retention took meanwhile is no gap, nor what was blank in a log that was imported.
+                if begin != at and (
+                    begin < at or (self._first_now() < begin and not self._is_hole(at, begin))
+                ):
                     yield self._found(log, f"has a batch from {begin} on, and the one before ends at {at}")
                 at = begin + len(data)
                 whole = whole_records(memoryview(data), begin)
@@ -98,6 +100,9 @@ class RecordReading:
 
     def _first_now(self) -> int:
         return number_in(self._client.hget(self._keys.state, "first")) or 0
+
+    def _is_hole(self, position: int, begin: int) -> bool:
+        return number_in(self._client.hget(self._keys.holes, str(position))) == begin
 
     def _found(self, key: str, what: str) -> KvFinding:
         return KvFinding(self._facts.name, key, what)

@@ -16,7 +16,7 @@ import redis
 from holdmq.errors import StoreFormatError
 from holdmq.names.topics import PRODUCED_TOPIC
 from storage.core.epochs import Epochs
-from storage.kv.core.layout import FORMAT, RUN, ShardKeys, offset_in, queue_of
+from storage.kv.core.layout import FORMAT, IMPORTING, RUN, ShardKeys, offset_in, queue_of
 
 STEP: Final = 256
 """Queues, or keys, that one transaction asks for: a server does nothing else meanwhile, for some ms."""
@@ -182,6 +182,11 @@ def findings_in(facts: ShardFacts) -> Iterator[KvFinding]:
     for field in NUMBERS:
         if number_in(facts.state.get(field)) is None:
             yield found(keys.state, f"has no number as its {field}: {facts.state.get(field)!r}")
+    if facts.number("format") == IMPORTING:
+        yield found(
+            keys.state, "is imported half: run holdmq kv import again, which goes on where it stopped"
+        )
+        return
     if facts.number("format") != FORMAT:
         yield found(keys.state, f"is of format {facts.number('format')}; this version reads {FORMAT}")
         return
@@ -278,6 +283,7 @@ def topics_in(client: redis.Redis, facts: ShardFacts) -> list[TopicUse]:
 KINDS: Final = {
     "l": "log", "q": "queues", "b": "queues", "g": "queues", "t": "timers", "w": "timers", "T": "tables",
     "K": "tables", "z": "tables", "x": "keys", "s": "state", "e": "state", "f": "state",
+    "h": "state",
 }  # fmt: skip
 """What a key is for, by what follows the hash tag."""
 

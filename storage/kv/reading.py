@@ -195,7 +195,7 @@ class ServerReader:
                 error.resume_at = begin + len(raw)
                 raise error
             at = int(np.searchsorted(batch.starts, position - begin)) if begin < position else 0
-            if begin > position and not found:
+            if begin > position and not found and not self._is_hole(position, begin):
                 raise BehindError(position, begin)
             if begin < position and (at == len(batch.starts) or int(batch.starts[at]) + begin != position):
                 error = CorruptRecordError(
@@ -218,6 +218,11 @@ class ServerReader:
         if not found:
             raise BehindError(position, end)
         return found
+
+    def _is_hole(self, position: int, begin: int) -> bool:
+        """Whether an imported log has nothing between two positions; else retention took what was there."""
+        following = self._server.command("HGET", self._keys.holes, position)
+        return following is not None and int(following) == begin
 
     def position_at(self, store_ms: int, first: int, end: int) -> int:
         """The first position whose batch is stored at `store_ms` or later; `end` when none is."""

@@ -11,12 +11,11 @@ retention) and the reader pool.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from time import CLOCK_BOOTTIME, clock_gettime, monotonic, sleep, time_ns
@@ -37,9 +36,10 @@ from storage.core.scan import KeyLevels
 from storage.core.stamper import Stamper
 from storage.core.tail import Tail
 from storage.core.temporary import TemporaryTopicQueues
-from storage.kv.core.layout import FORMAT, ShardKeys, queue_field, queue_of
+from storage.kv.core.layout import FORMAT, IMPORTING, ShardKeys, queue_field, queue_of
 from storage.kv.files import ShardDisk
 from storage.kv.index import KvIndex, ShardEnds
+from storage.kv.owners import is_dead_here, this_process
 from storage.kv.reading import ServerReader
 from storage.kv.retention import KvRetention
 from storage.kv.server import FunctionCall, ShardServer
@@ -107,7 +107,7 @@ class KvStore:
         self._post = post
         self._clock_ms = clock_ms
         self._tell_lost = lost
-        self._owner = owner or _this_process()
+        self._owner = owner or this_process()
         self._is_home = is_home
         self._tell_wanted = wanted_back
         self._lease_ms = kv.lease_ms
@@ -227,6 +227,13 @@ class KvStore:
                 FORMAT,
                 int(self._is_home),
             )
+            if answer[0] < 0 and int(answer[1]) == IMPORTING:
+                raise StoreFormatError(
+                    "an import into it has not come to its end",
+                    operation="open",
+                    path=self._keys.tag,
+                    hint="run holdmq kv import again: it goes on where it stopped",
+                )
             if answer[0] < 0:
                 raise StoreFormatError(
                     f"the shard has format {int(answer[1])}, this release knows {FORMAT}",
@@ -242,7 +249,7 @@ class KvStore:
                 state[b"run_now"] = run_id.encode()
                 return state
             other = answer[1].decode()
-            if _is_dead_here(other):
+            if is_dead_here(other):
                 is_forced = "1"
                 continue
             if monotonic() > until:
@@ -726,36 +733,3 @@ class KvStore:
         except BehindError:
             self._behind_reads += 1
             raise
-
-
-@cache
-def _this_process() -> str:
-    """Names this process, so that another one on this machine can see whether it still lives."""
-    return f"{_boot_id()}/{os.getpid()}/{_start_ticks(os.getpid())}/{secrets.token_hex(4)}"
-
-
-def _is_dead_here(owner: str) -> bool:
-    """Whether an owner was a process of this machine and boot that is gone."""
-    boot_id, _, rest = owner.partition("/")
-    pid, _, rest = rest.partition("/")
-    if boot_id != _boot_id() or not pid.isdigit():
-        return False
-    return _start_ticks(int(pid)) != rest.partition("/")[0]
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + _namespace()
-
-
-def _namespace() -> str:
-    """Process ids mean something only within one namespace: in containers of one machine they are not
-    alike.
-    """
-    return os.readlink("/proc/self/ns/pid").partition(":")[2]
-
-
-def _start_ticks(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19]
-    except OSError:
-        return "gone"

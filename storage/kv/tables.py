@@ -41,6 +41,13 @@ WALK_VALUES: Final = 64
 """Values that it asks for at once at most: a caller that has enough soon ends it."""
 
 
+def row_command(keys: ShardKeys, change: RowChanged) -> tuple[Any, ...]:
+    """The words that change one row, its place in the order, and its table's size."""
+    topic, key, value, version = change
+    row = (keys.table(topic), keys.table_order(topic), key, place_of(key), topic, keys.sizes)
+    return ("DELETE_ROW", *row) if value is None else ("PUT_ROW", *row, VERSION.pack(version) + value)
+
+
 class KvTables(TableAppends):
     """All tables of one shard."""
 
@@ -79,22 +86,9 @@ class KvTables(TableAppends):
             return []
         changes, keyless = changes_in(batch, tables)
         self.keyless += keyless
-        for topic, key, value, version in changes:
-            rows, order = self._keys.table(topic), self._keys.table_order(topic)
-            if value is None:
-                commands += (7, "DELETE_ROW", rows, order, key, place_of(key), topic, self._keys.sizes)
-            else:
-                commands += (
-                    8,
-                    "PUT_ROW",
-                    rows,
-                    order,
-                    key,
-                    place_of(key),
-                    topic,
-                    self._keys.sizes,
-                    VERSION.pack(version) + value,
-                )
+        for change in changes:
+            words = row_command(self._keys, change)
+            commands += (len(words), *words)
         for topic in tables:
             keys += (self._keys.table(topic), self._keys.table_order(topic))
         keys.append(self._keys.sizes)

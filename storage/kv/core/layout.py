@@ -15,6 +15,8 @@ function changes them together. With `t` for `{<prefix>:<shard>}`::
     t:K:<topic>         zset    its keys, in order (as place_of has them)
     t:z                 hash    <topic>/rows and <topic>/bytes of each table
     t:x:<hour>:<bucket> string  the index of keys: KEY_ENTRY after KEY_ENTRY
+    t:h                 hash    of an imported log: position behind a batch → where the next one begins, where
+                                the two do not touch (the end of a segment was left blank)
 
 `<prefix>:shards` is the set of all shards' names.
 """
@@ -30,6 +32,8 @@ import xxhash
 from storage.api.tables import ORDERED_KEY_BYTES
 
 FORMAT: Final = 1
+IMPORTING: Final = 1_000_000_000
+"""The format of a shard whose import has not come to its end: no release of a broker opens it."""
 RUN: Final = Struct(">QQII")
 """Log position of a run's first byte, store time in ms, bytes, records."""
 KEY_ENTRY: Final = np.dtype([("hash", ">u4"), ("position", ">u8")])
@@ -57,6 +61,7 @@ class ShardKeys:
         self.due = f"{self.tag}:t"
         self.waiting = f"{self.tag}:w"
         self.sizes = f"{self.tag}:z"
+        self.holes = f"{self.tag}:h"
 
     def queue(self, topic: str, queue_id: int) -> str:
         """The stream of a queue."""

@@ -44,9 +44,9 @@ COPY_BYTES: Final = 4 << 20
 """One read of a snapshot that is put in the database's place."""
 READERS_MAX: Final = 512
 """Threads that may read at a time: LMDB has a slot for each."""
-_META: Final = b"\0applied"
+META: Final = b"\0applied"
 """No topic begins with a zero byte, so no row can have this key."""
-_APPLIED: Final = Struct(">QQ")
+APPLIED: Final = Struct(">QQ")
 _SIZES: Final = b"\0sizes"
 """Before each table's name: its rows and bytes. Alone: the sizes of all tables are there."""
 _SIZE: Final = Struct(">QQ")
@@ -130,13 +130,13 @@ class TableFiles:
             self.map_bytes = max(self.map_bytes, env.info()["map_size"])
             env.reader_check()  # a killed process leaves its slots
             with env.begin() as txn:
-                raw = txn.get(_META)
+                raw = txn.get(META)
                 self._has_sizes = txn.get(_SIZES) is not None
                 self._sizes = _read_sizes(txn) if self._has_sizes else _count_sizes(txn)
         except lmdb.Error:
             env.close()
             raise
-        self.applied = Applied(*_APPLIED.unpack(raw)) if raw else Applied(0, 0)
+        self.applied = Applied(*APPLIED.unpack(raw)) if raw else Applied(0, 0)
         return env
 
     def _load_snapshot(self) -> None:
@@ -329,7 +329,7 @@ class TableFiles:
                 txn.put(_SIZES + topic.encode(), _SIZE.pack(*sizes[topic]))
             if not self._has_sizes:
                 txn.put(_SIZES, b"")
-            txn.put(_META, _APPLIED.pack(*applied))
+            txn.put(META, APPLIED.pack(*applied))
         self._sizes, self._has_sizes = sizes, True
 
     def _grow(self) -> None:
