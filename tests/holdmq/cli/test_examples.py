@@ -101,6 +101,8 @@ def _added(stack: Stack) -> dict[str, tuple[str, ...]]:
         "stats": ("--set=stats.data_dir=stats", "--set=stats.devices=false"),
         "console": (*here, *ports[1:]),
         "log verify": ("--truncate",),
+        # An import is made where there is nothing.
+        "kv import": (f"--set=storage.kv.prefix=imported-{free_port()}",),
         "topic delete": ("--force",),
         "loadtest connect": (*at, "--devices", "20", "--ramp-s", "0", "--hold-s", "0.1"),
         "loadtest publish": (*at, "--devices", "5", "--ramp-s", "0", "--rate", "0", "--count", "100"),

@@ -18,15 +18,19 @@ from cluster_view import messages_of
 from command_line import run_here, runner
 from mqtt_client import MqttClient, bodies, numbered
 from processes import Stack, end_all, wait_until
+from pydantic import SecretStr
 from valkey_servers import ValkeyServer, running_cluster
 
 from holdmq.client import Consumer, DeadLetters, Message, Producer
 from holdmq.client.sync import SyncProducer
 from holdmq.client.sync_lookups import SyncTable
+from holdmq.config.kv import KvSection
 from holdmq.mqtt import PubAck, Publish
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupUpdateRequest
 from storage.kv.core.layout import FORMAT, IMPORTING, ShardKeys
+from storage.kv.reading import ServerReader
+from storage.kv.server import ShardServer
 
 KEYS = ShardKeys("holdmq", "broker-0")
 BULK = 2_000
@@ -144,6 +148,20 @@ def contents(server: ValkeyServer) -> dict[str, Any]:
     return {key: server.command("DEBUG", "DIGEST-VALUE", key) for key in keys}
 
 
+def places_of_records(server: ValkeyServer, first: int, end: int) -> int:
+    """How many records there are when the next one is always asked for behind the one before."""
+    shard = ShardServer(KvSection(url=SecretStr(server.url)), KEYS)
+    shard.open()
+    reader = ServerReader(shard, KEYS, lambda _: 1)
+    position, count = first, 0
+    while position < end:
+        (batch,) = reader.read_log(position, 1, first, end)
+        position = batch.end
+        count += 1
+    shard.close()
+    return count
+
+
 def test_a_broker_over_the_other_engine_goes_on_with_all_of_it(
     of_module: Old, new_valkey: Callable[..., ValkeyServer]
 ) -> None:
@@ -157,6 +175,7 @@ def test_a_broker_over_the_other_engine_goes_on_with_all_of_it(
         assert client.hlen(KEYS.holes) >= BULK * BULK_BYTES // SEGMENT_BYTES - 1
         assert client.hget(KEYS.state, "format") == str(FORMAT)
     check(server)
+    assert places_of_records(server, told["first"], told["end"]) > BULK
     stack = of_module
     stack.set("storage.engine", "kv")
     stack.set("storage.kv.url", server.url)
