@@ -341,11 +341,12 @@ class ShardImport:
     def _changes_of(self, batch: Batch) -> list[Sequence[Any]]:
         """What a batch's records change beside the log: rows that are newer than those put, and timers."""
         keys = self._keys
-        found: list[Sequence[Any]] = []
         tables = {run.topic for run in batch.runs if self._is_table(run.topic)}
-        for change in changes_in(batch, tables)[0] if tables else ():
-            if change.version >= self._source.rows_applied:
-                found.append(row_command(keys, change))
+        changes = changes_in(batch, tables)[0] if tables else []
+        applied = self._source.rows_applied
+        found: list[Sequence[Any]] = [
+            row_command(keys, change) for change in changes if change.version >= applied
+        ]
         for due_ms, first, position, size in entries_in(batch, True):
             begin, name = position - batch.position, waiting_name(first)
             if size:
