@@ -1,8 +1,8 @@
 """Alarms: looked for at intervals, told by mail and webhook, listed by ALARM_LIST.
 
-Raised are: a backlog by count or age over its rule's threshold, dead letters, a log that takes no records, a
-shared group whose window is full. What decides is broker.alerts.core.alarms; broker.alerts.channels does the
-telling.
+Raised are: a backlog by count or age over its rule's threshold, dead letters, a log that takes no records or
+lost some, a shared group whose window is full. What decides is broker.alerts.core.alarms;
+broker.alerts.channels does the telling.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from holdmq.rpc.connection import Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.statistics_headers import AlarmListResponse, AlarmRow
-from storage.api.store import StoreState
+from storage.api.store import RecordLoss, StoreState
 
 BACKLOG_MESSAGES: Final = "backlog_messages"
 BACKLOG_AGE: Final = "backlog_age"
 DEAD_LETTERS: Final = "dead_letters"
 LOG: Final = "log"
+LOST_RECORDS: Final = "lost_records"
 SHARED_WINDOW: Final = "shared_window"
 
 log = structlog.get_logger("holdmq.broker")
@@ -47,6 +48,7 @@ class AlarmWatch(RequestFamily):
         broker: str,
         backlogs: Backlogs,
         store_state: Callable[[], StoreState],
+        loss: Callable[[], RecordLoss],
         full_windows: Callable[[], Sequence[QueueKey]],
     ) -> None:
         self.alarms = Alarms(section.cooldown_s)
@@ -57,6 +59,7 @@ class AlarmWatch(RequestFamily):
         self._rules = section.rules()
         self._backlogs = backlogs
         self._store_state = store_state
+        self._loss = loss
         self._full_windows = full_windows
         self._letters = DeadLetterCounts(section.cooldown_s)
         self._backlog: list[Reading] = []
@@ -183,6 +186,15 @@ class AlarmWatch(RequestFamily):
         if not ok:
             text = f"broker {self._broker} takes no messages: {reason}"
             yield Reading(AlarmKey(LOG, self._broker), 1, 1, text)
+        loss = self._loss()
+        if self._section.lost_records and loss.age_s < self._section.cooldown_s:
+            text = (
+                f"the key-value servers lost {loss.records} messages that broker {self._broker} had "
+                "confirmed: a server came back, or a replica took over, without them; "
+                "holdmq kv check shows the shard"
+            )
+            about = AlarmKey(LOST_RECORDS, self._broker)
+            yield Reading(about, loss.records, self._section.lost_records, text)
         for key in self._full_windows():
             text = (
                 f"shared group {key.group} is handed out nothing new of {key.topic}/{key.queue_id}: its "

@@ -60,7 +60,7 @@ from holdmq.wire.headers import HelloRequest
 from storage.api.batches import Batch
 from storage.api.log_order import LogOrder
 from storage.api.retention import Need
-from storage.api.store import OrderedStore
+from storage.api.store import OrderedStore, RecordLoss
 
 ClockMs = Callable[[], int]
 
@@ -73,7 +73,8 @@ def now_ms() -> int:
 class Broker:
     """One broker over an open store, with loaded topics: every room, made and wired.
 
-    `directory` of `disk` has the rooms' state files; `busy_segments` is what is read from the disk now.
+    `directory` of `disk` has the rooms' state files; `busy_segments` is what is read from the disk now,
+    `loss` what the store lost last of what was confirmed.
     `order` is the store's log order; None = its engine has none, and what needs one is refused.
     Then in this order: `load` (blocking), `start`, `rpc.listen`, `drain`, `close` (blocking).
     """
@@ -87,6 +88,7 @@ class Broker:
         directory: Path,
         disk: Disk,
         busy_segments: Callable[[], Sequence[BusySegment]],
+        loss: Callable[[], RecordLoss],
         settings: BrokerSection,
         alarms: AlarmsSection,
         security: ServerSecurity | None,
@@ -167,7 +169,7 @@ class Broker:
         self.backlogs = Backlogs(store, self.groups, self.shared)
         self.statistics_calls = StatisticsRequests(self.statistics, self.backlogs, table, busy_segments)
         self.alarms = AlarmWatch(
-            alarms, identity.name, self.backlogs, store.state, lambda: list(shared_core.full)
+            alarms, identity.name, self.backlogs, store.state, loss, lambda: list(shared_core.full)
         )
         calls = BrokerCalls(
             identity,

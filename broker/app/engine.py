@@ -13,7 +13,7 @@ from holdmq.config.model import Config
 from holdmq.errors import ConfigError, ShardLostError
 from holdmq.files.disk import Disk, RealDisk
 from holdmq.files.private_directory import close_to_others
-from storage.api.store import OrderedStore
+from storage.api.store import NO_LOSS, OrderedStore, RecordLoss
 from storage.log.store import open_store
 
 
@@ -39,6 +39,8 @@ class StorageEngine(NamedTuple):
     """The parts of the log that are read from the disk now."""
     account_for_loss: Callable[[], int]
     """Says, after the shard was lost, how many confirmed records are gone. Blocking."""
+    loss: Callable[[], RecordLoss]
+    """What the store lost last of what was confirmed; never waits."""
     where: str
     """Where the store is, for people."""
 
@@ -75,7 +77,7 @@ def engine_of(
             is_home=is_home,
             wanted_back=wanted_back,
         )
-        return StorageEngine(kv, kv.disk, True, list, kv.count_loss, kv.server.where)
+        return StorageEngine(kv, kv.disk, True, list, kv.count_loss, kv.loss, kv.server.where)
     store = open_store(
         config.storage,
         name,
@@ -86,5 +88,11 @@ def engine_of(
     )
     close_to_others(Path(config.storage.data_dir), "format.json")
     return StorageEngine(
-        store, RealDisk(), False, lambda: store.chunks.activity.rates, lambda: 0, config.storage.data_dir
+        store,
+        RealDisk(),
+        False,
+        lambda: store.chunks.activity.rates,
+        lambda: 0,
+        lambda: NO_LOSS,
+        config.storage.data_dir,
     )

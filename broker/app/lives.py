@@ -108,6 +108,7 @@ class Lives:
                 path.parent,
                 engine.disk,
                 engine.busy_segments,
+                engine.loss,
                 settings,
                 config.alarms,
                 self._security,

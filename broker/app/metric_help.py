@@ -248,6 +248,7 @@ STORE: Final = {
     "kv_short_waits_total": "Times that too few replicas had a batch (storage.kv.min_replicas).",
     "kv_redirects_total": "Times that the shard's server was looked up anew.",
     "kv_lost_records_total": "Confirmed records that the servers lost in failovers.",
+    "kv_lost_records_lately": "Of these, those of the last failovers, for an hour.",
     "kv_late_refusals_total": "Appends and reads refused past the shard's lease.",
     "kv_term": "How often the shard has had an owner.",
     "retention_bytes_total": "Bytes that retention gave up.",

@@ -63,6 +63,13 @@ class AlarmsSection(Section):
         description="Dead letters of a group from which on there is an alarm, until none came for "
         "cooldown_s: the first one is news. 0 = never.",
     )
+    lost_records: int = Field(
+        1,
+        ge=0,
+        le=1_000_000_000,
+        description="Confirmed messages that the servers of the key-value engine lost within an hour, from "
+        "which on there is an alarm, until none was for cooldown_s: the first one is news. 0 = never.",
+    )
     smtp_host: str = Field("", description="Mail server for notices; empty = no mail.")
     smtp_port: int = Field(587, ge=1, le=65535, description="Port of the mail server: submission.")
     smtp_security: Literal["starttls", "tls", "none"] = Field(

@@ -105,7 +105,8 @@ class BacklogResponse(Header):
 
 
 class AlarmRow(NamedTuple):
-    """An alarm that is raised. `kind`: backlog_messages, backlog_age, dead_letters, log, shared_window.
+    """An alarm that is raised. `kind`: backlog_messages, backlog_age, dead_letters, log, lost_records,
+    shared_window.
 
     `name` is the group, queue or broker that it is about; `value` now and `peak` since it was raised, in the
     unit of `threshold` (messages, s, or 1 for what is or is not). `is_told`: a notice of it was sent.

@@ -6,7 +6,7 @@ Threads: as in `storage.api.queues`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from storage.api.index import MessageIndex
 from storage.api.log_order import LogOrder
@@ -28,6 +28,17 @@ class StoreState(NamedTuple):
 
     ok: bool
     reason: str
+
+
+class RecordLoss(NamedTuple):
+    """Confirmed records that the store has no more: those of the last event, and since when that is known."""
+
+    records: int
+    age_s: float
+
+
+NO_LOSS: Final = RecordLoss(0, float("inf"))
+"""Nothing that was confirmed has gone."""
 
 
 class StoreCondition(Protocol):

@@ -28,7 +28,7 @@ from holdmq.errors import BehindError, ShardLostError, StorageError, StoreFormat
 from storage.api.batches import Appended, Batch, Confirmed
 from storage.api.log_order import TAIL_READ_BYTES, LogOrder
 from storage.api.queues import HashFilter, QueueRead, ReadStatus
-from storage.api.store import Backlog, StoreState
+from storage.api.store import NO_LOSS, Backlog, RecordLoss, StoreState
 from storage.api.tables import RowChanged
 from storage.core.epochs import Epochs
 from storage.core.queues import Queue, confirm_runs, outside, read_memory
@@ -58,6 +58,8 @@ KEEPER_S: Final = 0.25
 TAKEOVER_POLL_S: Final = 0.1
 DRAIN_S: Final = 20.0
 """How long a broker that has taken a shard over may take to give it back, beside a lease."""
+LATELY_S: Final = 3600.0
+"""How long a loss is told as a late one."""
 CLOSE_S: Final = 5.0
 """How long a close waits for a server that does not answer."""
 
@@ -145,6 +147,8 @@ class KvStore:
         self.store_id = b""
         self.confirmed_position = 0
         self.lost_records = 0
+        self._lost_lately = 0
+        self._lost_at = float("-inf")
         self._epochs = Epochs([])
         self._tail = Tail(0, settings.tail_cache_bytes)
         self._queues: dict[tuple[str, int], Queue] = {}
@@ -339,7 +343,7 @@ class KvStore:
 
     def numbers(self) -> dict[str, float]:
         """Counters (names in _total) and gauges; called on any thread."""
-        writer = self.writer
+        writer, loss = self.writer, self.loss()
         return {
             "appends_total": self._appends,
             "records_total": self._records,
@@ -366,6 +370,7 @@ class KvStore:
             "kv_short_waits_total": writer.short_waits,
             "kv_redirects_total": self.server.redirects,
             "kv_lost_records_total": self.lost_records,
+            "kv_lost_records_lately": loss.records if loss.age_s < LATELY_S else 0,
             "kv_late_refusals_total": self._late_refusals,
             "kv_term": int(writer.term),
             "retention_bytes_total": self.retention.trimmed_total,
@@ -544,7 +549,9 @@ class KvStore:
                     sent = boot_s()
                     # Before the question: appends go on while it is answered.
                     confirmed = self.confirmed_position
-                    end, wanted = self.server.run("renew", [self._keys.state], self._term(), self._lease_ms)
+                    renewal = self.server.run("renew", [self._keys.state], self._term(), self._lease_ms)
+                    end, wanted = renewal[:2]
+                    self._learn_loss(*map(int, renewal[2:]))
                     self._lease_until = sent + self._lease_ms * (1 - 1 / MARGIN_PART) / 1e3
                     renewed = now
                     if int(end) < confirmed:
@@ -561,6 +568,17 @@ class KvStore:
                 return
             except StorageError as error:
                 log.warning("the key-value server does not answer the keeper", reason=str(error))
+
+    def _learn_loss(self, lost: int, lately: int, age_ms: int) -> None:
+        """Whoever counts losses may do so when the shard is another's already."""
+        self.lost_records, self._lost_lately = lost, lately
+        self._lost_at = monotonic() - age_ms / 1e3
+
+    def loss(self) -> RecordLoss:
+        """The records that the servers lost last, as of the lease's last renewal; called on any thread."""
+        if not self._lost_lately:
+            return NO_LOSS
+        return RecordLoss(self._lost_lately, max(0.0, monotonic() - self._lost_at))
 
     def _report_loss(self, end: int, confirmed: int) -> None:
         raise ShardLostError(

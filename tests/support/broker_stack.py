@@ -41,6 +41,7 @@ from holdmq.wire.headers import (
     RunResult,
     TopicCreateRequest,
 )
+from storage.api.store import NO_LOSS
 from storage.kv.store import KvStore
 from storage.log.store import open_store
 
@@ -176,6 +177,7 @@ async def _serve(
         directory / "store" / "config",
         disk,
         list,
+        lambda: NO_LOSS,
         BrokerSection(**overrides),  # type: ignore[arg-type]
         AlarmsSection(),
         None,

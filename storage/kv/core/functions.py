@@ -80,12 +80,25 @@ local function own(keys, args)
     return {1, unpack(redis.call('HGETALL', keys[1]))}
 end
 
--- KEYS state; ARGV term, ttl ms. {end, who wants the shard back}.
+-- Counts what the servers lost. Losses within an hour of each other are one event: lost_lately.
+local function add_lost(key, lost)
+    local now = now_ms()
+    local before = tonumber(redis.call('HGET', key, 'lost_ms') or '0')
+    if now - before > 3600000 then redis.call('HSET', key, 'lost_lately', '0') end
+    redis.call('HINCRBY', key, 'lost_lately', lost)
+    redis.call('HSET', key, 'lost_ms', tostring(now))
+    return redis.call('HINCRBY', key, 'lost', lost)
+end
+
+-- KEYS state; ARGV term, ttl ms. {end, who wants the shard back, records lost, those of the last event, and
+-- the ms since it, by the server's clock}.
 local function renew(keys, args)
     local refusal = fenced(keys[1], args[1])
     if refusal then return refusal end
     redis.call('HSET', keys[1], 'lease_ms', tostring(now_ms() + tonumber(args[2])))
-    return redis.call('HMGET', keys[1], 'end', 'wanted')
+    local held = redis.call('HMGET', keys[1], 'end', 'wanted', 'lost', 'lost_lately', 'lost_ms')
+    local lost_ms = tonumber(held[5] or '0')
+    return {held[1], held[2], held[3] or '0', held[4] or '0', string.format('%.0f', now_ms() - lost_ms)}
 end
 
 -- KEYS state; ARGV term. The shard has no owner from now on.
@@ -119,14 +132,14 @@ local function rise(keys, args)
     local refusal = fenced(keys[1], args[1])
     if refusal then return refusal end
     redis.call('SET', keys[2], args[2])
-    redis.call('HINCRBY', keys[1], 'lost', args[3])
+    if args[3] ~= '0' then add_lost(keys[1], args[3]) end
     redis.call('HSET', keys[1], 'run_id', args[4])
     return 'OK'
 end
 
 -- KEYS state; ARGV lost. Adds what a former owner knows to be lost: of any term, as it changes no record.
 local function report(keys, args)
-    return redis.call('HINCRBY', keys[1], 'lost', args[1])
+    return add_lost(keys[1], args[1])
 end
 
 -- KEYS state, log, ends, queue...; ARGV term, end expected, end after, store ms, records, count of runs,

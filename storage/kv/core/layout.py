@@ -3,7 +3,8 @@
 A shard is a broker's name. All of its keys carry one hash tag, so they are in one slot of a cluster and one
 function changes them together. With `t` for `{<prefix>:<shard>}`::
 
-    t:s                 hash    format, store_id, term, owner, lease_ms, end, first, store_ms, run_id, lost
+    t:s                 hash    format, store_id, term, owner, lease_ms, end, first, store_ms, run_id, lost,
+                                lost_lately, lost_ms
     t:e                 string  JSON: the log epochs, as [epoch, first position]
     t:l                 stream  the log: id 0-<position behind the batch>, r = stamped records, t = store ms
     t:b                 hash    <topic>/<queue> → the queue's next offset

@@ -23,7 +23,7 @@ from holdmq.wire.header import rows
 from holdmq.wire.headers import Empty
 from holdmq.wire.move_headers import TO_DEAD_LETTERS, SendBackRequest, SentBack
 from holdmq.wire.statistics_headers import AlarmListResponse, AlarmRow, ChannelRow
-from storage.api.store import StoreState
+from storage.api.store import NO_LOSS, RecordLoss, StoreState
 
 
 @pytest.fixture
@@ -46,9 +46,15 @@ class Watched:
     def __init__(self, stack: Stack, section: AlarmsSection) -> None:
         self.stack = stack
         self.state = StoreState(True, "")
+        self.loss = NO_LOSS
         self.full: list[QueueKey] = []
         self.watch = AlarmWatch(
-            section, "broker-0", stack.server.backlogs, lambda: self.state, lambda: self.full
+            section,
+            "broker-0",
+            stack.server.backlogs,
+            lambda: self.state,
+            lambda: self.loss,
+            lambda: self.full,
         )
         self.watch.start()
 
@@ -258,3 +264,27 @@ async def test_channels_are_listed_and_counted(watched: Callable[..., Watched], 
     numbers = it.watch.numbers()
     assert numbers["alarms"] == numbers["alarm_notices_sent_total"] == 1
     assert numbers["alarm_delivery_failures_total"] == 1
+
+
+async def test_messages_that_the_servers_lost_are_told_once_until_the_cool_down_is_over(
+    watched: Callable[..., Watched], hook: HookServer
+) -> None:
+    it = watched(webhook_url=hook.url, cooldown_s=60)
+    assert await it.look() == {}
+    it.loss = RecordLoss(7, 1.0)
+    assert [(key, row.value) for key, row in (await it.look()).items()] == [(("lost_records", "broker-0"), 7)]
+    (alarm,) = (await asyncio.to_thread(hook.next))["alarms"]
+    assert (alarm["state"], alarm["kind"], alarm["value"]) == ("raised", "lost_records", 7)
+    assert "lost 7 messages that broker broker-0 had confirmed" in alarm["text"]
+    it.loss = RecordLoss(7, 59.0)
+    assert len(await it.look()) == 1
+    it.loss = RecordLoss(7, 60.0)
+    assert await it.look() == {}
+    (over,) = (await asyncio.to_thread(hook.next))["alarms"]
+    assert (over["state"], over["kind"]) == ("over", "lost_records")
+
+
+async def test_losses_below_the_threshold_and_with_none_are_no_alarm(watched: Callable[..., Watched]) -> None:
+    it, off = watched(lost_records=8), watched(lost_records=0)
+    it.loss = off.loss = RecordLoss(7, 1.0)
+    assert await it.look() == await off.look() == {}

@@ -122,7 +122,11 @@ def test_a_server_that_forgot_all_goes_on_as_the_same_store_in_an_epoch_that_say
     shard.pump(lambda: bool(shard.losses))
     assert shard.store.count_loss() == 5
     shard.store.close()
-    again = shard_of(server).store
+    reopened = shard_of(server)
+    again = reopened.store
+    reopened.pump(lambda: again.loss().records > 0)
+    assert (again.loss().records, again.numbers()["kv_lost_records_lately"]) == (5, 5)
+    assert again.loss().age_s < WAIT_S
     assert again.store_id == shard.store.store_id
     assert (again.epoch, again.epoch_limit(1), again.lost_records) == (2, 0, 5)
     assert again.read_queue_cold("devices", 0, 1, 3, 1 << 20, 10).status is ReadStatus.AHEAD
