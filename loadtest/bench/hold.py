@@ -9,6 +9,8 @@ from the send to the reader (which contains the way to the log), and from the pr
 reader (below zero: the reader had it first). One reader gets the messages of a tick in one answer; with as
 many readers as queues each message has an answer and a pull of its own.
 
+With `--engine kv` the broker's store is a Valkey that runs beside it, and the way to it is in the times.
+
 Producer and readers are one event loop, in this process. What it adds is measured beside them: how late it
 reads a socket of its own that is ready. So is how long both processes had work and no core: on a machine
 that does other things too, the tails are those of its scheduler.
@@ -23,6 +25,7 @@ import socket
 import struct
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +50,7 @@ from holdmq.wire.headers import (
 )
 from loadtest.bench.harness.command import BenchCommand, Options, say
 from loadtest.figures import show_ms
-from loadtest.peers import BrokerProcess, holdmq_broker
+from loadtest.peers import BrokerProcess, holdmq_broker, key_value_engine
 from loadtest.usage import cpu_s, resident_bytes, waited_s
 
 TOPIC: Final = "held"
@@ -270,7 +273,9 @@ async def arrivals(broker: BrokerProcess, options: Options, count: int) -> None:
 
 
 async def run(options: Options, home: Path) -> None:
-    with holdmq_broker(home) as broker:
+    with ExitStack() as stack:
+        sets = stack.enter_context(key_value_engine(home)) if options.engine == "kv" else ()
+        broker = stack.enter_context(holdmq_broker(home, *sets))
         await idle(broker, options)
         for count in options.readers:
             await arrivals(broker, options, count)
@@ -284,7 +289,7 @@ def check(options: Options) -> str | None:
 
 def main() -> int:
     """Run the benchmark; exit code 0, or 1 with a sentence when the broker fails."""
-    return BenchCommand(
+    command = BenchCommand(
         __doc__,
         pulls=10_000,
         queues=1_000,
@@ -294,7 +299,9 @@ def main() -> int:
         rate=(10_000, "messages per second"),
         seconds=8.0,
         body_bytes=100,
-    ).run(lambda options, home: uvloop.run(run(options, home)), check, hold_ms=HOLD_MS)
+    )
+    command.add("--engine", choices=("log", "kv"), default="log")
+    return command.run(lambda options, home: uvloop.run(run(options, home)), check, hold_ms=HOLD_MS)
 
 
 if __name__ == "__main__":

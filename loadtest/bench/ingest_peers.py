@@ -4,7 +4,8 @@
 
 Mosquitto (with set_tcp_nodelay, its better setting here, and without persistence) and NATS (nats-server with
 an mqtt block; left out when it is not installed) against registry, broker and gateway, once with
-storage.flush = async and once with sync. The targets take turns, round by round, so that a drift of the
+storage.flush = async, once with sync, and once with the key-value engine over a Valkey that flushes its
+append-only file every second. The targets take turns, round by round, so that a drift of the
 machine's speed meets all of them; medians and ratios to Mosquitto are printed.
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from loadtest.bench.harness.command import BenchCommand, Options, say, show_rates, take_turns
 from loadtest.lockstep import Lockstep
-from loadtest.peers import holdmq_services, if_installed, mosquitto, nats_mqtt
+from loadtest.peers import holdmq_services, if_installed, key_value_engine, mosquitto, nats_mqtt
 
 WARM_S = 1.0
 
@@ -37,8 +38,12 @@ def compare(
         for flush in ("async", "sync"):
             place = directory / flush
             place.mkdir()
-            settings = (f"storage.flush={flush}", f"gateway.workers={workers}")
-            targets[f"holdmq {flush}"] = stack.enter_context(holdmq_services(place, *settings)).address
+            own = (f"storage.flush={flush}", f"gateway.workers={workers}")
+            targets[f"holdmq {flush}"] = stack.enter_context(holdmq_services(place, *own)).address
+        place = directory / "kv"
+        place.mkdir()
+        settings = (*stack.enter_context(key_value_engine(place)), f"gateway.workers={workers}")
+        targets["holdmq kv"] = stack.enter_context(holdmq_services(place, *settings)).address
         for target in targets.values():
             # Topics are created, routes found, caches filled.
             Lockstep(plan.connections, 1, plan.payload_bytes, WARM_S).measure(target)

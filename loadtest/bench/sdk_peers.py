@@ -64,7 +64,7 @@ class RoundRates(NamedTuple):
 Round = Callable[[str, RoundPlan, int], Coroutine[Any, Any, RoundRates]]
 
 
-async def _in_flight(plan: RoundPlan, send: Callable[[list[bytes]], Awaitable[Any]]) -> float:
+async def in_flight(plan: RoundPlan, send: Callable[[list[bytes]], Awaitable[Any]]) -> float:
     """Send all batches, `in_flight` of them at a time; return the seconds."""
     waiting = iter(plan.batches())
 
@@ -81,7 +81,7 @@ async def holdmq_bodies(registry: str, plan: RoundPlan, serial: int) -> RoundRat
     """Measure `send_bodies`, then `poll_raw`."""
     topic = f"bodies-{serial}"
     async with Producer([registry]) as producer:
-        seconds = await _in_flight(plan, lambda batch: producer.send_bodies(topic, batch))
+        seconds = await in_flight(plan, lambda batch: producer.send_bodies(topic, batch))
     async with PullConsumer([registry]) as consumer:
         await consumer.assign([topic], "earliest")
         began = time.perf_counter()
@@ -95,7 +95,7 @@ async def holdmq_messages(registry: str, plan: RoundPlan, serial: int) -> RoundR
     """Measure `send_batch`, then `poll`."""
     topic = f"messages-{serial}"
     async with Producer([registry]) as producer:
-        seconds = await _in_flight(
+        seconds = await in_flight(
             plan, lambda batch: producer.send_batch([Message(topic, body) for body in batch])
         )
     return RoundRates(plan.messages / seconds, await _poll_all(registry, topic, plan))
@@ -143,7 +143,7 @@ async def jetstream(address: str, plan: RoundPlan, serial: int) -> RoundRates:
         async def send(batch: list[bytes]) -> None:
             await asyncio.gather(*[await stream.publish_async(subject, body) for body in batch])
 
-        seconds = await _in_flight(plan, send)
+        seconds = await in_flight(plan, send)
         # Without acknowledgements, as the others read.
         settings = ConsumerConfig(ack_policy=AckPolicy.NONE)
         consumer = await stream.pull_subscribe(subject, durable=f"reader{serial}", config=settings)
@@ -174,7 +174,7 @@ async def redis_streams(address: str, plan: RoundPlan, serial: int) -> RoundRate
                     pipeline.xadd(name, {b"b": body})
                 await pipeline.execute()
 
-        seconds = await _in_flight(plan, send)
+        seconds = await in_flight(plan, send)
         began = time.perf_counter()
         left, last = plan.messages, b"0"
         while left > 0:
@@ -189,7 +189,8 @@ async def redis_streams(address: str, plan: RoundPlan, serial: int) -> RoundRate
         await connection.aclose()
 
 
-async def _bounded(name: str, work: Coroutine[Any, Any, RoundRates]) -> RoundRates:
+async def bounded(name: str, work: Coroutine[Any, Any, RoundRates]) -> RoundRates:
+    """Return what a round measures. Raises StartupError when it takes too long."""
     try:
         async with asyncio.timeout(ROUND_MAX_S):
             return await work
@@ -215,13 +216,13 @@ def compare(plan: RoundPlan, rounds: int, directory: Path) -> dict[str, list[Rou
         }
         for name, (run, address) in targets.items():
             # Topics and streams are made once, connections tried, caches filled.
-            uvloop.run(_bounded(name, run(address, plan._replace(messages=WARM_MESSAGES), 0)))
+            uvloop.run(bounded(name, run(address, plan._replace(messages=WARM_MESSAGES), 0)))
         serials = dict.fromkeys(targets, 0)
 
         def one_round(name: str) -> RoundRates:
             run, address = targets[name]
             serials[name] += 1
-            return uvloop.run(_bounded(name, run(address, plan, serials[name])))
+            return uvloop.run(bounded(name, run(address, plan, serials[name])))
 
         return take_turns(rounds, {name: partial(one_round, name) for name in targets})
 

@@ -22,7 +22,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from holdmq.cli.own_valkey import server_program
+from holdmq.service.valkey_program import server_program
 
 SLOTS: Final = 16384
 MASTERS: Final = 3

@@ -19,13 +19,14 @@ from command_line import Cli, run_here
 from mqtt_client import MqttClient, bodies, connect_again, numbered
 from processes import free_port
 
-from holdmq.cli.own_valkey import CONF_FILE, NAME, own_url, ping, server_program, valkey_command
+from holdmq.cli.own_valkey import CONF_FILE, NAME, own_url, ping, valkey_command
 from holdmq.cli.supervisor import ServiceSupervisor
 from holdmq.cli.up import addresses
 from holdmq.config.kv import kv_servers
 from holdmq.config.model import Config, StorageSection
 from holdmq.errors import ConfigError, StartupError
 from holdmq.mqtt import PubAck, Publish
+from holdmq.service.valkey_program import server_program
 
 END_S = 60.0
 
