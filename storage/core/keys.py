@@ -68,16 +68,28 @@ def keys_in(properties: bytes) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def add_hashes(topic: bytes, data: bytes, starts: list[int], sizes: list[int], found: BytesWriter) -> None:
+def add_hashes(
+    topic: bytes,
+    data: bytes,
+    starts: list[int],
+    sizes: list[int],
+    found: BytesWriter,
+    id_cut: i64 = 0,
+    span_bytes: i64 = 0,
+) -> None:
     """Write the hash of each different key of each record, and the record's start: little-endian, 64 bits.
 
-    The records of `data` begin at `starts` and are well-formed.
+    The records of `data` begin at `starts` and are well-formed. With `id_cut` the last bytes of a unique id
+    are left off, and neighbours that are alike then are noted by the first of them, as far as they lie
+    within `span_bytes` from its start: a producer counts its messages.
     """
     seed: i64 = _seed(UNIQUE, topic)
     like_at: i64 = 0
     like_size: i64 = NOT_ALIKE
     id_begin: i64 = 0
     id_end: i64 = 0
+    noted: i64 = -1
+    noted_at: i64 = 0
     for begin, record_size in zip(starts, sizes, strict=True):
         start: i64 = begin
         at: i64 = properties_at(data, start)
@@ -89,9 +101,14 @@ def add_hashes(topic: bytes, data: bytes, starts: list[int], sizes: list[int], f
             if not id_end and (UNIQUE in properties or KEY in properties):
                 like_size = NOT_ALIKE
                 for marker, value in dict.fromkeys(keys_in(properties)):
-                    write_i64_le(found, hash_of(marker, topic, value))
+                    stem = value[: max(0, len(value) - id_cut)] if marker == UNIQUE else value
+                    write_i64_le(found, hash_of(marker, topic, stem))
                     write_i64_le(found, start)
         like_at = at
         if id_end:
-            write_i64_le(found, _hash(data, at + id_begin, at + id_end, seed))
+            hash_: i64 = _hash(data, at + id_begin, at + max(id_begin, id_end - id_cut), seed)
+            if id_cut and hash_ == noted and start + record_size - noted_at <= span_bytes:
+                continue
+            noted, noted_at = hash_, start
+            write_i64_le(found, hash_)
             write_i64_le(found, start)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from librt.strings import BytesWriter
 
-from holdmq.errors import CorruptRecordError
+from holdmq.errors import BehindError, CorruptRecordError
 from holdmq.message import MessageId
 from holdmq.record.codec import Record, decode_record
 from holdmq.record.properties import KEY, UNIQUE, encode_properties
@@ -30,6 +30,11 @@ HOURS_AT_ONCE: Final = 8
 BACK_BYTES: Final = 1 << 20
 """What one step backwards through a queue brings."""
 KNOWN_BUCKETS_MAX: Final = 4_096
+ID_CUT: Final = 2
+"""Of a unique id is noted what is before its last two characters: a producer's ids are a count, and so an
+entry serves up to 256 neighbours, in the server's memory."""
+ID_SPAN_BYTES: Final = 64 << 10
+"""How far from its start an entry's neighbours lie: what a look at it reads."""
 
 
 class ShardEnds(NamedTuple):
@@ -78,7 +83,9 @@ class KvIndex:
         first = 0
         for run in batch.runs:
             last = first + run.count
-            add_hashes(run.topic.encode(), data, starts[first:last], sizes[first:last], found)
+            add_hashes(
+                run.topic.encode(), data, starts[first:last], sizes[first:last], found, ID_CUT, ID_SPAN_BYTES
+            )
             first = last
         pairs = np.frombuffer(found.getvalue(), "<i8").reshape(-1, 2)
         if not len(pairs):
@@ -139,7 +146,9 @@ class KvIndex:
         max_bytes: int,
     ) -> Matches:
         escaped = encode_properties([(marker[:-1].decode(), key)])[len(marker) : -1]
-        hash_ = hash_of(marker, topic.encode(), escaped)
+        is_id = marker == UNIQUE
+        stem = escaped[: max(0, len(escaped) - ID_CUT)] if is_id else escaped
+        hash_ = hash_of(marker, topic.encode(), stem)
         max_count = min(max_count, RESULTS_MAX)
         max_bytes = min(max_bytes, BYTES_MAX)
         now_ms = self._clock_ms()
@@ -147,6 +156,7 @@ class KvIndex:
         oldest = max(begin_ms, now_ms - self._kept_ms - HOUR_MS, 0) // HOUR_MS
         records: list[Record] = []
         size = looked_at = 0
+        lowest = LOG_END
         for last in range(newest, oldest - 1, -HOURS_AT_ONCE):
             hours = range(last, max(oldest, last - HOURS_AT_ONCE + 1) - 1, -1)
             names = [self._keys.key_bucket(hour, hash_ % KEY_BUCKETS) for hour in hours]
@@ -157,21 +167,28 @@ class KvIndex:
                     if looked_at >= CANDIDATES_MAX:
                         return Matches(records, False)
                     looked_at += 1
-                    record = self._record(position)
-                    if (
-                        record is not None
-                        and begin_ms <= record.store_ms <= end_ms
-                        and record.topic == topic.encode()
-                        and (marker, escaped) in keys_in(record.properties)
-                    ):
-                        records.append(record)
-                        size += record.total_size
+                    for record in self._candidates(position, ID_SPAN_BYTES if is_id else 1):
+                        if (
+                            begin_ms <= record.store_ms <= end_ms
+                            and record.topic == topic.encode()
+                            and record.physical_offset < min(before, lowest)
+                            and (marker, escaped) in keys_in(record.properties)
+                        ):
+                            records.append(record)
+                            size += record.total_size
+                            lowest = record.physical_offset
+                        if len(records) >= max_count:
+                            break
         return Matches(records, True)
 
-    def _record(self, position: int) -> Record | None:
+    def _candidates(self, position: int, span_bytes: int) -> list[Record]:
+        """The records that an entry of the index may mean, newest first; none when they are gone."""
         first, confirmed = self._ends()
-        found = self._reader.record_at(position, first, confirmed)
-        return None if found is None else decode_record(found.records)
+        try:
+            batches = self._reader.read_log(position, span_bytes, first, confirmed)
+        except (BehindError, CorruptRecordError):
+            return []
+        return [record for batch in reversed(batches) for record in reversed(_records(batch.records))]
 
     def offset_at(self, topic: str, queue_id: int, store_ms: int) -> int:
         """The first offset of a queue stored at `store_ms` or later; its end when there is none."""

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from holdmq.errors import BehindError, CorruptRecordError, StorageError
+from holdmq.errors import BehindError, CorruptRecordError
 from holdmq.record.batch import Hashes, Ints, decode_columns
 from holdmq.record.tag_table import TagTable
 from storage.api.batches import Batch, BatchRun
@@ -256,16 +256,6 @@ class ServerReader:
             return None
         following, records, position = flat
         return Run(following - records, following, position)
-
-    def record_at(self, position: int, first: int, end: int) -> Batch | None:
-        """The record at a place, as a batch; None = it is gone, or none begins there."""
-        try:
-            found = self.read_log(position, 1, first, end)
-        except StorageError as error:
-            if isinstance(error, (BehindError, CorruptRecordError)):
-                return None
-            raise
-        return found[0] if found else None
 
 
 def _whole(raw: bytes, position: int) -> Whole:

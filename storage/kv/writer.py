@@ -100,6 +100,7 @@ class ShardWriter:
         self._gate = Condition()
         self._refused_generation = -1
         self._stopping = False
+        self._is_idle = False
         self._is_lost = False
         self._pausing = Event()
         self._thread = Thread(target=self._run, name="kv-writer", daemon=True)
@@ -112,9 +113,11 @@ class ShardWriter:
 
     def put(self, item: PendingBatch) -> None:
         """Send a batch behind those before it."""
-        with self._gate:
-            self._items.append(item)
-            self._gate.notify()
+        self._items.append(item)
+        # Only a writer that has nothing to do is woken: taking the gate for each batch made both wait.
+        if self._is_idle:
+            with self._gate:
+                self._gate.notify()
 
     def stop(self, timeout_s: float) -> None:
         """Send what is queued, for at most `timeout_s` when the server is away, and end. Blocking."""
@@ -129,10 +132,14 @@ class ShardWriter:
 
     def _run(self) -> None:
         while True:
-            with self._gate:
-                while not self._items and not self._stopping:
-                    self._gate.wait()
-                group = self._take()
+            if not self._items:
+                with self._gate:
+                    # Before the last look: who puts something behind that look sees it.
+                    self._is_idle = True
+                    while not self._items and not self._stopping:
+                        self._gate.wait()
+                    self._is_idle = False
+            group = self._take()
             if not group:
                 if self._stopping and not self._items:
                     return

@@ -6,12 +6,14 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 import xxhash
 
 from holdmq.errors import RecordError, StorageError, UsageError
 from holdmq.message import MessageId
 from holdmq.record.codec import encode_record
+from storage.api.batches import Batch, BatchRun
 from storage.api.index import MessagePlace
 from storage.api.tables import END_OF_WALK, KEY_BYTES_MAX, TAKE, Judged, KeyChange, VersionedRow
 from storage.api.timer import DelayedRecord
@@ -56,6 +58,36 @@ def test_messages_are_found_by_key_newest_first_and_by_unique_id(tested: Any) ->
     assert ([record.body for record in one.records], one.is_complete) == ([b"b"], False)
     assert [record.body for record in index.by_unique_id("devices", "u").records] == [b"b"]
     assert index.by_key("devices", "u").records == index.by_key("other", "k").records == []
+
+
+def test_every_message_of_a_producer_that_counts_is_found_by_its_unique_id(tested: Any) -> None:
+    """Ids that are neighbours' may share an entry of an index: 300 in batches, with others' between them."""
+    numbers = range(300)
+    last = None
+    for first in numbers[::50]:
+        records = [
+            tested.batch(b"%d" % number, UNIQ_KEY=f"00000000000000ab-{number:010x}")
+            for number in numbers[first : first + 50]
+        ]
+        records.insert(25, tested.batch(b"x" * 3000, UNIQ_KEY="another"))
+        raw = b"".join(bytes(each.records) for each in records)
+        sizes = np.array([len(each.records) for each in records], np.int64)
+        last = Batch(memoryview(bytearray(raw)), sizes, [BatchRun("devices", 0, len(sizes), 1)])
+        assert tested.refusal_of(last) is None
+    assert last is not None
+    twice = tested.write(b"again", UNIQ_KEY=f"00000000000000ab-{7:010x}")
+    index = tested.store.index
+    tested.pump(lambda: index.indexed_position >= twice.end)
+    for number in numbers:
+        found = index.by_unique_id("devices", f"00000000000000ab-{number:010x}")
+        wanted = [b"again"] * (number == 7) + [b"%d" % number]
+        assert ([record.body for record in found.records], found.is_complete) == (wanted, True)
+    one = index.by_unique_id("devices", f"00000000000000ab-{7:010x}", max_count=1)
+    assert [record.body for record in one.records] == [b"again"]
+    older = index.by_unique_id("devices", f"00000000000000ab-{7:010x}", before=twice.position)
+    assert [record.body for record in older.records] == [b"7"]
+    assert index.by_unique_id("devices", f"00000000000000ab-{300:010x}").records == []
+    assert len(index.by_unique_id("devices", "another").records) == 6
 
 
 def test_offsets_are_found_by_time_and_records_backwards(tested: Any) -> None:
