@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 LOCKS := $(wildcard requirements/*.txt requirements/node/*.json)
 
-.PHONY: setup up check test test-system test-compiled bench compile conformance references chart lock clean
+.PHONY: setup up check test test-system test-compiled test-kv test-kv-core bench compile conformance references chart lock clean
 .DEFAULT_GOAL := up
 
 .make/up: pyproject.toml .ci/setup $(LOCKS)
@@ -75,6 +75,21 @@ COMPILED_TESTS := tests/holdmq/mqtt tests/holdmq/record tests/holdmq/wire tests/
 test-compiled: .make/test build/compiled
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled \
 		$(PYTEST) -n $(TESTERS) --compiled -m "not interpreted" $(COMPILED_TESTS) $(ARGS)
+
+# The same tests with the other engine: all that start a broker get one over a real Valkey (ON_KV in
+# tests/conftest.py). CI runs two minutes of them: QoS 0 to 2, sessions, retained messages, wills, groups of each
+# mode, delays, dead letters, and Spark's source.
+KV_CORE := $(addprefix tests/,integration/test_gateway.py integration/test_mqtt_behaviour.py \
+	integration/test_retained.py integration/test_wills.py integration/test_groups_clustering.py \
+	integration/test_groups_broadcast.py integration/test_shared.py integration/test_shares.py \
+	integration/test_retry.py integration/test_tables.py gateway/persistent broker/retry broker/mqtt_shares \
+	spark_streaming/source/test_reader.py spark_streaming/source/test_writer.py)
+
+test-kv: .make/test
+	$(PYTEST) -n $(TESTERS) --engine kv $(ARGS)
+
+test-kv-core: .make/test
+	$(PYTEST) -n $(TESTERS) --engine kv $(KV_CORE) $(ARGS)
 
 bench: .make/bench $(if $(filter 1,$(COMPILE)),build/compiled)
 	@for file in loadtest/bench/[a-z]*.py; do \
