@@ -87,8 +87,46 @@ ON_KV: Final = (
 )
 """What runs on the key-value engine as well (`make test-kv`): all that starts a broker, without its cores."""
 
-OF_THE_LOG: Final = ()
-"""Of ON_KV what looks into the log engine's own files, changes them, or is about its disk and its threads."""
+OF_THE_LOG: Final = (
+    "broker/groups/test_offsets.py::test_a_store_with_records_does_not_start_without_its_offsets",
+    "broker/groups/test_offsets.py::test_a_write_that_fails_is_told_counted_and_tried_again",
+    "broker/groups/test_offsets_processes.py",
+    "broker/groups/test_settings.py::test_a_store_with_records_does_not_start_without_its_groups",
+    "broker/groups/test_settings.py::test_a_write_that_fails_changes_nothing_and_says_so",
+    "broker/mqtt_shares/test_requests.py::test_what_the_log_refused_of_settled_messages_is_written_when_it_is_said_again",
+    "broker/mqtt_shares/test_requests.py::test_what_the_log_refuses_to_be_taken_is_handed_out_when_it_does_not",
+    "broker/reading/test_queries.py::test_a_damaged_message_is_told_as_corrupt",
+    "broker/retry/test_dead_letters.py::test_a_crash_before_the_marks_are_saved_sends_nothing_twice",
+    "broker/retry/test_dead_letters.py::test_a_damaged_file_is_named",
+    "broker/retry/test_dead_letters.py::test_nothing_is_done_before_it_is_known_what_was_sent_again",
+    "broker/retry/test_moves.py::test_a_refused_append_is_told_and_the_next_try_is_no_repeat",
+    "broker/shared_groups/test_limits.py::test_a_member_without_room_does_not_hold_up_the_others",
+    "broker/shared_groups/test_limits.py::test_a_start_without_its_snapshot_refuses_when_the_log_does_not_have_it_all",
+    "broker/shared_groups/test_limits.py::test_while_the_store_refuses_nothing_is_acknowledged_and_nothing_begins",
+    "broker/shared_groups/test_requests_machine.py",
+    "broker/tables/test_requests.py::test_a_database_that_fails_is_told_to_who_reads_and_to_who_waits",
+    "broker/tables/test_requests.py::test_a_read_waits_until_the_table_shows_what_was_acknowledged_before",
+    "broker/tables/test_requests.py::test_a_refused_write_is_told_and_its_request_may_come_again",
+    "broker/tables/test_requests.py::test_a_repeat_waits_for_the_index_of_ids_to_be_complete_after_a_start",
+    "broker/tables/test_requests.py::test_an_expected_version_is_compared_with_changes_that_the_table_does_not_show_yet",
+    "broker/tables/test_requests.py::test_changes_that_are_applied_together_are_told_once_per_key",
+    "broker/tables/test_requests.py::test_large_changes_are_told_in_several_pushes",
+    "broker/tables/test_requests.py::test_reads_wait_for_tables_that_are_built_again_at_start",
+    "broker/tables/test_requests.py::test_too_many_reads_that_wait_are_busy",
+    "broker/topics/test_changes.py::test_a_shorter_retention_raises_the_first_offset_of_its_topic_only",
+    "broker/topics/test_crash.py",
+    "broker/topics/test_requests.py::test_a_corrupt_file_is_refused_with_a_sentence",
+    "faults/test_bad_input.py::test_a_corrupt_topic_json_is_refused_by_name_and_its_backup_only_taken_when_told",
+    "faults/test_bad_input.py::test_a_data_directory_of_a_newer_format_is_refused_untouched",
+    "faults/test_bad_input.py::test_a_second_broker_on_the_same_directory_is_refused",
+    "faults/test_store_killed.py",
+    "faults/test_sync_flush.py",
+    "holdmq/cli/test_examples.py",
+    "holdmq/cli/test_log.py",
+    "holdmq/cli/test_top.py::test_a_segment_that_is_written_is_shown",
+    "spark_streaming/source/test_reader.py::test_retention_that_overtakes_the_checkpoint_fails_the_query_or_is_counted",
+)
+"""Of ON_KV what looks into the log engine's own files or threads, or has its disk or its size fill up."""
 
 LONGEST_FIRST: Final = (
     "integration/test_stats_killed.py",

@@ -92,7 +92,7 @@ class Stack:
         }
         settings |= {f"storage.{name}": percent for name, percent in ANY_DISK.items()}
         settings |= {f"{name}.admin_port": port for name, port in self.admin_ports.items()}
-        settings |= _engine_settings(directory) | (overrides or {})
+        settings |= _engine_settings(directory, overrides or {}) | (overrides or {})
         self._sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
 
     def set(self, key: str, value: object) -> None:
@@ -207,8 +207,10 @@ class Stack:
         return self.directory / f"{name}.log"
 
 
-def _engine_settings(directory: Path) -> dict[str, Any]:
-    """Settings of the tested engine."""
+def _engine_settings(directory: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the tested engine, unless a test is about one."""
+    if "storage.engine" in overrides:
+        return {}
     import tested_engine  # whose server has a port from here
 
     return tested_engine.storage_settings(directory)
