@@ -204,6 +204,14 @@ class Produce(RequestFamily):
         now = time.monotonic()
         pending = _Pending(request, header, len(runs), now)
         busy = self._is_busy()
+        if not self._store.is_owned():
+            # Windows and topics may be older than what another broker has stored and answered since: an
+            # OUT_OF_SEQUENCE of theirs would have that numbered anew, and stored twice.
+            for index in range(len(runs)):
+                self.refused_runs += 1
+                pending.settle(index, Code.BUSY, -1, "another broker may have this one's shard")
+            pending.answer_if_done()
+            return
         later = self._wait_for(header, runs, body) if header.delayed else {}
         accepted: list[_Accepted] = []
         noted = frozenset(header.noted)

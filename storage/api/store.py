@@ -55,6 +55,12 @@ class StoreCondition(Protocol):
     def backlog(self) -> Backlog:
         """What waits for the writer thread; the caller answers BUSY by it."""
 
+    def is_owned(self) -> bool:
+        """Whether nobody else can have stored anything since: else what is known here decides nothing.
+
+        Never waits. A store that another process may take over is not when its lease has run out.
+        """
+
     def state(self) -> StoreState:
         """Whether records are taken, for /readyz."""
 

@@ -332,6 +332,9 @@ class KvStore:
     def epoch_limit(self, epoch: int) -> int | None:
         return self._epochs.limit_of(epoch) if epoch > 0 else None
 
+    def is_owned(self) -> bool:
+        return not isinstance(self._refusal, ShardLostError) and self._late() is None
+
     def backlog(self) -> Backlog:
         if not self._pending:
             return Backlog(0, 0)

@@ -347,6 +347,9 @@ class LogStore:
         problem = self._refusal or self._above_watermark or self._full
         return StoreState(problem is None, "" if problem is None else str(problem))
 
+    def is_owned(self) -> bool:
+        return True
+
     def backlog(self) -> Backlog:
         if not self._pending:
             return Backlog(0, 0.0)

@@ -57,6 +57,27 @@ async def test_a_run_that_may_not_be_stored_is_refused_alone(
     assert got == [b"good"]
 
 
+async def test_a_broker_whose_log_another_may_have_judges_no_sequence_and_no_topic(
+    broker: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.create("t")
+    assert (await broker.produce("t", 0, (b"0", None), producer_id=1)).base_offset == 0
+    records = [make_record("t", 0, b"2"), make_record("nowhere", 0, b"x")]
+    # Another one has stored sequence 1 meanwhile: out of sequence here, it would be numbered anew there.
+    runs = [ProduceRun("t", 0, 1, 1, 1, 2), ProduceRun("nowhere", 0, 1, 1, 1, 0)]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(broker.store, "is_owned", lambda: False)
+        response = await broker.produce_raw(produce_body(records), runs)
+    assert [(r.status, r.base_offset) for r in rows(RunResult, response.results)] == [(Code.BUSY, -1)] * 2
+    assert response.retry_after_ms > 0
+    _, got = await broker.pull(PullQueue("t", 0, 0, 0))
+    assert got == [b"0"]
+    response = await broker.produce_raw(
+        produce_body([make_record("t", 0, b"1")]), [ProduceRun("t", 0, 1, 1, 1, 1)]
+    )
+    assert rows(RunResult, response.results)[0].status == Code.OK
+
+
 async def test_a_damaged_body_is_refused_before_it_is_looked_at(broker: Stack) -> None:
     await broker.create("t")
     body = produce_body([make_record("t", 0, b"x")])
