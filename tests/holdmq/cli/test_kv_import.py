@@ -36,6 +36,7 @@ KEYS = ShardKeys("holdmq", "broker-0")
 BULK = 2_000
 BULK_BYTES = 4_000
 SEGMENT_BYTES = 1 << 20
+OLD = {"storage.engine": "log", "storage.segment_size_bytes": SEGMENT_BYTES}
 
 
 class Old(Stack):
@@ -46,7 +47,7 @@ class Old(Stack):
 
 @pytest.fixture(scope="module")
 def of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Old]:
-    stack = Old(tmp_path_factory.mktemp("old"), {"storage.segment_size_bytes": SEGMENT_BYTES})
+    stack = Old(tmp_path_factory.mktemp("old"), OLD)
     try:
         stack.start_all()
         asyncio.run(use(stack))
@@ -289,7 +290,7 @@ def test_a_store_that_went_on_meanwhile_is_imported_from_its_beginning(
     server = new_valkey()
     server.configure("maxmemory", str(server.command("INFO", "memory")["used_memory"] + (4 << 20)))
     import_(store, server, code=1)
-    stack = Stack(tmp_path, {"storage.segment_size_bytes": SEGMENT_BYTES})
+    stack = Stack(tmp_path, OLD)
     stack.start_all(("registry", "broker"))
     with SyncProducer([stack.registry]) as producer:
         producer.send(Message("orders", b"later"))
@@ -336,7 +337,7 @@ def test_what_cannot_be_imported_is_refused_before_anything_is_written(
     (store / "clean").unlink()
     assert "it was not closed in order" in import_(store, server, code=1)
     (store / "clean").write_bytes(clean)
-    stack = Stack(tmp_path, {"storage.segment_size_bytes": SEGMENT_BYTES})
+    stack = Stack(tmp_path, OLD)
     stack.start_all(("registry", "broker"))
     try:
         assert "a broker has it open" in import_(store, server, code=1)
