@@ -104,7 +104,13 @@ async def use(stack: Old) -> None:
 def use_devices(stack: Old) -> None:
     away = MqttClient(stack.mqtt_port, "away")
     away.subscribe("plant/#", qos=1)
+    worker = MqttClient(stack.mqtt_port, "worker")
+    worker.subscribe("$share/team/jobs/#", qos=1)
     device = MqttClient(stack.mqtt_port, "device")
+    device.publish("jobs/1", *numbered(4))
+    assert bodies(worker.take(4)) == numbered(4)
+    worker.disconnect()
+    device.publish("jobs/1", *numbered(20, 4))
     device.publish("plant/1", *numbered(3))
     assert bodies(away.take(3)) == numbered(3)
     away.disconnect()
@@ -219,6 +225,9 @@ def find_devices(stack: Old) -> None:
     assert away.connack.session_present
     assert bodies(away.take(50)) == numbered(50, 3)
     assert away.is_silent()
+    worker = MqttClient(stack.mqtt_port, "worker")
+    assert sorted(bodies(worker.take(20))) == sorted(numbered(20, 4))
+    assert worker.is_silent()
     other = MqttClient(stack.mqtt_port, "other", clean=True)
     other.subscribe("state/#")
     kept = other.message()
