@@ -8,6 +8,7 @@ command twice whose outcome is unknown.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from threading import Lock
 from time import monotonic, sleep
@@ -70,6 +71,43 @@ class FunctionCall(NamedTuple):
     def words(self) -> list[Any]:
         """The command that runs it."""
         return ["FCALL", f"{VERSION}_{self.function}", len(self.keys), *self.keys, *self.args]
+
+
+class CallLine:
+    """One connection, on which calls may be sent before those ahead of them are answered.
+
+    The node runs them in order. After a RedisError the line is of no more use than to be closed.
+    """
+
+    def __init__(self, pool: Any, connection: Any) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._sent: deque[int] = deque()
+
+    def send(self, calls: Sequence[FunctionCall], wait: tuple[int, int] | None = None) -> None:
+        """Send calls, and a WAIT (replicas, ms) behind them, as `ShardServer.pipeline`. Raises RedisError."""
+        words = [call.words() for call in calls]
+        if wait is not None:
+            words.append(["WAIT", *wait])
+        self._connection.send_packed_command(self._connection.pack_commands(words))
+        self._sent.append(len(words))
+
+    def receive(self) -> list[Any]:
+        """The answers, or exceptions, of the oldest calls that have none yet. Raises RedisError."""
+        answers: list[Any] = []
+        for _ in range(self._sent[0]):
+            try:
+                answers.append(self._connection.read_response())
+            except ResponseError as error:
+                answers.append(error)
+        self._sent.popleft()
+        return answers
+
+    def close(self) -> None:
+        """Give the connection back; it ends when answers are still to come."""
+        if self._sent:
+            self._connection.disconnect()
+        self._pool.release(self._connection)
 
 
 class ShardServer:
@@ -223,6 +261,11 @@ class ShardServer:
             pipeline.execute_command("WAIT", *wait)
         answers: list[Any] = pipeline.execute(raise_on_error=False)
         return answers
+
+    def line(self) -> CallLine:
+        """A connection to the shard's node, its caller's until it is closed. Raises RedisError."""
+        pool = self.node().connection_pool
+        return CallLine(pool, pool.get_connection())
 
     def ask(self, error: AskError, call: FunctionCall) -> Any:
         """Run a call at the node that a moving slot goes to. Raises RedisError."""

@@ -1,6 +1,7 @@
 """The thread that brings batches to the shard's log: `kv-writer`.
 
-It takes what has come since its last pipeline and sends it as the next one. Each append says where it
+It takes what has come since its last pipeline and sends it as the next one, before the last one is
+answered: so the server has work while this process reads answers and packs batches. Each append says where it
 expects the log to end, so a batch cannot be stored twice, nor behind one that is missing: when an answer is
 lost, the log's end says which batches of the pipeline are in it, and the rest is sent again.
 """
@@ -21,11 +22,13 @@ from storage.api.batches import Appended, Batch
 from storage.api.tables import RowChanged
 from storage.core.queues import Queue
 from storage.kv.core.layout import RUN, ShardKeys, queue_field
-from storage.kv.server import MOVING, UNKNOWN, FunctionCall, ShardServer
+from storage.kv.server import MOVING, UNKNOWN, CallLine, FunctionCall, ShardServer
 
 GROUP_BATCHES: Final = 64
 GROUP_BYTES: Final = 4 << 20
 """What one pipeline brings: an answer comes back every few milliseconds on a usual network."""
+PIPELINES: Final = 2
+"""Under way at a time: one that the server runs, and one that it finds when it is done."""
 PAUSE_S: Final = 0.02
 PAUSE_MAX_S: Final = 0.5
 WAIT_PAUSE_S: Final = 0.1
@@ -101,6 +104,10 @@ class ShardWriter:
         self._refused_generation = -1
         self._stopping = False
         self._is_idle = False
+        self._line: CallLine | None = None
+        self._under_way: deque[list[PendingBatch]] = deque()
+        self._recovering = -1
+        """The generation of what is brought to the log after trouble."""
         self._is_lost = False
         self._pausing = Event()
         self._thread = Thread(target=self._run, name="kv-writer", daemon=True)
@@ -132,7 +139,7 @@ class ShardWriter:
 
     def _run(self) -> None:
         while True:
-            if not self._items:
+            if not self._items and not self._under_way:
                 with self._gate:
                     # Before the last look: who puts something behind that look sees it.
                     self._is_idle = True
@@ -140,17 +147,17 @@ class ShardWriter:
                         self._gate.wait()
                     self._is_idle = False
             group = self._take()
-            if not group:
+            if not group and not self._under_way:
                 if self._stopping and not self._items:
                     return
                 continue
             try:
-                self._store(group)
+                self._go_on(group)
             except ShardLostError as error:
                 self._end_with(error)
                 return
             except StorageError as error:
-                self._refuse(error, group[0].generation)
+                self._refuse(error)
                 if self._pausing.is_set():
                     return
 
@@ -166,24 +173,64 @@ class ShardWriter:
             size += len(item.batch.records)
         return group
 
-    def _store(self, group: list[PendingBatch]) -> None:
-        """Bring all of a group to the log. Raises StorageError: the first that is not in it is refused.
+    def _go_on(self, group: list[PendingBatch]) -> None:
+        """Send a group, and take the oldest answers once enough is under way or nothing is left to send.
+
+        Raises StorageError: the first batch that is not in the log is refused.
+        """
+        try:
+            if group:
+                self._under_way.append(group)
+                if self._line is None:
+                    self._line = self._server.line()
+                self._line.send([self._call(item) for item in group], self._wait)
+                if len(self._under_way) < PIPELINES and self._items:
+                    return
+            assert self._line is not None
+            answers = self._line.receive()
+        except RedisError as error:
+            self._recover(error, True)
+            return
+        self.pipelines += 1
+        problem = self._judge(self._under_way[0], answers)
+        if problem is not None:
+            self._recover(problem, not self._hear_out())
+            return
+        self._under_way.popleft()
+        self._is_well()
+        if not self._under_way:
+            self._hang_up()
+
+    def _hear_out(self) -> bool:
+        """Wait for what the server says of all that is under way; False = it may still do something of it.
+
+        It is behind a gap. Were it not waited for, it could come behind what takes the gap's place.
+        """
+        assert self._line is not None
+        try:
+            for _ in range(len(self._under_way) - 1):
+                self._line.receive()
+        except RedisError:
+            return False
+        return True
+
+    def _hang_up(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+    def _recover(self, problem: Exception, is_in_doubt: bool) -> None:
+        """Bring all that is under way to the log, a pipeline at a time. Raises StorageError.
 
         What may be in the log without an answer is in doubt, and never refused: the log's end will tell.
         """
+        self._hang_up()
+        group = [item for each in self._under_way for item in each]
+        self._under_way.clear()
+        self._recovering = group[0].generation
         pause_s = PAUSE_S
-        was_in_doubt = is_in_doubt = False
-        while group:
-            try:
-                answers = self._server.pipeline([self._call(item) for item in group], self._wait)
-                self.pipelines += 1
-                problem = self._judge(group, answers)
-            except RedisError as error:
-                problem = error
-                is_in_doubt = True
-            if problem is None:
-                self._is_well()
-                return
+        was_in_doubt = False
+        while True:
             if isinstance(problem, (*UNKNOWN, StorageError)):
                 is_in_doubt = True
             was_in_doubt |= is_in_doubt
@@ -195,6 +242,19 @@ class ShardWriter:
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
             if self._settle(group, is_in_doubt):
                 is_in_doubt = False
+            if not group:
+                break
+            try:
+                answers = self._server.pipeline([self._call(item) for item in group], self._wait)
+            except RedisError as error:
+                problem, is_in_doubt = error, True
+                continue
+            self.pipelines += 1
+            answer = self._judge(group, answers)
+            if answer is None:
+                break
+            problem = answer
+        self._is_well()
 
     def _judge(self, group: list[PendingBatch], answers: list[Any]) -> Exception | None:
         """Take away what is stored; the reason why the rest is to be sent again, None = nothing is left."""
@@ -354,9 +414,9 @@ class ShardWriter:
             problem if isinstance(problem, StorageError) else self._server.failure(problem, "append")
         )
 
-    def _refuse(self, error: StorageError, generation: int) -> None:
-        self._refused_generation = generation
-        self._failed(error, generation)
+    def _refuse(self, error: StorageError) -> None:
+        self._refused_generation = self._recovering
+        self._failed(error, self._recovering)
 
     def _end_with(self, error: ShardLostError) -> None:
         self._is_lost = True
