@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import json
 import os
 import signal
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 import deltalake
 import pytest
 import structlog
-from command_line import run_here
+from counted import stored_records
 from processes import Stack, free_port, running_stack, wait_until
 from pyspark.sql import DataFrame
 from tps_rows import read_tps
@@ -308,14 +307,8 @@ def test_a_backlog_made_before_is_counted_in_steps_beside_a_live_topic_and_once(
     again.await_end()
     assert replayed() == before + 1
     home.close()
-    assert cluster.stop("broker") == 0
-    dumped = run_here("log", "dump", str(cluster.directory / "store"), "--json").stdout.splitlines()
-    cluster.start("broker")
-    records = [
-        (record["store_ms"] / 1000, record["topic"], len(record["body"]))
-        for record in map(json.loads, dumped)
-        if record["topic"] in ("behind", "beside")
-    ]
+    stored = stored_records(cluster, "behind", "beside")
+    records = [(record.store_ms / 1000, record.topic, record.body_bytes) for record in stored]
     assert len(records) == 1001
     for spec in SPECS:
         assert read_sums(tmp_path, spec) == summed(records, spec)

@@ -6,8 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import deltalake
+import tested_engine
 from command_line import run_here
 from processes import Stack
 
@@ -21,18 +23,44 @@ COUNTED = {
 }
 
 
-def truth_of(stack: Stack) -> Sums:
-    """What the log holds, by `holdmq log stat`, with the broker stopped for it."""
+class StoredRecord(NamedTuple):
+    """A record whose body is text."""
+
+    store_ms: int
+    topic: str
+    body_bytes: int
+
+
+def stored_records(stack: Stack, *topics: str) -> list[StoredRecord]:
+    """What topics hold, by `holdmq log dump` or as the key-value server has it, with the broker stopped."""
     assert stack.stop("broker") == 0
-    done = run_here("log", "stat", str(stack.directory / "store"), "--json")
+    if tested_engine.is_kv():
+        records = tested_engine.shard_records(stack.directory)
+        found = [StoredRecord(one.store_ms, one.topic.decode(), len(one.body)) for one in records]
+    else:
+        lines = run_here("log", "dump", str(stack.directory / "store"), "--json").stdout.splitlines()
+        dumped = [one for one in map(json.loads, lines) if one["topic"] in topics]
+        found = [StoredRecord(one["store_ms"], one["topic"], len(one["body"])) for one in dumped]
     stack.start("broker")
+    return [record for record in found if record.topic in topics]
+
+
+def truth_of(stack: Stack) -> Sums:
+    """What the log holds, by `holdmq log stat` or from a shard's records, with the broker stopped for it."""
     sums: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for queue in json.loads(done.stdout)["queues"]:
-        if not queue["topic"].startswith("%"):
+    assert stack.stop("broker") == 0
+    if tested_engine.is_kv():
+        for record in tested_engine.shard_records(stack.directory):
+            sums[record.topic.decode()] += 1
+            sizes[record.topic.decode()] += len(record.body)
+    else:
+        done = run_here("log", "stat", str(stack.directory / "store"), "--json")
+        for queue in json.loads(done.stdout)["queues"]:
             sums[queue["topic"]] += queue["messages"]
             sizes[queue["topic"]] += queue["body_bytes"]
-    return {topic: (sums[topic], sizes[topic]) for topic in sums if sums[topic]}
+    stack.start("broker")
+    return {topic: (sums[topic], sizes[topic]) for topic in sums if sums[topic] and not topic.startswith("%")}
 
 
 def has_bytes(name: str) -> bool:

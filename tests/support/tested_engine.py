@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from valkey_servers import ValkeyServer
 
+from holdmq.record.codec import Record, decode_record
 from storage.kv.core.layout import ShardKeys
 
 ENGINES: Final = ("log", "kv")
@@ -87,6 +88,20 @@ def state_file(directory: Path, name: str) -> bytes:
     if content is None:
         raise FileNotFoundError(name)
     return str(content).encode()
+
+
+def shard_records(directory: Path) -> list[Record]:
+    """All records of the log of the broker `broker-0` over a directory, in their order."""
+    log = ShardKeys(prefix_of(directory), "broker-0").log
+    found: list[Record] = []
+    with server().client() as client:
+        client.connection_pool.connection_kwargs["decode_responses"] = False
+        for _, fields in client.xrange(log):
+            batch, at = fields[b"r"], 0
+            while at < len(batch):
+                found.append(decode_record(batch, at))
+                at += found[-1].total_size
+    return found
 
 
 class SavedKeys:
