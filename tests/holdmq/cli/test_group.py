@@ -96,6 +96,15 @@ def test_a_groups_life_on_the_command_line(cli: Cli) -> None:
     assert "life" not in [row["group"] for row in parsed(cli, "group", "list")]
 
 
+def test_a_list_of_groups_is_searched_in_any_case(cli: Cli) -> None:
+    for name in ("Sought-a", "sought-b", "other"):
+        assert cli("group", "create", name).returncode == 0
+    found = parsed(cli, "group", "list", "--search", "SOUGHT")
+    assert sorted(row["group"] for row in found) == ["Sought-a", "sought-b"]
+    assert "other" not in cli("group", "list", "--search", "sought").stdout
+    assert parsed(cli, "group", "list", "--search", "nothing") == []
+
+
 def test_lag_is_shown_by_count_and_age(cli: Cli, stack: Stack) -> None:
     consume(stack, "lagging", 1)
     rows = parsed(cli, "group", "lag", "lagging", "--topic", "orders")
