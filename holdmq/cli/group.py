@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import CommandGroup, Given, GroupName, Search, Yes, confirm, is_sought, print_json
+from holdmq.cli.options import CommandGroup, Given, GroupName, Search, Yes, confirm, print_json
 from holdmq.cli.shown import say
 from holdmq.cli.times import TIME_HELP, parse_time, show_time
 from holdmq.config.model import Config
@@ -79,11 +79,11 @@ class GroupChoices:
         }
 
 
-@app.add("list", example="holdmq group list --search billing --json")
+@app.add("list", example="holdmq group list --search billing")
 def list_(given: Given, search: Search = "") -> None:
     """List groups with their settings and members."""
-    views = _run(given.configuration(), lambda groups: groups.groups())
-    _show([view for name, view in views.items() if is_sought(name, search)], given)
+    views = list(_run(given.configuration(), lambda groups: groups.groups(search=search)).values())
+    _show(views, given)
 
 
 @app.add("create", example="holdmq group create billing --retry-max-times 5 --delay-levels 1s,1m,1h")

@@ -45,6 +45,9 @@ QueuesPerBroker = Annotated[
         "--queues", min=0, max=1024, help="Queues on every broker; 0 = broker.topic_queues_default."
     ),
 ]
+Search = Annotated[
+    str, typer.Option("--search", metavar="TEXT", help="Only names with this in them, in capitals or not.")
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
@@ -173,14 +176,3 @@ def print_json(value: Any) -> None:
     """Write `value` as one line of JSON to standard output, at once."""
     sys.stdout.write(json.dumps(value, default=str) + "\n")
     sys.stdout.flush()
-
-
-Search = Annotated[
-    str, typer.Option("--search", metavar="TEXT", help="Only names with this in them, in any case.")
-]
-"""Which names a list shows; the empty text is in each."""
-
-
-def is_sought(name: str, text: str) -> bool:
-    """Return whether a name has the text of --search in it, in upper or lower case."""
-    return text.casefold() in name.casefold()

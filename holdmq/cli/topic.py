@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from holdmq.cli.calls import run_calls
-from holdmq.cli.options import CommandGroup, Given, QueuesPerBroker, Search, Yes, confirm, is_sought
+from holdmq.cli.options import CommandGroup, Given, QueuesPerBroker, Search, Yes, confirm
 from holdmq.cli.shown import say
 from holdmq.config.model import Config
 from holdmq.errors import Code, HoldMQError, RemoteError, UsageError
@@ -68,17 +68,16 @@ class TopicChoices:
         }
 
 
-@app.add("list", example="holdmq topic list --search orders --json")
+@app.add("list", example="holdmq topic list --search orders")
 def list_(
     given: Given,
     system: Annotated[bool, typer.Option("--system", help="Show system topics too.")] = False,
     search: Search = "",
 ) -> None:
     """List topics with their queues and counts, a line per topic and broker."""
-    answers = _run(given.configuration(), lambda admin: admin.topics_of_brokers(system))
+    answers = _run(given.configuration(), lambda admin: admin.topics_of_brokers(system, search=search))
     found = {b: topics for b, topics in answers.items() if not isinstance(topics, HoldMQError)}
     rows = [_row(broker, topic, counts) for broker, topics in found.items() for topic, counts in topics]
-    rows = [row for row in rows if is_sought(row["topic"], search)]
     rows.sort(key=lambda row: (row["topic"], row["broker"]))
     given.table(
         ("topic", "broker", "queues", "kind", "perm", "stored", "in", "out", ""),

@@ -157,18 +157,19 @@ class Admin(TopicCalls, SharedCalls, StatisticsCalls):
         return TopicPage([views[name] for name in shown if name in views], len(names))
 
     async def topics_of_brokers(
-        self, include_system: bool = False, names: Collection[str] | None = None
+        self, include_system: bool = False, names: Collection[str] | None = None, *, search: str = ""
     ) -> dict[str, list[tuple[TopicRow, TopicStats]] | HoldMQError]:
-        """Every live broker's topics, with its counts. `names`: only these, None = all."""
-        request = TopicListRequest(include_system, None if names is None else list(names))
+        """Every live broker's topics, with its counts.
+
+        `names`: only these, None = all. `search`: only those that have it in their names, in capitals or not.
+        """
+        request = TopicListRequest(include_system, None if names is None else list(names), search)
         answers = await self._read_all(RequestCode.TOPIC_LIST, request, _topic_rows)
-        if names is None:
-            return answers
-        wanted = set(names)
+        # A broker that does not know these two tells of all topics.
         return {
             broker: found
             if isinstance(found, HoldMQError)
-            else [one for one in found if one[0].topic in wanted]
+            else [one for one in found if names_found([one[0].topic], names, search)]
             for broker, found in answers.items()
         }
 

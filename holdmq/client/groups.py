@@ -119,14 +119,14 @@ class GroupAdmin(AdminCalls):
 
     # Settings
 
-    async def groups(self, names: Collection[str] | None = None) -> dict[str, GroupView]:
-        """Groups by name; `names`: only these, None = all."""
-        request = GroupListRequest(None if names is None else list(names))
+    async def groups(self, names: Collection[str] | None = None, *, search: str = "") -> dict[str, GroupView]:
+        """Groups by name; `names`: only these, None = all; `search`: as for `column`."""
+        request = GroupListRequest(None if names is None else list(names), search)
         found: dict[str, GroupView] = {}
         for broker, reply in known(await self._ask_all(RequestCode.GROUP_LIST, request)).items():
             for row in rows(GroupRow, reply.header(GroupListResponse).groups):
                 found.setdefault(row.group, GroupView(row.group)).rows[broker] = row
-        return {name: found[name] for name in names_found(found, names, "")}
+        return {name: found[name] for name in names_found(found, names, search)}
 
     async def column(self, column: str, search: str = "") -> dict[str, ColumnValue]:
         """Return of each group its name and `column`: group, mode, or members, the most that a broker has.

@@ -96,7 +96,7 @@ def test_a_groups_life_on_the_command_line(cli: Cli) -> None:
     assert "life" not in [row["group"] for row in parsed(cli, "group", "list")]
 
 
-def test_a_list_of_groups_is_searched_in_any_case(cli: Cli) -> None:
+def test_a_list_of_groups_is_searched_in_capitals_or_not(cli: Cli) -> None:
     for name in ("Sought-a", "sought-b", "other"):
         assert cli("group", "create", name).returncode == 0
     found = parsed(cli, "group", "list", "--search", "SOUGHT")

@@ -41,13 +41,15 @@ def test_a_topic_s_life_on_the_command_line(stack: Stack, cli: Cli) -> None:
     assert json.loads(cli("topic", "list", "--json").stdout) == []
 
 
-def test_a_list_of_topics_is_searched_in_any_case(cli: Cli) -> None:
+def test_a_list_of_topics_is_searched_in_capitals_or_not(cli: Cli) -> None:
     for name in ("Orders-eu", "orders-us", "bills"):
         assert cli("topic", "create", name, "--queues", "1").returncode == 0
     found = json.loads(cli("topic", "list", "--search", "ORDERS", "--json").stdout)
     assert [row["topic"] for row in found] == ["Orders-eu", "orders-us"]
     assert "bills" not in cli("topic", "list", "--search", "orders").stdout
     assert json.loads(cli("topic", "list", "--search", "nothing", "--json").stdout) == []
+    for name in ("Orders-eu", "orders-us", "bills"):
+        assert cli("topic", "delete", name, "--force", "--yes").returncode == 0
 
 
 def test_who_lags_is_named_and_force_does_not_wait(cli: Cli) -> None:
