@@ -26,6 +26,7 @@ from holdmq.cli.options import CommandGroup, Given, print_json
 from holdmq.cli.services import MODULES, AcceptBackup, backup_sets
 from holdmq.cli.supervisor import ServiceCommand, ServiceSupervisor, ask_readyz
 from holdmq.cli.up_keys import give_keys
+from holdmq.cli.up_sign_in import SignIn, prepare_sign_in
 from holdmq.config.model import Config
 from holdmq.config.sources import env_name
 from holdmq.errors import ConfigError, StartupError
@@ -297,7 +298,11 @@ async def _start(
 ) -> bool:
     """Start the children by readiness and say what works; False when stopped before all are ready."""
     names = [child.name for child in children]
+    sign_in: SignIn | None = None
     for child in children:
+        if child.name == "console":
+            # Before it makes the first account itself, and tells the password among all that is logged.
+            sign_in = await asyncio.to_thread(prepare_sign_in, config.console)
         supervisor.start(child)
         # The Spark job takes seconds; nothing that follows needs it.
         if child.essential and not await supervisor.wait_ready(child.name):
@@ -306,10 +311,14 @@ async def _start(
     if "stats" in names:
         mqtt = where["mqtt"]
         _tell(as_json, "mqtt-ready", {"mqtt": mqtt}, f"MQTT works at {mqtt}; Spark starts (about 10 s) …")
-    if not await supervisor.wait_ready(*names):
-        return False
-    _tell(as_json, "ready", where, "ready   " + "   ".join(f"{what} {at}" for what, at in where.items()))
-    return True
+    is_ready = await supervisor.wait_ready(*names)
+    if is_ready:
+        _tell(as_json, "ready", where, "ready   " + "   ".join(f"{what} {at}" for what, at in where.items()))
+    # A password that is not told now never is.
+    if sign_in is not None and (is_ready or sign_in.password):
+        url = where["console"]
+        _tell(as_json, "sign-in", sign_in.facts(url), sign_in.sentence(url, config.console.data_dir))
+    return is_ready
 
 
 def places(config: Config, names: list[str]) -> dict[str, str]:

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from any_disk import ANY_DISK
 from processes import free_port
+from tested_engine import own_server_flags
 
+from console.identity.accounts import AccountFile
 from holdmq.cli.up import (
     addresses,
     locked,
@@ -18,11 +28,14 @@ from holdmq.cli.up import (
     require_free_ports,
     require_writable,
 )
+from holdmq.cli.up_sign_in import SignIn, prepare_sign_in
+from holdmq.config.analytics import ConsoleSection
 from holdmq.config.listeners import ListenerSettings
 from holdmq.config.model import Config, GatewaySection, RegistrySection
 from holdmq.errors import ConfigError, StartupError
 
 SERVICES = ["registry", "broker", "gateway", "stats", "console"]
+URL = "http://127.0.0.1:8080"
 
 
 @pytest.fixture
@@ -163,3 +176,86 @@ def test_only_what_devices_can_do_without_may_be_left_out(holdmq: Any) -> None:
     done = holdmq("up", "--without", "broker")
     assert done.returncode == 2
     assert done.stderr == "error: --without takes stats or console, not broker\n"
+
+
+def signs_in(url: str, user: str, password: str) -> bool:
+    """Whether the console at `url` takes this password."""
+    asked = {"name": user, "password": password}
+    return httpx.post(f"{url}/api/v1/session", json=asked, timeout=40).status_code == 200
+
+
+def test_a_start_ends_with_the_consoles_address_and_user_and_once_the_first_password(
+    tmp_path: Path, free_ports: Callable[[], list[str]], holdmq: Any
+) -> None:
+    command = [sys.executable, "-P", "-m", "holdmq.cli", "up", "--without", "stats"]
+    command += ["--data", str(tmp_path / "data"), *own_server_flags(), "--set=gateway.workers=1"]
+    command += [f"--set=storage.{name}={percent}" for name, percent in ANY_DISK.items()]
+
+    def started(looks: Callable[[str, str, str], None]) -> str:
+        """Start it, look at the console's address, its user and the rest of the line; return the log."""
+        with (tmp_path / "up.log").open("wb") as log:
+            up = subprocess.Popen([*command, *free_ports()], stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            assert up.stdout is not None
+            ready, last = up.stdout.readline(), up.stdout.readline()
+            assert ready.startswith("holdmq: ready "), (tmp_path / "up.log").read_text()
+            said = re.fullmatch(r"holdmq: sign in at (http://127\.0\.0\.1:\d+) as (\S+?)([ ;].*)\n", last)
+            assert said is not None, last
+            assert said[1] in ready
+            looks(*said.groups())
+        finally:
+            up.send_signal(signal.SIGTERM)
+            rest, _ = up.communicate(timeout=100)
+        assert (up.returncode, rest) == (0, "holdmq: stopped; everything acknowledged is in the log\n")
+        return (tmp_path / "up.log").read_text()
+
+    def first(url: str, user: str, more: str) -> None:
+        told = re.match(r" with the password (\S+) \(shown this once", more)
+        assert told is not None, more
+        passwords.append(told[1])
+        assert user == "admin"
+        assert signs_in(url, user, told[1])
+
+    def second(url: str, user: str, more: str) -> None:
+        assert passwords[0] not in more
+        words = shlex.split(more.partition(" comes from: ")[2])
+        assert words[:5] == ["holdmq", "console", "user", "passwd", "admin"]
+        passwords.append(json.loads(holdmq(*words[1:], "--json").stdout)["password"])
+        assert signs_in(url, user, passwords[1])
+
+    passwords: list[str] = []
+    log = started(first)
+    assert passwords[0] not in log
+    log = started(second)
+    assert passwords[1] not in log
+
+
+def test_who_signs_in_is_an_admin_that_there_is(tmp_path: Path) -> None:
+    section = ConsoleSection(data_dir=str(tmp_path / "console"))
+    file = AccountFile(tmp_path / "console")
+    file.add("ann", "viewer", "a long enough one")
+    assert prepare_sign_in(section) == SignIn("ann")
+    file.add("zoe", "admin", "a long enough one")
+    assert prepare_sign_in(section) == SignIn("zoe")
+    file.add("admin", "admin", "a long enough one")
+    assert prepare_sign_in(section) == SignIn("admin")
+    file.change("admin", disabled=True)
+    assert prepare_sign_in(section) == SignIn("zoe")
+
+
+def test_accounts_that_cannot_be_read_are_the_consoles_to_complain_of(tmp_path: Path) -> None:
+    (tmp_path / "console").write_text("no directory")
+    assert prepare_sign_in(ConsoleSection(data_dir=str(tmp_path / "console"))) == SignIn("admin")
+
+
+def test_where_nobody_signs_in_no_account_is_made_and_people_are_told(tmp_path: Path) -> None:
+    found = prepare_sign_in(ConsoleSection(auth="none", data_dir=str(tmp_path / "console")))
+    assert found.facts(URL) == {"console": URL}
+    assert found.sentence(URL, "holdmq-data/console").startswith(f"the console is at {URL}, where nobody has")
+    assert not (tmp_path / "console").exists()
+
+
+def test_programs_are_told_the_first_password_as_well() -> None:
+    assert SignIn("admin", "x").facts(URL) == {"console": URL, "user": "admin", "password": "x"}
+    said = SignIn("admin").sentence(URL, "holdmq-data/console")
+    assert said.endswith("comes from: holdmq console user passwd admin")
