@@ -2,7 +2,7 @@
 
 Sending again goes through the store's timer, due at once: the copy names the dead letter, so that a letter
 is sent once, also over a crash between the copy and the mark (broker.retry.copies). deadLetters.json keeps
-the marks: what was sent again, and the offset below which letters were given up.
+the marks: what was sent again, when and for whom, and the offset below which letters were given up.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from holdmq.wire.move_headers import (
     DlqResendRequest,
     DlqResendResponse,
     ResendFailure,
+    ResentLetters,
 )
 from storage.api.queues import MessageQueues, QueueRead, ReadStatus
 from storage.api.timer import TIMER_QUEUE, TIMER_TOPIC
@@ -47,6 +48,8 @@ RESEND_MAX: Final = 1_000
 """Dead letters that one RESEND looks at: a second's work of a disk; callers go on at `next_offset`."""
 REQUESTS_MAX: Final = 100
 """RESENDs and PURGEs in hand; past it BUSY: people ask for them, one after the other."""
+BY_MAX: Final = 128
+"""Characters of a name for which letters are sent again: a user and a host fit."""
 READ_BYTES: Final = 1 << 20
 READ_RECORDS: Final = 256
 RETRY_AFTER_MS: Final = 500
@@ -59,11 +62,13 @@ log = structlog.get_logger("holdmq.broker")
 class _Resend:
     """One RESEND in hand: where it is, and what it has done."""
 
-    __slots__ = ("end", "failures", "group", "left", "looked_at", "offset", "offsets", "reading", "repeated",
-                 "request", "resent", "target")  # fmt: skip
+    __slots__ = ("at_ms", "by", "end", "failures", "group", "left", "looked_at", "offset", "offsets",
+                 "reading", "repeated", "request", "resent", "target")  # fmt: skip
 
-    def __init__(self, request: Request, header: DlqResendRequest, first: int, end: int) -> None:
+    def __init__(self, request: Request, header: DlqResendRequest, first: int, end: int, now_ms: int) -> None:
         self.request = request
+        self.at_ms = now_ms
+        self.by = header.by
         self.group = header.group
         self.target = header.topic
         self.offsets = None if header.offsets is None else deque(header.offsets)
@@ -197,7 +202,8 @@ class DeadLetterRequests(RequestFamily):
 
     def list_groups(self, request: Request) -> None:
         """DLQ_LIST: groups with dead letters, or one group."""
-        wanted = request.header(DlqListRequest).group
+        header = request.header(DlqListRequest)
+        wanted = header.group
         found: list[DeadLetterRow] = []
         table = self._topics.table
         if wanted is None:
@@ -211,7 +217,13 @@ class DeadLetterRequests(RequestFamily):
         for group in groups:
             first, end = self._bounds(group)
             found.append(DeadLetterRow(group, first, end, self.marks.of(group).resent.count_from(first)))
-        request.reply(DlqListResponse(found))
+        resends: list[ResentLetters] = []
+        if groups and wanted is not None and header.resends_from >= 0:
+            first, end = self._bounds(wanted)
+            begin = max(first, header.resends_from)
+            stamps = self.marks.of(wanted).resends_between(begin, min(end, header.resends_from + RESEND_MAX))
+            resends = [ResentLetters(*stamp) for stamp in stamps]
+        request.reply(DlqListResponse(found, resends))
 
     def _bounds(self, group: str) -> tuple[int, int]:
         """First and end offset of what is left of a group's dead letters."""
@@ -252,6 +264,10 @@ class DeadLetterRequests(RequestFamily):
                 raise RemoteError(Code.TOPIC_INVALID, fault)
             if self._topics.table.get(header.topic) is None:
                 raise RemoteError(Code.TOPIC_UNKNOWN, f"topic {header.topic!r} does not exist here")
+        if len(header.by) > BY_MAX or not header.by.isprintable():
+            raise RemoteError(
+                Code.LIMIT_EXCEEDED, f"`by` is the name of who asks: up to {BY_MAX} characters that print"
+            )
         if header.limit < 1 or (header.offsets is not None and len(header.offsets) > RESEND_MAX):
             raise RemoteError(Code.LIMIT_EXCEEDED, f"a RESEND is for 1 to {RESEND_MAX} dead letters")
         if header.offsets is not None and not all(isinstance(o, int) for o in header.offsets):
@@ -264,7 +280,8 @@ class DeadLetterRequests(RequestFamily):
         first, end = self._bounds(header.group)
         if header.end_offset >= 0:
             end = min(end, header.end_offset)
-        self._resends.append(_Resend(request, header, max(first, header.first_offset), end))
+        first = max(first, header.first_offset)
+        self._resends.append(_Resend(request, header, first, end, self._clock_ms()))
         if len(self._resends) == 1:
             self._go_on()
 
@@ -380,7 +397,7 @@ class DeadLetterRequests(RequestFamily):
         if isinstance(moved, HoldMQError):
             resend.fail(offset, moved)
         else:
-            self.marks.of(resend.group).resent.add(offset)
+            self.marks.of(resend.group).note_resent(offset, resend.at_ms, resend.by)
             if moved.is_repeat:
                 resend.repeated += 1
             else:
@@ -442,6 +459,7 @@ class DeadLetterRequests(RequestFamily):
                 "dead letters were sent again",
                 group=resend.group,
                 messages=resend.resent,
+                by=resend.by,
                 topic=resend.target or "their own",
                 failed=len(resend.failures),
             )

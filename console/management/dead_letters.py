@@ -50,13 +50,21 @@ class LetterOrigin(Answer):
     offset: int
 
 
+class LetterResentBy(Answer):
+    """When a dead letter was sent again (null: not known any more), and by whom ("": nobody was named)."""
+
+    at_ms: int | None
+    by: str
+
+
 class Letter(Answer):
-    """A dead letter at a broker, and the message as the group got it."""
+    """A dead letter at a broker, and the message as the group got it; `resent` null: not sent again yet."""
 
     broker: str
     offset: int
     failed_ms: int
     origin: LetterOrigin | None
+    resent: LetterResentBy | None
     message: MessageRow
 
 
@@ -146,7 +154,7 @@ def endpoints(clients: ClusterClients) -> list[Endpoint]:
     async def resend(call: Call) -> Result:
         asked: Resend = call.body
         places = None if asked.places is None else [(one.broker, one.offset) for one in asked.places]
-        done = await letters.resend(call.path("group"), places, topic=asked.topic)
+        done = await letters.resend(call.path("group"), places, topic=asked.topic, by=call.caller.name)
         faults = [
             ResendFault(broker=broker, offset=fault.offset, reason=fault.remark or Code(fault.status).name)
             for broker, fault in done.failures
@@ -157,10 +165,13 @@ def endpoints(clients: ClusterClients) -> list[Endpoint]:
         return Purged(purged=await letters.purge(call.path("group")))
 
     one = "dead-letters/{group}"
+    described = (
+        "A group's dead letters; of each, when and by whom it was sent again (`resent`, null = not yet)."
+    )
     return [
         Endpoint("GET", "dead-letters", Rank.VIEWER, list_, "Groups that have dead letters.",
                  DeadLetterGroups, ListQuery),
-        Endpoint("GET", one, Rank.VIEWER, read, "A group's dead letters.", Letters, LettersQuery),
+        Endpoint("GET", one, Rank.VIEWER, read, described, Letters, LettersQuery),
         Endpoint("POST", f"{one}/resend", Rank.OPERATOR, resend, "Send dead letters again.", ResendAnswer,
                  body=Resend),
         Endpoint("POST", f"{one}/purge", Rank.ADMIN, purge, "Give a group's dead letters up for good.",
@@ -183,7 +194,7 @@ def _places_of(after: str) -> dict[str, int]:
 
 
 def _letter(letter: ReadLetter) -> Letter:
-    origin = letter.origin
+    origin, resent = letter.origin, letter.resent
     return Letter(
         broker=letter.broker,
         offset=letter.offset,
@@ -191,5 +202,6 @@ def _letter(letter: ReadLetter) -> Letter:
         origin=None
         if origin is None
         else LetterOrigin(topic=origin.topic, queue_id=origin.queue_id, offset=origin.offset),
+        resent=None if resent is None else LetterResentBy(at_ms=resent.at_ms, by=resent.by),
         message=message_row(letter.message, BODY_SHOWN_MAX),
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+BY_SHOWN = 128
+"""How much of its user's name and host the command tells: what a broker takes."""
 SHOWN_BYTES = 60
 """How much of a body a line shows; --json shows all of it."""
 
@@ -50,7 +55,7 @@ def read(
         str, typer.Option("--after", metavar="BROKER/OFFSET", help="Go on behind this one.")
     ] = "",
 ) -> None:
-    """Show a group's dead letters, the oldest of each broker first: their origin, retries and bodies."""
+    """Show a group's dead letters, the oldest of each broker first: origin, retries, body, if sent again."""
 
     async def work(letters: DeadLetters) -> list[ReadLetter]:
         start = dict([_place(after)]) if after else {}
@@ -72,7 +77,9 @@ def resend(
 ) -> None:
     """Send dead letters again as new messages: those named, or all; none is sent twice."""
     wanted = None if not places else [_place(place) for place in places]
-    done = _run(given.configuration(), lambda letters: letters.resend(group, wanted, topic=topic))
+    done = _run(
+        given.configuration(), lambda letters: letters.resend(group, wanted, topic=topic, by=_asker())
+    )
     if given.as_json:
         failures = [{"broker": broker, **failure._asdict()} for broker, failure in done.failures]
         print_json({"resent": done.resent, "repeated": done.repeated, "failures": failures})
@@ -115,6 +122,16 @@ def _place(text: str) -> tuple[str, int]:
     return broker, int(offset)
 
 
+def _asker() -> str:
+    """Who runs this, as `dlq read` and the console show it: user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # A container's user may have a number only.
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"[:BY_SHOWN]
+
+
 def _shown(letter: ReadLetter) -> dict[str, Any]:
     message, origin = letter.message, letter.origin
     return {
@@ -129,17 +146,29 @@ def _shown(letter: ReadLetter) -> dict[str, Any]:
         "unique_id": message.unique_id,
         "born_ms": message.born_ms,
         "origin": None if origin is None else f"{origin.topic}/{origin.queue_id}/{origin.offset}",
+        "resent": None if letter.resent is None else letter.resent._asdict(),
         **content("body", message.body),
     }
 
 
 def _line(letter: ReadLetter) -> str:
     shown = _shown(letter)
-    when = datetime.fromtimestamp(letter.failed_ms / 1e3, UTC).isoformat(timespec="seconds")
+    when = _moment(letter.failed_ms)
     raw = letter.message.body
     body = repr(raw[:SHOWN_BYTES])[2:-1] + ("…" if len(raw) > SHOWN_BYTES else "")
     tag = "" if letter.message.tag is None else f"/{letter.message.tag}"
     return (
         f"{letter.broker}/{letter.offset}  {when}  {shown['retries']} retries  "
-        f"{letter.message.topic}{tag} (was {shown['origin']})  {body}"
+        f"{letter.message.topic}{tag} (was {shown['origin']})  {_resent(letter)}{body}"
     )
+
+
+def _resent(letter: ReadLetter) -> str:
+    if letter.resent is None:
+        return ""
+    at_ms, by = letter.resent
+    return f"sent again{'' if at_ms is None else f' {_moment(at_ms)}'}{f' by {by}' if by else ''}  "
+
+
+def _moment(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1e3, UTC).isoformat(timespec="seconds")

@@ -26,13 +26,14 @@ from holdmq.wire.move_headers import (
     DlqResendRequest,
     DlqResendResponse,
     ResendFailure,
+    ResentLetters,
 )
 
 TIMEOUT_S: Final = 30.0
 """Deadline of one request, retries included: a broker's restart fits in. Every request may be repeated."""
 PAGE_BYTES: Final = 1 << 20
 RESEND_MAX: Final = 1_000
-"""Dead letters of one request; more are sent in several."""
+"""Dead letters of one request; more are sent, or asked about, in several."""
 
 _STATUSES: Final = (Code.OFFSET_BEHIND, Code.CORRUPT)
 
@@ -73,17 +74,22 @@ class DeadLetters(AdminCalls):
                 offset = max(row.first_offset, -1 if after is None else after.get(broker, -1) + 1)
                 while offset < row.end_offset:
                     letters, offset = await self._page(broker, group, offset)
-                    for letter in letters:
-                        if letter.offset < row.end_offset:
-                            yield letter
+                    for at in range(0, len(letters), RESEND_MAX):
+                        part = letters[at : at + RESEND_MAX]
+                        if row.resent:
+                            part = await self._with_resends(broker, group, part)
+                        for letter in part:
+                            if letter.offset < row.end_offset:
+                                yield letter
 
     async def resend(
-        self, group: str, letters: Iterable[tuple[str, int]] | None = None, *, topic: str = ""
+        self, group: str, letters: Iterable[tuple[str, int]] | None = None, *, topic: str = "", by: str = ""
     ) -> Resent:
         """Send dead letters again, each as a new message of the topic that it came from, or of `topic`.
 
         `letters`: (broker, offset) of each, None = all that were not sent again yet. What was sent again
         before is passed over, so that a repeat is harmless. Their dead letters stay, marked, until purged.
+        `by`: who asks, up to 128 characters; `read` shows that name and the time with each of them.
         """
         check_group(group)
         by_broker: dict[str, list[int]] = {}
@@ -98,7 +104,8 @@ class DeadLetters(AdminCalls):
                 raise UsageError(f"there is no broker {broker!r}")
             if letters is None and not await self._rows(broker, group):
                 continue
-            requests = _requests(group, by_broker.get(broker, []) if letters is not None else None, topic)
+            offsets = by_broker.get(broker, []) if letters is not None else None
+            requests = _requests(DlqResendRequest(group, topic=topic, by=by), offsets)
             while requests:
                 reply = await self.call(RequestCode.DLQ_RESEND, broker, requests[0])
                 answer = reply.header(DlqResendResponse)
@@ -132,6 +139,15 @@ class DeadLetters(AdminCalls):
         reply = await self.call(RequestCode.DLQ_LIST, broker, DlqListRequest(group))
         return rows(DeadLetterRow, reply.header(DlqListResponse).groups)
 
+    async def _with_resends(self, broker: str, group: str, letters: list[ReadLetter]) -> list[ReadLetter]:
+        """These neighbours, at most RESEND_MAX, with what their broker knows of their sending again."""
+        reply = await self.call(RequestCode.DLQ_LIST, broker, DlqListRequest(group, letters[0].offset))
+        found: dict[int, LetterResend] = {}
+        for row in rows(ResentLetters, reply.header(DlqListResponse).resends):
+            resend = LetterResend(None if row.at_ms < 0 else row.at_ms, row.by)
+            found.update(dict.fromkeys(range(row.first_offset, row.end_offset), resend))
+        return [letter._replace(resent=found.get(letter.offset)) for letter in letters]
+
     async def _page(self, broker: str, group: str, offset: int) -> tuple[list[ReadLetter], int]:
         """The letters at an offset, as many as come in one answer, and the offset behind them."""
         topic = dlq_topic(group)
@@ -161,11 +177,18 @@ class DeadLetterCount(NamedTuple):
     resent: int
 
 
+class LetterResend(NamedTuple):
+    """When a dead letter was sent again (None: not known any more), and for whom ("": nobody was named)."""
+
+    at_ms: int | None
+    by: str
+
+
 class ReadLetter(NamedTuple):
     """A dead letter. `message` is as the group got it, its topic and `reconsume_times` (retries) included.
 
     It is at `offset` at `broker`, since `failed_ms`; `origin` says where the group first read it (None: the
-    record does not say).
+    record does not say). `resent` is None until it is sent again.
     """
 
     broker: str
@@ -173,6 +196,7 @@ class ReadLetter(NamedTuple):
     failed_ms: int
     origin: Origin | None
     message: Message
+    resent: LetterResend | None = None
 
 
 class Resent(NamedTuple):
@@ -183,12 +207,12 @@ class Resent(NamedTuple):
     failures: list[tuple[str, ResendFailure]]
 
 
-def _requests(group: str, offsets: list[int] | None, topic: str) -> list[DlqResendRequest]:
+def _requests(whole: DlqResendRequest, offsets: list[int] | None) -> list[DlqResendRequest]:
     """The requests for these offsets of one broker; None = for all, one that says how to go on."""
     if offsets is None:
-        return [DlqResendRequest(group, topic=topic)]
+        return [whole]
     parts = [offsets[at : at + RESEND_MAX] for at in range(0, len(offsets), RESEND_MAX)]
-    return [DlqResendRequest(group, part, topic=topic) for part in parts]
+    return [replace(whole, offsets=part) for part in parts]
 
 
 def _letter(records: memoryview, at: int, group: str, broker: str) -> ReadLetter:

@@ -14,6 +14,7 @@ Source: broker.md, Failure of a consumer; storage.md, Moves.
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Final, NamedTuple
 
 from holdmq.wire.header import Header, header
@@ -96,16 +97,37 @@ class DeadLetterRow(NamedTuple):
 
 @header
 class DlqListRequest(Header):
-    """One group's dead letters, or all groups' when None."""
+    """One group's dead letters, or all groups' when None.
+
+    `resends_from`: of one group, say also what of the next 1,000 letters from this offset on was sent again;
+    -1 = that is not asked.
+    """
 
     group: str | None = None
+    resends_from: int = -1
+
+
+class ResentLetters(NamedTuple):
+    """Letters from `first_offset` to below `end_offset`, all sent again at `at_ms`, for `by`.
+
+    `at_ms` -1: when is not known any more; `by` "": nobody was named.
+    """
+
+    first_offset: int
+    end_offset: int
+    at_ms: int
+    by: str
 
 
 @header
 class DlqListResponse(Header):
-    """Rows are DeadLetterRow, by group; groups that never had one are left out."""
+    """Rows are DeadLetterRow, by group; groups that never had one are left out.
+
+    `resends`: rows are ResentLetters, by offset, of what `resends_from` asked for.
+    """
 
     groups: list[DeadLetterRow]
+    resends: list[ResentLetters] = field(default_factory=list)
 
 
 @header
@@ -114,6 +136,7 @@ class DlqResendRequest(Header):
 
     `offsets` None = all from `first_offset` to below `end_offset` (-1 = the end of now). What was sent again
     before is passed over; each is a new message there, with no attempts. `limit` bounds one request's work.
+    `by` names the one who asks, for those who read the letters later: up to 128 characters that print.
     """
 
     group: str
@@ -122,6 +145,7 @@ class DlqResendRequest(Header):
     end_offset: int = -1
     topic: str = ""
     limit: int = 1_000
+    by: str = ""
 
 
 class ResendFailure(NamedTuple):

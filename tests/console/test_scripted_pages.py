@@ -236,6 +236,30 @@ async def test_what_goes_for_good_is_confirmed_by_its_name(script: ScriptedConso
     await page.close()
 
 
+async def test_a_letter_that_was_sent_again_says_when_and_by_whom_and_is_not_offered_once_more(
+    script: ScriptedConsole, browser: Browser
+) -> None:
+    page, faults = await opened(browser, script, "/dead-letters/billing")
+    rows = page.get_by_role("table", name="Dead letters of billing").locator("tbody tr")
+    await expect(rows.nth(1)).to_contain_text("by grace")
+    await expect(rows.nth(0)).not_to_contain_text("by grace")
+    dialog = page.get_by_role("dialog")
+    await rows.nth(1).get_by_role("button").click()
+    await expect(dialog.locator(".notice").first).to_contain_text("by grace")
+    await expect(button(dialog, "Send again")).to_have_count(0)
+    assert await barriers_of(page) == []
+    await button(dialog, "Close").click()
+    for place in (0, 1, 3):
+        await rows.nth(place).get_by_role("checkbox").check()
+    await button(page, "Send 3 again").click()
+    await expect(dialog.locator(".notice").first).to_contain_text("2 of the 3 chosen")
+    await button(dialog, "Send again").click()
+    await expect(page.locator("#said")).to_contain_text("1 sent again")
+    assert [path for _, path, _ in script.said] == ["dead-letters/billing/resend"]
+    assert faults == []
+    await page.close()
+
+
 async def test_a_payload_is_shown_as_text_json_and_hex_and_never_as_markup(
     script: ScriptedConsole, browser: Browser
 ) -> None:

@@ -247,6 +247,7 @@ async def test_a_dead_letter_is_read_and_sent_again(installation: Installation, 
         await button(dialog(page), "Send again").click()
         await expect(page.locator("#said")).to_contain_text("sent again")
         await expect(page.locator("main")).to_contain_text("1 in all, 1 of them sent again")
+        await expect(table.locator("tbody tr")).to_contain_text("by admin")
         await button(page, "Purge").click()
         await dialog(page).get_by_label("Type invoicing to confirm").fill("invoicing")
         await button(dialog(page), "Purge").click()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from processes import free_port, running_stack
+from processes import Stack, free_port, running_stack
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -20,32 +21,43 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from console.identity.accounts import AccountFile
+from holdmq.client import Consumer, DeadLetters, Message, Producer
+from holdmq.client.groups import GroupAdmin
 
 PASSWORD = "correct horse battery"
 
 
 @pytest.fixture(scope="module")
-def console(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[httpx.Client]:
-    """An admin's client of a console with accounts, over a registry, a broker and a gateway."""
-    port = free_port()
-    settings = {"console.port": port, "console.admin_port": free_port(), "console.auth": "accounts"}
+def console_port() -> int:
+    """The port at which the console answers."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, console_port: int) -> Iterator[Stack]:
+    """A registry, a broker and a gateway, and a console with accounts that has begun to start."""
+    settings = {"console.port": console_port, "console.admin_port": free_port(), "console.auth": "accounts"}
     with running_stack(tmp_path_factory.mktemp("console"), **settings) as stack:
         AccountFile(stack.directory / "console").add("admin", "admin", PASSWORD)
         stack.start("console", wait=False)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1/", timeout=60) as client:
-            signed = None
-            deadline = time.monotonic() + 60
-            while signed is None and time.monotonic() < deadline:
-                try:
-                    signed = client.post("session", json={"name": "admin", "password": PASSWORD})
-                except httpx.TransportError:
-                    time.sleep(0.1)
-            assert signed is not None
-            assert signed.status_code == 200, signed.text
-            client.headers["X-HoldMQ-CSRF"] = signed.json()["csrf"]
-            yield client
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def console(stack: Stack, console_port: int) -> Iterator[httpx.Client]:
+    """An admin's client of the console."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{console_port}/api/v1/", timeout=60) as client:
+        signed = None
+        deadline = time.monotonic() + 60
+        while signed is None and time.monotonic() < deadline:
+            try:
+                signed = client.post("session", json={"name": "admin", "password": PASSWORD})
+            except httpx.TransportError:
+                time.sleep(0.1)
+        assert signed is not None
+        assert signed.status_code == 200, signed.text
+        client.headers["X-HoldMQ-CSRF"] = signed.json()["csrf"]
+        yield client
 
 
 def done(response: httpx.Response) -> Any:
@@ -135,6 +147,42 @@ def test_the_rest_of_the_cluster_is_shown(console: httpx.Client) -> None:
     changes = done(console.get("audit"))["rows"]
     assert changes[-1]["path"] == "/api/v1/session"
     assert PASSWORD not in str(changes)
+
+
+async def give_up(registries: list[str], bodies: list[str]) -> None:
+    """Let the group `mailing` give messages of the topic `letters` up."""
+    async with GroupAdmin(registries) as groups, DeadLetters(registries) as letters:
+        await groups.update("mailing", retry_max_times=0)
+        async with (
+            Consumer(registries, "mailing", lambda _: False, ["letters"], start="earliest"),
+            Producer(registries) as producer,
+        ):
+            for body in bodies:
+                await producer.send(Message("letters", body.encode()))
+            while (await letters.groups()).get("mailing", (0, 0))[0] < len(bodies):
+                await asyncio.sleep(0.05)
+
+
+def test_a_dead_letter_says_whether_when_and_by_whom_it_was_sent_again(
+    console: httpx.Client, stack: Stack
+) -> None:
+    asyncio.run(asyncio.wait_for(give_up([stack.registry], ["a", "b", "c"]), 60))
+    at = "dead-letters/mailing"
+    found = done(console.get(at))["letters"]
+    assert [letter["resent"] for letter in found] == [None] * 3
+    places = [{"broker": "broker-0", "offset": found[1]["offset"]}]
+    asked = done(console.post(f"{at}/resend", json={"places": places}))
+    assert asked == {"resent": 1, "repeated": 0, "failures": []}
+    first, second, third = (letter["resent"] for letter in done(console.get(at))["letters"])
+    assert (first, second["by"], third) == (None, "admin", None)
+    assert second["at_ms"] >= found[1]["failed_ms"]
+    asked = done(console.post(f"{at}/resend", json={"places": places}))
+    assert asked == {"resent": 0, "repeated": 1, "failures": []}
+    stack.stop("broker")
+    stack.start("broker")
+    # The first moment stands, whoever asked again and whatever has died since.
+    assert [letter["resent"] for letter in done(console.get(at))["letters"]] == [None, second, None]
+    assert done(console.post(f"{at}/purge")) == {"purged": 3}
 
 
 LEFT_OUT = {

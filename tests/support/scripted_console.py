@@ -79,6 +79,7 @@ def letter_row(number: int) -> dict[str, Any]:
         "offset": number,
         "failed_ms": 1_790_000_000_000,
         "origin": {"topic": "plant-000", "queue_id": 0, "offset": number},
+        "resent": {"at_ms": 1_790_000_100_000, "by": "grace"} if number % 2 else None,
         "message": message_row(number),
     }
 

@@ -12,6 +12,12 @@ import { putRows, table } from "../rows.js";
 
 const PAGE = 50;
 const place = (letter) => `${letter.broker}/${letter.offset}`;
+const ONCE = "A dead letter is sent once: if its message failed again, there is a newer one of it to send.";
+
+// When a letter was sent again, and by whom, as far as that is known.
+function resentWords({ at_ms: at, by }) {
+  return `${at === null ? "yes" : moment(at)}${by ? ` by ${by}` : ""}`;
+}
 
 export async function show({ main, args: [group], signal }) {
   const at = path`/api/v1/dead-letters/${group}`, chosen = new Set();
@@ -25,6 +31,7 @@ export async function show({ main, args: [group], signal }) {
     { title: "Given up", cell: (letter) => h("button.quiet", { type: "button", onclick: () => read(letter) }, moment(letter.failed_ms)) },
     { title: "Topic", class: "name", cell: ({ message }) => [message.topic, message.tag && h("span.muted", {}, `/${message.tag}`)] },
     { title: "Retries", class: "n wide", cell: ({ message }) => number(message.reconsume_times) },
+    { title: "Sent again", class: "wide", cell: ({ resent }) => (resent ? resentWords(resent) : "–") },
     { title: "Payload", class: "one-line mono", cell: ({ message }) => preview(message) },
   ].filter((column, i) => i > 0 || may("operator"));
   const list = table(`Dead letters of ${group}`, columns, { hidden: true });
@@ -57,9 +64,13 @@ export async function show({ main, args: [group], signal }) {
 
   async function send() {
     const places = chosen.size ? [...chosen].map((word) => ({ broker: word.slice(0, word.lastIndexOf("/")), offset: Number(word.slice(word.lastIndexOf("/") + 1)) })) : null;
+    const before = letters.filter((letter) => letter.resent && chosen.has(place(letter))).length;
     const done = await ask({
       title: chosen.size ? `Send ${chosen.size} again?` : `Send all dead letters of ${group} again?`,
-      body: "Each becomes a new message of its topic; none is sent twice.",
+      body: [
+        "Each becomes a new message of its topic; none is sent twice.",
+        before && h("p.notice", {}, `${number(before)} of the ${number(chosen.size)} chosen had been sent again before and will not be sent. ${ONCE}`),
+      ].filter(Boolean),
       fields: [field("topic", "To another topic", { hint: "nothing: each to its own", spellcheck: "false", autocapitalize: "off" })],
       action: "Send again",
       submit: ({ topic }) => call(`${at}/resend`, { method: "POST", body: { places, topic: topic.trim() } }),
@@ -85,9 +96,10 @@ export async function show({ main, args: [group], signal }) {
     title: `${message.topic}${message.tag ? `/${message.tag}` : ""}`,
     body: [
       h("p.muted", {}, `Given up ${moment(letter.failed_ms)} after ${number(message.reconsume_times)} retries; ${place(letter)}.${message.keys.length ? ` Keys: ${message.keys.join(", ")}.` : ""}${message.is_cut ? " Only the beginning of its payload is shown." : ""}`),
+      letter.resent && h("p.notice", {}, `Sent again: ${resentWords(letter.resent)}. ${ONCE}`),
       payloadView(decode(message.body_base64), message.message_id),
-    ],
-    action: may("operator") ? "Send again" : null,
+    ].filter(Boolean),
+    action: may("operator") && !letter.resent ? "Send again" : null,
     submit: async () => {
       const done = await call(`${at}/resend`, { method: "POST", body: { places: [{ broker: letter.broker, offset: letter.offset }], topic: "" } });
       say(done.resent ? "It is sent again." : "It had been sent again before.");

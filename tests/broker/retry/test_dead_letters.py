@@ -30,6 +30,7 @@ from holdmq.wire.move_headers import (
     DlqResendRequest,
     DlqResendResponse,
     ResendFailure,
+    ResentLetters,
     SendBackRequest,
     SentBack,
 )
@@ -112,6 +113,9 @@ async def test_a_crash_before_the_marks_are_saved_sends_nothing_twice(start: Sta
     stack = await start()
     assert await listed(stack) == [("g", 0, 10, 10)]
     assert await resend(stack) == DlqResendResponse(0, 10, [], -1)
+    known, unknown = await resends(stack, 0)
+    assert (known.end_offset, known.at_ms > 0) == (1, True)
+    assert unknown == (1, 10, -1, "")
 
 
 async def test_nothing_is_done_before_it_is_known_what_was_sent_again(
@@ -156,6 +160,32 @@ async def test_single_ones_are_sent_to_another_topic(start: Start) -> None:
     assert await read(stack, "other", 0, 0, 2) == [b"1", b"3"]
     assert await listed(stack) == [("g", 0, 4, 2)]
     assert (await resend(stack)).resent == 2
+
+
+async def resends(stack: Stack, first: int) -> list[ResentLetters]:
+    reply = await stack.client.call(RequestCode.DLQ_LIST, DlqListRequest("g", first))
+    return rows(ResentLetters, reply.header(DlqListResponse).resends)
+
+
+async def test_when_and_for_whom_letters_were_sent_again_is_known_over_a_restart(start: Start) -> None:
+    stack = await with_letters(start, 8)
+    await resend(stack, offsets=[2], by="ada")
+    await resend(stack, first_offset=4, by="bob")
+    await resend(stack, by="ada, who is too late")
+    found = await resends(stack, 0)
+    assert [(row.first_offset, row.end_offset, row.by) for row in found] == [
+        (0, 2, "ada, who is too late"),
+        (2, 3, "ada"),
+        (3, 4, "ada, who is too late"),
+        (4, 8, "bob"),
+    ]
+    assert found[1].at_ms <= found[3].at_ms <= found[0].at_ms == found[2].at_ms
+    stack = await start()
+    assert await resends(stack, 0) == found
+    assert await resends(stack, 7) == [found[3]._replace(first_offset=7)]
+    await purge(stack, 5)
+    assert await resends(stack, 0) == [found[3]._replace(first_offset=5)]
+    assert await resends(stack, 8) == await resends(stack, -1) == []
 
 
 async def test_a_resent_letter_says_where_it_was(start: Start) -> None:
@@ -253,6 +283,8 @@ async def test_a_damaged_file_is_named(start: Start, tmp_path: Path) -> None:
         (DlqResendRequest("g", topic="nowhere"), Code.TOPIC_UNKNOWN),
         (DlqResendRequest("g", limit=0), Code.LIMIT_EXCEEDED),
         (DlqResendRequest("g", offsets=list(range(1_001))), Code.LIMIT_EXCEEDED),
+        (DlqResendRequest("g", by="x" * 129), Code.LIMIT_EXCEEDED),
+        (DlqResendRequest("g", by="ada\x1b[2J"), Code.LIMIT_EXCEEDED),
         (DlqResendRequest("g", offsets=["1"]), Code.MISSING_FIELD),  # type: ignore[list-item]
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
@@ -110,11 +111,16 @@ async def test_some_are_sent_to_another_topic_and_what_is_not_there_is_told(clus
     async with Producer(cluster.registries) as producer:
         await producer.routes.ensure_topic("other", timeout_s=30)
     wanted = [("broker-1", 2), ("broker-0", 5), ("broker-0", 99)]
-    done = await cluster.letters.resend("g", wanted, topic="other")
+    done = await cluster.letters.resend("g", wanted, topic="other", by="ada")
     assert (done.resent, done.repeated) == (2, 0)
     ((broker, failure),) = done.failures
     assert (broker, failure.offset, failure.status) == ("broker-0", 99, Code.MESSAGE_UNKNOWN)
     assert sorted(await bodies_of(cluster, "other", 2)) == [b"broker-0 5", b"broker-1 2"]
+    sent = {(x.broker, x.offset): x.resent for x in await read(cluster.letters) if x.resent is not None}
+    assert {place: (resent.by, bool(resent.at_ms)) for place, resent in sent.items()} == {
+        ("broker-1", 2): ("ada", True),
+        ("broker-0", 5): ("ada", True),
+    }
     with pytest.raises(UsageError, match="broker-7"):
         await cluster.letters.resend("g", [("broker-7", 0)])
     with pytest.raises(UsageError, match="group name"):
@@ -147,7 +153,14 @@ def test_the_command_line_lists_reads_resends_and_purges(cluster: Cluster) -> No
     assert "3 retries  t/a/b (was t/1/0)  broker-1 0" in lines[1]
     shown = json.loads(holdmq(cluster, "read", "g", "--count", "1", "--json"))
     assert (shown["body"], shown["origin"], shown["retries"]) == ("broker-0 0", "t/1/0", 3)
+    assert shown["resent"] is None
     assert "1 sent again" in holdmq(cluster, "resend", "g", "broker-1/0")
+    (line, waiting) = holdmq(cluster, "read", "g", "--count", "2", "--after", "broker-0/9").splitlines()
+    assert re.search(r"\(was t/1/0\)  sent again 20\S+ by \S+@\S+  broker-1 0", line)
+    assert "sent again" not in waiting
+    assert "0 sent again, 1 had been before" in holdmq(cluster, "resend", "g", "broker-1/0")
+    shown = json.loads(holdmq(cluster, "read", "g", "--count", "1", "--after", "broker-0/9", "--json"))
+    assert shown["resent"]["at_ms"] >= shown["failed_ms"]
     assert "19 sent again, 1 had been before" in holdmq(cluster, "resend", "g")
     holdmq(cluster, "resend", "g", "broker-1/77", status=1)
     holdmq(cluster, "resend", "g", "broker-1", status=2)
