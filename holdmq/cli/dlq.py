@@ -129,7 +129,7 @@ def _asker() -> str:
     except (KeyError, OSError):
         # A container's user may have a number only.
         user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"[:BY_SHOWN]
+    return "".join(filter(str.isprintable, f"{user}@{socket.gethostname()}"))[:BY_SHOWN]
 
 
 def _shown(letter: ReadLetter) -> dict[str, Any]:

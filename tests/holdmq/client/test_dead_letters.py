@@ -144,7 +144,11 @@ def holdmq(cluster: Cluster, *arguments: str, status: int = 0, run: Cli = run_he
     return done.stdout
 
 
-def test_the_command_line_lists_reads_resends_and_purges(cluster: Cluster) -> None:
+def test_the_command_line_lists_reads_resends_and_purges(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What a broker would refuse of a name is left out: the letters are sent all the same.
+    monkeypatch.setenv("LOGNAME", "ada\x1b" + "l" * 200)
     assert json.loads(holdmq(cluster, "list", "--json", run=run_process)) == [
         {"group": "g", "messages": 20, "resent": 0}
     ]
@@ -156,7 +160,7 @@ def test_the_command_line_lists_reads_resends_and_purges(cluster: Cluster) -> No
     assert shown["resent"] is None
     assert "1 sent again" in holdmq(cluster, "resend", "g", "broker-1/0")
     (line, waiting) = holdmq(cluster, "read", "g", "--count", "2", "--after", "broker-0/9").splitlines()
-    assert re.search(r"\(was t/1/0\)  sent again 20\S+ by \S+@\S+  broker-1 0", line)
+    assert re.search(r"\(was t/1/0\)  sent again 20\S+ by adal{125}  broker-1 0", line)
     assert "sent again" not in waiting
     assert "0 sent again, 1 had been before" in holdmq(cluster, "resend", "g", "broker-1/0")
     shown = json.loads(holdmq(cluster, "read", "g", "--count", "1", "--after", "broker-0/9", "--json"))
