@@ -167,7 +167,9 @@ async def resends(stack: Stack, first: int) -> list[ResentLetters]:
     return rows(ResentLetters, reply.header(DlqListResponse).resends)
 
 
-async def test_when_and_for_whom_letters_were_sent_again_is_known_over_a_restart(start: Start) -> None:
+async def test_when_and_for_whom_letters_were_sent_again_is_known_over_a_restart(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stack = await with_letters(start, 8)
     await resend(stack, offsets=[2], by="ada")
     await resend(stack, first_offset=4, by="bob")
@@ -183,6 +185,8 @@ async def test_when_and_for_whom_letters_were_sent_again_is_known_over_a_restart
     stack = await start()
     assert await resends(stack, 0) == found
     assert await resends(stack, 7) == [found[3]._replace(first_offset=7)]
+    monkeypatch.setattr("broker.retry.dead_letters.RESEND_MAX", 2)
+    assert await resends(stack, 3) == [found[2], found[3]._replace(end_offset=5)]
     await purge(stack, 5)
     assert await resends(stack, 0) == [found[3]._replace(first_offset=5)]
     assert await resends(stack, 8) == await resends(stack, -1) == []
