@@ -111,6 +111,13 @@ def test_a_pod_that_is_full_while_others_have_room_sends_clients_to_them(tmp_pat
     assert anonymous().config("gateway", tmp_path).gateway.shed_above == 0
 
 
+def test_the_console_believes_the_ingress_that_is_named(tmp_path: Path) -> None:
+    console = render(PRODUCTION).config("console", tmp_path).console
+    assert console.origins == ["https://holdmq.example.org"]
+    assert console.trusted_proxies == ["10.244.0.0/16"]
+    assert anonymous().config("console", tmp_path).console.trusted_proxies == []
+
+
 # How devices come
 
 

@@ -233,6 +233,9 @@ console:
   {{- with .Values.console.ingress }}
   {{- if .enabled }}
   origins: [{{ printf "%s://%s" (ternary "https" "http" (not (empty .tlsSecret))) .host | quote }}]
+  {{- with .trustedProxies }}
+  trusted_proxies: {{ toJson . }}
+  {{- end }}
   {{- end }}
   {{- end }}
 {{- end }}
