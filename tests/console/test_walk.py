@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -17,6 +19,8 @@ from web_pages import barriers_of, faults_of
 from holdmq.client import Consumer, DeadLetters, GroupAdmin, Message, Producer
 
 PASSWORD: Final = "a sentence is a good password"
+STARTED_MS: Final = 240_000
+"""For a job of Spark's, which starts a JVM, on a busy machine."""
 
 
 class Installation:
@@ -297,6 +301,81 @@ async def status_of(page: Page, method: str, url: str) -> int:
         data=None if method == "GET" else "{}",
     )
     return answer.status
+
+
+@asynccontextmanager
+async def published_meanwhile(place: Installation, topic: str) -> AsyncIterator[list[bytes]]:
+    """A device that publishes to `topic` until the block ends; gives what is acknowledged, as it grows."""
+    device = await asyncio.to_thread(MqttClient, place.stack.mqtt_port, "meter-7")
+    done: list[bytes] = []
+    is_over = asyncio.Event()
+
+    async def publish() -> None:
+        while not is_over.is_set():
+            payload = b"%d" % len(done)
+            await asyncio.to_thread(device.publish, topic, payload)
+            done.append(payload)
+            await asyncio.sleep(0.05)
+
+    publishing = asyncio.create_task(publish())
+    try:
+        yield done
+    finally:
+        is_over.set()
+        await publishing
+        device.disconnect()
+
+
+async def picture_of(page: Page) -> str:
+    return str(await page.evaluate("document.querySelector('#tps-chart canvas').toDataURL()"))
+
+
+@pytest.mark.timeout(600)  # among the rest of the tests Spark may take minutes
+async def test_what_devices_publish_is_in_the_live_chart_and_every_message_in_sql_and_its_file(
+    installation: Installation, browser: Browser, tmp_path: Path
+) -> None:
+    stack = installation.stack
+    stack.start("stats", wait=False)
+    async with signed_in(installation, browser) as page:
+        await goto(page, "Overview")
+        async with published_meanwhile(installation, "power/7/watts") as done:
+            # The job starts a JVM; then the line comes, and moves on with each second.
+            await expect(page.locator("#live")).to_have_text("live")
+            await expect(page.locator("#legend")).to_contain_text("power", timeout=STARTED_MS)
+            await expect(page.locator("#tps-total")).to_have_text(re.compile("^[1-9]"))
+            await expect(page.locator("#fact-peak")).to_have_text(re.compile("^[1-9]"))
+            await expect(page.locator("#topic-power .rate")).to_have_text(re.compile("^[1-9]"))
+            before = await picture_of(page)
+            async with asyncio.timeout(STARTED_MS / 1000):
+                while await picture_of(page) == before:
+                    await asyncio.sleep(0.1)
+        await expect(page.locator("#topic-power .rate")).to_have_text("0")
+        # No message more and none less than was acknowledged, once the job has counted the last.
+        await goto(page, "Analysis")
+        await page.locator("#sql-text").fill(
+            "SELECT topic, sum(messages) AS messages, sum(bytes) AS bytes FROM tps_1s "
+            "WHERE topic = 'power' GROUP BY topic"
+        )
+        size = sum(map(len, done))
+        row = page.locator("#sql-result tbody tr")
+        async with asyncio.timeout(STARTED_MS / 1000):
+            while True:
+                await button(page, "Run").click()
+                await expect(page.locator("#sql-status")).to_contain_text("1 row")
+                if await row.all_inner_texts() == [f"power\t{len(done)}\t{size}"]:
+                    break
+        await expect(page.locator("#sql-result th")).to_have_text(
+            ["topicvarchar", "messageshugeint", "byteshugeint"]
+        )
+        async with page.expect_download() as coming:
+            await page.locator("#sql-csv").click()
+        file = tmp_path / "query.csv"
+        await (await coming.value).save_as(file)
+        assert list(csv.reader(file.read_text().splitlines())) == [
+            ["topic", "messages", "bytes"],
+            ["power", str(len(done)), str(size)],
+        ]
+    assert await asyncio.to_thread(stack.stop, "stats") == 0
 
 
 async def test_who_is_told_of_what_was_done_and_every_page_keeps_nobody_from_using_it(
