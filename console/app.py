@@ -33,6 +33,7 @@ from holdmq.service.admin import ReadyCheck
 from holdmq.service.host_rule import AllowedHosts
 
 STATIC: Final = Path(__file__).parent / "static"
+ANALYSIS_PAGE: Final = "/analysis"
 
 
 def endpoint_table(
@@ -65,6 +66,7 @@ def endpoint_table(
 def build(
     endpoints: Sequence[Endpoint],
     server: EndpointServer,
+    analyses: Analysis,
     ready: ReadyCheck,
     alive: ReadyCheck,
     section: ConsoleSection,
@@ -82,6 +84,9 @@ def build(
         path = request.url.path
         if path.startswith("/api/") or "." in path.rpartition("/")[2]:
             raise HTTPException(404)
+        if path == ANALYSIS_PAGE and await server.caller_of(request) is not None:
+            # It asks as soon as it is loaded, and its process takes as long to start.
+            analyses.get_ready()
         return files.answer(request, "index.html")
 
     async def file(request: Request) -> Response:

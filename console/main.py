@@ -68,7 +68,7 @@ async def main(config: Config, service: Service) -> None:
     endpoints = endpoint_table(feed, cluster, clients, analysis, callers, audit)
     answering = EndpointServer(callers, audit)
     hosts = AllowedHosts(config.host_names())
-    app = build(endpoints, answering, service.readiness, service.liveness, section, hosts)
+    app = build(endpoints, answering, analysis, service.readiness, service.liveness, section, hosts)
     server = _Server(
         uvicorn.Config(
             app,

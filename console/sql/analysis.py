@@ -47,6 +47,10 @@ class Analysis:
         """Return the second that it is."""
         return int(time.time())
 
+    def get_ready(self) -> None:
+        """Have the process for the page start, if there is none. Returns at once."""
+        self._page.get_ready()
+
     async def select(self, statement: str, form: str) -> SqlReply:
         """Run an analyst's statement; `form` is json or csv. Raises BoxFullError."""
         return await self._statements.ask(self._question("sql", {"sql": statement}, form))

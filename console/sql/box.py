@@ -71,7 +71,8 @@ class BoxFullError(Exception):
 class QueryBox:
     """Queries over the tables below `tables_dir`, each in `memory_bytes`; `waiting_max` may be in hand.
 
-    `name` is ``sql`` or ``page``, and the label of its metrics. The process starts with the first question.
+    `name` is ``sql`` or ``page``, and the label of its metrics. The process starts with the first question,
+    or by `get_ready`.
     """
 
     def __init__(self, name: str, tables_dir: Path, memory_bytes: int, waiting_max: int) -> None:
@@ -82,6 +83,21 @@ class QueryBox:
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._closed = False
+        self._starting: asyncio.Task[None] | None = None
+
+    def get_ready(self) -> None:
+        """Have the process start, if there is none: a question is about to come. Returns at once."""
+        if self._starting is None and not self._waiting and not self._closed:
+            self._starting = asyncio.get_running_loop().create_task(self._get_ready())
+
+    async def _get_ready(self) -> None:
+        try:
+            async with self._turn:
+                # Whoever asks next is told why there is none.
+                with contextlib.suppress(OSError):
+                    await self._started()
+        finally:
+            self._starting = None
 
     async def ask(self, question: SqlQuestion) -> SqlReply:
         """Ask, when it is this question's turn. Whoever is cancelled ends the query with it.
@@ -115,6 +131,8 @@ class QueryBox:
         Who asks is to be cancelled before, which ends the query at once.
         """
         self._closed = True
+        if self._starting is not None:
+            await self._starting
         async with self._turn:
             await self._end()
 

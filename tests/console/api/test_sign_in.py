@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -12,6 +13,7 @@ import structlog
 
 from console.identity.accounts import FILE, AccountFile
 from console.identity.identity import RULES
+from console.sql.box import STARTS
 
 Serve = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 PASSWORD = "correct horse battery"
@@ -146,6 +148,26 @@ async def test_a_token_does_what_its_role_may_and_no_more(serve: Serve, accounts
             assert "token" not in (await client.get("/api/v1/tokens")).json()["tokens"][0]
             assert (await client.delete("/api/v1/tokens/ci")).status_code == 204
             assert (await program.get("/api/v1/tps")).status_code == 401
+
+
+async def test_the_page_of_the_past_starts_its_process_for_those_who_signed_in_only(
+    serve: Serve, accounts: AccountFile
+) -> None:
+    def started() -> float:
+        return float(STARTS.labels("page")._value.get())
+
+    async with serve(auth="accounts") as client:
+        before = started()
+        assert (await client.get("/analysis")).status_code == 200
+        await asyncio.sleep(0)
+        assert started() == before
+        await sign_in(client, "ann")
+        assert (await client.get("/topics")).status_code == (await client.get("/analysis")).status_code == 200
+        async with asyncio.timeout(60):
+            while started() == before:
+                await asyncio.sleep(0.01)
+        assert (await client.get("/api/v1/history")).status_code == 200
+        assert started() == before + 1
 
 
 async def test_no_secret_is_in_logs_or_files(serve: Serve, accounts: AccountFile, tmp_path: Path) -> None:

@@ -72,6 +72,27 @@ async def test_one_process_answers_without_secrets_and_ends_with_the_box(
     assert (await box.ask(question("SELECT 1"))).outcome == "ended"
 
 
+async def test_a_process_that_was_made_ready_answers_the_first_question(tmp_path: Path) -> None:
+    async with box_over(tmp_path) as box:
+        box.get_ready()
+        box.get_ready()
+        while box._process is None:
+            await asyncio.sleep(0.01)
+        pid = pid_of(box)
+        assert await value_of(box, "SELECT 42") == 42
+        box.get_ready()
+        await asyncio.sleep(0)
+        assert await value_of(box, "SELECT 43") == 43
+        assert pid_of(box) == pid
+    async with box_over(tmp_path) as box:
+        box.get_ready()  # closed while it starts
+        await asyncio.sleep(0)
+    assert box._process is None
+    box.get_ready()
+    await asyncio.sleep(0.05)
+    assert box._process is None
+
+
 async def test_what_no_interruption_reaches_ends_with_its_process(tmp_path: Path) -> None:
     async with box_over(tmp_path) as box:
         reply = await box.ask(question(DEAF, seconds=0.3))
