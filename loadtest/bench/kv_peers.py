@@ -25,7 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import redis.asyncio as redis_client
 import uvloop
 
 from loadtest.bench.harness.command import BenchCommand, Options, say, take_turns
@@ -39,6 +38,7 @@ from loadtest.bench.sdk_peers import (
     holdmq_bodies,
     holdmq_messages,
     in_flight,
+    redis_client,
     redis_streams,
     show,
 )
@@ -48,15 +48,10 @@ FETCH: Final = 1_000
 """Messages per read where the client says how many it wants."""
 
 
-def _connect(address: str, plan: RoundPlan) -> redis_client.Redis:
-    host, _, port = address.rpartition(":")
-    return redis_client.Redis(host=host, port=int(port), max_connections=plan.in_flight + 1)
-
-
 async def stream_of_keys(address: str, plan: RoundPlan, serial: int) -> RoundRates:
     """Pipelines of SET and XADD, then XREAD and MGET."""
     name = f"keys{serial}"
-    async with _connect(address, plan) as connection:
+    async with redis_client(address, plan) as connection:
         made = 0
 
         async def send(batch: list[bytes]) -> None:
@@ -86,7 +81,7 @@ async def stream_of_keys(address: str, plan: RoundPlan, serial: int) -> RoundRat
 async def lists(address: str, plan: RoundPlan, serial: int) -> RoundRates:
     """Pipelines of LPUSH, then RPOP with what kombu keeps of messages that are not acknowledged."""
     name = f"list{serial}"
-    async with _connect(address, plan) as connection:
+    async with redis_client(address, plan) as connection:
 
         async def send(batch: list[bytes]) -> None:
             async with connection.pipeline(transaction=False) as pipeline:

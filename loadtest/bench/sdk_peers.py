@@ -158,15 +158,18 @@ async def jetstream(address: str, plan: RoundPlan, serial: int) -> RoundRates:
         await connection.close()
 
 
-async def redis_streams(address: str, plan: RoundPlan, serial: int) -> RoundRates:
-    """Pipelines of XADD, then XREAD."""
-    import redis.asyncio as client
+def redis_client(address: str, plan: RoundPlan) -> Any:
+    """A client of ``HOST:PORT`` with a connection for each batch on its way: a pipeline has one to itself."""
+    from redis.asyncio import Redis
 
     host, _, port = address.rpartition(":")
+    return Redis(host=host, port=int(port), max_connections=plan.in_flight + 1)
+
+
+async def redis_streams(address: str, plan: RoundPlan, serial: int) -> RoundRates:
+    """Pipelines of XADD, then XREAD."""
     name = f"bench{serial}"
-    # A connection for each batch on its way: a pipeline has one to itself.
-    connection = client.Redis(host=host, port=int(port), max_connections=plan.in_flight + 1)
-    try:
+    async with redis_client(address, plan) as connection:
 
         async def send(batch: list[bytes]) -> None:
             async with connection.pipeline(transaction=False) as pipeline:
@@ -178,15 +181,12 @@ async def redis_streams(address: str, plan: RoundPlan, serial: int) -> RoundRate
         began = time.perf_counter()
         left, last = plan.messages, b"0"
         while left > 0:
-            answer: Any = await connection.xread({name: last}, count=FETCH_MAX)
-            ((_, entries),) = answer
+            ((_, entries),) = await connection.xread({name: last}, count=FETCH_MAX)
             last = entries[-1][0]
             left -= len(entries)
         consumed = plan.messages / (time.perf_counter() - began)
         await connection.delete(name)
         return RoundRates(plan.messages / seconds, consumed)
-    finally:
-        await connection.aclose()
 
 
 async def bounded(name: str, work: Coroutine[Any, Any, RoundRates]) -> RoundRates:
