@@ -16,6 +16,8 @@
     │   ├── ShardLostError      another process owns what this store kept
     │   ├── StoreFormatError    a directory, file or format that must not be opened
     │   └── CorruptRecordError  damage below the checkpoint
+    ├── CoordinatorError        no answer of a shard's coordinator: outcome unknown (retriable)
+    ├── ShardStateError         what a coordinator keeps of a shard is not understood here
     ├── TransportError          no connection, or it was lost (retriable)
     │   └── RequestTimeout      no answer within the deadline (retriable)
     ├── RemoteError             a peer answered with an error code
@@ -246,6 +248,26 @@ class CorruptRecordError(StorageError):
 
     code = Code.CORRUPT
     resume_at: int = -1
+
+
+class CoordinatorError(HoldMQError):
+    """The coordinator gave no answer that tells whether a call took effect, or that it did not.
+
+    Whoever called believes nothing until he has read again: the call may have taken effect, and while its
+    version is the current one it may yet. `operation` is the call, `hint` what the operator can do.
+    """
+
+    code = Code.BUSY
+
+    def __init__(self, message: str, *, operation: str, hint: str = "") -> None:
+        tail = f"; {hint}" if hint else ""
+        super().__init__(f"{operation} at the coordinator has an unknown outcome: {message}{tail}")
+        self.operation = operation
+        self.hint = hint
+
+
+class ShardStateError(HoldMQError):
+    """A state of a shard that this version does not understand, or that is no state; nothing acts on it."""
 
 
 class TransportError(HoldMQError):
