@@ -13,7 +13,7 @@ TESTERS ?= 4
 # A service starts in half the time when its modules are compiled to bytecode already, whatever the environment wants.
 export PYTHONDONTWRITEBYTECODE :=
 
-LOCKS := $(wildcard requirements/*.txt requirements/node/*.json)
+LOCKS := $(wildcard requirements/*.txt requirements/node/*.json requirements/etcd/go.*)
 
 .PHONY: setup up check test test-system test-compiled test-kv test-kv-core bench compile conformance references chart lock clean
 .DEFAULT_GOAL := up
