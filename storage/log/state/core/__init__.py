@@ -1,0 +1,1 @@
+"""How a file lies in the rows of a table, as pure decisions."""
