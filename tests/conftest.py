@@ -31,6 +31,7 @@ SYSTEM: Final = (
     "spark_streaming/source",
     "spark_streaming/job",
     "broker/groups/test_offsets_processes.py",
+    "broker/replication/test_simulation.py",
     "broker/topics/test_crash.py",
     "holdmq/cli",
     "holdmq/client",
