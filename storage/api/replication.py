@@ -158,9 +158,9 @@ class ReplicatedLog(Protocol):
 
         `data` is all parts, joined, and the log's own from now on. `done` is called when the bytes are
         written, under flush = sync fsynced; it gets a StorageError when the disk fails, and the bytes are
-        fetched again from the appended position. Raises, with nothing written: UsageError when this log leads,
-        or `position` is not its end; CorruptRecordError for bytes that are damaged, of another store or
-        place, or do not follow what is here; StorageError when this log takes nothing.
+        fetched again from the appended position. Raises, with nothing written: UsageError when this log
+        leads, or `position` is not its end; CorruptRecordError for bytes that are damaged, of another store
+        or place, or do not follow what is here; StorageError when this log takes nothing.
         """
 
     def drop_below(self, position: int) -> None:
@@ -172,7 +172,7 @@ class ReplicatedLog(Protocol):
     # Both
 
     def confirm_to(self, limit: int) -> None:
-        """Confirm batches that are durable here and end at or below `limit`, now or once they are; never less."""
+        """Confirm what is durable here and ends at or below `limit`, now or once it is; it never falls."""
 
 
 class ClosedLog(Protocol):
