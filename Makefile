@@ -37,10 +37,13 @@ build/compiled: pyproject.toml .ci/setup .make/up $(CODE)
 	.ci/setup compile
 	@[ ! -d $@ ] || touch $@
 
+# In front of a command: it runs what was compiled. Python looks into the directory that it is called in first, where
+# the sources are, unless it is told not to.
+COMPILED = $(if $(filter 1,$(COMPILE)),$(if $(wildcard build/compiled),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled))
+
 # Other data or ports: make up ARGS="--data /var/lib/holdmq --set gateway.port=1884"
 up: .make/up $(if $(filter 1,$(COMPILE)),build/compiled)
-	@PYTHONPATH=$(if $(filter 1,$(COMPILE)),$(wildcard build/compiled)) \
-		exec $(VENV)/bin/python -m holdmq.cli up $(ARGS)
+	@$(COMPILED) exec $(VENV)/bin/python -m holdmq.cli up $(ARGS)
 
 # Compiling is a check as well: what mypyc refuses, or takes and gcc does not, would stop `make up`.
 check: .make/test $(if $(filter 1,$(COMPILE)),build/compiled)
@@ -100,8 +103,7 @@ simulation: .make/test
 bench: .make/bench $(if $(filter 1,$(COMPILE)),build/compiled)
 	@for file in loadtest/bench/[a-z]*.py; do \
 		name=$$(basename "$$file" .py); \
-		echo "== $$name"; PYTHONPATH=$(if $(filter 1,$(COMPILE)),$(wildcard build/compiled)) \
-			$(PY) -m "loadtest.bench.$$name" $(ARGS) || exit 1; \
+		echo "== $$name"; $(COMPILED) $(PY) -m "loadtest.bench.$$name" $(ARGS) || exit 1; \
 	done
 
 compile: build/compiled
