@@ -204,7 +204,7 @@ def _without_windows(self: Process, producer: int, sequence: int, done: Callable
 _produce = Process.produce
 
 
-def _takes_key_over(self: Leading, now: float, snapshot: ShardSnapshot) -> list[Action]:
+def _takes_key_over(self: Leading, now: float, sent_at: float, snapshot: ShardSnapshot) -> list[Action]:
     """A leader that wakes finds a newer epoch and writes itself over it (patroni#2787)."""
     state = snapshot.state
     if state is not None and state.epoch > self.epoch:
@@ -212,12 +212,12 @@ def _takes_key_over(self: Leading, now: float, snapshot: ShardSnapshot) -> list[
         self.membership.state, self.membership.version = mine, snapshot.version
         self.epoch = state.epoch
         return [Propose(snapshot.version, mine)]
-    return _was_read(self, now, snapshot)
+    return _was_read(self, now, sent_at, snapshot)
 
 
-def _lease_from_answer(self: Leading, now: float, sent_at: float, is_held: bool) -> list[Action]:
+def _lease_from_answer(self: Leading, now: float, sent_at: float, acquisition: str) -> list[Action]:
     """A call without a timeout: the lease is counted from its answer (kubernetes#44887)."""
-    return _was_held(self, now, now, is_held)
+    return _was_held(self, now, now, acquisition)
 
 
 _was_held = Leading.was_held
@@ -234,6 +234,13 @@ def _opens_at_once(self: Leading, now: float) -> list[Action]:
         self.is_serving = True
         return [Serve(self.epoch), *_advance(self, now)]
     return _advance(self, now)
+
+
+def _trusts_any_acquisition(self: Leading, now: float, sent_at: float, acquisition: str) -> list[Action]:
+    """A leader that takes its lease again goes on without a look at S."""
+    if acquisition:
+        self._acquisition = acquisition
+    return _was_held(self, now, sent_at, acquisition)
 
 
 def _lease_for_ever(self: LeadLease, now: float) -> bool:
@@ -253,6 +260,7 @@ def _goes_on_after_restart(self: Replica, now: float, snapshot: ShardSnapshot) -
             self._replica,
             InSyncSet(state, snapshot.version),
             self.lease,
+            "",
             self._log,
             now,
         )
@@ -321,6 +329,10 @@ TRAPS: dict[str, Trap] = {
     "nobody looks at the lease": Trap(
         [(LeadLease, "is_valid", _lease_for_ever)],
         ("pause the leader", "the leader cut from the coordinator", "partition"),
+    ),
+    "a lease taken again is trusted": Trap(
+        [(Leading, "was_held", _trusts_any_acquisition)],
+        ("the leader cut from the coordinator", "coordinator down", "one-way"),
     ),
     "a restarted leader goes on": Trap(
         [(Replica, "_place", _goes_on_after_restart)], ("kill the leader", "pause the leader", "power")

@@ -55,6 +55,7 @@ class SimCoordinator:
         self.version = 0
         self._holder = ""
         self._until = 0.0
+        self._acquisitions = 0
         self.is_down = False
         self.down_since = 0.0
         self.unreachable: set[str] = set()
@@ -82,15 +83,16 @@ class SimCoordinator:
         self._world.coordinator_changed()
         return self.version
 
-    def hold(self, replica: str, ttl_s: float) -> bool:
-        """Take or renew L."""
+    def hold(self, replica: str, ttl_s: float) -> str:
+        """Take or renew L; the acquisition, "" = somebody else has it."""
         if self.holder not in ("", replica):
-            return False
+            return ""
         if not self._holder:
+            self._acquisitions += 1
             self._world.coordinator_changed()
         self._holder, self._until = replica, self._world.now + ttl_s
         self._world.later(ttl_s + 0.01, self._expire)
-        return True
+        return f"{replica}{self._acquisitions}"
 
     def _expire(self) -> None:
         if self._holder and self._world.now >= self._until:
@@ -266,17 +268,20 @@ class Process:
                     self,
                     lambda: coordinator.hold(name, self.settings.ttl_s),
                     lambda found, is_known: self.do(
-                        core.was_held(self.now, sent_at, bool(found) and is_known)
+                        core.was_held(self.now, sent_at, found if is_known else "")
                     ),
                 )
             case GiveUpLease():
                 self._release()
             case BeginEpoch(epoch):
-                self.later(0.01, lambda: self._begin_epoch(epoch))
+                self.later(0.01 + self.world.random.random() * 0.1, lambda: self._begin_epoch(epoch))
             case CutLog(position, epochs_kept):
                 self._check_cut(position)
                 self.log.cut(position, epochs_kept)
-                self.later(0.01, lambda: self.do(core.was_cut(self.now, self.log.view())))
+                self.later(
+                    0.01 + self.world.random.random() * 2,
+                    lambda: self.do(core.was_cut(self.now, self.log.view())),
+                )
             case StartOver(store_id, position):
                 epochs = [] if self._welcome is None else list(self._welcome.epochs)
                 begun = (
@@ -285,7 +290,10 @@ class Process:
                     else [epoch for epoch in epochs if epoch.start <= position]
                 )
                 self.log.start_over(store_id, position, begun)
-                self.later(0.01, lambda: self.do(core.was_cut(self.now, self.log.view())))
+                self.later(
+                    0.01 + self.world.random.random() * 2,
+                    lambda: self.do(core.was_cut(self.now, self.log.view())),
+                )
             case Say(peer, message):
                 self.world.ask(self, peer, message)
             case AnswerFetch(peer, number, grant):

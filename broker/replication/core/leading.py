@@ -44,6 +44,7 @@ class Leading:
         replica: str,
         membership: InSyncSet,
         lease: LeadLease,
+        acquisition: str,
         log: LogView,
         now: float,
     ) -> None:
@@ -59,6 +60,12 @@ class Leading:
         self._settings = settings
         self._replica = replica
         self._lease = lease
+        self._acquisition = acquisition
+        self._taken_at: float | None = None
+        self._taken_sent_at = 0.0
+        self._acquisition = acquisition
+        self._taken_at: float | None = None
+        self._taken_sent_at = 0.0
         self._log = log
         self._began_at = now
         self._rebuild_from: int | None = None
@@ -215,17 +222,33 @@ class Leading:
         actions += self._change_state(now)
         return actions
 
-    def was_held(self, now: float, sent_at: float, is_held: bool) -> list[Action]:
-        """L was taken or renewed by a call sent at `sent_at`, or somebody else has it."""
-        if is_held and not self.has_handed_over:
-            self._lease.held(sent_at)
-            actions = self._advance(now)
-            if self._rebuild_from is not None and sent_at >= self._lost_at:
-                actions += self._rebuild()
-            return actions
-        if not is_held:
+    def was_held(self, now: float, sent_at: float, acquisition: str) -> list[Action]:
+        """L was taken or renewed by a call sent at `sent_at`; "" = somebody else has it.
+
+        Another acquisition than before says that L was free in between: somebody may have led meanwhile, so
+        S is read before the lease is trusted again.
+        """
+        if self.ended_why or self.has_handed_over:
+            return []
+        if not acquisition:
             self._held_at = now - self._settings.renew_s + self._settings.read_s
-        return []
+            return []
+        if acquisition != self._acquisition:
+            self._acquisition = acquisition
+            self._lease.end()
+            self._taken_at = now
+        if self._taken_at is None:
+            self._lease.held(sent_at)
+            return self._advance(now)
+        self._taken_sent_at = sent_at
+        if self._rebuild_from is not None:
+            return self._rebuild() if sent_at >= self._lost_at else []
+        return [ReadState()]
+
+    def _trust_taken_lease(self) -> None:
+        if self._taken_at is not None:
+            self._taken_at = None
+            self._lease.held(self._taken_sent_at)
 
     # S
 
@@ -296,9 +319,9 @@ class Leading:
         self._must_read = True
         return [ReadState()]
 
-    def was_read(self, now: float, snapshot: ShardSnapshot) -> list[Action]:
-        """S and L as they were at some moment since the call was sent."""
-        if self.membership.is_under_way or self.ended_why:
+    def was_read(self, now: float, sent_at: float, snapshot: ShardSnapshot) -> list[Action]:
+        """S and L as they were at some moment since the call was sent, at `sent_at`."""
+        if self.ended_why:
             return []
         state = snapshot.state
         if snapshot.holder not in ("", self._replica):
@@ -307,6 +330,8 @@ class Leading:
             state.epoch > self.epoch or (state.epoch == self.epoch and state.leader != self._replica)
         ):
             return self._end(f"{state.leader} leads in epoch {state.epoch}")
+        if self.membership.is_under_way:
+            return []
         self._must_read = False
         if state is None or state.epoch < self.epoch:
             return self._state_lost(now, snapshot)
@@ -314,6 +339,10 @@ class Leading:
             # An earlier proposal was taken after all.
             return self._rebuilt(now, state, snapshot.version)
         self.membership.was_read(state, snapshot.version)
+        if self._taken_at is not None:
+            if sent_at < self._taken_at:
+                return [ReadState()]
+            self._trust_taken_lease()
         return self._advance(now)
 
     # The coordinator has lost S
@@ -330,6 +359,7 @@ class Leading:
             self._held_at = now
             actions.append(HoldLease())
             self._lease.end()
+            self._taken_at = now
             if self.is_serving:
                 self.is_serving = False
                 actions.append(Cease("the coordinator has lost the shard's state"))
@@ -348,6 +378,7 @@ class Leading:
 
     def _rebuilt(self, now: float, state: ShardState, version: int) -> list[Action]:
         self._rebuild_from = None
+        self._trust_taken_lease()
         self._began_at = now
         self.copies.clear()
         self.membership.taken(state, version)

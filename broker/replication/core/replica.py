@@ -21,11 +21,13 @@ from enum import Enum
 from broker.replication.core.actions import (
     Action,
     BeginEpoch,
+    CutLog,
     Distrust,
     GiveUpLease,
     HoldLease,
     Propose,
     ReadState,
+    StartOver,
     Trust,
 )
 from broker.replication.core.copying import Copying
@@ -85,12 +87,13 @@ class Replica:
         self._new_session = new_session
         self._founding: Founding | None = None
         self._is_reading = False
+        self._is_changing_log = False
         self._read_at = float("-inf")
         self._free_since: float | None = None
         self._rests_until = float("-inf")
         self._is_asked_to_lead = False
         self._accepts_loss = False
-        self._holds = False
+        self._acquisition = ""
         self._wanted: ShardState | None = None
         self._wanted_version = 0
         self._has_proposed = False
@@ -159,7 +162,7 @@ class Replica:
         actions: list[Action] = []
         if self.leading is not None:
             actions += self.leading.resign(reason)
-        elif self._holds:
+        elif self._acquisition:
             actions.append(GiveUpLease())
         self.role = ReplicaRole.ENDED
         self.leading = self.copying = None
@@ -179,7 +182,7 @@ class Replica:
             self._free_since = now
         if self.role is ReplicaRole.LEADING:
             assert self.leading is not None
-            actions = self.leading.was_read(now, snapshot)
+            actions = self.leading.was_read(now, self._read_at, snapshot)
             if not self.leading.ended_why or state is not None:
                 self._note(state)
             return self._done(now, actions)
@@ -195,22 +198,24 @@ class Replica:
         if state is not None:
             self._highest_epoch = max(self._highest_epoch, state.epoch)
 
-    def was_held(self, now: float, sent_at: float, is_held: bool) -> list[Action]:
-        """L was asked for by a call sent at `sent_at`; unanswered counts as not held."""
+    def was_held(self, now: float, sent_at: float, acquisition: str) -> list[Action]:
+        """L was asked for by a call sent at `sent_at`; "" = not held, or not answered.
+
+        The acquisition stays the same as long as nobody else can have held L.
+        """
         if self.leading is not None:
-            return self._done(now, self.leading.was_held(now, sent_at, is_held))
+            return self._done(now, self.leading.was_held(now, sent_at, acquisition))
         actions: list[Action] = []
-        if self.role in (ReplicaRole.CAMPAIGNING, ReplicaRole.PROMOTING):
-            if is_held:
-                self._holds = True
+        if self.role is ReplicaRole.CAMPAIGNING:
+            if acquisition:
+                self._acquisition = acquisition
                 self.lease.held(sent_at)
-                if self.role is ReplicaRole.CAMPAIGNING:
-                    actions.append(ReadState())
-            elif self.role is ReplicaRole.CAMPAIGNING and not self._is_asked_to_lead:
-                actions += self._give_up_campaign(now)
-            elif self.role is ReplicaRole.CAMPAIGNING:
+                actions.append(ReadState())
+            elif self._is_asked_to_lead:
                 actions.append(HoldLease())
-        elif is_held:
+            else:
+                actions += self._give_up_campaign(now)
+        elif acquisition and self.role is not ReplicaRole.PROMOTING:
             actions.append(GiveUpLease())
         return self._done(now, actions)
 
@@ -235,6 +240,8 @@ class Replica:
     def _place(self, now: float, snapshot: ShardSnapshot) -> list[Action]:
         """Follow, campaign, found, or wait, by S and L."""
         state = snapshot.state
+        if self._is_changing_log:
+            return []
         if self._accepts_loss:
             self.copying = None
             return self._stand(now, snapshot) if self._log.is_settled else []
@@ -288,7 +295,7 @@ class Replica:
         """Stop to fetch, and take L."""
         self.copying = None
         self.role = ReplicaRole.CAMPAIGNING
-        self._holds = False
+        self._acquisition = ""
         self._wanted = None
         self._has_proposed = False
         self._campaign_ends_at = now + self._settings.ttl_s / 2
@@ -297,7 +304,7 @@ class Replica:
     def _campaign(self, now: float, snapshot: ShardSnapshot) -> list[Action]:
         """S was read while L is held: propose this replica as the leader, or see that it is."""
         state = snapshot.state
-        if not self._holds or self._is_proposing:
+        if not self._acquisition or self._is_proposing:
             return []
         wanted = self._wanted
         if wanted is not None and state == wanted:
@@ -335,7 +342,7 @@ class Replica:
         self._wanted = None
         self._rests_until = now + self._settings.stagger_s
         self.lease.end()
-        self._holds = False
+        self._acquisition = ""
         return [GiveUpLease()]
 
     def _won(self, now: float, state: ShardState, version: int) -> list[Action]:
@@ -353,20 +360,23 @@ class Replica:
     def epoch_begun(self, now: float, log: LogView) -> list[Action]:
         """The epoch is durable in this replica's log."""
         self._log = log
+        self._is_changing_log = False
         if self.copying is not None:
             return self._done(now, self.copying.epoch_begun(now, log))
         if self.role is not ReplicaRole.PROMOTING:
             return []
         assert self._wanted is not None
         self.role = ReplicaRole.LEADING
-        self._holds = False
         membership = InSyncSet(self._wanted, self._wanted_version)
-        self.leading = Leading(self._settings, self._replica, membership, self.lease, log, now)
+        self.leading = Leading(
+            self._settings, self._replica, membership, self.lease, self._acquisition, log, now
+        )
         return self._done(now, self.leading.tick(now))
 
     def was_cut(self, now: float, log: LogView) -> list[Action]:
         """The log was cut, or started over."""
         self._log = log
+        self._is_changing_log = False
         return [] if self.copying is None else self._done(now, self.copying.was_cut(now, log))
 
     def _may_found(self) -> bool:
@@ -431,7 +441,7 @@ class Replica:
         return [] if self.copying is None else self._done(now, self.copying.bytes_refused(reason))
 
     def _take_over(self, now: float) -> list[Action]:
-        if not self._log.is_whole or not self._log.is_settled:
+        if not self._log.is_whole or not self._log.is_settled or self._is_changing_log:
             return []
         self._is_asked_to_lead = True
         return self._stand(now, ShardSnapshot(self.state, 0, ""))
@@ -484,5 +494,7 @@ class Replica:
                     continue
                 self._is_reading = True
                 self._read_at = now
+            elif isinstance(action, BeginEpoch | CutLog | StartOver):
+                self._is_changing_log = True
             sent.append(action)
         return sent
