@@ -66,13 +66,15 @@ def _module_of(of: type) -> Any:
     return sys.modules[of.__module__]
 
 
-def _shrinks_before_set(self: InSyncSet, state: ShardState) -> None:
-    """A removal counts before S has it."""
-    self._may_be.append(state)
-    self._is_under_way = True
-    self.state = replace(
-        self.state, in_sync=tuple(member for member in self.state.in_sync if member in state.in_sync)
-    )
+def _shrinks_before_set(self: Leading, now: float) -> list[Action]:
+    """A member that is behind counts no more before S says so."""
+    state = self.membership.state
+    left = tuple(m for m in state.in_sync if m == self._replica or not self._is_behind(m, now))
+    if len(left) >= self._settings.min_in_sync:
+        self.membership.state = replace(state, in_sync=left)
+    actions = _advance(self, now)
+    self.membership.state = state
+    return actions
 
 
 def _unanswered_is_refused(self: InSyncSet) -> None:
@@ -283,8 +285,8 @@ TRAPS: dict[str, Trap] = {
         _grown_before_counted(), ("kill", "kill the leader", "pause", "partition")
     ),
     "a removal counts before it is set": Trap(
-        [(InSyncSet, "proposes", _shrinks_before_set)],
-        ("the leader cut from the coordinator", "partition", "pause", "lossy coordinator"),
+        [(Leading, "_advance", _shrinks_before_set)],
+        ("the leader cut from the coordinator", "partition", "pause"),
     ),
     "an unanswered proposal counts as refused": Trap(
         [(InSyncSet, "unanswered", _unanswered_is_refused)], scenario=unheard_growth

@@ -63,9 +63,6 @@ class Leading:
         self._acquisition = acquisition
         self._taken_at: float | None = None
         self._taken_sent_at = 0.0
-        self._acquisition = acquisition
-        self._taken_at: float | None = None
-        self._taken_sent_at = 0.0
         self._log = log
         self._began_at = now
         self._rebuild_from: int | None = None
