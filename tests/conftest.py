@@ -31,12 +31,9 @@ SYSTEM: Final = (
     "spark_streaming/source",
     "spark_streaming/job",
     "broker/groups/test_offsets_processes.py",
-    "broker/replication/test_simulation.py",
     "broker/topics/test_crash.py",
     "holdmq/cli",
     "holdmq/client",
-    "holdmq/coordination/test_conformance.py",
-    "holdmq/coordination/test_etcd_faults.py",
     "holdmq/service/test_process.py",
     "storage/kv/test_valkey_servers.py",
     "storage/log/test_bounds.py",
@@ -131,6 +128,21 @@ OF_THE_LOG: Final = (
 )
 """Of ON_KV what looks into the log engine's own files or threads, or has its disk or its size fill up."""
 
+OF_FILES: Final = (
+    "broker/app/test_order_refusals.py::test_with_a_log_order_readers_open",
+    "broker/groups/test_offsets.py::test_a_store_with_records_does_not_start_without_its_offsets",
+    "broker/groups/test_offsets.py::test_a_write_that_fails_is_told_counted_and_tried_again",
+    "broker/groups/test_settings.py::test_a_store_with_records_does_not_start_without_its_groups",
+    "broker/groups/test_settings.py::test_a_write_that_fails_changes_nothing_and_says_so",
+    "broker/reading/test_queries.py::test_a_moment_has_its_place_in_the_whole_log",
+    "broker/retry/test_dead_letters.py::test_a_crash_before_the_marks_are_saved_sends_nothing_twice",
+    "broker/retry/test_dead_letters.py::test_a_damaged_file_is_named",
+    "broker/retry/test_dead_letters.py::test_nothing_is_done_before_it_is_known_what_was_sent_again",
+    "broker/shared_groups/test_limits.py::test_a_start_without_its_snapshot_refuses_when_the_log_does_not_have_it_all",
+    "broker/topics/test_requests.py::test_a_corrupt_file_is_refused_with_a_sentence",
+)
+"""Of the broker's rooms what looks into its files of state, or expects a log that nobody has written yet."""
+
 LONGEST_FIRST: Final = (
     "integration/test_stats_killed.py",
     "integration/test_stats_cluster.py",
@@ -148,7 +160,6 @@ LONGEST_FIRST: Final = (
     "faults/test_store_killed.py",
     "spark_streaming/source",
     "spark_streaming/job",
-    "holdmq/coordination/test_etcd_faults.py",
     "storage/log/test_crashes.py",
     "storage/log/test_bounds.py",
     "holdmq/client/test_sender.py",
@@ -226,6 +237,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the storage engine of brokers; kv runs the tests that ON_KV names (make test-kv)",
     )
 
+    parser.addoption(
+        "--state-in-log",
+        action="store_true",
+        help="brokers have their state files in their log; runs the tests of the broker (make test-state)",
+    )
+
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
@@ -235,6 +252,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
         tested_engine.begin()
         config.add_cleanup(tested_engine.end)
+    if config.getoption("state_in_log"):
+        import state_in_log
+
+        state_in_log.choose()
+        config.add_cleanup(state_in_log.choose_files)
     if config.getoption("compiled"):
         _refuse_interpreted(config)
 
@@ -261,6 +283,14 @@ def _is_on_kv(item: pytest.Item) -> bool:
     )
 
 
+def _is_on_state_in_log(item: pytest.Item) -> bool:
+    return (
+        "/core/" not in item.nodeid
+        and _is_below(item, "broker")
+        and not any(_is_below(item, path) for path in (*SYSTEM, *OF_FILES))
+    )
+
+
 # Before pytest's own, which chooses by markers.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -276,6 +306,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if not _is_on_kv(item)]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if _is_on_kv(item)]
+    if config.getoption("state_in_log"):
+        left = [item for item in items if not _is_on_state_in_log(item)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if _is_on_state_in_log(item)]
     items.sort(key=place)
 
 

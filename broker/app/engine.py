@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from broker.alerts.statistics_calls import BusySegment
+from broker.state.home import StateHome
 from broker.topics.core.table import TopicTable
+from broker.topics.logged_topics import LoggedTopics
 from holdmq.config.model import Config
 from holdmq.errors import ConfigError, ShardLostError
+from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk, RealDisk
 from holdmq.files.private_directory import close_to_others
 from storage.api.store import NO_LOSS, OrderedStore, RecordLoss
+from storage.log.state.core.files import LoggedFiles
+from storage.log.state.disk import LogDisk
+from storage.log.state.following import LoggedState
 from storage.log.store import open_store
 
 
@@ -34,7 +41,9 @@ class StorageEngine(NamedTuple):
     disk: Disk
     """Where the broker's rooms have their state files."""
     is_topics_inside: bool
-    """Whether `disk` can be read only once the store is open."""
+    """Whether `disk` can be read only once the store is open, and `prepare` was called."""
+    prepare: Callable[[], None]
+    """Puts the state files where they belong, over the open store. Blocking; HoldMQError."""
     busy_segments: Callable[[], Sequence[BusySegment]]
     """The parts of the log that are read from the disk now."""
     account_for_loss: Callable[[], int]
@@ -51,11 +60,14 @@ def engine_of(
     lost: Callable[[ShardLostError], None],
     is_home: bool,
     wanted_back: Callable[[], None],
+    is_state_in_log: bool = False,
 ) -> StorageEngine:
     """Make the store of a configuration; the caller opens it (blocking) before anything else.
 
-    `lost` is called on the loop when the store is not this process's any more; `wanted_back` when the shard
-    is another broker's (not `is_home`), and that broker is back.
+    `is_state_in_log`: what the rooms know is in the log itself, as copies of it need; what is in files of an
+    earlier start moves there, and back when this one wants files. `lost` is called on the loop when the store
+    is not this process's any more; `wanted_back` when the shard is another broker's (not `is_home`), and that
+    broker is back.
     """
     post = asyncio.get_running_loop().call_soon_threadsafe
     name = config.broker.name
@@ -77,22 +89,65 @@ def engine_of(
             is_home=is_home,
             wanted_back=wanted_back,
         )
-        return StorageEngine(kv, kv.disk, True, list, kv.count_loss, kv.loss, kv.server.where)
+        return StorageEngine(kv, kv.disk, True, _nothing, list, kv.count_loss, kv.loss, kv.server.where)
+    disk = RealDisk()
+    root = Path(config.storage.data_dir)
+    home = StateHome(root / "config", disk)
+    is_moving = is_state_in_log or home.is_marked()
+    accept_backup = config.storage.accept_backup
+    kept = KeptInLog(table, root, home, accept_backup) if is_moving else None
     store = open_store(
         config.storage,
         name,
         table.key_levels,
         post,
-        accept_backup=config.storage.accept_backup,
+        accept_backup=accept_backup,
         is_table=table.is_table,
+        state=None if kept is None else kept.state,
     )
-    close_to_others(Path(config.storage.data_dir), "format.json")
+    close_to_others(root, "format.json")
+    logged: Disk | None = None
+    prepare = _nothing
+    if kept is not None:
+        logged = LogDisk(kept.state.files, store.append_state, post, lambda: store.synced_position, root)
+        prepare = partial(kept.prepare, logged, is_state_in_log)
     return StorageEngine(
         store,
-        RealDisk(),
-        False,
+        logged if logged is not None and is_state_in_log else disk,
+        is_moving,
+        prepare,
         lambda: store.chunks.activity.rates,
         lambda: 0,
         lambda: NO_LOSS,
         config.storage.data_dir,
     )
+
+
+class KeptInLog:
+    """State files in a log: what they say of topics is known while it is read."""
+
+    def __init__(self, table: TopicTable, root: Path, home: StateHome, accept_backup: bool) -> None:
+        path = root / "config" / "topic.json"
+        files = LoggedFiles()
+        self.topics = LoggedTopics(table, str(path.relative_to(root)), path, files.content)
+        self.state = LoggedState(files, self.topics.changed)
+        self._home = home
+        self._accept_backup = accept_backup
+        if not home.is_log():
+            # What the log may have is of an earlier time.
+            self.topics.stop()
+            loaded = AtomicFile(path, RealDisk()).load(accept_backup)
+            if loaded is not None:
+                table.load(loaded.content, loaded.data_version, str(path))
+
+    def prepare(self, logged: Disk, is_state_in_log: bool) -> None:
+        """Move the files where they belong; from now on the table of topics is its owner's."""
+        self.topics.stop()
+        if is_state_in_log:
+            self._home.move_into_log(logged, self._accept_backup)
+        else:
+            self._home.move_out_of_log(logged)
+
+
+def _nothing() -> None:
+    """There is nothing to prepare."""

@@ -97,6 +97,7 @@ class Lives:
         await loop.run_in_executor(None, store.open)
         try:
             if engine.is_topics_inside:
+                await loop.run_in_executor(None, engine.prepare)
                 await loop.run_in_executor(None, topics.load, accept_backup)
             if store.log_order is not None:
                 _check_topics(topics, store.log_order, path)

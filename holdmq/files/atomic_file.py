@@ -92,6 +92,13 @@ class AtomicFile:
             kind = StoreFullError if error.errno in FULL_ERRORS else StorageError
             raise kind(error.strerror or str(error), operation="write", path=str(self.path)) from error
 
+    def of_bytes(self, raw: bytes) -> Loaded:
+        """Read what the file would hold with these bytes. StoreFormatError when it is damaged, or newer."""
+        parsed = self._parse(raw, self.path)
+        if isinstance(parsed, Loaded):
+            return parsed
+        raise StoreFormatError(parsed, operation="open", path=str(self.path))
+
     def _is_whole(self, raw: bytes) -> bool:
         return self._written == (len(raw), crc32(raw)) or isinstance(self._parse(raw, self.path), Loaded)
 

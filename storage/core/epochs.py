@@ -5,12 +5,17 @@ The epoch rises at every start after which the log may be shorter than readers s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdmq.errors import StoreFormatError
-from storage.api.replication import Epoch
+
+
+class Epoch(NamedTuple):
+    """An epoch and the log offset at which it began."""
+
+    epoch: int
+    start: int
 
 
 class Epochs:
@@ -24,10 +29,6 @@ class Epochs:
     @property
     def current(self) -> int:
         return self._epochs[-1].epoch
-
-    @property
-    def all(self) -> Sequence[Epoch]:
-        return tuple(self._epochs)
 
     def rise(self, end: int) -> None:
         """Begin the next epoch at the log's end after a cut. What began behind the cut has nothing left."""

@@ -57,9 +57,10 @@ class Derived:
 
         self.tables: LogTables | None = None
         if is_table is not None:
+            files = TableFiles(disk, home.tables)
             self.tables = LogTables(
-                TableFiles(disk, home.tables),
-                Follower(reader, "tables", wanted_by(is_table)),
+                files,
+                Follower(reader, "tables", wanted_by(is_table, files)),
                 is_table,
                 append,
                 post,

@@ -24,6 +24,7 @@ from storage.log.home import StoreDirectory
 from storage.log.reading.reader import ColdReader
 from storage.log.retention.retention import complete, raise_firsts
 from storage.log.segments import Segment, Segments
+from storage.log.state.following import CONFIG_KEY, LoggedState, RowsOf
 
 SCAN_BYTES: Final = 4 << 20
 """One read of the scan: the disk's full speed in little memory."""
@@ -46,8 +47,18 @@ class Recovered(NamedTuple):
     is_cut: bool
 
 
+class StateRecovery(NamedTuple):
+    """State files that the log has: the tables may know them up to some position, the log says the rest."""
+
+    state: LoggedState
+    rows_of: RowsOf
+
+
 class Recovery:
-    """One start's recovery. Every method blocks; errors of the disk are OSError."""
+    """One start's recovery. Every method blocks; errors of the disk are OSError.
+
+    `kept`: state files that say how the log is to be read, such as how many levels of a key count.
+    """
 
     def __init__(
         self,
@@ -57,7 +68,9 @@ class Recovery:
         queues: ConsumeQueues,
         checkpoint: Checkpoint,
         key_levels: KeyLevels,
+        kept: StateRecovery | None = None,
     ) -> None:
+        self._kept = kept
         self._disk = disk
         self._home = home
         self._segments = segments
@@ -74,7 +87,12 @@ class Recovery:
         start = self._checkpoint.position
         complete(self._segments, self._checkpoint)
         self._check_checkpoint(start)
-        self._rebuild_missing(start)
+        missing = self._missing()
+        if self._kept is not None:
+            self._rebuild(missing & {CONFIG_KEY}, start)
+            missing.discard(CONFIG_KEY)
+            self._load_state(self._kept, start)
+        self._rebuild(missing, start)
         raise_firsts(self._segments, self._queues, self._checkpoint)
         self._firsts = {key: bounds[0] for key, bounds in self._checkpoint.queues.items()}
         if clean_end != start:
@@ -118,13 +136,22 @@ class Recovery:
 
     # Indexes
 
-    def _rebuild_missing(self, end: int) -> None:
-        """Write consume queues that are not complete up to the checkpoint again, from the log."""
-        missing = {
+    def _missing(self) -> set[Key]:
+        """Consume queues that are not complete up to the checkpoint."""
+        return {
             key
             for key, (first, following) in self._checkpoint.queues.items()
             if not self._queues.is_complete(key, first, following)
         }
+
+    def _load_state(self, kept: StateRecovery, end: int) -> None:
+        """Read what state files say up to the checkpoint; the scan goes on from there."""
+        reader = ColdReader(self._disk, self._segments, self._queues, self._key_levels)
+        bounds = self._checkpoint.queues.get(CONFIG_KEY, (0, 0))
+        kept.state.load(kept.rows_of, reader, self._queues, bounds, end)
+
+    def _rebuild(self, missing: set[Key], end: int) -> None:
+        """Write consume queues again, from the log up to the checkpoint."""
         if not missing:
             return
         log.warning("consume queues are built again from the log", queues=len(missing), up_to=end)
@@ -200,6 +227,9 @@ class Recovery:
                 if not sequence.records:
                     return position, False
                 batch = batch_of(view, whole.sizes[: sequence.records], position, self._key_levels)
+            if self._kept is not None and self._kept.state.take(batch):
+                # What the records say of themselves may hold for those behind them.
+                batch = batch_of(view, batch.sizes, position, self._key_levels)
             for run in batch.runs:
                 self._firsts.setdefault((run.topic, run.queue_id), run.base_offset)
             self._index(batch)

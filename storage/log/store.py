@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from holdmq.config.model import StorageSection
-from holdmq.errors import BehindError, StorageError, StoreFullError
+from holdmq.errors import BehindError, StorageError, StoreFullError, UsageError
 from holdmq.files.disk import Disk, RealDisk
 from holdmq.record.codec import BLANK_SIZE_MIN
 from storage.api.batches import Appended, Batch, Confirmed
@@ -43,9 +43,11 @@ from storage.log.reading.chunks import Chunks
 from storage.log.reading.core.chunks import ChunkCache
 from storage.log.reading.reader import ColdReader
 from storage.log.reading.sidecars import Sidecars
-from storage.log.recovery import Recovery
+from storage.log.recovery import Recovery, StateRecovery
 from storage.log.retention.retention import Deletion, Retention, limits_of
 from storage.log.segments import Segments
+from storage.log.state.core.files import CONFIG_TOPIC
+from storage.log.state.following import CONFIG_KEY, LoggedState
 from storage.log.writer import ANY_GENERATION, Pending, Writer
 
 Post = Callable[[Callable[[], object]], object]
@@ -82,13 +84,15 @@ def open_store(
     clock: Callable[[], float] = monotonic,
     has_threads: bool = True,
     is_table: Callable[[str], bool] | None = None,
+    state: LoggedState | None = None,
 ) -> LogStore:
     """The store of a configuration; the caller calls `open` (blocking) before anything else.
 
     `key_levels` says a topic's; `post` runs a callable on the event loop and may be called from
     any thread (`loop.call_soon_threadsafe`). Without threads of its own nothing is written until
     the caller steps `writer` and `flusher`: each order of events is then reproducible. `is_table` says
-    which topics are tables; None = this store keeps none (`tables` is None).
+    which topics are tables; None = this store keeps none (`tables` is None). `state`: the broker's state
+    files are in this log, and these are kept as it says (needs tables).
     """
     return LogStore(
         settings,
@@ -101,6 +105,7 @@ def open_store(
         clock,
         has_threads,
         is_table,
+        state,
     )
 
 
@@ -119,6 +124,7 @@ class LogStore:
         clock: Callable[[], float],
         has_threads: bool,
         is_table: Callable[[str], bool] | None,
+        state: LoggedState | None,
     ) -> None:
         self._memory_reads = self._cold_reads = self._tail_reads = self._tail_misses = 0
         self._behind_reads = 0
@@ -206,13 +212,19 @@ class LogStore:
             lambda: self.writer.synced,
             clock_ms,
             clock,
-            is_table,
+            None if is_table is None else partial(_is_table, is_table),
             self._following_failed,
         )
         self.timer = self.derived.timer
         self.tables = self.derived.tables
         self.retention.before_delete.append(self.derived.before_delete)
+        self._kept: StateRecovery | None = None
         self._subscribers: list[Confirmed] = [self.derived.offer]
+        if state is not None:
+            if self.tables is None:
+                raise UsageError("a store that keeps state files in its log needs tables")
+            self._kept = StateRecovery(state, self.tables.rows_of)
+            self._subscribers.insert(0, state.offer)
         self._stamper = Stamper()
         self._pending: deque[Pending] = deque()
         self._written_groups: deque[Pending] = deque()
@@ -262,8 +274,16 @@ class LogStore:
                 hint="restore it from a backup",
             )
         clean_end = 0 if self._home.is_new else self._home.clean_end()
+        if self._kept is not None and self.tables is not None:
+            self.tables.open()
         recovery = Recovery(
-            self._disk, self._home, self._segments, self._files, self._checkpoint, self._key_levels
+            self._disk,
+            self._home,
+            self._segments,
+            self._files,
+            self._checkpoint,
+            self._key_levels,
+            self._kept,
         )
         recovered = recovery.run(clean_end)
         if clean_end != recovered.end:
@@ -283,6 +303,10 @@ class LogStore:
         self._segment_end = self._confirmed_segment_end = last
         self._keys.open(self.first_position, recovered.end)
         self.derived.start(self.first_position, recovered.end, self._epochs, self._has_threads)
+        if self._kept is not None:
+            # What the tables had before may have been of a log that was longer.
+            bounds = recovered.queues.get(CONFIG_KEY, (0, 0))
+            self._kept.state.load(self._kept.rows_of, self._reader, self._files, bounds, recovered.end)
         self.retention.measure()
         self.writer.start(recovered.end, self._has_threads, not recovered.is_cut)
         self.flusher.start(recovered.end, recovered.store_ms, recovered.queues, self._has_threads)
@@ -412,6 +436,10 @@ class LogStore:
         For copies without which an old segment cannot go, and for nothing else.
         """
         self._append(batch, done, None, True)
+
+    def append_state(self, batch: Batch, done: Appended) -> None:
+        """As `append`, also past the watermark: what brokers know is small, and frees room, too."""
+        self._append(batch, done, None, False)
 
     def _append(self, batch: Batch, done: Appended, refusal: StorageError | None, is_rolling: bool) -> None:
         refusal = self._refusal or refusal or self._lagging()
@@ -733,3 +761,8 @@ class LogStore:
                 raise
             self._behind_reads += 1
             raise BehindError(position, first_position) from None
+
+
+def _is_table(is_table: Callable[[str], bool], topic: str) -> bool:
+    """Whether a topic is a table: the broker's, or the one that has its state."""
+    return topic == CONFIG_TOPIC or is_table(topic)

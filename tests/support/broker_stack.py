@@ -7,16 +7,19 @@ import itertools
 import struct
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import pytest
+import state_in_log
 import tested_engine
 from any_disk import ANY_DISK
 
 from broker.app.calls import Identity
 from broker.app.compose import Broker, now_ms
-from broker.app.engine import OpenableStore
+from broker.app.engine import KeptInLog, OpenableStore
+from broker.state.home import StateHome
 from broker.topics.core.table import TopicTable
 from broker.topics.requests import TopicRequests
 from holdmq.config.alarms import AlarmsSection
@@ -43,6 +46,7 @@ from holdmq.wire.headers import (
 )
 from storage.api.store import NO_LOSS
 from storage.kv.store import KvStore
+from storage.log.state.disk import LogDisk
 from storage.log.store import open_store
 
 
@@ -126,7 +130,10 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
     )
     table = TopicTable(int(str(settings.get("topics_max", 100))), 4)
     clock_ms = cast("Callable[[], int]", settings.get("clock_ms", now_ms))
-    store, disk = _store_of(section, str(settings.get("name", "broker-0")), table, clock_ms)
+    is_in_log = bool(settings.get("is_state_in_log", state_in_log.is_chosen()))
+    store, disk, prepare = _store_of(
+        section, str(settings.get("name", "broker-0")), table, clock_ms, is_in_log
+    )
     topics = TopicRequests(
         directory / "store" / "config" / "topic.json",
         table,
@@ -134,11 +141,12 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
         float(str(settings.get("hide_grace_s", 0.0))),
         disk,
     )
-    if section.engine == "log":
+    if prepare is None:
         topics.load()
     await asyncio.to_thread(store.open)
     try:
-        if section.engine == "kv":
+        if prepare is not None:
+            await asyncio.to_thread(prepare)
             await asyncio.to_thread(topics.load)
         return await _serve(directory, section, store, disk, topics, clock_ms, settings)
     except BaseException:
@@ -147,15 +155,32 @@ async def start_broker(directory: Path, **settings: object) -> Stack:
 
 
 def _store_of(
-    section: StorageSection, name: str, table: TopicTable, clock_ms: Callable[[], int]
-) -> tuple[OpenableStore, Disk]:
-    """A broker's store, and where its rooms have their state files."""
+    section: StorageSection, name: str, table: TopicTable, clock_ms: Callable[[], int], is_state_in_log: bool
+) -> tuple[OpenableStore, Disk, Callable[[], object] | None]:
+    """A broker's store, where its rooms have their state files, and what makes them ready once it is open."""
     post = asyncio.get_running_loop().call_soon_threadsafe
     if section.engine == "kv":
         kv = KvStore(section, name, table.key_levels, post, is_table=table.is_table, clock_ms=clock_ms)
-        return kv, kv.disk
-    store = open_store(section, name, table.key_levels, post, is_table=table.is_table, clock_ms=clock_ms)
-    return store, RealDisk()
+        return kv, kv.disk, list
+    root = Path(section.data_dir)
+    home = StateHome(root / "config", RealDisk())
+    kept = KeptInLog(table, root, home, False) if is_state_in_log or home.is_marked() else None
+    store = open_store(
+        section,
+        name,
+        table.key_levels,
+        post,
+        is_table=table.is_table,
+        clock_ms=clock_ms,
+        state=None if kept is None else kept.state,
+    )
+    if kept is None:
+        return store, RealDisk(), None
+    if is_state_in_log:
+        state_in_log.remember(root, kept.state.files)
+    logged = LogDisk(kept.state.files, store.append_state, post, lambda: store.synced_position, root)
+    prepare = partial(kept.prepare, logged, is_state_in_log)
+    return store, logged if is_state_in_log else RealDisk(), prepare
 
 
 async def _serve(

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+import state_in_log
 from valkey_servers import ValkeyServer
 
 from holdmq.record.codec import Record, decode_record
@@ -80,14 +81,20 @@ def own_server_flags() -> list[str]:
 
 def state_file(directory: Path, name: str) -> bytes:
     """A state file of the broker `broker-0` over a directory, as it is stored. FileNotFoundError."""
+    logged = state_in_log.files_of(directory / "store")
+    if logged is not None:
+        content = logged.content(f"config/{name}")
+        if content is None:
+            raise FileNotFoundError(name)
+        return content
     if not is_kv():
         return (directory / "store" / "config" / name).read_bytes()
     files = ShardKeys(prefix_of(directory), "broker-0").files
     with server().client() as client:
-        content = client.hget(files, f"config/{name}")
-    if content is None:
+        found = client.hget(files, f"config/{name}")
+    if found is None:
         raise FileNotFoundError(name)
-    return str(content).encode()
+    return str(found).encode()
 
 
 def shard_records(directory: Path) -> list[Record]:

@@ -242,15 +242,21 @@ class TopicTable:
         }
 
     def load(self, content: dict[str, Any], data_version: int, path: str) -> None:
-        """Fill the table from topic.json; StoreFormatError names the entry that is no topic."""
+        """Make the table what topic.json says; StoreFormatError names the entry that is no topic."""
+        for known in [*self.all(), *self.leaving()]:
+            if known.name not in content and not known.is_temporary:
+                self.remove(known.name)
         for name, entry in content.items():
             try:
                 topic = _topic_of(name, entry)
             except TypeError as e:
                 raise _damaged(path, name, e) from e
             if topic.is_leaving:
+                self._topics.pop(name, None)
+                self._pausing.discard(name)
                 self._leaving[name] = topic
             else:
+                self._leaving.pop(name, None)
                 self.set(topic)
         self.data_version = data_version
 

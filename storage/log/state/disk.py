@@ -1,8 +1,9 @@
 """A disk whose files are in the log: `holdmq.files.disk.Disk` as far as state files use it.
 
-A file is written anew as a draft, in memory, and is in the log once it is renamed to its name: durable, and
-on every copy of the log, when `rename` returns. A file that is there is never written in place. What changes
-files blocks, and is not called on the event loop: it appends there, and waits for the confirmation.
+A file is written anew as a draft, in memory, and is in the log once it is renamed to its name: when `rename`
+returns it is as durable as the log's records are, and every copy of the log has it. A file that is there is
+never written in place. What changes files blocks, and is not called on the event loop: it appends there, and
+waits for the confirmation.
 
 One change at a time: what a change appends depends on all that is there. A change whose outcome was not known
 in time is waited for before the next one; whatever became of it, the files are as the log has them.
@@ -15,19 +16,22 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Lock
+from time import monotonic, sleep
 from typing import Final
 
 import structlog
 
 from holdmq.errors import RecordError, StorageError
 from holdmq.files.disk import Buffer, OpenFile, Space
-from storage.api.batches import Batch
-from storage.api.tables import KeyChange, TableWrites
+from storage.api.batches import Appended, Batch
+from storage.api.tables import KeyChange
+from storage.core.table_appends import TableAppends
 from storage.log.state.core.files import CONFIG_TOPIC, LoggedFiles, is_listing
 
 BATCH_BYTES: Final = 256 << 10
 """What is appended in one turn of the event loop: encoding it takes less than a millisecond."""
 BATCH_ROWS: Final = 64
+SYNC_LOOK_S: Final = 0.01
 WAIT_S: Final = 30.0
 """How long a change waits for its confirmation: longer than a loaded log, or a new set of copies, takes."""
 
@@ -87,7 +91,9 @@ class LogFile:
 
 
 class LogDisk:
-    """Files of `files`, below `root`, changed through `tables`; `post` runs a callable on the event loop.
+    """Files of `files`, below `root`; `append` takes their batches, `post` runs a callable on the event loop.
+
+    `synced` is the log position below which all is on this machine's disk, too.
 
     Where the disks of an operating system raise OSError, a refused append raises the store's StorageError:
     it says more, and whether the same may succeed later.
@@ -96,15 +102,17 @@ class LogDisk:
     def __init__(
         self,
         files: LoggedFiles,
-        tables: TableWrites,
+        append: Callable[[Batch, Appended], None],
         post: Callable[[Callable[[], object]], object],
+        synced: Callable[[], int],
         root: Path,
         wait_s: float = WAIT_S,
     ) -> None:
         self.changes = self.bytes = 0
         self._files = files
-        self._tables = tables
+        self._rows = TableAppends(lambda topic: topic == CONFIG_TOPIC, append)
         self._post = post
+        self._synced = synced
         self._root = root
         self._wait_s = wait_s
         self._drafts: dict[str, bytearray] = {}
@@ -150,7 +158,7 @@ class LogDisk:
         """Names need no directory."""
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a draft the name `target`: as one change of the log, durable on return."""
+        """Give a draft the name `target`: as one change of the log, confirmed on return."""
         old, new = self._name(source), self._name(target)
         draft = self._drafts.get(old)
         if draft is None:
@@ -165,10 +173,20 @@ class LogDisk:
             self._change(lambda: self._files.removed(name), path)
 
     def sync_directory(self, directory: Path) -> None:
-        """Every change is durable when its call returns."""
+        """Every change is confirmed when its call returns, and as durable as any record of this log."""
 
     def sync_all(self, directory: Path) -> None:
-        """Every change is durable when its call returns."""
+        """Wait until every change is on this machine's disk, as it must be before it counts elsewhere."""
+        position = self._files.position
+        give_up_at = monotonic() + self._wait_s
+        while self._synced() < position:
+            if monotonic() > give_up_at:
+                raise StorageError(
+                    f"the log is not on disk up to {position} after {self._wait_s:g} s",
+                    operation="fsync",
+                    path=str(directory),
+                )
+            sleep(SYNC_LOOK_S)
 
     def space(self, directory: Path) -> Space:
         """As much as one asks for: a full log refuses by itself."""
@@ -217,7 +235,7 @@ class LogDisk:
                 self.bytes += len(batch.records)
             ended.set_result(error)
 
-        self._post(lambda: self._tables.change_many(CONFIG_TOPIC, changes, done))
+        self._post(lambda: self._rows.change_many(CONFIG_TOPIC, changes, done))
         return self._wait(ended, path)
 
     def _wait(self, ended: Future[StorageError | None], path: Path) -> StorageError | None:

@@ -100,7 +100,12 @@ class TableFiles:
     # Opening
 
     def open(self) -> None:
-        """Open the database, or an empty one; `applied` is where it stands. Raises StorageError."""
+        """Open the database, or an empty one; `applied` is where it stands. Raises StorageError.
+
+        When it is open already nothing happens.
+        """
+        if self._env is not None:
+            return
         self._disk.make_directory(self.directory)
         self._load_snapshot()
         self._open_env()
@@ -287,6 +292,22 @@ class TableFiles:
                         going_on = cursor.next()
             except lmdb.Error as error:
                 raise failure_of(error, "walk", self._current) from error
+
+    def rows_of(self, topic: str) -> tuple[Applied, list[VersionedRow]]:
+        """All rows of a small table, and how far the log is in them: both of one moment."""
+        begin = scan_prefix(topic, b"")
+        rows: list[VersionedRow] = []
+        with self._reading() as env:
+            try:
+                with env.begin() as txn, txn.cursor() as cursor:
+                    raw = txn.get(META)
+                    going_on = cursor.set_range(begin)
+                    while going_on and cursor.key().startswith(begin):
+                        rows.append(decode_row(topic, cursor.key(), cursor.value()))
+                        going_on = cursor.next()
+            except lmdb.Error as error:
+                raise failure_of(error, "read", self._current) from error
+        return Applied(*APPLIED.unpack(raw)) if raw else Applied(0, 0), rows
 
     def size_of(self, topic: str) -> TableSize:
         """What a table has."""

@@ -69,6 +69,7 @@ class LogTables(TableAppends):
         self.applied_position = 0
         self.changes = self.keyless = self.failures = self.restores = 0
         self._files = files
+        self._is_followed = partial(_is_followed, is_table, files)
         self._post = post
         self._synced = synced
         self._epochs = Epochs([])
@@ -156,6 +157,13 @@ class LogTables(TableAppends):
         """
         return self._files.walk(topic, begin, after, judge)
 
+    def rows_of(self, topic: str) -> tuple[Applied, list[VersionedRow]]:
+        """All rows of a small table, and how far the log is in them: both of one moment.
+
+        `open` is enough for it: before `start` they may be of a log that was longer.
+        """
+        return self._files.rows_of(topic)
+
     def size_of(self, topic: str) -> TableSize:
         """What a table has, as of `applied_position`; never waits."""
         return self._files.size_of(topic)
@@ -192,6 +200,10 @@ class LogTables(TableAppends):
 
     # Life of the thread
 
+    def open(self) -> None:
+        """Open the database, for who must read it before the log's end is known. Blocking. StorageError."""
+        self._files.open()
+
     def start(self, log_first: int, log_end: int, epochs: Epochs, has_thread: bool = True) -> None:
         """Open the database and follow the log. Blocking. Raises StorageError. No thread: call `step`."""
         self._log_first, self._log_end, self._epochs = log_first, log_end, epochs
@@ -213,7 +225,7 @@ class LogTables(TableAppends):
             self._is_open = False
             if self._failure is None:
                 self._guarded(self._work)
-            self._files.close()
+        self._files.close()
 
     def step(self) -> float:
         """Do what there is to do; how many seconds there is nothing. Blocking, without a thread only."""
@@ -295,7 +307,7 @@ class LogTables(TableAppends):
         keyless = 0
         for stretch in taken:
             if stretch.batch is not None:
-                tables = {run.topic for run in stretch.batch.runs if self._is_table(run.topic)}
+                tables = {run.topic for run in stretch.batch.runs if self._is_followed(run.topic)}
                 if tables:
                     found, without = changes_in(stretch.batch, tables)
                     changes.extend(found)
@@ -333,6 +345,15 @@ class LogTables(TableAppends):
             self._files.extend_snapshot(position)
 
 
-def wanted_by(is_table: Callable[[str], bool]) -> Callable[[Batch], bool]:
+def wanted_by(is_table: Callable[[str], bool], files: TableFiles) -> Callable[[Batch], bool]:
     """What of the log the tables must look at."""
-    return lambda batch: any(is_table(topic) for topic in batch.topics())
+    return lambda batch: any(_is_followed(is_table, files, topic) for topic in batch.topics())
+
+
+def _is_followed(is_table: Callable[[str], bool], files: TableFiles, topic: str) -> bool:
+    """Whether records of a topic change rows.
+
+    Those of a table that is deleted meanwhile still do, as long as it has rows: the records that delete
+    these lie before its end, and who applies the log late must not keep them.
+    """
+    return is_table(topic) or files.size_of(topic).rows > 0

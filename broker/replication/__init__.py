@@ -1,1 +1,0 @@
-"""Copies of a broker's log on several machines: who leads, who follows, and what is confirmed."""

@@ -1,0 +1,311 @@
+"""State files in a real log: found again however the store was left, and known while the log is read."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from any_disk import ANY_DISK
+
+from holdmq.config.model import StorageSection
+from holdmq.errors import StorageError, StoreFormatError, StoreFullError, UsageError
+from holdmq.files.atomic_file import AtomicFile
+from holdmq.record.batch import encode_batch, tag_hashes
+from storage.api.batches import Batch, BatchRun
+from storage.api.queues import HashFilter
+from storage.core.table_appends import TableAppends
+from storage.log.state.core.files import CONFIG_TOPIC, LoggedFiles
+from storage.log.state.disk import LogDisk
+from storage.log.state.following import LoggedState
+from storage.log.store import LogStore, open_store
+
+MIB = 1 << 20
+LEVELS = "config/levels.json"
+
+
+class Kept:
+    """A store that has state files, and its "event loop" on a thread.
+
+    How many levels of a key count in a topic is what the file `levels.json` says.
+    """
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.directory = directory
+        values = {"data_dir": str(directory), "segment_size_bytes": MIB, "flush_interval_ms": 10}
+        self.settings = StorageSection.model_validate(values | {**ANY_DISK, **settings})
+        self.files = LoggedFiles()
+        self.changed: list[str] = []
+        self.levels: dict[str, int] = {}
+        self._posted: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self.store: LogStore = open_store(
+            self.settings,
+            "b1",
+            lambda topic: self.levels.get(topic, 1),
+            self._posted.put,
+            is_table=lambda _: False,
+            state=LoggedState(self.files, self._has_changed),
+        )
+        self.disk = LogDisk(
+            self.files,
+            self.store.append_state,
+            self._posted.put,
+            lambda: self.store.synced_position,
+            directory,
+        )
+        self._loop = threading.Thread(target=self._run)
+
+    def _has_changed(self, name: str) -> None:
+        self.changed.append(name)
+        if name == LEVELS:
+            raw = self.files.content(name)
+            assert raw is not None
+            self.levels = AtomicFile(self.directory / name).of_bytes(raw).content
+
+    def _run(self) -> None:
+        while (callback := self._posted.get()) is not None:
+            callback()
+
+    def open(self) -> Kept:
+        self.store.open()
+        self._loop.start()
+        return self
+
+    def close(self) -> None:
+        self.store.close()
+        if self._loop.is_alive():
+            self._posted.put(None)
+            self._loop.join()
+
+    def file(self, name: str) -> AtomicFile:
+        return AtomicFile(self.directory / "config" / name, self.disk)
+
+    def save(self, name: str, content: dict[str, Any], version: int) -> None:
+        file = self.file(name)
+        file.load(accept_backup=True)
+        file.save(content, version)
+
+    def version(self, name: str) -> int:
+        loaded = self.file(name).load()
+        return 0 if loaded is None else loaded.data_version
+
+    def append(self, topic: str, count: int, tag: bytes = b"") -> StorageError | None:
+        ended = threading.Event()
+        errors: list[StorageError | None] = []
+
+        def done(_batch: Batch, error: StorageError | None) -> None:
+            errors.append(error)
+            ended.set()
+
+        properties = b"TAGS\x01" + tag + b"\x02" if tag else b""
+        raw, sizes = encode_batch(topic.encode(), 0, [bytes(100)] * count, properties, 5)
+        batch = Batch(
+            memoryview(bytearray(raw)), sizes, [BatchRun(topic, 0, count, self.levels.get(topic, 1))]
+        )
+        self._posted.put(lambda: self.store.append(batch, done))
+        assert ended.wait(40)
+        return errors[0]
+
+
+Make = Callable[..., Kept]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Kept] = []
+
+    def one(directory: Path | None = None, **settings: Any) -> Kept:
+        kept = Kept(directory or tmp_path / "store", **settings)
+        made.append(kept)
+        return kept.open()
+
+    yield one
+    for each in made:
+        each.close()
+
+
+def killed(kept: Kept, to: Path) -> Path:
+    """What a killed process leaves: its files as they are now."""
+    shutil.copytree(kept.directory, to, dirs_exist_ok=True)
+    return to
+
+
+def large(version: int) -> dict[str, Any]:
+    return {f"key-{n}": {"value": n * version} for n in range(2_000)}
+
+
+def test_files_are_found_again_after_a_clean_close(make: Make) -> None:
+    kept = make()
+    kept.save("a.json", large(1), 1)
+    kept.save("a.json", large(2), 2)
+    kept.close()
+    again = make()
+    assert again.file("a.json").load() == (large(2), 2, False)
+    assert again.version("a.json.bak") == 1
+    again.save("a.json", large(3), 3)
+    assert again.version("a.json") == 3
+
+
+@pytest.mark.parametrize("flush", ["async", "sync"])
+@pytest.mark.parametrize(
+    "lost", [(), ("tables",), ("consumequeue",), ("tables", "consumequeue", "keyindex", "timer", "config")]
+)
+def test_what_was_saved_is_there_after_a_kill_whatever_is_derived_was_deleted(
+    make: Make, tmp_path: Path, flush: str, lost: tuple[str, ...]
+) -> None:
+    kept = make(flush=flush)
+    for version in range(1, 6):
+        kept.save("a.json", large(version), version)
+        kept.append("t", 50)
+        kept.save("b.json", {"version": version}, version)
+    left = killed(kept, tmp_path / "killed")
+    for name in lost:
+        shutil.rmtree(left / name, ignore_errors=True)
+    again = make(left, flush=flush)
+    assert again.file("a.json").load() == (large(5), 5, False)
+    assert again.file("b.json").load() == ({"version": 5}, 5, False)
+
+
+def test_segments_that_went_took_nothing_of_it(make: Make) -> None:
+    kept = make(retention_segments=2, retention_interval_ms=20, delete="expired")
+    kept.save("a.json", large(1), 1)
+    for _ in range(60):
+        kept.append("t", 500)
+    deadline = threading.Event()
+    for _ in range(600):
+        if kept.store.first_position > 0:
+            break
+        deadline.wait(0.05)
+    assert kept.store.first_position > 0
+    assert kept.version("a.json") == 1
+    kept.close()
+    (kept.directory / "tables" / "current.mdb").unlink()
+    shutil.rmtree(kept.directory / "consumequeue")
+    again = make()
+    assert again.file("a.json").load() == (large(1), 1, False)
+
+
+def test_a_log_that_is_cut_has_the_files_of_that_moment(make: Make, tmp_path: Path) -> None:
+    kept = make()
+    ends: list[tuple[int, int, int]] = [(0, 0, 0)]
+    for version in range(1, 5):
+        kept.save("a.json", {"version": version, "more": {str(n): n for n in range(900)}}, version)
+        ends.append((kept.store.confirmed_position, version, version - 1))
+        kept.append("t", 2)
+        kept.save("b.json", {"version": version}, version)
+        ends.append((kept.store.confirmed_position, version, version))
+    kept.close()
+    starts = record_starts(kept)
+    assert len(starts) > 30
+    for number, cut in enumerate(starts):
+        left = killed(kept, tmp_path / f"cut-{number}")
+        # Without its mark, and with a checkpoint that lies before: as after a power loss.
+        (left / "clean").unlink()
+        for name in ("checkpoint.json", "checkpoint.json.bak"):
+            (left / name).unlink(missing_ok=True)
+        AtomicFile(left / "checkpoint.json").save({"position": 0, "storeMs": 0, "queues": {}}, 1)
+        segment = left / "commitlog" / f"{0:020}"
+        with segment.open("r+b") as file:
+            file.truncate(cut)
+            file.truncate(MIB)
+        again = make(left)
+        assert again.store.confirmed_position == cut
+        least = max((end, a, b) for end, a, b in ends if end <= cut)
+        most = min((end, a, b) for end, a, b in ends if end >= cut)
+        assert least[1] <= again.version("a.json") <= most[1]
+        assert least[2] <= again.version("b.json") <= most[2]
+        again.save("a.json", large(9), 9)
+        again.close()
+        last = make(left)
+        assert last.version("a.json") == 9
+        last.close()
+        shutil.rmtree(left)
+
+
+def record_starts(kept: Kept) -> list[int]:
+    """Where records of state begin, and a few others."""
+    found: list[int] = []
+    raw = (kept.directory / "commitlog" / f"{0:020}").read_bytes()
+    position = 0
+    while size := int.from_bytes(raw[position : position + 4], "big"):
+        found.append(position)
+        position += size
+    return found
+
+
+def test_a_topic_is_indexed_as_its_file_says_that_the_same_scan_finds(make: Make, tmp_path: Path) -> None:
+    kept = make()
+    kept.save("levels.json", {"deep": 2}, 1)
+    kept.append("deep", 5, b"42/temp/x")
+    kept.append("deep", 5, b"42/wind/x")
+    left = killed(kept, tmp_path / "killed")
+    shutil.rmtree(left / "consumequeue", ignore_errors=True)
+    shutil.rmtree(left / "tables")
+    again = make(left)
+    assert again.levels == {"deep": 2}
+    wanted = HashFilter(prefixes=[high_half(b"42/temp/x", 2)])
+    read = again.store.read_queue_cold("deep", 0, 0, 0, MIB, 1000, wanted)
+    assert read.count == 5
+    assert read.next_offset == 10
+
+
+def test_a_topic_is_indexed_as_its_file_says_below_a_checkpoint(make: Make, tmp_path: Path) -> None:
+    kept = make()
+    kept.save("levels.json", {"deep": 2}, 1)
+    kept.append("deep", 5, b"42/temp/x")
+    kept.close()
+    shutil.rmtree(kept.directory / "consumequeue")
+    shutil.rmtree(kept.directory / "tables")
+    again = make()
+    wanted = HashFilter(prefixes=[high_half(b"42/temp/x", 2)])
+    assert again.store.read_queue_cold("deep", 0, 0, 0, MIB, 1000, wanted).count == 5
+
+
+def high_half(tag: bytes, levels: int) -> int:
+    raw, sizes = encode_batch(b"deep", 0, [b""], b"TAGS\x01" + tag + b"\x02", 5)
+    hashes = tag_hashes(memoryview(raw), sizes * 0, sizes, levels)
+    assert hashes is not None
+    return int(hashes[0]) >> 32
+
+
+def test_who_asks_is_told_of_each_file_that_changed(make: Make) -> None:
+    kept = make()
+    kept.save("a.json", {"a": 1}, 1)
+    kept.save("a.json", {"a": 2}, 2)
+    assert kept.changed == ["config/a.json", "config/a.json.bak", "config/a.json"]
+    kept.disk.unlink(kept.directory / "config" / "a.json.bak")
+    kept.close()
+    again = make()
+    assert set(again.changed) == {"config/a.json"}
+
+
+def test_state_is_written_past_the_watermark_that_refuses_records(make: Make) -> None:
+    kept = make()
+    kept.append("t", 1)
+    kept.store._watermark_passed(StoreFullError("no space", operation="append"))
+    assert isinstance(kept.append("t", 1), StoreFullError)
+    kept.save("a.json", {"a": 1}, 1)
+    assert kept.version("a.json") == 1
+
+
+def test_state_of_a_newer_format_is_refused(make: Make, tmp_path: Path) -> None:
+    kept = make()
+    rows = TableAppends(lambda _: True, kept.store.append_state)
+    ended = threading.Event()
+    kept._posted.put(lambda: rows.put(CONFIG_TOPIC, "x", b"1", lambda *_: ended.set()))
+    assert ended.wait(40)
+    kept.close()
+    with pytest.raises(StoreFormatError, match="newer HoldMQ"):
+        make()
+
+
+def test_a_store_without_tables_cannot_have_it(tmp_path: Path) -> None:
+    settings = StorageSection.model_validate({"data_dir": str(tmp_path / "store")})
+    with pytest.raises(UsageError, match="tables"):
+        open_store(
+            settings, "b1", lambda _: 1, lambda _: None, state=LoggedState(LoggedFiles(), lambda _: None)
+        )
