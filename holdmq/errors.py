@@ -13,7 +13,8 @@
     ├── StorageError            an operation of the store failed: operation, path, offset, hint
     │   ├── StoreFullError      no space: refused, recovers by itself
     │   ├── StoreReadOnlyError  a failed disk: read-only until restart
-    │   ├── ShardLostError      another process owns what this store kept
+    │   ├── ShardLostError      another process owns what this store kept, or leads: outcome unknown
+    │   ├── NotLeaderError      another replica takes records: nothing is stored
     │   ├── StoreFormatError    a directory, file or format that must not be opened
     │   └── CorruptRecordError  damage below the checkpoint
     ├── CoordinatorError        no answer of a shard's coordinator: outcome unknown (retriable)
@@ -84,6 +85,7 @@ class Code(IntEnum):
     ROW_CHANGED = 43
     GROUP_IN_USE = 44
     SESSION_FENCED = 45
+    NOT_LEADER = 46
 
 
 class CodeInfo(NamedTuple):
@@ -139,6 +141,7 @@ CODES: Final[dict[Code, CodeInfo]] = {
     Code.GROUP_IN_USE: CodeInfo(False, "the group has members: stop them first"),
     Code.DELAY_INVALID: CodeInfo(False, "a delay that this broker does not take"),
     Code.SESSION_FENCED: CodeInfo(False, "the session was opened anew elsewhere, or ended"),
+    Code.NOT_LEADER: CodeInfo(True, "another replica leads this broker's shard: refresh the route"),
     Code.ROW_CHANGED: CodeInfo(False, "the row has another version than the expected one: read it again"),
 }
 
@@ -237,6 +240,12 @@ class ShardLostError(StorageError):
     """
 
     code = Code.BUSY
+
+
+class NotLeaderError(StorageError):
+    """This replica does not lead its shard, or has stopped to: nothing is stored, ask who leads."""
+
+    code = Code.NOT_LEADER
 
 
 class StoreFormatError(StorageError):

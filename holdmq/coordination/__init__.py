@@ -1,5 +1,5 @@
 """The leadership of replicated shards: a port to an existing coordinator, and its clients.
 
-`api` is what replication needs of a coordinator. `memory` has one without processes, for simulations and
-tests.
+`api` is what replication needs of a coordinator; `etcd` is the client of etcd, over `etcd_gateway`. `memory`
+has a coordinator without processes, for simulations and tests.
 """

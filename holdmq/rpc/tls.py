@@ -28,6 +28,14 @@ class TlsKeys(NamedTuple):
     client_ca: str = "security.tls_client_ca"
 
 
+class ClientTlsKeys(NamedTuple):
+    """How the configuration calls a client's files; for errors."""
+
+    ca: str = "client.tls_ca"
+    cert: str = "client.tls_cert"
+    key: str = "client.tls_key"
+
+
 class ServerTls:
     """A listener's TLS. `context` goes to the listener once; `reload` changes what it does.
 
@@ -82,19 +90,20 @@ class ServerTls:
         return context
 
 
-def client_context(ca: str, cert: str, key: str) -> ssl.SSLContext:
+def client_context(ca: str, cert: str, key: str, keys: ClientTlsKeys | None = None) -> ssl.SSLContext:
     """A client's context (blocking): `ca` "" = the system's authorities, `cert` "" = no certificate.
 
     Raises ConfigError naming key and file.
     """
+    keys = keys or ClientTlsKeys()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if ca:
-        _load_authorities(context, "client.tls_ca", ca)
+        _load_authorities(context, keys.ca, ca)
     else:
         context.load_default_certs()
     if cert:
-        _load_chain(context, "client.tls_cert", cert, "client.tls_key", key)
+        _load_chain(context, keys.cert, cert, keys.key, key)
     return context
 
 

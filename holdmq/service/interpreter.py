@@ -1,4 +1,4 @@
-"""How a process that keeps a log is set: its turns, those of its threads, and its looks for garbage."""
+"""How a process that keeps a log is set: turns, threads, looks for garbage, memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import sys
 from contextlib import suppress
 from typing import Final
+
+from holdmq.service.memory import keep_memory
 
 SWITCH_INTERVAL_S: Final = 0.0001
 """How long the event loop waits for a thread that computes, at each of its callbacks. With Python's 5 ms it
@@ -34,6 +36,7 @@ def prepare_interpreter() -> None:
     From then on only young objects are looked at for garbage by themselves; `gc.collect` looks at all.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_memory()
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)

@@ -9,6 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+FREE_KEPT_BYTES: Final = 32 << 20
+"""What is free at a heap's end and stays the process's: two of the largest batches, or many usual ones."""
+MAPPED_FROM_BYTES: Final = 16 << 20
+"""Blocks from this size on are the kernel's again when they are freed: no frame is larger."""
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _V1: Final = Path("/sys/fs/cgroup/memory")
 _STATM: Final = Path("/proc/self/statm")
@@ -42,6 +49,18 @@ def give_back_memory() -> None:
     trim = _trim()
     if trim is not None:
         trim(0)
+
+
+def keep_memory() -> None:
+    """Have the allocator keep what is freed for what is needed next, up to FREE_KEPT_BYTES per heap.
+
+    As it comes, it gives the end of a heap back once that is twice its largest block, and asks for it again
+    for the next batch: a quarter of a broker's CPU was page faults.
+    """
+    set_option: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_TRIM_THRESHOLD, FREE_KEPT_BYTES)
+        set_option(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES)
 
 
 @functools.cache

@@ -1,11 +1,18 @@
-"""Append, queue reads and log reads of the key-value engine, in one process, with a Valkey beside it.
+"""Append, queue reads and log reads of the key-value engine, in one process and through a broker.
 
-    python -m loadtest.bench.kv --records 300000 --batch 100
+    python -m loadtest.bench.kv [--records 300000] [--batch 100] [--part engine | broker] [--engine kv | log]
 
-Prints its parameters and a line per round. The appender keeps at most `--window` batches unconfirmed; its
-records are encoded before. Every read is one from the server, and checks each record. "own" is the CPU of
-this process, "server" that of Valkey, in seconds; "overhead" is what Valkey's memory grows by per record,
-less the record itself.
+Prints its parameters, and for each round a line per part, each with a Valkey of its own that flushes its
+append-only file every second.
+
+- `engine`: the store alone, in this process. The appender keeps at most `--window` batches unconfirmed; its
+  records are encoded before. Every read is one from the server, and checks each record. "overhead" is what
+  Valkey's memory grows by per record, less the record itself.
+- `broker`: the SDK's `send_bodies`, with `--in-flight` batches on their way, then `poll_raw`; the broker is a
+  process of its own. With `--engine log` its store is files, written without waiting for the disk.
+
+"own", or "client", is the CPU of this process, "server" that of Valkey, in seconds; what Valkey's children
+used, when they rewrote the append-only file meanwhile, is in it.
 """
 
 from __future__ import annotations
@@ -13,25 +20,36 @@ from __future__ import annotations
 import queue
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
+import uvloop
 from redis import Redis
 
+from holdmq.client import Producer, PullConsumer
 from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError
-from holdmq.record.batch import Ints
+from holdmq.record.batch import Ints, split_records
 from holdmq.service.interpreter import prepare_interpreter
 from loadtest.bench.harness.command import BenchCommand, Options, say
+from loadtest.bench.sdk_peers import WARM_MESSAGES, RoundPlan, in_flight
 from loadtest.bench.storage import TOPIC, prepare
-from loadtest.peers import key_value_engine
+from loadtest.peers import BrokerProcess, holdmq_broker, key_value_engine
+from loadtest.usage import cpu_s
 from storage.api.batches import Batch, BatchRun
 from storage.kv.store import KvStore
 
 QUEUES: Final = 4
 READ_BYTES: Final = 8 << 20
+ENGINES: Final = ("kv", "log")
+PARTS: Final = ("engine", "broker")
+
+
+def server_cpu_s(server: Any) -> float:
+    """The CPU that a Valkey has used, its children included."""
+    return float(sum(used for name, used in server.info("cpu").items() if not name.endswith("_main_thread")))
 
 
 class KvBench:
@@ -53,11 +71,6 @@ class KvBench:
     def memory_bytes(self) -> int:
         """What Valkey has allocated."""
         return int(self._server.info("memory")["used_memory"])
-
-    def server_cpu_s(self) -> float:
-        """The CPU that Valkey has used."""
-        used = self._server.info("cpu")
-        return float(used["used_cpu_user"] + used["used_cpu_sys"])
 
     def append(self, made: list[tuple[bytearray, Ints]], window: int) -> int:
         """Append prepared batches and wait until all are confirmed; records."""
@@ -96,23 +109,94 @@ class KvBench:
 
     def time(self, name: str, work: Callable[[], int]) -> str:
         """Do something and say how many records it was per second, and whose CPU it took."""
-        own, server, began = time.process_time(), self.server_cpu_s(), time.perf_counter()
+        own, server, began = time.process_time(), server_cpu_s(self._server), time.perf_counter()
         count = work()
         elapsed = time.perf_counter() - began
-        own, server = time.process_time() - own, self.server_cpu_s() - server
+        own, server = time.process_time() - own, server_cpu_s(self._server) - server
         return f"{name} {count / elapsed:>9,.0f}/s (own {own:.2f} s, server {server:.2f} s)"
 
 
+class BrokerBench:
+    """A broker with a topic for each measurement; `server` is its Valkey, None with the log engine."""
+
+    def __init__(self, broker: BrokerProcess, server: Any | None) -> None:
+        self._broker = broker
+        self._server = server
+        self._topics = 0
+
+    async def measure(self, plan: RoundPlan) -> str:
+        """Produce and consume; what to say of it."""
+        self._topics += 1
+        topic = f"bodies-{self._topics}"
+        async with Producer([self._broker.registry]) as producer:
+
+            async def produce() -> int:
+                await in_flight(plan, lambda batch: producer.send_bodies(topic, batch))
+                return plan.messages
+
+            said = await self._time("produced", produce)
+        async with PullConsumer([self._broker.registry]) as consumer:
+            await consumer.assign([topic], "earliest")
+
+            async def consume() -> int:
+                count = 0
+                while count < plan.messages:
+                    parts = await consumer.poll_raw(READ_BYTES)
+                    count += sum(len(split_records(part.records)) for part in parts)
+                return count
+
+            return f"{said}; {await self._time('consumed', consume)}"
+
+    def _used(self) -> list[float]:
+        """The CPU of client, broker and server until now."""
+        server = 0.0 if self._server is None else server_cpu_s(self._server)
+        return [time.process_time(), cpu_s(self._broker.pid), server]
+
+    async def _time(self, name: str, work: Callable[[], Awaitable[int]]) -> str:
+        before, began = self._used(), time.perf_counter()
+        count = await work()
+        elapsed = time.perf_counter() - began
+        client, broker, server = (after - was for after, was in zip(self._used(), before, strict=True))
+        return (
+            f"{name} {count / elapsed:>9,.0f}/s "
+            f"(client {client:.2f} s, broker {broker:.2f} s, server {server:.2f} s)"
+        )
+
+
 def measure(options: Options, home: Path) -> None:
-    """Print a line per round, each with a Valkey of its own."""
-    prepare_interpreter()
+    """Print a line per round and part, each with servers of its own."""
     for number in range(options.rounds):
         place = home / str(number)
         place.mkdir()
-        with key_value_engine(place) as (_, setting):
-            bench = KvBench(place / "store", setting.partition("=")[2])
-            with closing(bench.store):
-                say(row(bench, options))
+        if "broker" in options.part:
+            (place / "broker").mkdir()
+            say(through_broker(place / "broker", options))
+        if "engine" in options.part and options.engine == "kv":
+            say(alone(place, options))
+
+
+def through_broker(place: Path, options: Options) -> str:
+    """Measure a broker once; the line."""
+    plan = RoundPlan(options.records, options.body_bytes, options.batch, options.in_flight)
+    with ExitStack() as stack:
+        sets: tuple[str, ...] = ("storage.flush=async",)
+        server = None
+        if options.engine == "kv":
+            sets = stack.enter_context(key_value_engine(place))
+            server = stack.enter_context(Redis.from_url(sets[1].partition("=")[2]))
+        bench = BrokerBench(stack.enter_context(holdmq_broker(place, *sets)), server)
+        # Connections are tried, caches filled, the interpreter's specialised code made.
+        uvloop.run(bench.measure(plan._replace(messages=WARM_MESSAGES)))
+        return f"broker: {uvloop.run(bench.measure(plan))}"
+
+
+def alone(place: Path, options: Options) -> str:
+    """Measure the store once; the line."""
+    prepare_interpreter()
+    with key_value_engine(place) as (_, setting):
+        bench = KvBench(place / "store", setting.partition("=")[2])
+        with closing(bench.store):
+            return f"engine: {row(bench, options)}"
 
 
 def row(bench: KvBench, options: Options) -> str:
@@ -130,14 +214,18 @@ def row(bench: KvBench, options: Options) -> str:
 
 def main() -> int:
     """Run the benchmark; exit code 0, or 1 with a sentence when the server fails."""
-    return BenchCommand(
+    command = BenchCommand(
         __doc__,
         records=300_000,
         batch=(100, "records per batch"),
         rounds=5,
         body_bytes=200,
-        window=(256, "unconfirmed batches"),
-    ).run(measure, queues=QUEUES)
+        window=(256, "unconfirmed batches of the engine"),
+        in_flight=(100, "batches on their way to the broker"),
+    )
+    command.add("--part", choices=PARTS, nargs="+", default=list(PARTS), help="what is measured")
+    command.add("--engine", choices=ENGINES, default="kv", help="log: through the broker alone")
+    return command.run(measure, queues=QUEUES)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,12 @@ The epoch rises at every start after which the log may be shorter than readers s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from holdmq.errors import StoreFormatError
-
-
-class Epoch(NamedTuple):
-    """An epoch and the log offset at which it began."""
-
-    epoch: int
-    start: int
+from storage.api.replication import Epoch
 
 
 class Epochs:
@@ -29,6 +24,10 @@ class Epochs:
     @property
     def current(self) -> int:
         return self._epochs[-1].epoch
+
+    @property
+    def all(self) -> Sequence[Epoch]:
+        return tuple(self._epochs)
 
     def rise(self, end: int) -> None:
         """Begin the next epoch at the log's end after a cut. What began behind the cut has nothing left."""

@@ -40,6 +40,7 @@ from holdmq.config.kv import KvSection, KvServers
 from holdmq.errors import ShardLostError, StorageError, StoreFullError
 from storage.kv.core.functions import LIBRARY, VERSION
 from storage.kv.core.layout import ShardKeys
+from storage.kv.core.resp import pieces_of
 
 RETRY_S: Final = 0.02
 """Pause before a command is tried again that a moving slot or an election held up."""
@@ -89,7 +90,8 @@ class CallLine:
         words = [call.words() for call in calls]
         if wait is not None:
             words.append(["WAIT", *wait])
-        self._connection.send_packed_command(self._connection.pack_commands(words))
+        # Not redis-py's way, which copies all of it twice: a quarter of a broker's CPU.
+        self._connection.send_packed_command(pieces_of(words))
         self._sent.append(len(words))
 
     def receive(self) -> list[Any]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 from typing import Protocol
 
+from etcd_members import EtcdCluster
+
 from holdmq.coordination.api import Coordinator
+from holdmq.coordination.etcd import EtcdCoordinator
+from holdmq.coordination.etcd_gateway import EtcdAccess
 from holdmq.coordination.memory import MemoryShard
 
 
@@ -30,6 +36,10 @@ class Bed(Protocol):
         """Write `text` where S is, as somebody who does not know better."""
         ...
 
+    async def close(self) -> None:
+        """Close all clients."""
+        ...
+
 
 class MemoryBed:
     """A shard in memory, whose time the test moves."""
@@ -48,3 +58,38 @@ class MemoryBed:
 
     async def put_raw(self, text: str) -> None:
         self.shard.register.put_raw(text.encode())
+
+    async def close(self) -> None:
+        """Nothing is open in memory."""
+
+
+class EtcdBed:
+    """A shard at a real etcd, and real time."""
+
+    ttl_s = 2.0
+    """The least that etcd gives with the members' election timeout."""
+    settle_s = 0.2
+
+    def __init__(self, cluster: EtcdCluster, shard: str, timeout_s: float = 5.0) -> None:
+        self._cluster = cluster
+        self._shard = shard
+        self._timeout_s = timeout_s
+        self._made: list[EtcdCoordinator] = []
+
+    def coordinator(self, replica_id: str) -> EtcdCoordinator:
+        access = EtcdAccess(self._cluster.urls)
+        made = EtcdCoordinator(access, "/holdmq/", self._shard, replica_id, self._timeout_s)
+        self._made.append(made)
+        return made
+
+    async def pass_time(self, by_s: float) -> None:
+        await asyncio.sleep(by_s)
+
+    async def put_raw(self, text: str) -> None:
+        key = base64.b64encode(f"/holdmq/{self._shard}/state".encode()).decode()
+        value = base64.b64encode(text.encode()).decode()
+        await asyncio.to_thread(self._cluster.members[0].ask, "/v3/kv/put", {"key": key, "value": value})
+
+    async def close(self) -> None:
+        for each in self._made:
+            await each.close()

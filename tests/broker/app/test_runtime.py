@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import sys
 import weakref
 from collections.abc import Iterator
@@ -54,6 +55,19 @@ def test_cycles_that_grew_old_are_found_in_the_end() -> None:
 @pytest.mark.usefixtures("prepared")
 def test_a_thread_that_computes_lets_the_loop_go_on_soon() -> None:
     assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
+
+
+@pytest.mark.usefixtures("prepared")
+def test_memory_of_one_batch_serves_the_next_without_page_faults() -> None:
+    def copy_a_batch() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        copies = [bytearray(4 << 20) for _ in range(4)]
+        copies.clear()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    copy_a_batch()
+    pages = (16 << 20) // resource.getpagesize()
+    assert max(copy_a_batch() for _ in range(5)) < pages / 10
 
 
 def test_a_busy_broker_looks_through_everything_only_after_the_interval() -> None:

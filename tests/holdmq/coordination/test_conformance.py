@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from itertools import count
 
 import pytest
-from coordination_beds import Bed, MemoryBed
+from coordination_beds import Bed, EtcdBed, MemoryBed
+from etcd_members import EtcdCluster, etcd_cluster
 
 from holdmq.coordination.api import Coordinator, ShardSnapshot, ShardState
 from holdmq.errors import CoordinatorError, ShardStateError
@@ -14,12 +17,24 @@ from holdmq.errors import CoordinatorError, ShardStateError
 FOUNDED = ShardState(1, "a", ("a", "b", "c"), 1)
 PROMOTED = ShardState(2, "b", ("b", "c"), 1, 4096)
 NOTHING = ShardSnapshot(None, 0, "")
+_shards = count()
 
 
-@pytest.fixture(params=["memory"])
-async def bed(request: pytest.FixtureRequest) -> Bed:
-    assert request.param == "memory"
-    return MemoryBed()
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with etcd_cluster(tmp_path_factory.mktemp("etcd"), 1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["memory", "etcd"])
+async def bed(request: pytest.FixtureRequest) -> AsyncIterator[Bed]:
+    made: Bed
+    if request.param == "memory":
+        made = MemoryBed()
+    else:
+        made = EtcdBed(request.getfixturevalue("etcd"), f"shard-{next(_shards)}")
+    yield made
+    await made.close()
 
 
 async def test_nothing_is_there_before_somebody_founds_it(bed: Bed) -> None:
@@ -236,14 +251,15 @@ async def test_a_state_that_nobody_could_read_is_not_written(bed: Bed) -> None:
 
 async def test_a_closed_client_refuses_calls_and_its_lease_stays(bed: Bed) -> None:
     a, b = bed.coordinator("a"), bed.coordinator("b")
-    assert await a.hold(bed.ttl_s)
+    held = await a.hold(bed.ttl_s)
+    assert held
     waiting = asyncio.create_task(a.changed(ShardSnapshot(None, 0, "a"), 60))
     await _settle(bed)
     await a.close()
     await a.close()
     with pytest.raises(CoordinatorError):
         await asyncio.wait_for(waiting, 10)
-    for call in (a.read(), a.compare_and_set(0, FOUNDED), a.hold(bed.ttl_s), a.release("x")):
+    for call in (a.read(), a.compare_and_set(0, FOUNDED), a.hold(bed.ttl_s), a.release(held)):
         with pytest.raises(CoordinatorError):
             await call
     assert (await b.read()).holder == "a"

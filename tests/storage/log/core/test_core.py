@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from holdmq.errors import StoreFormatError
 from holdmq.record.codec import BLANK_SIZE_MIN
 from storage.api.batches import Batch, BatchRun
-from storage.core.epochs import Epoch, Epochs
+from storage.api.replication import Epoch
+from storage.core.epochs import Epochs
 from storage.core.queues import Queue, QueueRun, read_memory
 from storage.core.tail import BATCH_OVERHEAD_BYTES, Tail
 from storage.log.core.entries import (

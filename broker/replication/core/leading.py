@@ -1,0 +1,432 @@
+"""A leader: counts who has what, confirms, keeps the set of members, and hands the lead over.
+
+Confirmed is what every member of every state that S may be in has, while each has enough members. No clock is
+needed for that: a deposed leader's members have stopped to fetch from it, and its changes of S are refused.
+The lease guards only what leaves without a write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from broker.replication.core.actions import (
+    Action,
+    AnswerFetch,
+    Cease,
+    ConfirmTo,
+    GiveUpLease,
+    HoldLease,
+    Propose,
+    ReadState,
+    Serve,
+    StopAppends,
+)
+from broker.replication.core.copies import CopyProgress, HeldFetch
+from broker.replication.core.in_sync_set import InSyncSet
+from broker.replication.core.lease import LeadLease
+from broker.replication.core.log_view import LogView
+from broker.replication.core.messages import CopyFetch, CopyHello, CopyWelcome, FetchGrant, Refused
+from broker.replication.core.prefix import common_prefix
+from broker.replication.core.settings import ReplicaSettings
+from holdmq.coordination.api import ShardSnapshot, ShardState
+
+
+class Leading:
+    """The lead of one epoch, from the moment the epoch is in this replica's log.
+
+    Every method returns what is to be done. `ended_why` says why the lead is over ("" = it is not), and
+    `is_doubtful` that somebody has confirmed records or an epoch that this log lacks.
+    """
+
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        replica: str,
+        membership: InSyncSet,
+        lease: LeadLease,
+        acquisition: str,
+        log: LogView,
+        now: float,
+    ) -> None:
+        self.epoch = membership.state.epoch
+        self.start = log.written
+        self.membership = membership
+        self.copies: dict[str, CopyProgress] = {}
+        self.is_serving = False
+        self.switching_to = ""
+        self.has_handed_over = False
+        self.ended_why = ""
+        self.is_doubtful = False
+        self._settings = settings
+        self._replica = replica
+        self._lease = lease
+        self._acquisition = acquisition
+        self._taken_at: float | None = None
+        self._taken_sent_at = 0.0
+        self._log = log
+        self._began_at = now
+        self._rebuild_from: int | None = None
+        self._lost_at = 0.0
+        self._held_at = float("-inf")
+        self._must_read = False
+        self._noted_at = now
+        self._switch_by = float("inf")
+
+    # What others ask
+
+    def hello(self, now: float, peer: str, hello: CopyHello) -> tuple[CopyWelcome | Refused, list[Action]]:
+        """A copy begins a session."""
+        log = self._log
+        if hello.epochs[-1].epoch > self.epoch:
+            return self._refused(), self._doubt("a copy has a later epoch in its log")
+        if hello.epoch != self.epoch or self.ended_why:
+            return self._refused(), [ReadState()]
+        common = common_prefix(hello.epochs, hello.end, log.epochs, log.written)
+        is_same = hello.store_id == log.store_id
+        if is_same and hello.confirmed > common.end:
+            return self._refused(), self._doubt("a copy knows records as confirmed that this log lacks")
+        before = self.copies.get(peer)
+        level_at = self._began_at if before is None else before.level_at
+        self.copies[peer] = CopyProgress(
+            peer, hello.session, hello.is_whole and is_same, hello.format_level, level_at, now
+        )
+        welcome = CopyWelcome(
+            self.epoch, log.store_id, hello.session, tuple(log.epochs), log.first, log.written
+        )
+        return welcome, []
+
+    def fetch(
+        self, now: float, peer: str, number: int, fetch: CopyFetch
+    ) -> tuple[Refused | None, list[Action]]:
+        """A copy acknowledges and asks for more; None = it is answered by a AnswerFetch, now or later."""
+        copy = self.copies.get(peer)
+        if fetch.epoch != self.epoch or copy is None or copy.session != fetch.session or self.ended_why:
+            return self._refused(), []
+        if fetch.position > self._log.written:
+            return self._refused(), []
+        copy.fetched(fetch, self._log.written, now)
+        if copy.acknowledged >= max(self.start, self._log.confirmed):
+            copy.is_whole = True
+        actions: list[Action] = []
+        if copy.held is not None:
+            actions.append(self._grant(copy, copy.held, is_empty=True))
+        copy.held = HeldFetch(number, fetch, now + self._settings.hold_s)
+        return None, actions + self._advance(now)
+
+    def log_moved(self, now: float, log: LogView) -> list[Action]:
+        """This replica's own log has more."""
+        self._log = log
+        return self._advance(now)
+
+    def _refused(self) -> Refused:
+        return Refused(self.epoch, "" if self.ended_why else self._replica)
+
+    def _grant(self, copy: CopyProgress, held: HeldFetch, is_empty: bool = False) -> AnswerFetch:
+        position = held.fetch.position
+        limit = self._log.written
+        epoch = next(
+            (e for e in self._log.epochs if e.start > position), None
+        )  # an answer ends where an epoch begins: the copy notes it before it goes on
+        if epoch is not None:
+            limit = min(limit, epoch.start)
+        if is_empty or position < self._log.first:
+            limit = position
+        return AnswerFetch(
+            copy.peer,
+            held.number,
+            FetchGrant(
+                copy.session,
+                position,
+                limit,
+                self._log.confirmed,
+                self._log.first,
+                copy.is_whole,
+                self.has_handed_over and copy.peer == self.switching_to,
+            ),
+        )
+
+    # What is confirmed
+
+    def _everywhere(self) -> int:
+        """What every possible member has; -1 = one of them has not said."""
+        everywhere = self._log.durable
+        for member in self.membership.members():
+            if member != self._replica:
+                copy = self.copies.get(member)
+                everywhere = min(everywhere, -1 if copy is None else copy.acknowledged)
+        return everywhere
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether S has enough members to acknowledge anything."""
+        return self.membership.fewest() >= self._settings.min_in_sync
+
+    def _advance(self, now: float) -> list[Action]:
+        """Confirm, serve and answer what can be."""
+        actions: list[Action] = []
+        if self.ended_why:
+            return actions
+        everywhere = self._everywhere()
+        if self._rebuild_from is None and self.has_enough and everywhere >= self.start:
+            if everywhere > self._log.confirmed:
+                actions.append(ConfirmTo(everywhere))
+                self._log = self._log._replace(confirmed=everywhere)
+            if (
+                not self.is_serving
+                and not self.has_handed_over
+                and everywhere >= self._log.confirmed
+                and self._lease.is_valid(now)
+            ):
+                self.is_serving = True
+                actions.append(Serve(self.epoch))
+        for copy in self.copies.values():
+            held = copy.held
+            if held is None:
+                continue
+            is_asked = self.has_handed_over and copy.peer == self.switching_to
+            if held.fetch.position < self._log.written or held.fetch.position < self._log.first or is_asked:
+                copy.held = None
+                actions.append(self._grant(copy, held))
+        if self.switching_to and not self.has_handed_over:
+            actions += self._hand_over()
+        return actions
+
+    # Time
+
+    def tick(self, now: float) -> list[Action]:
+        """Deadlines: held fetches, the lease, members that are behind, a switch that does not come about."""
+        actions: list[Action] = []
+        if self.ended_why:
+            return actions
+        for copy in self.copies.values():
+            if copy.held is not None and now >= copy.held.deadline:
+                held, copy.held = copy.held, None
+                actions.append(self._grant(copy, held))
+        if now >= self._switch_by:
+            return actions + self._end(
+                f"{self.switching_to} was to take the lead"
+                if self.has_handed_over
+                else "a switch took too long"
+            )
+        if (
+            not self.has_handed_over
+            and not self._log.is_stuck
+            and now >= self._held_at + self._settings.renew_s
+        ):
+            self._held_at = now
+            actions.append(HoldLease())
+        actions += self._advance(now)
+        actions += self._change_state(now)
+        return actions
+
+    def was_held(self, now: float, sent_at: float, acquisition: str) -> list[Action]:
+        """L was taken or renewed by a call sent at `sent_at`; "" = somebody else has it.
+
+        Another acquisition than before says that L was free in between: somebody may have led meanwhile, so
+        S is read before the lease is trusted again.
+        """
+        if self.ended_why or self.has_handed_over:
+            return []
+        if not acquisition:
+            self._held_at = now - self._settings.renew_s + self._settings.read_s
+            return []
+        if acquisition != self._acquisition:
+            self._acquisition = acquisition
+            self._lease.end()
+            self._taken_at = now
+        if self._taken_at is None:
+            self._lease.held(sent_at)
+            return self._advance(now)
+        self._taken_sent_at = sent_at
+        if self._rebuild_from is not None:
+            return self._rebuild() if sent_at >= self._lost_at else []
+        return [ReadState()]
+
+    def _trust_taken_lease(self) -> None:
+        if self._taken_at is not None:
+            self._taken_at = None
+            self._lease.held(self._taken_sent_at)
+
+    # S
+
+    def _change_state(self, now: float) -> list[Action]:
+        """Propose what S should be, one proposal at a time."""
+        membership = self.membership
+        if self._must_read or membership.is_under_way or self._rebuild_from is not None:
+            return []
+        wanted = self._wanted(now)
+        if wanted == membership.state and membership.is_settled:
+            return []
+        membership.proposes(wanted)
+        return [Propose(membership.version, wanted)]
+
+    def _wanted(self, now: float) -> ShardState:
+        state = self.membership.state
+        settings = self._settings
+        in_sync = list(state.in_sync)
+        for member in state.in_sync:
+            if (
+                member != self._replica
+                and len(in_sync) > settings.min_in_sync
+                and self._is_behind(member, now)
+            ):
+                in_sync.remove(member)
+        for copy in self.copies.values():
+            if (
+                copy.peer not in in_sync
+                and copy.is_whole
+                and copy.acknowledged >= max(self.start, self._log.confirmed)
+                and not copy.is_behind(now, settings.lag_s)
+            ):
+                in_sync.append(copy.peer)
+        confirmed = state.confirmed
+        if now - self._noted_at >= settings.renew_s or in_sync != list(state.in_sync):
+            self._noted_at = now
+            confirmed = max(confirmed, self._log.confirmed)
+        levels = [settings.format_level]
+        for member in in_sync:
+            if member != self._replica:
+                copy_of = self.copies.get(member)
+                levels.append(0 if copy_of is None else copy_of.format_level)
+        level = max(state.format_level, min(levels))
+        return ShardState(self.epoch, self._replica, tuple(in_sync), level, confirmed)
+
+    def _is_behind(self, member: str, now: float) -> bool:
+        copy = self.copies.get(member)
+        if copy is None:
+            return now - self._began_at > self._settings.lag_s
+        return copy.is_behind(now, self._settings.lag_s)
+
+    def was_proposed(
+        self, now: float, state: ShardState, version: int | None, is_known: bool
+    ) -> list[Action]:
+        """Take the answer to a proposal: its version, None = somebody was quicker.
+
+        Not `is_known` = no answer came: it may have been taken, or may yet be.
+        """
+        if self._rebuild_from is not None and is_known and version is not None:
+            return self._rebuilt(now, state, version)
+        if not is_known:
+            self.membership.unanswered()
+        elif version is not None:
+            self.membership.taken(state, version)
+            return self._advance(now)
+        else:
+            self.membership.lost()
+        self._must_read = True
+        return [ReadState()]
+
+    def was_read(self, now: float, sent_at: float, snapshot: ShardSnapshot) -> list[Action]:
+        """S and L as they were at some moment since the call was sent, at `sent_at`."""
+        if self.ended_why:
+            return []
+        state = snapshot.state
+        if snapshot.holder not in ("", self._replica):
+            self._lease.end()
+        if state is not None and (
+            state.epoch > self.epoch or (state.epoch == self.epoch and state.leader != self._replica)
+        ):
+            return self._end(f"{state.leader} leads in epoch {state.epoch}")
+        if self.membership.is_under_way:
+            return []
+        self._must_read = False
+        if state is None or state.epoch < self.epoch:
+            return self._state_lost(now, snapshot)
+        if self._rebuild_from is not None:
+            # An earlier proposal was taken after all.
+            return self._rebuilt(now, state, snapshot.version)
+        self.membership.was_read(state, snapshot.version)
+        if self._taken_at is not None:
+            if sent_at < self._taken_at:
+                return [ReadState()]
+            self._trust_taken_lease()
+        return self._advance(now)
+
+    # The coordinator has lost S
+
+    def _state_lost(self, now: float, snapshot: ShardSnapshot) -> list[Action]:
+        """S is gone, or an old one came back: the coordinator was wiped or restored.
+
+        The lead goes on only after L was taken anew and S is what it was; until every member has
+        said hello again, nothing is served, as somebody may have led in between.
+        """
+        actions: list[Action] = []
+        if self._rebuild_from is None:
+            self._lost_at = now
+            self._held_at = now
+            actions.append(HoldLease())
+            self._lease.end()
+            self._taken_at = now
+            if self.is_serving:
+                self.is_serving = False
+                actions.append(Cease("the coordinator has lost the shard's state"))
+        self._rebuild_from = snapshot.version
+        return actions
+
+    def _rebuild(self) -> list[Action]:
+        assert self._rebuild_from is not None
+        if self.membership.is_under_way or self._must_read:
+            return []
+        state = self.membership.state
+        members = tuple(sorted(self.membership.members()))
+        state = replace(state, in_sync=members, confirmed=self._log.confirmed)
+        self.membership.proposes(state)
+        return [Propose(self._rebuild_from, state)]
+
+    def _rebuilt(self, now: float, state: ShardState, version: int) -> list[Action]:
+        self._rebuild_from = None
+        self._trust_taken_lease()
+        self._began_at = now
+        self.copies.clear()
+        self.membership.taken(state, version)
+        return self._advance(now)
+
+    # The end
+
+    def switch(self, now: float, to: str) -> list[Action]:
+        """Hand the lead over to a member: no more appends, and once it has everything it is asked to lead."""
+        if (
+            self.ended_why
+            or self.switching_to
+            or to not in self.membership.state.in_sync
+            or to == self._replica
+        ):
+            return []
+        self.switching_to = to
+        self._switch_by = now + self._settings.switch_s
+        return [StopAppends(), *self._hand_over()]
+
+    def _hand_over(self) -> list[Action]:
+        copy = self.copies.get(self.switching_to)
+        end = self._log.written
+        if copy is None or copy.acknowledged < end or self._log.confirmed < end or not self.is_serving:
+            return []
+        self.has_handed_over = True
+        self.is_serving = False
+        self._lease.end()
+        self._switch_by += self._settings.switch_s
+        actions: list[Action] = [Cease(f"the lead goes to {self.switching_to}"), GiveUpLease()]
+        if copy.held is not None:
+            held, copy.held = copy.held, None
+            actions.append(self._grant(copy, held))
+        return actions
+
+    def _doubt(self, why: str) -> list[Action]:
+        self.is_doubtful = True
+        return self._end(why)
+
+    def resign(self, why: str) -> list[Action]:
+        """Give the lead up: this replica cannot go on with it."""
+        return self._end(why)
+
+    def _end(self, why: str) -> list[Action]:
+        if self.ended_why:
+            return []
+        self.ended_why = why
+        self._lease.end()
+        actions: list[Action] = []
+        if self.is_serving:
+            self.is_serving = False
+            actions.append(Cease(why))
+        actions.append(GiveUpLease())
+        return actions

@@ -1,0 +1,500 @@
+"""One replica of a shard: waits, follows, campaigns, leads.
+
+::
+
+    WAITING ──► COPYING ──► CAMPAIGNING ──► PROMOTING ──► LEADING
+       ▲           │             │                           │
+       └───────────┴─────────────┴───────────────────────────┘
+
+Who leads is S in the coordinator, and the lead is won in one way only: a compare-and-set of this very
+process that names this replica and the next epoch. A replica that finds its name in S after a restart wins it
+again. Source: PacificA (MSR-TR-2008-25); the coordinator decides who, the leader and its copies move the
+data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import Enum
+
+from broker.replication.core.actions import (
+    Action,
+    BeginEpoch,
+    CutLog,
+    Distrust,
+    GiveUpLease,
+    HoldLease,
+    Propose,
+    ReadState,
+    StartOver,
+    Trust,
+)
+from broker.replication.core.copying import Copying
+from broker.replication.core.founding import Founding
+from broker.replication.core.in_sync_set import InSyncSet
+from broker.replication.core.leading import Leading
+from broker.replication.core.lease import LeadLease
+from broker.replication.core.log_view import LogView
+from broker.replication.core.messages import (
+    CopyFetch,
+    CopyHello,
+    CopyReport,
+    CopyWelcome,
+    FetchGrant,
+    Refused,
+)
+from broker.replication.core.settings import ReplicaSettings
+from holdmq.coordination.api import ShardSnapshot, ShardState
+
+
+class ReplicaRole(Enum):
+    """What a replica does now."""
+
+    WAITING = "waiting"
+    COPYING = "copying"
+    CAMPAIGNING = "campaigning"
+    PROMOTING = "promoting"
+    LEADING = "leading"
+    ENDED = "ended"
+
+
+class Replica:
+    """The core of one replica. Each method returns the actions to do, in order; their answers come as calls.
+
+    `replicas` are all replicas of the shard, this one too; the first is who founds it. `new_session`
+    gives a number that no earlier session of this replica had. `now` is a clock that never goes back
+    and counts while the machine sleeps, in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        replica: str,
+        replicas: Sequence[str],
+        log: LogView,
+        new_session: Callable[[], int],
+    ) -> None:
+        self.role = ReplicaRole.WAITING
+        self.state: ShardState | None = None
+        self.leading: Leading | None = None
+        self.copying: Copying | None = None
+        self.lease = LeadLease(settings)
+        self._settings = settings
+        self._replica = replica
+        self._replicas = tuple(replicas)
+        self._log = log
+        self._new_session = new_session
+        self._founding: Founding | None = None
+        self._is_reading = False
+        self._is_changing_log = False
+        self._read_at = float("-inf")
+        self._free_since: float | None = None
+        self._rests_until = float("-inf")
+        self._is_asked_to_lead = False
+        self._accepts_loss = False
+        self._acquisition = ""
+        self._wanted: ShardState | None = None
+        self._wanted_version = 0
+        self._has_proposed = False
+        self._is_proposing = False
+        self._highest_epoch = 0
+        self._campaign_ends_at = 0.0
+
+    # What the broker asks
+
+    def may_hand_out(self, now: float) -> bool:
+        """Whether what needs no write (reads, leases of queues, shared hand-outs) may leave now."""
+        leading = self.leading
+        return (
+            self.role is ReplicaRole.LEADING
+            and leading is not None
+            and leading.is_serving
+            and self.lease.is_valid(now)
+        )
+
+    @property
+    def may_append(self) -> bool:
+        """Whether records are taken: this replica leads, serves, and is not handing the lead over."""
+        leading = self.leading
+        return leading is not None and leading.is_serving and not leading.switching_to
+
+    @property
+    def leader(self) -> str:
+        """The replica that leads, as far as is known; "" = none."""
+        return "" if self.state is None else self.state.leader
+
+    # Time
+
+    def tick(self, now: float) -> list[Action]:
+        """What is due: to be called a few times per second."""
+        if self.role is ReplicaRole.ENDED:
+            return []
+        actions: list[Action] = []
+        if self.leading is not None:
+            actions += self.leading.tick(now)
+        if self.copying is not None:
+            actions += self.copying.tick(now)
+        if self._founding is not None:
+            actions += self._founding.tick(now)
+        if self.role is ReplicaRole.CAMPAIGNING and now >= self._campaign_ends_at and not self._is_proposing:
+            actions += self._give_up_campaign(now)
+        if now >= self._read_at + self._settings.read_s:
+            actions.append(ReadState())
+        return self._done(now, actions)
+
+    def state_changed(self, now: float) -> list[Action]:
+        """The coordinator says that S or L has changed."""
+        return self._done(now, [ReadState()])
+
+    def log_moved(self, now: float, log: LogView) -> list[Action]:
+        """Something was appended, written, made durable or confirmed in this replica's log."""
+        self._log = log
+        actions: list[Action] = []
+        if self.leading is not None:
+            actions += self.leading.log_moved(now, log)
+        if self.copying is not None:
+            actions += self.copying.log_moved(now, log)
+        return self._done(now, actions)
+
+    def failed(self, now: float, reason: str) -> list[Action]:
+        """The log has failed for good: this replica does nothing more until it is started again."""
+        actions: list[Action] = []
+        if self.leading is not None:
+            actions += self.leading.resign(reason)
+        elif self._acquisition:
+            actions.append(GiveUpLease())
+        self.role = ReplicaRole.ENDED
+        self.leading = self.copying = None
+        return actions
+
+    # The coordinator
+
+    def was_read(self, now: float, snapshot: ShardSnapshot | None) -> list[Action]:
+        """S and L as they were since the read was sent; None = it was not answered in time."""
+        self._is_reading = False
+        if snapshot is None or self.role is ReplicaRole.ENDED:
+            return self._done(now, [])
+        state = snapshot.state
+        if snapshot.holder:
+            self._free_since = None
+        elif self._free_since is None:
+            self._free_since = now
+        if self.role is ReplicaRole.LEADING:
+            assert self.leading is not None
+            actions = self.leading.was_read(now, self._read_at, snapshot)
+            if not self.leading.ended_why or state is not None:
+                self._note(state)
+            return self._done(now, actions)
+        if self.role is ReplicaRole.PROMOTING:
+            return self._done(now, [])
+        self._note(state)
+        if self.role is ReplicaRole.CAMPAIGNING:
+            return self._done(now, self._campaign(now, snapshot))
+        return self._done(now, self._place(now, snapshot))
+
+    def _note(self, state: ShardState | None) -> None:
+        self.state = state
+        if state is not None:
+            self._highest_epoch = max(self._highest_epoch, state.epoch)
+
+    def was_held(self, now: float, sent_at: float, acquisition: str) -> list[Action]:
+        """L was asked for by a call sent at `sent_at`; "" = not held, or not answered.
+
+        The acquisition stays the same as long as nobody else can have held L.
+        """
+        if self.leading is not None:
+            return self._done(now, self.leading.was_held(now, sent_at, acquisition))
+        actions: list[Action] = []
+        if self.role is ReplicaRole.CAMPAIGNING:
+            if acquisition:
+                self._acquisition = acquisition
+                self.lease.held(sent_at)
+                actions.append(ReadState())
+            elif self._is_asked_to_lead:
+                actions.append(HoldLease())
+            else:
+                actions += self._give_up_campaign(now)
+        elif acquisition and self.role is not ReplicaRole.PROMOTING:
+            actions.append(GiveUpLease())
+        return self._done(now, actions)
+
+    def was_proposed(
+        self, now: float, state: ShardState, version: int | None, is_known: bool
+    ) -> list[Action]:
+        """The answer to a proposal: its version, None = somebody was quicker; not `is_known` = none came."""
+        if self.role is ReplicaRole.LEADING:
+            assert self.leading is not None
+            return self._done(now, self.leading.was_proposed(now, state, version, is_known))
+        self._is_proposing = False
+        if self.role is not ReplicaRole.CAMPAIGNING:
+            return self._done(now, [])
+        if version is not None:
+            return self._done(now, self._won(now, state, version))
+        if is_known:
+            return self._done(now, [*self._give_up_campaign(now), ReadState()])
+        return self._done(now, [ReadState()])
+
+    # Where this replica belongs
+
+    def _place(self, now: float, snapshot: ShardSnapshot) -> list[Action]:
+        """Follow, campaign, found, or wait, by S and L."""
+        state = snapshot.state
+        if self._is_changing_log:
+            return []
+        if self._accepts_loss:
+            self.copying = None
+            return self._stand(now, snapshot) if self._log.is_settled else []
+        if state is None:
+            self.copying = None
+            self.role = ReplicaRole.WAITING
+            if self._founding is None and self._replica == self._replicas[0] and self._may_found():
+                self._founding = Founding(self._replica, self._replicas, self._settings, now)
+                return self._founding.begin()
+            return []
+        self._founding = None
+        if state.epoch < max(self._highest_epoch, self._log.last_epoch):
+            # The coordinator was restored: whoever leads says again what S is, or an operator does.
+            self.copying = None
+            self.role = ReplicaRole.WAITING
+            return []
+        if self._must_stand(now, state):
+            return self._stand(now, snapshot)
+        if state.leader == self._replica:
+            self.copying = None
+            self.role = ReplicaRole.WAITING
+            return []
+        if self.copying is not None and (self.copying.leader, self.copying.epoch) == (
+            state.leader,
+            state.epoch,
+        ):
+            return []
+        if now < self._rests_until or not self._log.is_settled:
+            return []
+        self.role = ReplicaRole.COPYING
+        self.copying = Copying(self._settings, state.leader, state.epoch, self._new_session(), self._log, now)
+        return self.copying.begin()
+
+    def _must_stand(self, now: float, state: ShardState) -> bool:
+        """Whether this replica is to win the lead: it is a member and intact, and nobody holds L."""
+        if self._replica not in state.in_sync or not self._log.is_whole or self._log.is_stuck:
+            return False
+        if self._log.written < state.confirmed:
+            return False
+        if self._free_since is None or now < self._rests_until or not self._log.is_settled:
+            return False
+        order = sorted(state.in_sync)
+        place = (
+            (order.index(self._replica) - order.index(state.leader)) % len(order)
+            if (state.leader in order)
+            else order.index(self._replica)
+        )
+        return now - self._free_since >= place * self._settings.stagger_s
+
+    def _stand(self, now: float, snapshot: ShardSnapshot) -> list[Action]:
+        """Stop to fetch, and take L."""
+        self.copying = None
+        self.role = ReplicaRole.CAMPAIGNING
+        self._acquisition = ""
+        self._wanted = None
+        self._has_proposed = False
+        self._campaign_ends_at = now + self._settings.ttl_s / 2
+        return [HoldLease()]
+
+    def _campaign(self, now: float, snapshot: ShardSnapshot) -> list[Action]:
+        """S was read while L is held: propose this replica as the leader, or see that it is."""
+        state = snapshot.state
+        if not self._acquisition or self._is_proposing:
+            return []
+        wanted = self._wanted
+        if wanted is not None and state == wanted:
+            return self._won(now, wanted, snapshot.version)
+        if wanted is not None and snapshot.version != self._wanted_version:
+            return self._give_up_campaign(now)
+        if not self._accepts_loss and (
+            state is None
+            or state.epoch < max(self._highest_epoch, self._log.last_epoch)
+            or self._replica not in state.in_sync
+            or not self._log.is_whole
+        ):
+            return self._give_up_campaign(now)
+        highest = max(self._highest_epoch, self._log.last_epoch)
+        if self._accepts_loss or state is None:
+            self._wanted = ShardState(
+                highest + 1, self._replica, (self._replica,), self._settings.format_level, 0
+            )
+        else:
+            in_sync = tuple(
+                member
+                for member in state.in_sync
+                if self._is_asked_to_lead or member == self._replica or member != state.leader
+            )
+            self._wanted = replace(
+                state, epoch=max(highest, state.epoch) + 1, leader=self._replica, in_sync=in_sync
+            )
+        self._wanted_version = snapshot.version
+        self._is_proposing = True
+        return [Propose(snapshot.version, self._wanted)]
+
+    def _give_up_campaign(self, now: float) -> list[Action]:
+        self.role = ReplicaRole.WAITING
+        self._is_asked_to_lead = False
+        self._wanted = None
+        self._rests_until = now + self._settings.stagger_s
+        self.lease.end()
+        self._acquisition = ""
+        return [GiveUpLease()]
+
+    def _won(self, now: float, state: ShardState, version: int) -> list[Action]:
+        self.role = ReplicaRole.PROMOTING
+        self._note(state)
+        self._wanted = state
+        self._wanted_version = version
+        actions: list[Action] = []
+        if self._accepts_loss and not self._log.is_whole:
+            actions.append(Trust())
+        self._accepts_loss = False
+        self._is_asked_to_lead = False
+        return [*actions, BeginEpoch(state.epoch)]
+
+    def epoch_begun(self, now: float, log: LogView) -> list[Action]:
+        """The epoch is durable in this replica's log."""
+        self._log = log
+        self._is_changing_log = False
+        if self.copying is not None:
+            return self._done(now, self.copying.epoch_begun(now, log))
+        if self.role is not ReplicaRole.PROMOTING:
+            return []
+        assert self._wanted is not None
+        self.role = ReplicaRole.LEADING
+        membership = InSyncSet(self._wanted, self._wanted_version)
+        self.leading = Leading(
+            self._settings, self._replica, membership, self.lease, self._acquisition, log, now
+        )
+        return self._done(now, self.leading.tick(now))
+
+    def was_cut(self, now: float, log: LogView) -> list[Action]:
+        """The log was cut, or started over."""
+        self._log = log
+        self._is_changing_log = False
+        return [] if self.copying is None else self._done(now, self.copying.was_cut(now, log))
+
+    def _may_found(self) -> bool:
+        """Only a shard that was never replicated is founded: S that is lost is for an operator to make."""
+        return not self._highest_epoch
+
+    # Other replicas
+
+    def hello(self, now: float, peer: str, hello: CopyHello) -> tuple[CopyWelcome | Refused, list[Action]]:
+        """A copy begins to follow."""
+        if self.leading is None:
+            return self._refuse(), []
+        answer, actions = self.leading.hello(now, peer, hello)
+        return answer, self._done(now, actions)
+
+    def fetch(
+        self, now: float, peer: str, number: int, fetch: CopyFetch
+    ) -> tuple[Refused | None, list[Action]]:
+        """A copy asks for bytes; None = it is answered by a AnswerFetch of that number."""
+        if self.leading is None:
+            return self._refuse(), []
+        refused, actions = self.leading.fetch(now, peer, number, fetch)
+        return refused, self._done(now, actions)
+
+    def report(self) -> CopyReport:
+        """What this replica has, for whoever founds the shard."""
+        return CopyReport(self._log.store_id, self._log.written, tuple(self._log.epochs))
+
+    def _refuse(self) -> Refused:
+        return Refused(max(self._highest_epoch, self._log.last_epoch), self.leader)
+
+    def answered(
+        self,
+        now: float,
+        peer: str,
+        answer: CopyWelcome | FetchGrant | Refused | CopyReport | None,
+        size: int = 0,
+    ) -> list[Action]:
+        """A replica answers; None = it does not. `size` bytes came with a grant."""
+        actions: list[Action] = []
+        copying = self.copying
+        if isinstance(answer, CopyReport):
+            if self._founding is not None:
+                self._founding.reported(peer, answer)
+                actions += self._found(now)
+        elif copying is not None and peer == copying.leader:
+            if isinstance(answer, CopyWelcome):
+                actions += copying.welcomed(now, answer)
+            elif isinstance(answer, FetchGrant):
+                actions += copying.granted(now, answer, size)
+                self._log = self._log._replace(appended=max(self._log.appended, copying.position))
+                if copying.take_over and not copying.ended_why:
+                    actions += self._take_over(now)
+            elif isinstance(answer, Refused):
+                actions += copying.refused(answer)
+            else:
+                actions += copying.unanswered()
+        return self._done(now, actions)
+
+    def bytes_refused(self, now: float, reason: str) -> list[Action]:
+        """The log did not take bytes of the leader."""
+        return [] if self.copying is None else self._done(now, self.copying.bytes_refused(reason))
+
+    def _take_over(self, now: float) -> list[Action]:
+        if not self._log.is_whole or not self._log.is_settled or self._is_changing_log:
+            return []
+        self._is_asked_to_lead = True
+        return self._stand(now, ShardSnapshot(self.state, 0, ""))
+
+    def _found(self, now: float) -> list[Action]:
+        founding = self._founding
+        if founding is None or not founding.is_decided:
+            return []
+        self._founding = None
+        if not founding.may_found:
+            return []
+        self._accepts_loss = True
+        return [ReadState()]
+
+    # An operator
+
+    def switch(self, now: float, to: str) -> list[Action]:
+        """Hand the lead to a member, if this replica leads."""
+        return [] if self.leading is None else self._done(now, self.leading.switch(now, to))
+
+    def promote(self, now: float) -> list[Action]:
+        """Lead whatever may be lost: an operator has said so."""
+        if self.role in (ReplicaRole.LEADING, ReplicaRole.PROMOTING, ReplicaRole.ENDED):
+            return []
+        self._accepts_loss = True
+        return self._done(now, [ReadState()])
+
+    # Common ends
+
+    def _done(self, now: float, actions: list[Action]) -> list[Action]:
+        """Leave roles that are over, and send one read at a time."""
+        leading = self.leading
+        if leading is not None and leading.ended_why:
+            if leading.is_doubtful and self._log.is_whole:
+                actions.append(Distrust(leading.ended_why))
+                self._log = self._log._replace(is_whole=False)
+            self.leading = None
+            self.role = ReplicaRole.WAITING
+            self._rests_until = now + self._settings.stagger_s
+            actions.append(ReadState())
+        copying = self.copying
+        if copying is not None and copying.ended_why:
+            self.copying = None
+            self.role = ReplicaRole.WAITING
+            self._rests_until = now + self._settings.stagger_s
+        sent: list[Action] = []
+        for action in actions:
+            if isinstance(action, ReadState):
+                if self._is_reading:
+                    continue
+                self._is_reading = True
+                self._read_at = now
+            elif isinstance(action, BeginEpoch | CutLog | StartOver):
+                self._is_changing_log = True
+            sent.append(action)
+        return sent

@@ -1,0 +1,29 @@
+"""The times and sizes of replication, with the reasons of their defaults."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ReplicaSettings(NamedTuple):
+    """`min_in_sync`: members below which nothing is acknowledged.
+
+    `ttl_s` is how long the lease of the lead lasts, `margin_s` how much earlier its holder stops to
+    trust it, for clocks that differ in rate; it is renewed each `renew_s`. A member that is behind for
+    `lag_s` leaves the set. A fetch with nothing to answer is held for `hold_s`; a call to a replica or
+    the coordinator has an answer within `timeout_s` or counts as unanswered. The state is read each
+    `read_s`, at once when it is known to have changed. Members campaign `stagger_s` after each other,
+    so that one of them is first.
+    """
+
+    min_in_sync: int
+    ttl_s: float = 9.0
+    renew_s: float = 3.0
+    margin_s: float = 2.0
+    lag_s: float = 3.0
+    hold_s: float = 0.5
+    timeout_s: float = 2.0
+    read_s: float = 1.0
+    stagger_s: float = 0.2
+    switch_s: float = 1.0
+    format_level: int = 1

@@ -1,0 +1,148 @@
+"""Directed runs: moments so short that seeds seldom meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from replica_history import Violation
+from replica_world import Machine, Process, World
+
+STEP_S = 0.01
+
+
+def _world(replicas: int, min_in_sync: int) -> World:
+    world = World(7, replicas, min_in_sync, False)
+    for machine in world.machines.values():
+        machine.start()
+    _until(world, lambda: _is_level(world) and world.leader() is not None)
+    return world
+
+
+def _is_level(world: World) -> bool:
+    return _members(world) == set(world.names) and all(p.log.view().is_whole for p in world.processes())
+
+
+def _members(world: World) -> set[str]:
+    state = world.coordinator.state
+    return set() if state is None else set(state.in_sync)
+
+
+def _until(world: World, condition: Callable[[], bool], bound_s: float = 60.0) -> None:
+    if not world.run(bound_s, condition):
+        raise Violation(f"a directed run does not get on: {world.coordinator.snapshot()}")
+
+
+def _leader(world: World) -> Process:
+    leader = world.leader()
+    assert leader is not None
+    return leader
+
+
+def _write(process: Process, producer: int, first: int, count: int) -> None:
+    for sequence in range(first, first + count):
+        process.produce(producer, sequence, lambda is_stored: None)
+
+
+def _separate(world: World, one: Machine) -> None:
+    for name in world.names:
+        if name != one.name:
+            world.links.cut |= {(one.name, name), (name, one.name)}
+
+
+def _leader_serves(world: World, but: str = "") -> bool:
+    leader = world.leader()
+    return leader is not None and leader.machine.name != but
+
+
+def _ends_well(world: World) -> None:
+    """Everybody comes back, and whatever was acknowledged is served."""
+    world.links.cut.clear()
+    world.links.is_slow = False
+    world.coordinator.unreachable.clear()
+    world.coordinator.unheard.clear()
+    for machine in world.machines.values():
+        machine.start()
+    _until(world, lambda: _leader_serves(world) and _members(world) == set(world.names))
+    leader = _leader(world)
+    if leader.log.confirmed < world.history.acknowledged:
+        raise Violation(f"{world.history.acknowledged} was acknowledged, {leader.log.confirmed} is there")
+
+
+def diverged_copy() -> None:
+    """A deposed leader with a longer log follows the next one: what it had does not count."""
+    world = _world(2, 1)
+    first = _leader(world)
+    _write(first, 0, 0, 5)
+    world.run(0.5)
+    _separate(world, first.machine)
+    world.coordinator.unreachable.add(first.machine.name)
+    _write(first, 0, 5, 200)
+    _until(world, lambda: any(p is not first and p.core.may_append for p in world.processes()))
+    second = next(p for p in world.processes() if p is not first)
+    world.links.is_slow = True
+    world.links.cut.clear()
+    world.coordinator.unreachable.clear()
+    sequence = 0
+    while sequence < 100 and _members(world) != set(world.names):
+        _write(second, 1, sequence, 1)
+        sequence += 1
+        world.run(5 * STEP_S)
+    _separate(world, first.machine)
+    for following in range(sequence, sequence + 5):
+        _write(second, 1, following, 1)
+        world.run(STEP_S)
+    second.machine.kill()
+    world.run(20.0)
+    _ends_well(world)
+
+
+def copy_ahead() -> None:
+    """A member has more than the new leader: it is cut to where the logs part, and not emptied."""
+    world = _world(3, 1)
+    first = _leader(world)
+    second, third = [p for p in world.processes() if p is not first]
+    _write(first, 0, 0, 50)
+    world.run(0.5)
+    world.links.cut |= {
+        (first.machine.name, third.machine.name),
+        (third.machine.name, first.machine.name),
+    }
+    _write(first, 0, 50, 10)
+    world.run(0.2)
+    first.machine.kill()
+    world.coordinator.unreachable.add(second.machine.name)
+    _until(world, lambda: third.core.leading is not None)
+    world.links.is_slow = True
+    world.coordinator.unreachable.clear()
+    before = second.log.platter.end
+    _until(world, lambda: second.log.platter.end < before)
+    world.run(STEP_S)
+    third.machine.kill()
+    world.run(20.0)
+    _ends_well(world)
+
+
+def unheard_growth() -> None:
+    """The set has grown, and the leader does not hear of it: it counts the new member all the same."""
+    world = _world(3, 1)
+    first = _leader(world)
+    second, third = [p for p in world.processes() if p is not first]
+    third.machine.kill()
+    _until(world, lambda: third.machine.name not in _members(world))
+    world.links.is_slow = True
+    third.machine.start()
+    _until(world, lambda: third.machine.name in first.core.leading.membership.members())  # type: ignore[union-attr]
+    world.coordinator.unheard.add(first.machine.name)
+    _until(world, lambda: third.machine.name in _members(world))
+    world.links.is_slow = False
+    _separate(world, third.machine)
+    for machine in world.machines.values():
+        if machine is third.machine:
+            machine.start()
+    for sequence in range(50):
+        _write(first, 0, sequence, 1)
+        world.run(0.1)
+    first.machine.kill()
+    second.machine.kill()
+    world.run(40.0)
+    _ends_well(world)
