@@ -86,6 +86,7 @@ class Code(IntEnum):
     GROUP_IN_USE = 44
     SESSION_FENCED = 45
     NOT_LEADER = 46
+    NOT_ENOUGH_REPLICAS = 47
 
 
 class CodeInfo(NamedTuple):
@@ -142,6 +143,7 @@ CODES: Final[dict[Code, CodeInfo]] = {
     Code.DELAY_INVALID: CodeInfo(False, "a delay that this broker does not take"),
     Code.SESSION_FENCED: CodeInfo(False, "the session was opened anew elsewhere, or ended"),
     Code.NOT_LEADER: CodeInfo(True, "another replica leads this broker's shard: refresh the route"),
+    Code.NOT_ENOUGH_REPLICAS: CodeInfo(True, "too few copies are in sync to acknowledge: try again"),
     Code.ROW_CHANGED: CodeInfo(False, "the row has another version than the expected one: read it again"),
 }
 

@@ -30,6 +30,7 @@ from holdmq.config.kv import KvSection
 from holdmq.config.listeners import DEFAULT_LISTENER, ListenerSettings, conflict_of
 from holdmq.config.mqtt_limits import MqttLimits
 from holdmq.config.protection import ProtectionSettings
+from holdmq.config.replication import ReplicationSection
 from holdmq.config.routes import RouteSettings, routes_fault
 from holdmq.config.section import AdminBind, AdminPort, Port, Section
 from holdmq.config.security import SecuritySection
@@ -459,6 +460,7 @@ class Config(BaseModel):
     registry: RegistrySection = RegistrySection()
     broker: BrokerSection = BrokerSection()
     storage: StorageSection = StorageSection()
+    replication: ReplicationSection = ReplicationSection()
     gateway: GatewaySection = GatewaySection()
     access: AccessSection = AccessSection()
     stats: StatsSection = StatsSection()

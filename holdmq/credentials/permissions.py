@@ -186,6 +186,12 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     RequestCode.SHARE_SETTLE: _GATEWAY,
     RequestCode.SHARE_READ: _GATEWAY,
     RequestCode.SHARE_LIST: _READER,
+    # A replica gets the whole log, and what it acknowledges is what is confirmed.
+    RequestCode.REPLICA_HELLO: _BROKER,
+    RequestCode.REPLICA_FETCH: _BROKER,
+    RequestCode.REPLICA_STATUS: Needs(READERS | BROKERS),
+    RequestCode.REPLICA_SWITCH: _ADMIN,
+    RequestCode.REPLICA_PROMOTE: _ADMIN,
 }
 
 

@@ -11,7 +11,7 @@ from random import Random
 from typing import NamedTuple
 
 from broker.replication.core.log_view import LogView
-from broker.replication.core.messages import LogEpoch
+from storage.api.replication import Epoch
 
 
 class Produced(NamedTuple):
@@ -34,7 +34,7 @@ class Platter:
     first: int = 0
     records: list[Produced] = field(default_factory=list)
     synced: int = 0
-    epochs: list[LogEpoch] = field(default_factory=lambda: [LogEpoch(1, 0)])
+    epochs: list[Epoch] = field(default_factory=lambda: [Epoch(1, 0)])
     whole_in: int | None = None
     checkpoint: int = 0
 
@@ -69,7 +69,7 @@ class Platter:
         del self.records[max(0, end - self.first) :]
         self.synced = min(self.synced, self.end)
         self.checkpoint = min(self.checkpoint, self.end)
-        self.epochs = [epoch for epoch in self.epochs if epoch.start <= end] or [LogEpoch(1, 0)]
+        self.epochs = [epoch for epoch in self.epochs if epoch.start <= end] or [Epoch(1, 0)]
 
 
 class ModelLog:
@@ -156,17 +156,17 @@ class ModelLog:
 
     def begin_epoch(self, epoch: int) -> None:
         """Durable at once; what is queued was fetched before, and is not of it."""
-        self.platter.epochs.append(LogEpoch(epoch, self.platter.end))
+        self.platter.epochs.append(Epoch(epoch, self.platter.end))
 
     def cut(self, position: int, epochs_kept: int) -> None:
         """Cut to a common prefix."""
         self._generation += 1
         self._queued.clear()
         self.platter.cut(position)
-        self.platter.epochs = self.platter.epochs[:epochs_kept] or [LogEpoch(1, 0)]
+        self.platter.epochs = self.platter.epochs[:epochs_kept] or [Epoch(1, 0)]
         self.confirmed = min(self.confirmed, position)
 
-    def start_over(self, store_id: bytes, position: int, epochs: list[LogEpoch]) -> None:
+    def start_over(self, store_id: bytes, position: int, epochs: list[Epoch]) -> None:
         """An empty log of another store that begins at `position`."""
         self._generation += 1
         self._queued.clear()

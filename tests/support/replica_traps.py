@@ -166,7 +166,7 @@ def _power_loss_is_nothing(self: ModelLog, platter: Platter, *args: Any) -> None
 def _anybody_stands(self: Replica, now: float, state: ShardState) -> bool:
     """A copy that is no member leads (stolon#783, #917)."""
     return (
-        self._free_since is not None and now >= self._rests_until and self._log.is_settled and state.epoch > 0
+        self._free_since is not None and now >= self._rests_until and self.log.is_settled and state.epoch > 0
     )
 
 
@@ -174,10 +174,10 @@ def _anybody_campaigns(self: Replica, now: float, snapshot: ShardSnapshot) -> li
     state = snapshot.state
     if state is not None and self._replica not in state.in_sync:
         snapshot = snapshot._replace(state=replace(state, in_sync=(*state.in_sync, self._replica)))
-    log = self._log
-    self._log = log._replace(is_whole=True)
+    log = self.log
+    self.log = log._replace(is_whole=True)
     actions = _campaign(self, now, snapshot)
-    self._log = self._log._replace(is_whole=log.is_whole)
+    self.log = self.log._replace(is_whole=log.is_whole)
     return actions
 
 
@@ -253,7 +253,7 @@ def _lease_for_ever(self: LeadLease, now: float) -> bool:
 def _goes_on_after_restart(self: Replica, now: float, snapshot: ShardSnapshot) -> list[Action]:
     """A restarted leader goes on in the epoch that it led."""
     state = snapshot.state
-    if state is not None and state.leader == self._replica and state.epoch == self._log.last_epoch:
+    if state is not None and state.leader == self._replica and state.epoch == self.log.last_epoch:
         self.copying = None
         self.role = ReplicaRole.LEADING
         self.lease.held(now)
@@ -263,7 +263,7 @@ def _goes_on_after_restart(self: Replica, now: float, snapshot: ShardSnapshot) -
             InSyncSet(state, snapshot.version),
             self.lease,
             "",
-            self._log,
+            self.log,
             now,
         )
         return self.leading.tick(now)

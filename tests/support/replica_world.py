@@ -23,6 +23,7 @@ from broker.replication.core.actions import (
     ConfirmTo,
     CutLog,
     Distrust,
+    EndLeading,
     GiveUpLease,
     HoldLease,
     Propose,
@@ -311,6 +312,11 @@ class Process:
                 self._confirm(limit)
             case Serve(epoch):
                 self._serve(epoch)
+            case EndLeading():
+                self.later(
+                    0.01 + self.world.random.random(),
+                    lambda: self.do(core.was_cut(self.now, self.log.view())),
+                )
             case Cease():
                 for _, _, done in self.waiting:
                     done(False)

@@ -65,6 +65,10 @@ class AnswerFetch(NamedTuple):
     grant: FetchGrant
 
 
+class EndLeading(NamedTuple):
+    """Make the log a copy again once nobody uses it as a leader's; then `Replica.was_cut`."""
+
+
 class TakeBytes(NamedTuple):
     """Append the bytes of the answer that is being handled; they begin at `position`, the log's end."""
 
@@ -116,6 +120,7 @@ Action = (
     | StartOver
     | Say
     | AnswerFetch
+    | EndLeading
     | TakeBytes
     | ConfirmTo
     | Serve

@@ -396,6 +396,15 @@ class Leading:
         self._switch_by = now + self._settings.switch_s
         return [StopAppends(), *self._hand_over()]
 
+    def best_member(self) -> str:
+        """The other member that has most; "" = there is none that has said hello."""
+        members = [
+            copy
+            for copy in self.copies.values()
+            if copy.peer in self.membership.state.in_sync and copy.is_whole
+        ]
+        return max(members, key=lambda copy: copy.acknowledged).peer if members else ""
+
     def _hand_over(self) -> list[Action]:
         copy = self.copies.get(self.switching_to)
         end = self._log.written

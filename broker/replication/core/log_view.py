@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from broker.replication.core.messages import LogEpoch
+from storage.api.replication import Epoch
 
 
 class LogView(NamedTuple):
@@ -23,7 +23,7 @@ class LogView(NamedTuple):
     written: int
     durable: int
     confirmed: int
-    epochs: Sequence[LogEpoch]
+    epochs: Sequence[Epoch]
     is_whole: bool
     is_stuck: bool = False
 

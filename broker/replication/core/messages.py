@@ -10,12 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-
-class LogEpoch(NamedTuple):
-    """An epoch of the log and the position at which it began."""
-
-    epoch: int
-    start: int
+from storage.api.replication import Epoch
 
 
 class CopyHello(NamedTuple):
@@ -30,7 +25,7 @@ class CopyHello(NamedTuple):
     epoch: int
     store_id: bytes
     session: int
-    epochs: Sequence[LogEpoch]
+    epochs: Sequence[Epoch]
     end: int
     confirmed: int
     is_whole: bool
@@ -43,7 +38,7 @@ class CopyWelcome(NamedTuple):
     epoch: int
     store_id: bytes
     session: int
-    epochs: Sequence[LogEpoch]
+    epochs: Sequence[Epoch]
     first: int
     end: int
 
@@ -93,4 +88,4 @@ class CopyReport(NamedTuple):
 
     store_id: bytes
     end: int
-    epochs: Sequence[LogEpoch]
+    epochs: Sequence[Epoch]

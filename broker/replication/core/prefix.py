@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from broker.replication.core.messages import LogEpoch
+from storage.api.replication import Epoch
 
 
 class CommonPrefix(NamedTuple):
@@ -18,7 +18,7 @@ class CommonPrefix(NamedTuple):
     epochs: int
 
 
-def common_prefix(own: Sequence[LogEpoch], own_end: int, other: Sequence[LogEpoch], end: int) -> CommonPrefix:
+def common_prefix(own: Sequence[Epoch], own_end: int, other: Sequence[Epoch], end: int) -> CommonPrefix:
     """The longest prefix that two logs share, from their ascending epochs and their ends."""
     same = 0
     while same < len(own) and same < len(other) and own[same] == other[same]:
@@ -30,7 +30,7 @@ def common_prefix(own: Sequence[LogEpoch], own_end: int, other: Sequence[LogEpoc
     return CommonPrefix(min(own_stop, stop, own_end, end), same)
 
 
-def next_epoch(epochs: Sequence[LogEpoch], known: int) -> LogEpoch | None:
+def next_epoch(epochs: Sequence[Epoch], known: int) -> Epoch | None:
     """The first of `epochs` above `known`."""
     for epoch in epochs:
         if epoch.epoch > known:

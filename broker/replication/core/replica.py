@@ -23,6 +23,7 @@ from broker.replication.core.actions import (
     BeginEpoch,
     CutLog,
     Distrust,
+    EndLeading,
     GiveUpLease,
     HoldLease,
     Propose,
@@ -83,7 +84,7 @@ class Replica:
         self._settings = settings
         self._replica = replica
         self._replicas = tuple(replicas)
-        self._log = log
+        self.log = log
         self._new_session = new_session
         self._founding: Founding | None = None
         self._is_reading = False
@@ -149,7 +150,7 @@ class Replica:
 
     def log_moved(self, now: float, log: LogView) -> list[Action]:
         """Something was appended, written, made durable or confirmed in this replica's log."""
-        self._log = log
+        self.log = log
         actions: list[Action] = []
         if self.leading is not None:
             actions += self.leading.log_moved(now, log)
@@ -244,7 +245,7 @@ class Replica:
             return []
         if self._accepts_loss:
             self.copying = None
-            return self._stand(now, snapshot) if self._log.is_settled else []
+            return self._stand(now, snapshot) if self.log.is_settled else []
         if state is None:
             self.copying = None
             self.role = ReplicaRole.WAITING
@@ -253,7 +254,7 @@ class Replica:
                 return self._founding.begin()
             return []
         self._founding = None
-        if state.epoch < max(self._highest_epoch, self._log.last_epoch):
+        if state.epoch < max(self._highest_epoch, self.log.last_epoch):
             # The coordinator was restored: whoever leads says again what S is, or an operator does.
             self.copying = None
             self.role = ReplicaRole.WAITING
@@ -269,19 +270,19 @@ class Replica:
             state.epoch,
         ):
             return []
-        if now < self._rests_until or not self._log.is_settled:
+        if now < self._rests_until or not self.log.is_settled:
             return []
         self.role = ReplicaRole.COPYING
-        self.copying = Copying(self._settings, state.leader, state.epoch, self._new_session(), self._log, now)
+        self.copying = Copying(self._settings, state.leader, state.epoch, self._new_session(), self.log, now)
         return self.copying.begin()
 
     def _must_stand(self, now: float, state: ShardState) -> bool:
         """Whether this replica is to win the lead: it is a member and intact, and nobody holds L."""
-        if self._replica not in state.in_sync or not self._log.is_whole or self._log.is_stuck:
+        if self._replica not in state.in_sync or not self.log.is_whole or self.log.is_stuck:
             return False
-        if self._log.written < state.confirmed:
+        if self.log.written < state.confirmed:
             return False
-        if self._free_since is None or now < self._rests_until or not self._log.is_settled:
+        if self._free_since is None or now < self._rests_until or not self.log.is_settled:
             return False
         order = sorted(state.in_sync)
         place = (
@@ -313,12 +314,12 @@ class Replica:
             return self._give_up_campaign(now)
         if not self._accepts_loss and (
             state is None
-            or state.epoch < max(self._highest_epoch, self._log.last_epoch)
+            or state.epoch < max(self._highest_epoch, self.log.last_epoch)
             or self._replica not in state.in_sync
-            or not self._log.is_whole
+            or not self.log.is_whole
         ):
             return self._give_up_campaign(now)
-        highest = max(self._highest_epoch, self._log.last_epoch)
+        highest = max(self._highest_epoch, self.log.last_epoch)
         if self._accepts_loss or state is None:
             self._wanted = ShardState(
                 highest + 1, self._replica, (self._replica,), self._settings.format_level, 0
@@ -351,7 +352,7 @@ class Replica:
         self._wanted = state
         self._wanted_version = version
         actions: list[Action] = []
-        if self._accepts_loss and not self._log.is_whole:
+        if self._accepts_loss and not self.log.is_whole:
             actions.append(Trust())
         self._accepts_loss = False
         self._is_asked_to_lead = False
@@ -359,7 +360,7 @@ class Replica:
 
     def epoch_begun(self, now: float, log: LogView) -> list[Action]:
         """The epoch is durable in this replica's log."""
-        self._log = log
+        self.log = log
         self._is_changing_log = False
         if self.copying is not None:
             return self._done(now, self.copying.epoch_begun(now, log))
@@ -375,7 +376,7 @@ class Replica:
 
     def was_cut(self, now: float, log: LogView) -> list[Action]:
         """The log was cut, or started over."""
-        self._log = log
+        self.log = log
         self._is_changing_log = False
         return [] if self.copying is None else self._done(now, self.copying.was_cut(now, log))
 
@@ -403,10 +404,10 @@ class Replica:
 
     def report(self) -> CopyReport:
         """What this replica has, for whoever founds the shard."""
-        return CopyReport(self._log.store_id, self._log.written, tuple(self._log.epochs))
+        return CopyReport(self.log.store_id, self.log.written, tuple(self.log.epochs))
 
     def _refuse(self) -> Refused:
-        return Refused(max(self._highest_epoch, self._log.last_epoch), self.leader)
+        return Refused(max(self._highest_epoch, self.log.last_epoch), self.leader)
 
     def answered(
         self,
@@ -427,7 +428,7 @@ class Replica:
                 actions += copying.welcomed(now, answer)
             elif isinstance(answer, FetchGrant):
                 actions += copying.granted(now, answer, size)
-                self._log = self._log._replace(appended=max(self._log.appended, copying.position))
+                self.log = self.log._replace(appended=max(self.log.appended, copying.position))
                 if copying.take_over and not copying.ended_why:
                     actions += self._take_over(now)
             elif isinstance(answer, Refused):
@@ -441,7 +442,7 @@ class Replica:
         return [] if self.copying is None else self._done(now, self.copying.bytes_refused(reason))
 
     def _take_over(self, now: float) -> list[Action]:
-        if not self._log.is_whole or not self._log.is_settled or self._is_changing_log:
+        if not self.log.is_whole or not self.log.is_settled or self._is_changing_log:
             return []
         self._is_asked_to_lead = True
         return self._stand(now, ShardSnapshot(self.state, 0, ""))
@@ -475,13 +476,13 @@ class Replica:
         """Leave roles that are over, and send one read at a time."""
         leading = self.leading
         if leading is not None and leading.ended_why:
-            if leading.is_doubtful and self._log.is_whole:
+            if leading.is_doubtful and self.log.is_whole:
                 actions.append(Distrust(leading.ended_why))
-                self._log = self._log._replace(is_whole=False)
+                self.log = self.log._replace(is_whole=False)
             self.leading = None
             self.role = ReplicaRole.WAITING
             self._rests_until = now + self._settings.stagger_s
-            actions.append(ReadState())
+            actions += [EndLeading(), ReadState()]
         copying = self.copying
         if copying is not None and copying.ended_why:
             self.copying = None
@@ -494,7 +495,7 @@ class Replica:
                     continue
                 self._is_reading = True
                 self._read_at = now
-            elif isinstance(action, BeginEpoch | CutLog | StartOver):
+            elif isinstance(action, BeginEpoch | CutLog | EndLeading | StartOver):
                 self._is_changing_log = True
             sent.append(action)
         return sent

@@ -1,0 +1,526 @@
+"""The shell of a replica: carries out what its core decides, and tells it what came of it.
+
+One event loop: nothing here waits but calls to the coordinator and changes of a closed log, each in a task of
+its own. What the core wants is done in the order in which it wanted it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from random import SystemRandom
+from typing import Any, Final
+
+import structlog
+
+from broker.replication.core.actions import (
+    Action,
+    AnswerFetch,
+    BeginEpoch,
+    Cease,
+    ConfirmTo,
+    CutLog,
+    Distrust,
+    EndLeading,
+    GiveUpLease,
+    HoldLease,
+    Propose,
+    ReadState,
+    Say,
+    Serve,
+    StartOver,
+    StopAppends,
+    TakeBytes,
+    Trust,
+)
+from broker.replication.core.log_view import LogView
+from broker.replication.core.messages import CopyFetch, CopyHello, CopyWelcome, FetchGrant, Refused
+from broker.replication.core.replica import Replica, ReplicaRole
+from broker.replication.core.settings import ReplicaSettings
+from broker.replication.peers import NO_BYTES, PeerAnswer, Peers
+from broker.replication.ports import LeadEvents, LogHome
+from holdmq.coordination.api import Coordinator, ShardSnapshot, ShardState
+from holdmq.errors import BehindError, Code, CoordinatorError, HoldMQError, RemoteError, StorageError
+from holdmq.rpc.connection import Request
+from holdmq.wire.replica_headers import ReplicaFetchResponse
+from storage.api.replication import LogBytes, LogStart, QueueEnds, ReplicatedLog
+
+TICK_S: Final = 0.1
+"""How often deadlines are looked at: a tenth of the shortest, a switch-over's."""
+WATCH_S: Final = 30.0
+"""How long one watch of the coordinator lasts; the state is read each second anyway."""
+WATCH_PAUSE_S: Final = 1.0
+
+log = structlog.get_logger("holdmq.replication")
+
+
+def boot_time() -> float:
+    """Seconds on a clock that never goes back, and counts while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class ReplicaAgent:
+    """One replica of a shard. `run` is its life; all other methods belong on its loop."""
+
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        replica: str,
+        replicas: Sequence[str],
+        home: LogHome,
+        coordinator: Coordinator,
+        peers: Peers,
+        lead: LeadEvents,
+        fetch_max_bytes: int,
+    ) -> None:
+        self.replica = replica
+        self._settings = settings
+        self._replicas = tuple(replicas)
+        self._home = home
+        self._coordinator = coordinator
+        self._peers = peers
+        self._lead = lead
+        self._fetch_max_bytes = fetch_max_bytes
+        self._core: Replica | None = None
+        self._log: ReplicatedLog | None = None
+        self._queue: deque[Action] = deque()
+        self._is_doing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fetches: dict[int, Request] = {}
+        self._number = 0
+        self._data: memoryview = NO_BYTES
+        self._data_end = 0
+        self._welcome: CopyWelcome | None = None
+        self._welcome_ends: QueueEnds = {}
+        self._acquisition = ""
+        self._lease_lock = asyncio.Lock()
+        self._failure: HoldMQError | None = None
+        self._failed = asyncio.Event()
+        self._role: ReplicaRole | None = None
+        self._random = SystemRandom()
+        self.failovers = 0
+        self.bytes_copied = self.bytes_served = 0
+
+    # Life
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Replicate until `stopping`; hand the lead over then. Raises HoldMQError when the log fails."""
+        loop = asyncio.get_running_loop()
+        self._take_log(await self._home.open())
+        self._core = Replica(
+            self._settings, self.replica, self._replicas, self.view(), partial(self._random.getrandbits, 62)
+        )
+        self._peers.start()
+        watching = loop.create_task(self._watch(), name="coordinator watch")
+        stop = loop.create_task(stopping.wait(), name="stopping")
+        failed = loop.create_task(self._failed.wait(), name="failed")
+        try:
+            while not stop.done() and not failed.done():
+                self._tick()
+                await asyncio.wait((stop, failed), timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure is None:
+                await self._hand_over()
+        finally:
+            for task in (watching, stop, failed):
+                task.cancel()
+            await self._end()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _hand_over(self) -> None:
+        """Let another member lead before this one stops: clients see a pause of a second at most."""
+        core = self._core
+        assert core is not None
+        if core.leading is None:
+            return
+        to = core.leading.best_member()
+        if to:
+            self._do(core.switch(boot_time(), to))
+            until = boot_time() + 2 * self._settings.switch_s
+            # Also after it was handed over: the next leader hears of it by an answer to its fetch.
+            while core.role is ReplicaRole.LEADING and boot_time() < until:
+                self._tick()
+                await asyncio.sleep(TICK_S / 10)
+
+    async def _end(self) -> None:
+        core = self._core
+        if core is not None:
+            self._do(core.failed(boot_time(), "this process stops"))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._settings.timeout_s)
+        for task in list(self._tasks):
+            task.cancel()
+        for request in self._fetches.values():
+            request.refuse(refusal_of(Refused(0, "")))
+        self._fetches.clear()
+        await self._peers.close()
+        await self._home.close()
+
+    def _tick(self) -> None:
+        core = self._core
+        assert core is not None
+        failure = self._home.failure()
+        if failure is not None:
+            self._fail(failure)
+            return
+        self._log_moved()
+        self._do(core.tick(boot_time()))
+
+    def _fail(self, error: HoldMQError) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._failed.set()
+            log.error("this replica cannot go on", replica=self.replica, reason=str(error))
+            if self._core is not None:
+                self._do(self._core.failed(boot_time(), str(error)))
+
+    # The log
+
+    def view(self) -> LogView:
+        """What the core is told of the log."""
+        found = self._log
+        assert found is not None
+        return LogView(
+            found.store_id,
+            found.first_position,
+            found.appended_position,
+            found.written_position,
+            found.durable_position,
+            found.confirmed_position,
+            tuple(found.epochs),
+            found.is_whole,
+            found.writing_ms > self._settings.lag_s * 1e3,
+        )
+
+    def _take_log(self, found: ReplicatedLog) -> None:
+        self._log = found
+        found.watch(self._log_moved)
+
+    def _log_moved(self) -> None:
+        if self._core is not None and self._log is not None:
+            self._do(self._core.log_moved(boot_time(), self.view()))
+
+    def may_hand_out(self) -> bool:
+        """Whether what needs no write may leave now: to be asked at each hand-out."""
+        return self._core is not None and self._core.may_hand_out(boot_time())
+
+    @property
+    def core(self) -> Replica | None:
+        """What decides; None = the log is not open yet."""
+        return self._core
+
+    # What the core wants
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        self._queue.extend(actions)
+        if self._is_doing:
+            return
+        self._is_doing = True
+        try:
+            while self._queue:
+                self._carry_out(self._queue.popleft())
+        finally:
+            self._is_doing = False
+        core = self._core
+        if core is not None and core.role is not self._role:
+            self._role = core.role
+            log.info("role", replica=self.replica, role=core.role.value, leader=core.leader)
+
+    def _carry_out(self, action: Action) -> None:
+        found = self._log
+        match action:
+            case ReadState():
+                self._spawn(self._read(), "read state")
+            case Propose(version, state):
+                self._spawn(self._propose(version, state), "propose state")
+            case HoldLease():
+                self._spawn(self._hold(), "hold lease")
+            case GiveUpLease():
+                self._spawn(self._release(), "release lease")
+            case Say(peer, message):
+                self._peers.say(peer, message, self._answered)
+            case AnswerFetch(_, number, grant):
+                self._answer_fetch(number, grant)
+            case Serve(epoch):
+                if found is not None:
+                    found.begin_leading()
+                self.failovers += 1
+                log.info("leads", replica=self.replica, epoch=epoch)
+                self._lead.serve(epoch)
+            case Cease(reason):
+                if found is not None:
+                    found.stop_appends()
+                log.warning("leads no more", replica=self.replica, reason=reason)
+                self._lead.cease(reason)
+            case CutLog(position, epochs_kept):
+                log.warning("the log is cut to the leader's", replica=self.replica, position=position)
+                self._spawn(self._change_log(self._home.cut(position, epochs_kept)), "cut log")
+            case StartOver(store_id, position):
+                self._start_over(store_id, position)
+            case EndLeading():
+                if found is not None:
+                    found.end_leading()
+                self._spawn(self._change_log(self._home.open_again()), "end leading")
+            case _ if found is not None:
+                self._tell_log(found, action)
+
+    def _tell_log(self, found: ReplicatedLog, action: Action) -> None:
+        match action:
+            case ConfirmTo(limit):
+                found.confirm_to(limit)
+            case TakeBytes(position):
+                self._append(found, position)
+            case BeginEpoch(epoch):
+                try:
+                    found.begin_epoch(epoch, self._epoch_begun)
+                except StorageError as error:
+                    self._fail(error)
+            case StopAppends():
+                found.stop_appends()
+            case Trust():
+                log.info("this copy has everything again", replica=self.replica)
+                found.trust(True, self._noted)
+            case Distrust(reason):
+                log.error("this copy does not trust itself", replica=self.replica, reason=reason)
+                found.trust(False, self._noted)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _append(self, found: ReplicatedLog, position: int) -> None:
+        core = self._core
+        assert core is not None
+        data, self._data = self._data, NO_BYTES
+        self.bytes_copied += len(data)
+        try:
+            found.append_copied(data, position, self._copied)
+        except HoldMQError as error:
+            log.warning("bytes of the leader are refused", replica=self.replica, reason=str(error))
+            self._do(core.bytes_refused(boot_time(), str(error)))
+
+    def _copied(self, error: StorageError | None) -> None:
+        core = self._core
+        if error is None or core is None:
+            return  # the log's own news say how far it is
+        if not error.retriable:
+            self._fail(error)
+            return
+        log.warning("a copy could not be written", replica=self.replica, reason=str(error))
+        self._do(core.log_moved(boot_time(), self.view()))
+        self._do(core.bytes_refused(boot_time(), str(error)))
+
+    def _epoch_begun(self, error: StorageError | None) -> None:
+        if error is not None:
+            self._fail(error)
+        elif self._core is not None:
+            self._do(self._core.epoch_begun(boot_time(), self.view()))
+
+    def _noted(self, error: StorageError | None) -> None:
+        if error is not None:
+            self._fail(error)
+        else:
+            self._log_moved()
+
+    def _start_over(self, store_id: bytes, position: int) -> None:
+        welcome = self._welcome
+        epochs = () if welcome is None else welcome.epochs
+        begun = tuple(epoch for epoch in epochs if epoch.start <= position)
+        if position == 0:
+            # An epoch that begins at the first byte is noted as every other one: before an acknowledgement.
+            begun = begun[:1]
+        log.warning("the log is given up, and begins anew", replica=self.replica, position=position)
+        start = LogStart(store_id, position, begun, self._welcome_ends)
+        self._spawn(self._change_log(self._home.start_over(start)), "start over")
+
+    async def _change_log(self, change: Coroutine[Any, Any, ReplicatedLog]) -> None:
+        self._log = None
+        try:
+            self._take_log(await change)
+        except HoldMQError as error:
+            self._fail(error)
+            return
+        assert self._core is not None
+        self._do(self._core.was_cut(boot_time(), self.view()))
+
+    # The coordinator
+
+    async def _read(self) -> None:
+        try:
+            snapshot: ShardSnapshot | None = await self._coordinator.read()
+        except HoldMQError as error:
+            log.warning("the shard's state cannot be read", replica=self.replica, reason=str(error))
+            snapshot = None
+        assert self._core is not None
+        self._log_moved()
+        self._do(self._core.was_read(boot_time(), snapshot))
+
+    async def _propose(self, version: int, state: ShardState) -> None:
+        is_known = True
+        try:
+            found = await self._coordinator.compare_and_set(version, state)
+        except CoordinatorError as error:
+            log.warning("a proposal has no answer", replica=self.replica, reason=str(error))
+            found, is_known = None, False
+        else:
+            if found is not None:
+                log.info("the shard's state", epoch=state.epoch, leader=state.leader, in_sync=state.in_sync)
+        assert self._core is not None
+        self._do(self._core.was_proposed(boot_time(), state, found, is_known))
+
+    async def _hold(self) -> None:
+        async with self._lease_lock:
+            sent_at = boot_time()
+            try:
+                acquisition = await self._coordinator.hold(self._settings.ttl_s) or ""
+            except HoldMQError as error:
+                log.warning("the lease of the lead has no answer", replica=self.replica, reason=str(error))
+                acquisition = ""
+            else:
+                self._acquisition = acquisition
+        assert self._core is not None
+        self._do(self._core.was_held(boot_time(), sent_at, acquisition))
+
+    async def _release(self) -> None:
+        async with self._lease_lock:
+            acquisition, self._acquisition = self._acquisition, ""
+            if not acquisition:
+                return
+            try:
+                await self._coordinator.release(acquisition)
+            except HoldMQError as error:
+                log.warning("the lease of the lead ends by itself", replica=self.replica, reason=str(error))
+
+    async def _watch(self) -> None:
+        seen = ShardSnapshot(None, 0, "")
+        while True:
+            try:
+                found = await self._coordinator.changed(seen, WATCH_S)
+            except HoldMQError:
+                # Reads say what is wrong.
+                await asyncio.sleep(WATCH_PAUSE_S)
+                continue
+            if found != seen and self._core is not None:
+                seen = found
+                self._do(self._core.state_changed(boot_time()))
+
+    # Other replicas
+
+    def _answered(self, peer: str, answer: PeerAnswer) -> None:
+        core = self._core
+        if core is None or self._failure is not None:
+            return
+        message = answer.message
+        size = 0
+        if isinstance(message, CopyWelcome):
+            self._welcome, self._welcome_ends = message, answer.queue_ends
+        elif isinstance(message, FetchGrant):
+            self._data = answer.body
+            size = answer.end - message.position
+        self._do(core.answered(boot_time(), peer, message, size))
+
+    def hello(self, peer: str, hello: CopyHello) -> tuple[CopyWelcome | Refused, QueueEnds]:
+        """Answer a copy's hello; the queues' ends are there only if it must begin anew."""
+        core = self._core
+        if core is None:
+            return Refused(0, ""), {}
+        answer, actions = core.hello(boot_time(), peer, hello)
+        self._do(actions)
+        ends: QueueEnds = {}
+        if isinstance(answer, CopyWelcome) and self._log is not None:
+            is_other = hello.store_id != answer.store_id
+            if is_other or hello.end < answer.first:
+                ends = self._log.queue_ends()
+        return answer, ends
+
+    def fetch(self, peer: str, fetch: CopyFetch, request: Request) -> None:
+        """Answer a copy's fetch, now or when there is something."""
+        core = self._core
+        if core is None:
+            request.refuse(refusal_of(Refused(0, "")))
+            return
+        self._number += 1
+        number = self._number
+        self._fetches[number] = request
+        request.let_go()
+        refused, actions = core.fetch(boot_time(), peer, number, fetch)
+        if refused is not None:
+            del self._fetches[number]
+            request.refuse(refusal_of(refused))
+        self._do(actions)
+
+    def _answer_fetch(self, number: int, grant: FetchGrant) -> None:
+        request = self._fetches.pop(number, None)
+        if request is None or request.connection.is_closed:
+            return
+        found = self._log
+        if grant.limit <= grant.position or found is None:
+            self._send(request, grant, LogBytes(grant.position, grant.position, ()))
+            return
+        size = min(self._fetch_max_bytes, grant.limit - grant.position)
+        read = found.read_bytes(grant.position, size)
+        if read is not None:
+            self._send(request, grant, read)
+            return
+        self._spawn(self._read_cold(found, request, grant, size), "cold read for a copy")
+
+    async def _read_cold(self, found: ReplicatedLog, request: Request, grant: FetchGrant, size: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            read = await loop.run_in_executor(self._home.readers, found.read_bytes_cold, grant.position, size)
+        except BehindError as error:
+            grant = grant._replace(first=error.resume_at)
+            read = LogBytes(grant.position, grant.position, ())
+        except (HoldMQError, RuntimeError) as error:
+            log.error("a copy cannot be served", replica=self.replica, reason=str(error))
+            request.refuse(refusal_of(Refused(0, "")))
+            return
+        self._send(request, grant, read)
+
+    def _send(self, request: Request, grant: FetchGrant, read: LogBytes) -> None:
+        length = sum(map(len, read.parts))
+        self.bytes_served += length
+        header = ReplicaFetchResponse(
+            grant.session,
+            grant.position,
+            read.end,
+            grant.confirmed,
+            grant.first,
+            grant.is_whole,
+            grant.take_over,
+        )
+        request.reply(header, read.parts, length)
+
+    # People
+
+    def switch(self, to: str) -> str:
+        """Hand the lead to a member ("" = to the one that has most); who it is, "" = this replica cannot."""
+        core = self._core
+        if core is None or core.leading is None:
+            return ""
+        to = to or core.leading.best_member()
+        actions = core.switch(boot_time(), to) if to else []
+        self._do(actions)
+        return to if actions else ""
+
+    def promote(self) -> int:
+        """Lead whatever may be lost; the end of this replica's log."""
+        core, found = self._core, self._log
+        if core is None or found is None:
+            return -1
+        self._do(core.promote(boot_time()))
+        return found.appended_position
+
+
+def refusal_of(refused: Refused) -> RemoteError:
+    """What a replica that does not lead answers on the wire."""
+    who = f"{refused.leader} leads" if refused.leader else "it is not known who leads"
+    return RemoteError(
+        Code.NOT_LEADER,
+        f"this replica does not lead the shard; {who} in epoch {refused.epoch}",
+        {"epoch": refused.epoch, "leader": refused.leader},
+    )
