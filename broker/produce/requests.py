@@ -239,12 +239,11 @@ class Produce(RequestFamily):
         if begin > len(body):
             raise RemoteError(Code.MALFORMED_BATCH, f"{count} sizes do not fit a body of {len(body)} bytes")
         sizes = np.frombuffer(body[4:begin], dtype=">u4").astype(np.int64)
-        listed = sizes.tolist()
-        largest = max(listed)
+        largest = int(sizes.max())
         if largest > self._record_max_bytes:
             raise RemoteError(
                 Code.RECORD_TOO_LARGE,
-                f"record {listed.index(largest)} has {largest} bytes, "
+                f"record {int(sizes.argmax())} has {largest} bytes, "
                 f"record_max_bytes is {self._record_max_bytes}",
             )
         records = body[begin:]
@@ -500,7 +499,7 @@ class Produce(RequestFamily):
             counts.puts += 1
             counts.put_us += took_us
             end = len(batch.records) if last == len(batch.sizes) else int(batch.starts[last])
-            counts.bytes_in += end - int(batch.starts[first])
+            counts.bytes_in += end - (int(batch.starts[first]) if first else 0)
             first = last
         pending.answer_if_done()
 

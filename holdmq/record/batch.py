@@ -36,7 +36,7 @@ from holdmq.record.codec import (
     stamp_check,
     tag_of,
 )
-from holdmq.record.each import BadEntry, ClaimedRun, check_each, each_properties
+from holdmq.record.each import BadEntry, ClaimedRun, check_each, check_sizes, each_properties
 
 Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -209,19 +209,6 @@ def _stamp_one(
     _SIZE.pack_into(records, start + size - SUFFIX_BYTES, stamp_check(offset, physical, store_ms, host))
 
 
-def _first(bad: npt.NDArray[np.bool_]) -> int:
-    return int(bad.argmax()) if bad.any() else -1
-
-
-def _check_sizes(sizes: Ints, record_max_bytes: int) -> BadEntry | None:
-    if len(sizes) and (int(sizes.min()) < FIXED_SIZE or int(sizes.max()) > record_max_bytes):
-        index = _first((sizes < FIXED_SIZE) | (sizes > record_max_bytes))
-        return BadEntry(
-            index, f"it has {int(sizes[index])} bytes; {FIXED_SIZE} to {record_max_bytes} are allowed"
-        )
-    return None
-
-
 def check_entries(
     records: Buffer,
     sizes: Ints,
@@ -239,14 +226,11 @@ def check_entries(
         return BadEntry(0, f"the runs count {sum(run[2] for run in runs)} records, the batch {len(sizes)}")
     if not len(sizes):
         return None
-    listed = sizes.tolist()
-    if (min(listed) < FIXED_SIZE or max(listed) > record_max_bytes) and (
-        bad := _check_sizes(sizes, record_max_bytes)
-    ):
+    plain = sizes.astype("<i8", copy=False).tobytes()
+    bad = check_sizes(plain, len(records), record_max_bytes)
+    if bad is not None:
         return bad
-    if sum(listed) != len(records):
-        return BadEntry(len(sizes) - 1, f"the sizes add up to {sum(listed)} of {len(records)} bytes")
-    return check_each(bytes(records), listed, runs, [] if properties is None else properties)
+    return check_each(bytes(records), plain, runs, [] if properties is None else properties)
 
 
 def decode_offsets(records: Buffer | Bytes, starts: Ints) -> tuple[Ints, Ints]:

@@ -3,7 +3,7 @@
 Records of one device or producer mostly have the properties of the one before, perhaps but for the unique
 id: what is alike is found by comparing it where it lies. A loop, as numpy's calls have a fixed cost that
 a PRODUCE does not earn back. It reads with `librt.strings`, which mypyc turns into loads: two 32-bit
-fields that stand side by side are one.
+fields that stand side by side are one. Sizes are read so, too: a list of them would be an object each.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from librt.strings import read_i64_be
+from librt.strings import read_i64_be, read_i64_le
 from zlib_ng.zlib_ng import crc32
 
 from holdmq.record.codec import (
     BODY_LENGTH_AT,
     CRC_AT,
+    FIXED_SIZE,
     IPV6_EXTRA,
     MAGIC,
     PHYSICAL_OFFSET_AT,
@@ -70,16 +71,34 @@ class BadEntry(NamedTuple):
     reason: str
 
 
-def check_each(
-    data: bytes, sizes: list[int], runs: Sequence[ClaimedRun], properties: list[bytes]
-) -> BadEntry | None:
-    """As `record_batch.check_entries`, for records whose sizes are right; adds each one's properties.
+def check_sizes(sizes: bytes, size_bytes: int, record_max_bytes: int) -> BadEntry | None:
+    """Whether records may have these sizes (64 bits, little-endian) that are to add up to `size_bytes`."""
+    largest: i64 = record_max_bytes
+    total: i64 = 0
+    at: i64 = 0
+    end: i64 = len(sizes)
+    while at < end:
+        size: i64 = read_i64_le(sizes, at)
+        if size < FIXED_SIZE or size > largest:
+            return BadEntry(at // 8, f"it has {size} bytes; {FIXED_SIZE} to {record_max_bytes} are allowed")
+        total += size
+        at += 8
+    if total == size_bytes:
+        return None
+    return BadEntry(end // 8 - 1, f"the sizes add up to {total} of {size_bytes} bytes")
 
-    The sizes lie between FIXED_SIZE and the largest record, and add up to the data and to the runs' counts.
-    Of a record whose properties are alike to the ones before but for the unique id, those are added again.
+
+def check_each(
+    data: bytes, sizes: bytes, runs: Sequence[ClaimedRun], properties: list[bytes]
+) -> BadEntry | None:
+    """As `record_batch.check_entries`, for records of good sizes (`check_sizes`); adds each one's properties.
+
+    The runs' counts are together that of the sizes. Of a record whose properties are alike to the ones before
+    but for the unique id, those are added again.
     """
     start: i64 = 0
-    entry = 0
+    entry: i64 = 0
+    last: i64 = 0
     add = properties.append
     crc_of = crc32
     like = b""
@@ -92,8 +111,9 @@ def check_each(
         name_size: i64 = len(topic) + 1
         name = len(topic).to_bytes(1, "big") + topic + _AFTER_NAME
         wanted_queue: i64 = queue_id
-        for size in sizes[entry : entry + count]:
-            end: i64 = start + size
+        last += count
+        while entry < last:
+            end: i64 = start + read_i64_le(sizes, 8 * entry)
             reason = _problem(data, start, end, name, name_size, wanted_queue)
             crc: i64 = read_i64_be(data, start + CRC_AT - 4) & _U32
             if not reason and crc_of(data[start + QUEUE_ID_AT : end - SUFFIX_BYTES]) != crc:
@@ -214,7 +234,7 @@ def is_alike(data: bytes, at: i64, other: i64, size: i64, id_begin: i64, id_end:
     return (
         is_same(data, at, data, other, id_begin)
         and is_same(data, at + id_end, data, other + id_end, size - id_end)
-        and _is_printable(data, at + id_begin, at + id_end)
+        and is_printable(data, at + id_begin, at + id_end)
     )
 
 
@@ -229,7 +249,7 @@ def is_same(data: bytes, at: i64, other_data: bytes, other: i64, size: i64) -> b
     return rest == 64 or (read_i64_be(data, at + done) ^ read_i64_be(other_data, other + done)) >> rest == 0
 
 
-def _is_printable(data: bytes, at: i64, end: i64) -> bool:
+def is_printable(data: bytes, at: i64, end: i64) -> bool:
     """Whether all bytes are ASCII from 0x20 on: eight at a time, the last of them perhaps twice."""
     begin: i64 = at
     while end - begin >= 8 and at < end:

@@ -8,7 +8,7 @@ from librt.strings import BytesWriter, read_i64_be, write_i64_le
 from xxhash import xxh3_64_intdigest
 
 from holdmq.record.codec import SUFFIX_BYTES
-from holdmq.record.each import NOT_ALIKE, id_span, is_alike, properties_at
+from holdmq.record.each import NOT_ALIKE, id_span, is_alike, is_printable, is_same, properties_at
 from holdmq.record.properties import KEY, UNIQUE
 
 if TYPE_CHECKING:
@@ -71,44 +71,61 @@ def keys_in(properties: bytes) -> list[tuple[bytes, bytes]]:
 def add_hashes(
     topic: bytes,
     data: bytes,
-    starts: list[int],
-    sizes: list[int],
+    first: int,
+    count: int,
     found: BytesWriter,
     id_cut: i64 = 0,
     span_bytes: i64 = 0,
-) -> None:
+) -> int:
     """Write the hash of each different key of each record, and the record's start: little-endian, 64 bits.
 
-    The records of `data` begin at `starts` and are well-formed. With `id_cut` the last bytes of a unique id
-    are left off, and neighbours that are alike then are noted by the first of them, as far as they lie
-    within `span_bytes` from its start: a producer counts its messages.
+    The `count` records are well-formed and lie one after the other from byte `first` of `data` on; returned
+    is where they end. With `id_cut` the last bytes of a unique id are left off, and neighbours that are alike
+    then are noted by the first of them, as far as they lie within `span_bytes` from its start: a producer
+    counts its messages.
     """
     seed: i64 = _seed(UNIQUE, topic)
+    start: i64 = first
+    left: i64 = count
     like_at: i64 = 0
     like_size: i64 = NOT_ALIKE
     id_begin: i64 = 0
     id_end: i64 = 0
+    stem_end: i64 = 0
+    hash_: i64 = 0
     noted: i64 = -1
     noted_at: i64 = 0
-    for begin, record_size in zip(starts, sizes, strict=True):
-        start: i64 = begin
+    while left > 0:
+        end: i64 = start + (read_i64_be(data, start) >> 32)
         at: i64 = properties_at(data, start)
-        size: i64 = start + record_size - SUFFIX_BYTES - at
-        if size != like_size or not is_alike(data, at, like_at, size, id_begin, id_end):
-            properties = data[at : at + size]
-            id_begin, id_end = id_span(properties)
-            like_size = size
-            if not id_end and (UNIQUE in properties or KEY in properties):
-                like_size = NOT_ALIKE
-                for marker, value in dict.fromkeys(keys_in(properties)):
-                    stem = value[: max(0, len(value) - id_cut)] if marker == UNIQUE else value
-                    write_i64_le(found, hash_of(marker, topic, stem))
-                    write_i64_le(found, start)
+        size: i64 = end - SUFFIX_BYTES - at
+        # Else the hash is the last one's, as of most records of a producer.
+        if not (
+            id_cut
+            and id_end
+            and size == like_size
+            and is_same(data, at, data, like_at, stem_end)
+            and is_same(data, at + id_end, data, like_at + id_end, size - id_end)
+            and is_printable(data, at + stem_end, at + id_end)
+        ):
+            if size != like_size or not is_alike(data, at, like_at, size, id_begin, id_end):
+                properties = data[at : at + size]
+                id_begin, id_end = id_span(properties)
+                like_size = size
+                if not id_end and (UNIQUE in properties or KEY in properties):
+                    like_size = NOT_ALIKE
+                    for marker, value in dict.fromkeys(keys_in(properties)):
+                        stem = value[: max(0, len(value) - id_cut)] if marker == UNIQUE else value
+                        write_i64_le(found, hash_of(marker, topic, stem))
+                        write_i64_le(found, start)
+            if id_end:
+                stem_end = max(id_begin, id_end - id_cut)
+                hash_ = _hash(data, at + id_begin, at + stem_end, seed)
         like_at = at
-        if id_end:
-            hash_: i64 = _hash(data, at + id_begin, at + max(id_begin, id_end - id_cut), seed)
-            if id_cut and hash_ == noted and start + record_size - noted_at <= span_bytes:
-                continue
+        if id_end and not (id_cut and hash_ == noted and end - noted_at <= span_bytes):
             noted, noted_at = hash_, start
             write_i64_le(found, hash_)
             write_i64_le(found, start)
+        start = end
+        left -= 1
+    return start

@@ -28,23 +28,19 @@ class Stamper:
     def _stamp_each(self, batch: Batch, store_id: bytes) -> None:
         records, runs = batch.records, batch.runs
         data = bytes(records)
-        sizes = batch.sizes.tolist()
         host = int.from_bytes(store_id, "big", signed=True)
-        first = start = 0
+        start = 0
         has_keys = False
         for run in runs:
-            last = first + run.count
-            own = sizes if run.count == len(sizes) else sizes[first:last]
             if run.is_hashed:
                 has_keys = True  # the appender knows
             else:
-                tagged = self._hashes_of(run.key_levels).each(data, start, own)
+                tagged = self._hashes_of(run.key_levels).each(data, start, run.count)
                 run.hashes = np.frombuffer(tagged.hashes, np.uint64) if tagged.has_tags else None
                 has_keys = has_keys or tagged.has_keys
             start = stamp_each(
-                records, data, own, start, run.base_offset, batch.position, batch.store_ms, host
+                records, data, start, run.count, run.base_offset, batch.position, batch.store_ms, host
             )
-            first = last
         batch.has_keys = batch.has_keys and has_keys
 
     def _hashes_of(self, key_levels: int) -> TagHashes:

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_be, write_i64_le
+from librt.strings import (
+    BytesWriter,
+    read_i32_le,
+    read_i64_be,
+    read_i64_le,
+    write_i32_le,
+    write_i64_be,
+    write_i64_le,
+)
 
 from holdmq.record.codec import (
     IPV6_EXTRA,
@@ -46,14 +54,14 @@ _ADDEND: Final = 0xA0761D6478BD642F - _SPAN
 def stamp_each(
     records: memoryview,
     data: bytes,
-    sizes: list[int],
     first: int,
+    count: int,
     queue_offset: int,
     position: int,
     store_ms: int,
     store_host: int,
 ) -> int:
-    """Stamp records of one queue in place, from byte `first` of the batch on; where they end in it.
+    """Stamp `count` records of one queue in place, from byte `first` of the batch on; where they end in it.
 
     `data` is what `records` holds, `position` the log offset of its first byte, `store_host` the store id
     as a signed number. The records must have passed `holdmq.record.batch.check_entries`.
@@ -69,8 +77,9 @@ def stamp_each(
     same: i64 = ms * _C + host * _D + _ADDEND
     part = BytesWriter()
     begin: i64 = start
-    for size in sizes:
-        total: i64 = size
+    last: i64 = offset + count
+    while offset < last:
+        total: i64 = read_i64_be(data, start) >> 32
         end: i64 = start + total
         extra: i64 = IPV6_EXTRA if data[start + SYS_FLAG_AT + 3] & SYS_BORN_IPV6 else 0
         store_at: i64 = start + STORE_MS_AT + extra
@@ -130,15 +139,16 @@ class TagHashes:
         """How many properties' hashes are known, PROPERTIES_CACHE_MAX at most."""
         return len(self._known)
 
-    def each(self, data: bytes, first: int, sizes: list[int]) -> Tagged:
-        """The hashes of well-formed records that lie one after the other from byte `first` on."""
+    def each(self, data: bytes, first: int, count: int) -> Tagged:
+        """The hashes of `count` well-formed records that lie one after the other from byte `first` on."""
         start: i64 = first
         known = self._known
         made = BytesWriter()
         all_bits: i64 = 0
         keyed = False
-        for size in sizes:
-            end: i64 = start + size
+        left: i64 = count
+        while left > 0:
+            end: i64 = start + (read_i64_be(data, start) >> 32)
             properties = data[properties_at(data, start) : end - SUFFIX_BYTES]
             # Properties with a key come once: after the first ones of a batch none is looked for.
             found = None if keyed else known.get(properties)
@@ -154,4 +164,5 @@ class TagHashes:
             write_i64_le(made, value)
             all_bits |= value
             start = end
+            left -= 1
         return Tagged(made.getvalue(), all_bits != 0, keyed)

@@ -78,15 +78,10 @@ class KvIndex:
         if not batch.has_keys:
             return
         data = bytes(batch.records)
-        starts, sizes = batch.starts.tolist(), batch.sizes.tolist()
         found = BytesWriter()
-        first = 0
+        start = 0
         for run in batch.runs:
-            last = first + run.count
-            add_hashes(
-                run.topic.encode(), data, starts[first:last], sizes[first:last], found, ID_CUT, ID_SPAN_BYTES
-            )
-            first = last
+            start = add_hashes(run.topic.encode(), data, start, run.count, found, ID_CUT, ID_SPAN_BYTES)
         pairs = np.frombuffer(found.getvalue(), "<i8").reshape(-1, 2)
         if not len(pairs):
             return

@@ -80,16 +80,12 @@ def keys_of(batch: Batch) -> Keys:
     written = BytesWriter()
     if batch.has_keys:
         data = bytes(batch.records)
-        starts, sizes = batch.starts.tolist(), batch.sizes.tolist()
-        first = 0
+        start = 0
         for run in batch.runs:
             topic = run.topic.encode("utf-8", "surrogateescape")
-            end = first + run.count
             # In slices: compiled code gives no other thread a turn.
-            for at in range(first, end, SLICE):
-                stop = min(at + SLICE, end)
-                add_hashes(topic, data, starts[at:stop], sizes[at:stop], written)
-            first = end
+            for at in range(0, run.count, SLICE):
+                start = add_hashes(topic, data, start, min(SLICE, run.count - at), written)
     pairs = np.frombuffer(written.getvalue(), "<i8").reshape(-1, 2)
     found = np.empty(len(pairs), KEYS)
     found["hash"] = pairs[:, 0]
