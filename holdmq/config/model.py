@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, Valid
 from holdmq.config.access import AccessSection
 from holdmq.config.alarms import AlarmsSection
 from holdmq.config.analytics import ConsoleSection, StatsSection
+from holdmq.config.coordination import CoordinationSection
 from holdmq.config.kv import KvSection
 from holdmq.config.listeners import DEFAULT_LISTENER, ListenerSettings, conflict_of
 from holdmq.config.mqtt_limits import MqttLimits
@@ -467,6 +468,7 @@ class Config(BaseModel):
     console: ConsoleSection = ConsoleSection()
     security: SecuritySection = SecuritySection()
     alarms: AlarmsSection = AlarmsSection()
+    coordination: CoordinationSection = CoordinationSection()
     log: LogSection = LogSection()
     client: ClientSection = ClientSection()
 

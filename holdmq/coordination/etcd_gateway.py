@@ -200,7 +200,7 @@ class EtcdGateway:
         for number, member in enumerate(members):
             try:
                 async with self._share(until_s, len(members) - number):
-                    return EtcdWatch(await self._begin_watch(operation, member, create), self._watches)
+                    return await self._watch_at(operation, member, create)
             except TimeoutError:
                 failures.append(f"{member}: no answer in time")
             except _MemberFailure as failure:
@@ -239,10 +239,26 @@ class EtcdGateway:
         except EtcdRefusalError as refusal:
             if not token or not refusal.is_of_token:
                 raise
-        # It ends with its time, with a restart of its member, and with any change of users.
-        if self._token == token:
+        token = await self._other_token(operation, member, token)
+        return await self._answer(operation, member, path, body, token)
+
+    async def _watch_at(self, operation: str, member: str, create: dict[str, Any]) -> EtcdWatch:
+        token = await self._current_token(operation, member)
+        try:
+            response = await self._begin_watch(operation, member, create, token)
+        except (EtcdRefusalError, _MemberFailure):
+            # Of a watch that a token forbids etcd says so in several ways, one of which names no reason.
+            if not token:
+                raise
+            token = await self._other_token(operation, member, token)
+            response = await self._begin_watch(operation, member, create, token)
+        return EtcdWatch(response, self._watches)
+
+    async def _other_token(self, operation: str, member: str, old: str) -> str:
+        """Log in anew: a token ends with its time, a restart of its member, or a change of users."""
+        if self._token == old:
             self._token = ""
-        return await self._answer(operation, member, path, body, await self._current_token(operation, member))
+        return await self._current_token(operation, member)
 
     async def _current_token(self, operation: str, member: str) -> str:
         if not self._access.user or self._token:
@@ -278,9 +294,8 @@ class EtcdGateway:
         return _fields_of(operation, response.status, data)
 
     async def _begin_watch(
-        self, operation: str, member: str, create: dict[str, Any]
+        self, operation: str, member: str, create: dict[str, Any], token: str
     ) -> aiohttp.ClientResponse:
-        token = await self._current_token(operation, member)
         response = await self._post(member, "/v3/watch", {"create_request": create}, token)
         try:
             fields = _fields_of(operation, response.status, await response.content.readline())

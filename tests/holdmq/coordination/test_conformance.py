@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
-from coordination_beds import Bed, EtcdBed, MemoryBed
+from coordination_beds import Bed, EtcdBed, KubernetesBed, MemoryBed
 from etcd_members import EtcdCluster, etcd_cluster
+from kubernetes_leases import lease_server
 
 from holdmq.coordination.api import Coordinator, ShardSnapshot, ShardState
 from holdmq.errors import CoordinatorError, ShardStateError
@@ -26,15 +29,19 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
         yield cluster
 
 
-@pytest.fixture(params=["memory", "etcd"])
-async def bed(request: pytest.FixtureRequest) -> AsyncIterator[Bed]:
-    made: Bed
-    if request.param == "memory":
-        made = MemoryBed()
-    else:
-        made = EtcdBed(request.getfixturevalue("etcd"), f"shard-{next(_shards)}")
-    yield made
-    await made.close()
+@pytest.fixture(params=["memory", "etcd", "kubernetes"])
+async def bed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bed]:
+    async with AsyncExitStack() as stack:
+        made: Bed
+        match request.param:
+            case "memory":
+                made = MemoryBed()
+            case "etcd":
+                made = EtcdBed(request.getfixturevalue("etcd"), f"shard-{next(_shards)}")
+            case _:
+                made = KubernetesBed(await stack.enter_async_context(lease_server()), tmp_path)
+        stack.push_async_callback(made.close)
+        yield made
 
 
 async def test_nothing_is_there_before_somebody_founds_it(bed: Bed) -> None:
