@@ -6,7 +6,6 @@ the reader pool (reader.py). They meet in plain integers, one deque and callback
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,21 +18,18 @@ import structlog
 from holdmq.config.model import StorageSection
 from holdmq.errors import BehindError, StorageError, StoreFullError, UsageError
 from holdmq.files.disk import Disk, RealDisk
-from holdmq.record.codec import BLANK_SIZE_MIN
 from storage.api.batches import Appended, Batch, Confirmed
 from storage.api.log_order import TAIL_READ_BYTES, LogOrder
 from storage.api.queues import HashFilter, QueueRead, ReadStatus
 from storage.api.store import Backlog, StoreState
 from storage.core.epochs import Epochs
-from storage.core.queues import Queue, confirm_runs, outside, read_memory
+from storage.core.queues import Queue, outside, read_memory
 from storage.core.scan import KeyLevels
-from storage.core.stamper import Stamper
-from storage.core.tail import Tail
 from storage.core.temporary import TemporaryTopicQueues
+from storage.log.appends import LogAppends, OpenGate, Post
 from storage.log.consume_queue import ConsumeQueues
-from storage.log.core.names import place
 from storage.log.derived import Derived
-from storage.log.failures import FULL_HINT, write_failure
+from storage.log.failures import write_failure
 from storage.log.flusher import Checkpoint, Flusher
 from storage.log.home import ENGINE, StoreDirectory
 from storage.log.index.key_index import KeyIndex
@@ -48,18 +44,7 @@ from storage.log.retention.retention import Deletion, Retention, limits_of
 from storage.log.segments import Segments
 from storage.log.state.core.files import CONFIG_TOPIC
 from storage.log.state.following import CONFIG_KEY, LoggedState
-from storage.log.writer import ANY_GENERATION, Pending, Writer
-
-Post = Callable[[Callable[[], object]], object]
-
-INDEX_WAKE_BYTES: Final = 8 << 20
-"""Confirmed bytes whose entries are not yet in files: past it the flusher does not wait its interval."""
-INDEX_LAG_MAX_BYTES: Final = 256 << 20
-"""Memory past the tail's bound that batches without index files may take before appends are refused."""
-CONFIRM_BATCHES_MAX: Final = 32
-"""Batches confirmed in one turn of the loop: behind a slow fsync a thousand queue, with a callback each."""
-PREPARE_PART: Final = 4
-"""The next segment is made when a quarter of the ongoing one is left."""
+from storage.log.writer import Pending, Writer
 
 BEHIND_LOG_INTERVAL_S: Final = 1.0
 """Readers that retention passed are logged this often: a thousand at once are one event."""
@@ -196,10 +181,12 @@ class LogStore:
             lambda: self.confirmed_position,
         )
         self._epochs = Epochs([])
-        self.confirmed_position = 0
         self.cut_bytes = 0
-        self._tail = Tail(0, settings.tail_cache_bytes)
-        self._queues: dict[tuple[str, int], Queue] = {}
+        self._subscribers: list[Confirmed] = []
+        self._appends = LogAppends(
+            settings, self.writer, self.flusher, OpenGate(), post, clock_ms, self._subscribers
+        )
+        self._queues = self._appends.queues
         self.derived = Derived(
             disk,
             self._home,
@@ -219,27 +206,14 @@ class LogStore:
         self.tables = self.derived.tables
         self.retention.before_delete.append(self.derived.before_delete)
         self._kept: StateRecovery | None = None
-        self._subscribers: list[Confirmed] = [self.derived.offer]
+        self._subscribers.append(self.derived.offer)
         if state is not None:
             if self.tables is None:
                 raise UsageError("a store that keeps state files in its log needs tables")
             self._kept = StateRecovery(state, self.tables.rows_of)
             self._subscribers.insert(0, state.offer)
-        self._stamper = Stamper()
-        self._pending: deque[Pending] = deque()
-        self._written_groups: deque[Pending] = deque()
-        self._pending_bytes = 0
-        self._generation = 0
-        self._end = 0
-        self._segment_end = 0
-        self._confirmed_segment_end = 0
-        self._prepared = 0
-        self._store_ms = 0
-        self._refusal: StorageError | None = StorageError("the store is not open", operation="append")
-        self._full: StorageError | None = None
         self._above_watermark: StorageError | None = None
         self._is_open = False
-        self._appends = self._records = self._bytes = self._refused = self._rollbacks = 0
 
     # Opening and closing
 
@@ -291,16 +265,12 @@ class LogStore:
             self._epochs.rise(recovered.end)
         self._home.save_epochs(self._epochs)
         self._home.mark_open()
-        for (topic, queue_id), (first, following) in recovered.queues.items():
-            self._queues[topic, queue_id] = Queue(topic, queue_id, first, following)
         self.cut_bytes = recovered.cut_bytes
-        self.confirmed_position = self._end = recovered.end
-        self._store_ms = recovered.store_ms
-        self._tail = Tail(recovered.end, self._settings.tail_cache_bytes)
         last = self._segments.table[-1].end
         if last <= recovered.end:  # no room for the next one yet
             last = recovered.end + self._settings.segment_size_bytes
-        self._segment_end = self._confirmed_segment_end = last
+        queues = [Queue(*key, *bounds) for key, bounds in recovered.queues.items()]
+        self._appends.open(self.store_id, queues, recovered.end, recovered.end, last, recovered.store_ms)
         self._keys.open(self.first_position, recovered.end)
         self.derived.start(self.first_position, recovered.end, self._epochs, self._has_threads)
         if self._kept is not None:
@@ -310,12 +280,13 @@ class LogStore:
         self.retention.measure()
         self.writer.start(recovered.end, self._has_threads, not recovered.is_cut)
         self.flusher.start(recovered.end, recovered.store_ms, recovered.queues, self._has_threads)
-        self._refusal = None
+        self._appends.refusal = None
         self._is_open = True
 
     def close(self) -> None:
         """Write and index what is queued, leave the clean mark, unlock. Blocking; not on the loop."""
-        self._refusal = self._refusal or StorageError("the store is closed", operation="append")
+        appends = self._appends
+        appends.refusal = appends.refusal or StorageError("the store is closed", operation="append")
         self.reader_pool.shutdown(wait=True)
         if not self._is_open:
             return
@@ -364,30 +335,33 @@ class LogStore:
         return self
 
     @property
+    def confirmed_position(self) -> int:
+        return self._appends.confirmed_position
+
+    @property
     def synced_position(self) -> int:
         return self.writer.synced
 
     def state(self) -> StoreState:
-        problem = self._refusal or self._above_watermark or self._full
+        appends = self._appends
+        problem = appends.refusal or appends.not_leading or self._above_watermark or appends.full
         return StoreState(problem is None, "" if problem is None else str(problem))
 
     def is_owned(self) -> bool:
         return True
 
     def backlog(self) -> Backlog:
-        if not self._pending:
-            return Backlog(0, 0.0)
-        return Backlog(self._pending_bytes, (monotonic() - self._pending[0].queued_at) * 1e3)
+        return self._appends.backlog()
 
     def numbers(self) -> dict[str, float]:
         """Counters (names in _total) and gauges for metrics."""
-        writer, flusher = self.writer, self.flusher
+        writer, flusher, appends = self.writer, self.flusher, self._appends
         return {
-            "appends_total": self._appends,
-            "records_total": self._records,
-            "bytes_total": self._bytes,
-            "refused_batches_total": self._refused,
-            "rollbacks_total": self._rollbacks,
+            "appends_total": appends.appends,
+            "records_total": appends.records,
+            "bytes_total": appends.bytes,
+            "refused_batches_total": appends.refused,
+            "rollbacks_total": appends.rollbacks,
             "write_groups_total": writer.groups,
             "fsyncs_total": writer.fsyncs + flusher.fsyncs,
             "blanks_total": writer.blanks,
@@ -404,10 +378,10 @@ class LogStore:
             "corrupt_reads_total": self._reader.corrupt,
             "behind_reads_total": self._behind_reads,
             "recovery_cut_bytes": self.cut_bytes,
-            "pending_batches": len(self._pending),
-            "pending_bytes": self._pending_bytes,
-            "tail_bytes": self._tail.size_bytes,
-            "tail_batches": len(self._tail),
+            "pending_batches": len(appends.pending),
+            "pending_bytes": appends.backlog().size_bytes,
+            "tail_bytes": appends.tail.size_bytes,
+            "tail_batches": len(appends.tail),
             "queues": len(self._queues),
             "segments": len(self._segments.table),
             "confirmed_position": self.confirmed_position,
@@ -428,78 +402,17 @@ class LogStore:
             if self.temporary.holds(topic):
                 self.temporary.append(batch, self._home.store_id, done)
                 return
-        self._append(batch, done, self._above_watermark, False)
+        self._appends.append(batch, done, self._above_watermark, False)
 
     def roll(self, batch: Batch, done: Appended) -> None:
         """As `append`, also while the disk is too full for it, and then into the reserve segment.
 
         For copies without which an old segment cannot go, and for nothing else.
         """
-        self._append(batch, done, None, True)
 
     def append_state(self, batch: Batch, done: Appended) -> None:
         """As `append`, also past the watermark: what brokers know is small, and frees room, too."""
-        self._append(batch, done, None, False)
-
-    def _append(self, batch: Batch, done: Appended, refusal: StorageError | None, is_rolling: bool) -> None:
-        refusal = self._refusal or refusal or self._lagging()
-        size = len(batch.records)
-        if refusal is None and size + BLANK_SIZE_MIN > self._settings.segment_size_bytes:
-            refusal = StorageError(
-                f"a batch of {size} bytes does not fit a segment",
-                operation="append",
-                hint="raise storage.segment_size_bytes",
-            )
-        if refusal is not None:
-            self._refused += 1
-            self._post(partial(done, batch, refusal))
-            return
-        position, blank_size = place(self._end, self._segment_end, size)
-        if position != self._end or blank_size:
-            self._segment_end = position + self._settings.segment_size_bytes
-        store_ms = max(self._store_ms, self._clock_ms())
-        self._store_ms = store_ms
-        queues = self._stamp(batch, position, store_ms)
-        self._end = position + size
-        pending = Pending(
-            batch, done, queues, blank_size, self._segment_end, self._generation, monotonic(), is_rolling
-        )
-        self._pending.append(pending)
-        self._pending_bytes += size
-        self.writer.put(pending)
-
-    def _stamp(self, batch: Batch, position: int, store_ms: int) -> list[Queue]:
-        """Give every record its offsets, provisionally, and every run its hashes."""
-        batch.position = position
-        batch.store_ms = store_ms
-        queues: list[Queue] = []
-        for run in batch.runs:
-            key = (run.topic, run.queue_id)
-            queue = self._queues.get(key)
-            if queue is None:
-                queue = self._queues[key] = Queue(run.topic, run.queue_id)
-            queues.append(queue)
-            run.base_offset = queue.stamped
-            queue.stamped += run.count
-        self._stamper.stamp(batch, self._home.store_id)
-        return queues
-
-    def _lagging(self) -> StorageError | None:
-        """The refusal when index files cannot be written and memory has no more room for it."""
-        bound = self._tail.max_bytes + INDEX_LAG_MAX_BYTES
-        if self._tail.size_bytes <= bound:
-            return None
-        # Confirmations evict, and there are none while everything is refused.
-        self._evict()
-        if self._tail.size_bytes <= bound:
-            return None
-        self.flusher.wake.set()
-        return StoreFullError(
-            "consume queues cannot be written as fast as records come",
-            operation="append",
-            path=str(self._home.consumequeue),
-            hint=FULL_HINT,
-        )
+        self._appends.append(batch, done, None, False)
 
     def subscribe(self, confirmed: Confirmed) -> None:
         self.temporary.subscribers.append(confirmed)
@@ -508,17 +421,17 @@ class LogStore:
     # Called on the writer's and the flusher's thread
 
     def _written(self, group: list[Pending]) -> None:
-        self._post(partial(self._confirm, group))
+        self._post(partial(self._appends.written, group))
 
     def _writing_failed(self, error: StorageError, generation: int) -> None:
-        self._post(partial(self._take_back, error, generation))
+        self._post(partial(self._appends.take_back, error, generation))
 
     def _upkeep(self) -> None:
         self.chunks.upkeep(self.writer.written, self._tail_reads + self._memory_reads)
         self.sidecars.upkeep(self._checkpoint.position)
 
     def _flushing_failed(self, error: StorageError) -> None:
-        self._post(partial(self._fail, error))
+        self._post(partial(self._appends.take_back, error))
 
     def _following_failed(self, error: StorageError) -> None:
         """What is derived from the log cannot be kept: called on the threads that keep it."""
@@ -526,91 +439,6 @@ class LogStore:
         self._flushing_failed(error)
 
     # Called on the loop
-
-    def _confirm(self, group: list[Pending]) -> None:
-        """Confirm a written group, a few batches in each turn of the loop."""
-        if group[0].generation != self._generation:
-            return  # refused meanwhile: the store has become read-only
-        is_going_on = bool(self._written_groups)
-        self._written_groups.extend(group)
-        if not is_going_on:
-            self._confirm_some()
-
-    def _confirm_some(self) -> None:
-        waiting = self._written_groups
-        if waiting:  # a refusal may have had to wait for all of it
-            self._make_visible([waiting.popleft() for _ in range(min(CONFIRM_BATCHES_MAX, len(waiting)))])
-        if waiting:
-            self._post(self._confirm_some)
-
-    def _make_visible(self, group: list[Pending]) -> None:
-        """Let readers see written batches, then tell their appenders."""
-        self._full = None
-        batches: list[Batch] = []
-        index = self.flusher.confirmed
-        for item in group:
-            self._pending.popleft()
-            batch = item.batch
-            confirm_runs(batch, item.queues)
-            self._pending_bytes -= len(batch.records)
-            self._records += len(batch.sizes)
-            self._bytes += len(batch.records)
-            self._tail.add(batch)
-            index.append((batch, item.queues))
-            batches.append(batch)
-        self._appends += len(group)
-        self.confirmed_position = batches[-1].end
-        self._confirmed_segment_end = group[-1].segment_end
-        self._evict()
-        self._prepare_segment()
-        for confirmed in self._subscribers:
-            confirmed(batches)
-        for item in group:
-            item.done(item.batch, None)
-
-    def _evict(self) -> None:
-        indexed = self.flusher.indexed
-        if self.confirmed_position - indexed > INDEX_WAKE_BYTES:
-            self.flusher.wake.set()
-        for batch in self._tail.evict(indexed):
-            for run in batch.runs:
-                self._queues[run.topic, run.queue_id].drop_oldest()
-
-    def _prepare_segment(self) -> None:
-        following = self._confirmed_segment_end
-        left = following - self.confirmed_position
-        if following != self._prepared and left * PREPARE_PART < self._settings.segment_size_bytes:
-            self._prepared = following
-            self.flusher.prepare_at = following
-            self.flusher.wake.set()
-
-    def _take_back(self, error: StorageError, generation: int) -> None:
-        """Refuse everything pending; offsets go back to what is confirmed."""
-        if generation not in (self._generation, ANY_GENERATION):
-            return
-        if self._written_groups:
-            # Written before the failure: their turn comes first.
-            self._make_visible(list(self._written_groups))
-            self._written_groups.clear()
-        self._generation += 1
-        self._rollbacks += 1
-        refused = list(self._pending)
-        self._pending.clear()
-        self._pending_bytes = 0
-        for item in refused:
-            for queue in item.queues:
-                queue.stamped = queue.confirmed
-        self._end = self.confirmed_position
-        self._segment_end = self._confirmed_segment_end
-        if error.retriable:
-            self._full = error
-            log.warning("the store is full", reason=str(error), refused_batches=len(refused))
-        elif self._refusal is None:
-            self._refusal = error
-            log.error("the store is read-only", reason=str(error), refused_batches=len(refused))
-        self._refused += len(refused)
-        for item in refused:
-            item.done(item.batch, error)
 
     def _read_for_index(self, position: int, max_bytes: int, end: int) -> list[Batch]:
         if position < self.first_position:
@@ -630,7 +458,7 @@ class LogStore:
 
     def delete_queue(self, topic: str, queue_id: int, done: Callable[[StorageError | None], None]) -> None:
         queue = self._queues.get((topic, queue_id))
-        refusal = self._refusal
+        refusal = self._appends.refusal or self._appends.not_leading
         if refusal is None and queue is not None and queue.stamped != queue.confirmed:
             refusal = StorageError(f"{topic}/{queue_id} is being written", operation="delete queue")
         if refusal is not None or queue is None:
@@ -646,10 +474,6 @@ class LogStore:
             )
         )
         self.flusher.wake.set()
-
-    def _fail(self, error: StorageError) -> None:
-        """The disk failed outside of a write: nothing more is acknowledged."""
-        self._take_back(error, ANY_GENERATION)
 
     # Reads: every one is decided by state that appends and retention change
 
@@ -741,7 +565,7 @@ class LogStore:
             )
 
     def tail(self, position: int, max_bytes: int = TAIL_READ_BYTES) -> Sequence[Batch] | None:
-        found = self._tail.since(position, max_bytes)
+        found = self._appends.tail.since(position, max_bytes)
         if found is None:
             self._tail_misses += 1
         else:

@@ -15,8 +15,9 @@ from structlog.testing import capture_logs
 
 from holdmq.errors import StorageError, StoreFullError, StoreReadOnlyError
 from storage.api.queues import ReadStatus
+from storage.log.appends import CONFIRM_BATCHES_MAX
 from storage.log.core.names import name_of
-from storage.log.store import CONFIRM_BATCHES_MAX, LogStore
+from storage.log.store import LogStore
 
 # Each is seconds of computing: minutes on a machine that has others to serve.
 pytestmark = pytest.mark.timeout(900)

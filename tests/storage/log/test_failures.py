@@ -16,7 +16,7 @@ from any_disk import ANY_DISK
 
 from holdmq.errors import StoreFullError, StoreReadOnlyError
 from holdmq.files.disk import RealDisk
-from storage.log import store
+from storage.log import appends
 from storage.log.core.names import name_of
 
 MakeDriver = Callable[..., Any]
@@ -265,7 +265,7 @@ def test_index_files_that_find_no_space_are_written_later(driver: MakeDriver, wa
 def test_memory_for_batches_without_index_files_is_bounded(
     driver: MakeDriver, watched_disk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "INDEX_LAG_MAX_BYTES", 100_000)
+    monkeypatch.setattr(appends, "INDEX_LAG_MAX_BYTES", 100_000)
     d = driver(disk=watched_disk).open()
     watched_disk.failing = failing("write", errno.ENOSPC, "0")
     confirmed = 0
