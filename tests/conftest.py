@@ -140,14 +140,19 @@ OF_FILES: Final = (
     "broker/groups/test_offsets.py::test_a_write_that_fails_is_told_counted_and_tried_again",
     "broker/groups/test_settings.py::test_a_store_with_records_does_not_start_without_its_groups",
     "broker/groups/test_settings.py::test_a_write_that_fails_changes_nothing_and_says_so",
+    "broker/mqtt_shares/test_requests.py::test_a_start_from_a_snapshot_goes_on_where_it_was",
     "broker/reading/test_queries.py::test_a_moment_has_its_place_in_the_whole_log",
+    "broker/replication",
     "broker/retry/test_dead_letters.py::test_a_crash_before_the_marks_are_saved_sends_nothing_twice",
     "broker/retry/test_dead_letters.py::test_a_damaged_file_is_named",
     "broker/retry/test_dead_letters.py::test_nothing_is_done_before_it_is_known_what_was_sent_again",
     "broker/shared_groups/test_limits.py::test_a_start_without_its_snapshot_refuses_when_the_log_does_not_have_it_all",
+    "broker/shared_groups/test_limits.py::test_what_a_filter_rejected_is_not_looked_at_again_after_a_restart",
+    "broker/shared_groups/test_requests.py::test_a_snapshot_knows_what_the_log_knew",
     "broker/topics/test_requests.py::test_a_corrupt_file_is_refused_with_a_sentence",
 )
-"""Of the broker's rooms what looks into its files of state, or expects a log that nobody has written yet."""
+"""Of the broker's rooms what looks into its files of state, expects a log that nobody has written yet, or a
+snapshot as soon as there is news."""
 
 LONGEST_FIRST: Final = (
     "integration/test_stats_killed.py",

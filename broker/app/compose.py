@@ -25,6 +25,7 @@ from broker.groups.core.settings import GroupTable
 from broker.groups.requests import Groups
 from broker.groups.settings import GroupSettings
 from broker.kernel.request_family import HelloOf, RequestFamily
+from broker.kernel.snapshot_file import SnapshotFile
 from broker.kernel.statistics import Statistics
 from broker.mqtt_shares.requests import ShareMode
 from broker.produce.producers import Producers
@@ -48,7 +49,6 @@ from broker.topics.requests import TopicRequests
 from holdmq.config.alarms import AlarmsSection
 from holdmq.config.model import BrokerSection
 from holdmq.errors import HoldMQError
-from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk
 from holdmq.record.origin import retry_topic
 from holdmq.rpc.auth import ServerSecurity
@@ -73,8 +73,8 @@ def now_ms() -> int:
 class Broker:
     """One broker over an open store, with loaded topics: every room, made and wired.
 
-    `directory` of `disk` has the rooms' state files; `busy_segments` is what is read from the disk now,
-    `loss` what the store lost last of what was confirmed.
+    `directory` of `disk` has the rooms' state files, `is_state_in_log` in the store's own log;
+    `busy_segments` is what is read from the disk now, `loss` what the store lost last of what was confirmed.
     `order` is the store's log order; None = its engine has none, and what needs one is refused.
     Then in this order: `load` (blocking), `start`, `rpc.listen`, `drain`, `close` (blocking).
     """
@@ -89,6 +89,7 @@ class Broker:
         disk: Disk,
         busy_segments: Callable[[], Sequence[BusySegment]],
         loss: Callable[[], RecordLoss],
+        is_state_in_log: bool,
         settings: BrokerSection,
         alarms: AlarmsSection,
         security: ServerSecurity | None,
@@ -102,8 +103,10 @@ class Broker:
         def state_file(name: str) -> StateFile:
             return StateFile(directory / name, disk)
 
+        def snapshot_file(name: str) -> SnapshotFile:
+            return SnapshotFile(directory / name, disk, is_state_in_log)
+
         self._dead_letters_file = state_file("deadLetters.json")
-        self._producers_path = directory / "producers.json"
         connections: dict[Connection, HelloRequest | None] = {}
         hello_of = connections.get
         self.statistics = Statistics(asyncio.get_running_loop().time())
@@ -111,7 +114,9 @@ class Broker:
         self.produce = Produce(
             store, table, self.statistics, record_max_bytes, partial(_role_of, hello_of), clock_ms
         )
-        self.producers = Producers(store, self.produce.sequences, self.produce.received, disk)
+        self.producers = Producers(
+            store, self.produce.sequences, self.produce.received, snapshot_file("producers.json")
+        )
 
         marks = Marks()
         self.copies = Copies(store, topics, marks)
@@ -144,7 +149,7 @@ class Broker:
             store,
             store,
             table,
-            AtomicFile(directory / "shared.json", disk),
+            snapshot_file("shared.json"),
             self.statistics,
             kept_offset=self.groups.offsets.table.get,
             move=self.moves.move,
@@ -156,9 +161,7 @@ class Broker:
         self.share = (
             None
             if order is None
-            else ShareMode(
-                store, order, table, AtomicFile(directory / "shareGroups.json", disk), clock_ms=clock_ms
-            )
+            else ShareMode(store, order, table, snapshot_file("shareGroups.json"), clock_ms=clock_ms)
         )
         self.sessions = SessionTable(
             store, topics, clock_ms, hello_of, user_max=settings.sessions_per_user_max
@@ -235,7 +238,7 @@ class Broker:
         if self.share is not None:
             self.share.load(accept_backup)
         self.dead_letters.load(self._dead_letters_file, accept_backup)
-        self.producers.load(self._producers_path)
+        self.producers.load()
 
     def start(self) -> None:
         """Begin what happens by itself: deletions go on, files are saved, deadlines run."""

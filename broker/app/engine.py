@@ -40,6 +40,8 @@ class StorageEngine(NamedTuple):
     store: OpenableStore
     disk: Disk
     """Where the broker's rooms have their state files."""
+    is_state_in_log: bool
+    """Whether that is the log: what is saved there makes it grow."""
     is_topics_inside: bool
     """Whether `disk` can be read only once the store is open, and `prepare` was called."""
     prepare: Callable[[], None]
@@ -89,7 +91,9 @@ def engine_of(
             is_home=is_home,
             wanted_back=wanted_back,
         )
-        return StorageEngine(kv, kv.disk, True, _nothing, list, kv.count_loss, kv.loss, kv.server.where)
+        return StorageEngine(
+            kv, kv.disk, False, True, _nothing, list, kv.count_loss, kv.loss, kv.server.where
+        )
     disk = RealDisk()
     root = Path(config.storage.data_dir)
     home = StateHome(root / "config", disk)
@@ -114,6 +118,7 @@ def engine_of(
     return StorageEngine(
         store,
         logged if logged is not None and is_state_in_log else disk,
+        is_state_in_log,
         is_moving,
         prepare,
         lambda: store.chunks.activity.rates,

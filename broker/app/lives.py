@@ -110,6 +110,7 @@ class Lives:
                 engine.disk,
                 engine.busy_segments,
                 engine.loss,
+                engine.is_state_in_log,
                 settings,
                 config.alarms,
                 self._security,

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import structlog
 
+from broker.kernel.snapshot_file import SnapshotFile
 from holdmq.errors import HoldMQError, RecordError, StorageError, StoreFormatError
-from holdmq.files.atomic_file import AtomicFile
 from holdmq.record.batch import split_records
 from holdmq.record.codec import decode_record, encode_record
 from storage.api.batches import Batch, BatchRun
@@ -28,6 +28,8 @@ RECORDS_OUT: Final = 2
 """Appends on their way: one is written while the next is gathered behind it."""
 SNAPSHOT_INTERVAL_S: Final = 5.0
 """As often as consumer offsets are saved: a start reads the records of about ten seconds."""
+SNAPSHOT_AGE_S: Final = 600.0
+"""A snapshot that costs the log is taken this often all the same: what it has seen may go by retention."""
 READ_BYTES: Final = 1 << 20
 LOG_INTERVAL_S: Final = 10.0
 """A full disk refuses every append: it is said this often."""
@@ -63,6 +65,7 @@ class _Snapshot(NamedTuple):
     content: dict[str, Any]
     seen: tuple[int, int]
     position: int
+    size_bytes: int
 
 
 class Journal(Generic[N]):
@@ -79,7 +82,7 @@ class Journal(Generic[N]):
         self,
         queues: MessageQueues,
         order: LogOrder,
-        file: AtomicFile,
+        file: SnapshotFile,
         make_news: Callable[[], N],
         capture: Callable[[], list[Any]],
         unwritten: Callable[[], int],
@@ -99,6 +102,8 @@ class Journal(Generic[N]):
         self._offset = 0
         self._version = 0
         self._saved = (-1, 0)
+        self._bytes = self._saved_bytes = 0
+        self._saved_at = self._loop.time()
         self._snapshot: _Snapshot | None = None
         self._thread = ThreadPoolExecutor(1, file.path.stem)
         self._saving: asyncio.Future[None] | None = None
@@ -193,6 +198,7 @@ class Journal(Generic[N]):
             self._out -= 1
             if error is None:
                 self._offset = batch.runs[0].base_offset + len(records)
+                self._bytes += len(batch.records)
                 self.records += len(records)
             else:
                 self._refusal(error, len(waiting))
@@ -224,11 +230,11 @@ class Journal(Generic[N]):
         if self._saving is not None:
             return
         if self._snapshot is None:
-            if (self._offset, self._unwritten()) == self._saved:
+            if (self._offset, self._unwritten()) == self._saved or not self._is_due():
                 return
             content = {"offset": self._offset, "entries": self._capture()}
             seen = (self._offset, self._unwritten())
-            self._snapshot = _Snapshot(content, seen, self._order.confirmed_position)
+            self._snapshot = _Snapshot(content, seen, self._order.confirmed_position, self._bytes)
         snapshot = self._snapshot
         if self._order.synced_position < snapshot.position:
             return
@@ -244,6 +250,7 @@ class Journal(Generic[N]):
             error = finished.exception()
             if error is None:
                 self._saved = snapshot.seen
+                self._saved_bytes, self._saved_at = snapshot.size_bytes, self._loop.time()
                 self.snapshots += 1
                 return
             self.snapshot_failures += 1
@@ -252,6 +259,10 @@ class Journal(Generic[N]):
             log.error("a snapshot is not written; the log has it", journal=self.WHAT, reason=str(error))
 
         future.add_done_callback(done)
+
+    def _is_due(self) -> bool:
+        is_old = self._loop.time() - self._saved_at >= SNAPSHOT_AGE_S
+        return is_old or self._file.is_worth(self._bytes - self._saved_bytes)
 
     def close(self) -> None:
         """Stop; a snapshot under way is finished (blocking)."""

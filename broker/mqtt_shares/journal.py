@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.kernel.journal import Journal
+from broker.kernel.snapshot_file import SnapshotFile
 from broker.mqtt_shares.core.records import SHARE_TOPIC, Entry, RestoredShares, ShareNews
-from holdmq.files.atomic_file import AtomicFile
 from storage.api.log_order import LogOrder
 from storage.api.queues import MessageQueues
 
@@ -21,7 +21,7 @@ class ShareJournal(Journal[ShareNews]):
         self,
         queues: MessageQueues,
         order: LogOrder,
-        file: AtomicFile,
+        file: SnapshotFile,
         capture: Callable[[], list[Entry]],
         unwritten: Callable[[], int],
     ) -> None:

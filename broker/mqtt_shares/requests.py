@@ -17,13 +17,13 @@ from typing import Final
 import structlog
 
 from broker.kernel.request_family import RequestFamily
+from broker.kernel.snapshot_file import SnapshotFile
 from broker.mqtt_shares.core.groups import ShareGroup, ShareGroups
 from broker.mqtt_shares.feeds import READS_MAX, ShareAnswer, ShareFeed
 from broker.mqtt_shares.journal import ShareJournal
 from broker.mqtt_shares.serving import ShareServing
 from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import Code, RemoteError, StorageError
-from holdmq.files.atomic_file import AtomicFile
 from holdmq.mqtt.filters import parse_filter
 from holdmq.mqtt.reasons import MqttError
 from holdmq.names.topics import TREE_PREFIX, topic_of_filter
@@ -77,7 +77,7 @@ class ShareMode(RequestFamily):
         queues: MessageQueues,
         order: LogOrder,
         topics: TopicTable,
-        file: AtomicFile,
+        file: SnapshotFile,
         core: ShareGroups[Connection] | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:

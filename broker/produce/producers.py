@@ -11,18 +11,17 @@ import asyncio
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import structlog
 
 from broker.kernel.request_family import RequestFamily
+from broker.kernel.snapshot_file import SnapshotFile
 from broker.produce.core.produced import PRODUCED_QUEUE, Captured, ProducedReplay, capture, snapshot_of
 from broker.produce.core.received import ReceivedIds
 from broker.produce.core.sequences import Key, Sequences
-from holdmq.errors import BehindError, CorruptRecordError, HoldMQError, RecordError, StorageError
-from holdmq.files.atomic_file import AtomicFile, Loaded
-from holdmq.files.disk import Disk
+from holdmq.errors import BehindError, CorruptRecordError, HoldMQError, RecordError
+from holdmq.files.atomic_file import Loaded
 from holdmq.names.topics import PRODUCED_TOPIC
 from holdmq.record.codec import decode_record
 from storage.api.store import OrderedStore
@@ -59,14 +58,13 @@ class Producers(RequestFamily):
     """
 
     def __init__(
-        self, store: OrderedStore, sequences: Sequences, received: ReceivedIds, disk: Disk | None = None
+        self, store: OrderedStore, sequences: Sequences, received: ReceivedIds, file: SnapshotFile
     ) -> None:
         self.snapshots = self.snapshot_failures = self.recovered = 0
         self._store = store
         self._sequences = sequences
         self._received = received
-        self._disk = disk
-        self._file: AtomicFile | None = None
+        self._file = file
         self._version = 0
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "producers")
@@ -87,20 +85,19 @@ class Producers(RequestFamily):
 
     # Start
 
-    def load(self, path: Path) -> None:
+    def load(self) -> None:
         """Put the windows together from snapshot and log. Blocking; before the first PRODUCE.
 
         What cannot be read is said and done without: its producers begin new epochs, and what they send
         again may be stored twice. Raises StorageError when the disk fails, or no snapshot is whole.
         """
-        self._file = AtomicFile(path, self._disk)
         replay = ProducedReplay(self._store.epoch_limit)
         position = self._load_snapshot(replay, self._file.load(accept_backup=True))
         end = self._store.confirmed_position
         if end - position > REPLAY_MAX_BYTES:
             log.error(
                 "the snapshot of producers' windows is too old; what is sent again may be stored twice",
-                path=str(path),
+                path=str(self._file.path),
                 bytes_behind=end - position,
             )
             replay, position = ProducedReplay(self._store.epoch_limit), end
@@ -177,6 +174,7 @@ class Producers(RequestFamily):
         if (
             is_idle
             and grown
+            and self._file.is_worth(grown)
             and (now >= self._next_at or (grown >= SNAPSHOT_LOG_BYTES and now >= self._earliest_at))
         ):
             self.take_snapshot()
@@ -238,8 +236,6 @@ class Producers(RequestFamily):
     def _write(self, snapshot: _ProducersSnapshot) -> float:
         """On the thread: save; the CPU time that it took."""
         began = time.thread_time()
-        if self._file is None:
-            raise StorageError("the windows were not loaded", operation="write")
         self._version += 1
         content = {
             "position": snapshot.position,

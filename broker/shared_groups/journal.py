@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.kernel.journal import Journal
+from broker.kernel.snapshot_file import SnapshotFile
 from broker.shared_groups.core.queue import SharedQueue
 from broker.shared_groups.core.records import SHARED_TOPIC, Entry, ProgressNews, RestoredShared
-from holdmq.files.atomic_file import AtomicFile
 from storage.api.log_order import LogOrder
 from storage.api.queues import MessageQueues
 
@@ -22,7 +22,7 @@ class SharedJournal(Journal[ProgressNews]):
         self,
         queues: MessageQueues,
         order: LogOrder,
-        file: AtomicFile,
+        file: SnapshotFile,
         capture: Callable[[], list[Entry]],
         unwritten: Callable[[], int],
     ) -> None:

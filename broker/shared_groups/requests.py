@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from broker.kernel.request_family import HelloOf, RequestFamily
+from broker.kernel.snapshot_file import SnapshotFile
 from broker.kernel.statistics import Statistics
 from broker.shared_groups.core.members import SharedGroupMember
 from broker.shared_groups.core.queue import SharedQueue
@@ -30,7 +31,6 @@ from broker.shared_groups.starts import KeptOffset, SharedStarts, is_volatile
 from broker.shared_groups.state import state_of, warn_of_behind, warn_of_full
 from broker.topics.core.table import Topic, TopicTable
 from holdmq.errors import Code, HoldMQError, RemoteError, StorageError
-from holdmq.files.atomic_file import AtomicFile
 from holdmq.names.topics import group_fault, is_temporary, topic_fault
 from holdmq.record.origin import RETRY_PREFIX, retry_topic
 from holdmq.rpc.connection import Connection, Request
@@ -104,7 +104,7 @@ class SharedMode(RequestFamily):
         queues: MessageQueues,
         order: LogOrder,
         topics: TopicTable,
-        file: AtomicFile,
+        file: SnapshotFile,
         statistics: Statistics,
         *,
         kept_offset: KeptOffset,

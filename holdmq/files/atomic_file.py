@@ -41,8 +41,13 @@ class AtomicFile:
         self._format = file_format
         self.backup_path = path.with_name(path.name + ".bak")
         self._disk: Disk = RealDisk() if disk is None else disk
-        # Size and CRC of what was written last: what is still that need not be parsed to be known as whole.
+        # Size and CRC of what was read or written last: what is still that need not be parsed again.
         self._written = (0, 0)
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes it has that was read, or written, last; 0 = neither was."""
+        return self._written[0]
 
     def load(self, accept_backup: bool = False) -> Loaded | None:
         """Read the file; None when neither it nor a backup exists.
@@ -55,6 +60,7 @@ class AtomicFile:
         if raw is not None:
             parsed = self._parse(raw, self.path)
             if isinstance(parsed, Loaded):
+                self._written = (len(raw), crc32(raw))
                 return parsed
             problem = parsed
         backup = self._read(self.backup_path)

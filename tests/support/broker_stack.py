@@ -203,6 +203,7 @@ async def _serve(
         disk,
         list,
         lambda: NO_LOSS,
+        isinstance(disk, LogDisk),
         BrokerSection(**overrides),  # type: ignore[arg-type]
         AlarmsSection(),
         None,

@@ -15,6 +15,7 @@ import pytest
 from sim_disk import SimDisk
 from stepped_store import Stepped
 
+from broker.kernel.snapshot_file import SnapshotFile
 from broker.kernel.statistics import Statistics
 from broker.produce.producers import Producers
 from broker.produce.requests import Produce
@@ -80,8 +81,13 @@ class Broker:
         self.produce = Produce(
             self.stepped.store, table, Statistics(0.0), 1 << 20, lambda _connection: "client", lambda: NOW_MS
         )
-        self.producers = Producers(self.stepped.store, self.produce.sequences, self.produce.received, disk)
-        self.producers.load(FILE)
+        self.producers = Producers(
+            self.stepped.store,
+            self.produce.sequences,
+            self.produce.received,
+            SnapshotFile(FILE, disk, False),
+        )
+        self.producers.load()
 
     def turn(self) -> None:
         while self.stepped.store.writer.step():

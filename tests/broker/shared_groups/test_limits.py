@@ -11,10 +11,10 @@ from group_peer import GroupPeer
 from shared_peer import Join, bodies, parked
 
 from broker.kernel.events import Event
+from broker.kernel.snapshot_file import SnapshotFile
 from broker.shared_groups.core.shared import Shared
 from broker.shared_groups.requests import SharedMode
 from holdmq.errors import Code, RemoteError, StoreFormatError, StoreFullError
-from holdmq.files.atomic_file import AtomicFile
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import (
     GroupListResponse,
@@ -48,7 +48,7 @@ def over(broker: Stack, path: Path) -> SharedMode:
         broker.store,
         broker.store.log_order,
         server.topics.table,
-        AtomicFile(path),
+        SnapshotFile(path, None, False),
         server.statistics,
         kept_offset=server.groups.offsets.table.get,
         move=server.moves.move,
@@ -293,7 +293,9 @@ async def test_a_group_ahead_of_its_queue_goes_on_at_the_end(
     broker = await start()
     await broker.create("t", 1)
     await broker.produce("t", 0, (b"a", None))
-    AtomicFile(tmp_path / "ahead.json").save({"offset": 0, "entries": [["g", "t", 0, 50, [60, 1], []]]}, 1)
+    SnapshotFile(tmp_path / "ahead.json", None, False).save(
+        {"offset": 0, "entries": [["g", "t", 0, 50, [60, 1], []]]}, 1
+    )
     shared = over(broker, tmp_path / "ahead.json")
     await asyncio.to_thread(shared.load)
     assert shared.floor("g", "t", 0) == 1
