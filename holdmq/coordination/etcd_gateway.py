@@ -35,6 +35,7 @@ PASSWORD_FILE_MAX_BYTES: Final = 64 << 10
 """A file of one password, which is a line."""
 TLS_READ_INTERVAL_S: Final = 1.0
 """How often the files of TLS are read again at most, while connections fail."""
+_TLS_CLOSE_S: Final = 0.1
 _TLS_KEYS: Final = ClientTlsKeys(
     "coordination.etcd.tls_ca", "coordination.etcd.tls_cert", "coordination.etcd.tls_key"
 )
@@ -220,6 +221,9 @@ class EtcdGateway:
             watch.interrupt()
         if self._session is not None:
             await self._session.close()
+            if self._uses_tls:
+                # Connections of TLS end in later turns of the loop, of which there may be no more.
+                await asyncio.sleep(_TLS_CLOSE_S)
 
     def _share(self, until_s: float, members: int) -> asyncio.Timeout:
         """The time of one of `members` attempts that must all fit before `until_s`."""

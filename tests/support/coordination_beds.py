@@ -71,8 +71,7 @@ class MemoryBed:
 class EtcdBed:
     """A shard at a real etcd, and real time."""
 
-    ttl_s = 2.0
-    """The least that etcd gives with the members' election timeout."""
+    ttl_s = 3.0
     settle_s = 0.2
 
     def __init__(self, cluster: EtcdCluster, shard: str, timeout_s: float = 5.0) -> None:
@@ -103,7 +102,7 @@ class EtcdBed:
 class KubernetesBed:
     """A shard at an API server of the test's own, and real time."""
 
-    ttl_s = 2.0
+    ttl_s = 3.0
     settle_s = 0.2
 
     def __init__(self, server: LeaseServer, directory: Path, timeout_s: float = 5.0) -> None:

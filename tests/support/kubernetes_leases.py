@@ -86,6 +86,8 @@ class LeaseServer:
 
     async def start(self) -> None:
         """Serve what it has, at the same port each time."""
+        # Reading the schema takes a while, the first time, that no call shall wait for.
+        _fault_of({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {}})
         app = web.Application()
         app.router.add_get(API, self._serve)
         app.router.add_post(API, self._serve)
