@@ -107,6 +107,7 @@ class Faults:
             "unheard by the leader": lambda: self.world.coordinator.unheard.add(self._leader().name),
             "lossy links": lambda: self._flag(self.world.links, "is_lossy"),
             "slow links": lambda: self._flag(self.world.links, "is_slow"),
+            "slow coordinator": lambda: self._flag(self.world.coordinator, "is_slow"),
             "lossy coordinator": lambda: self._flag(self.world.coordinator, "is_lossy"),
             "coordinator down": lambda: self._flag(self.world.coordinator, "is_down"),
             "slow disk": lambda: self._disk("is_slow"),
@@ -148,7 +149,7 @@ class Faults:
         world = self.world
         world.links.cut.clear()
         world.links.is_lossy = world.links.is_slow = False
-        world.coordinator.is_lossy = world.coordinator.is_down = False
+        world.coordinator.is_slow = world.coordinator.is_lossy = world.coordinator.is_down = False
         world.coordinator.unreachable.clear()
         world.coordinator.unheard.clear()
         for machine in world.machines.values():

@@ -122,6 +122,30 @@ def copy_ahead() -> None:
     _ends_well(world)
 
 
+def late_read() -> None:
+    """A read of S that was under way while the set grew comes after the growth: it is no news."""
+    world = _world(2, 1)
+    first = _leader(world)
+    second = next(p for p in world.processes() if p is not first)
+    second.machine.kill()
+    _until(world, lambda: _members(world) == {first.machine.name})
+    world.run(2.0)
+    world.coordinator.late_reads_s = 1.2
+    world.run(2.0)
+    second.machine.start()
+    _until(world, lambda: _is_level(world))
+    world.run(1.5)
+    _separate(world, first.machine)
+    world.coordinator.unreachable.add(first.machine.name)
+    for sequence in range(20):
+        _write(first, 0, sequence, 1)
+        world.run(STEP_S)
+    first.machine.kill()
+    world.coordinator.late_reads_s = 0.0
+    world.run(20.0)
+    _ends_well(world)
+
+
 def unheard_growth() -> None:
     """The set has grown, and the leader does not hear of it: it counts the new member all the same."""
     world = _world(3, 1)

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from model_log import ModelLog, Platter
 from replica_faults import run_world
 from replica_history import Violation
-from replica_scenarios import copy_ahead, diverged_copy, unheard_growth
+from replica_scenarios import copy_ahead, diverged_copy, late_read, unheard_growth
 from replica_world import Process, SimCoordinator
 
 from broker.replication.core.actions import Action, CutLog, Propose, Serve, StartOver
@@ -238,6 +238,12 @@ def _opens_at_once(self: Leading, now: float) -> list[Action]:
     return _advance(self, now)
 
 
+def _any_read(self: Leading, now: float, sent_at: float, snapshot: ShardSnapshot) -> list[Action]:
+    """An answer that was under way while S was changed counts as what S is."""
+    self._changed_at = float("-inf")
+    return _was_read(self, now, sent_at, snapshot)
+
+
 def _trusts_any_acquisition(self: Leading, now: float, sent_at: float, acquisition: str) -> list[Action]:
     """A leader that takes its lease again goes on without a look at S."""
     if acquisition:
@@ -332,6 +338,7 @@ TRAPS: dict[str, Trap] = {
         [(LeadLease, "is_valid", _lease_for_ever)],
         ("pause the leader", "the leader cut from the coordinator", "partition"),
     ),
+    "a stale read counts": Trap([(Leading, "was_read", _any_read)], scenario=late_read),
     "a lease taken again is trusted": Trap(
         [(Leading, "was_held", _trusts_any_acquisition)],
         ("the leader cut from the coordinator", "coordinator down", "one-way"),

@@ -62,6 +62,8 @@ class SimCoordinator:
         self.unreachable: set[str] = set()
         self.unheard: set[str] = set()
         self.is_lossy = False
+        self.is_slow = False
+        self.late_reads_s = 0.0
         self.kept: list[tuple[ShardState | None, int]] = []
 
     @property
@@ -132,13 +134,18 @@ class SimCoordinator:
                 return
             answer = operation()
             if replica not in self.unreachable | self.unheard and not self._loses():
-                delay = world.delay() + (world.random.random() * 6 if self.is_lossy else 0)
-                process.later(delay, lambda: finish(answer, True), is_local=False)
+                late = self.late_reads_s if operation == self.snapshot else 0.0
+                process.later(late + self._delay(), lambda: finish(answer, True), is_local=False)
 
         if replica not in self.unreachable and not self._loses():
-            world.later(world.delay() + (world.random.random() * 6 if self.is_lossy else 0), arrive)
+            world.later(self._delay(), arrive)
         if self.has_timeouts:
             process.later(process.settings.timeout_s, lambda: finish(None, False))
+
+    def _delay(self) -> float:
+        """Calls may pass each other on their way, so that answers come in another order."""
+        longest = 6.0 if self.is_lossy else 1.5 if self.is_slow else 0.0
+        return self._world.delay() + self._world.random.random() * longest
 
     def _loses(self) -> bool:
         return self.is_lossy and self._world.random.random() < 0.3
@@ -324,9 +331,13 @@ class Process:
             case StopAppends():
                 pass
             case Trust():
-                self.log.trust(True)
+                self._trust(True)
             case Distrust():
-                self.log.trust(False)
+                self._trust(False)
+
+    def _trust(self, is_whole: bool) -> None:
+        self.log.trust(is_whole)
+        self.do(self.core.log_moved(self.now, self.log.view()))
 
     def _release(self) -> None:
         coordinator, name = self.world.coordinator, self.machine.name

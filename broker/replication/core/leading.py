@@ -67,6 +67,7 @@ class Leading:
         self._began_at = now
         self._rebuild_from: int | None = None
         self._lost_at = 0.0
+        self._changed_at = now
         self._held_at = float("-inf")
         self._must_read = False
         self._noted_at = now
@@ -309,6 +310,7 @@ class Leading:
         if not is_known:
             self.membership.unanswered()
         elif version is not None:
+            self._changed_at = now
             self.membership.taken(state, version)
             return self._advance(now)
         else:
@@ -327,8 +329,9 @@ class Leading:
             state.epoch > self.epoch or (state.epoch == self.epoch and state.leader != self._replica)
         ):
             return self._end(f"{state.leader} leads in epoch {state.epoch}")
-        if self.membership.is_under_way:
-            return []
+        if self.membership.is_under_way or sent_at < self._changed_at:
+            # S may be older in it than what a proposal of this leader has made of it since.
+            return [ReadState()] if self._must_read and not self.membership.is_under_way else []
         self._must_read = False
         if state is None or state.epoch < self.epoch:
             return self._state_lost(now, snapshot)
@@ -375,6 +378,7 @@ class Leading:
 
     def _rebuilt(self, now: float, state: ShardState, version: int) -> list[Action]:
         self._rebuild_from = None
+        self._changed_at = now
         self._trust_taken_lease()
         self._began_at = now
         self.copies.clear()

@@ -90,6 +90,7 @@ class Replica:
         self._is_reading = False
         self._is_changing_log = False
         self._read_at = float("-inf")
+        self._read_ok_at = float("-inf")
         self._free_since: float | None = None
         self._rests_until = float("-inf")
         self._is_asked_to_lead = False
@@ -124,6 +125,13 @@ class Replica:
     def leader(self) -> str:
         """The replica that leads, as far as is known; "" = none."""
         return "" if self.state is None else self.state.leader
+
+    def is_leaderless(self, now: float) -> bool:
+        """Whether nobody has held L for longer than a failover takes, as far as this replica can see."""
+        is_blind = now - self._read_ok_at > self._settings.ttl_s
+        return is_blind or (
+            self._free_since is not None and now - self._free_since > self._settings.ttl_s / 2
+        )
 
     # Time
 
@@ -177,6 +185,7 @@ class Replica:
         if snapshot is None or self.role is ReplicaRole.ENDED:
             return self._done(now, [])
         state = snapshot.state
+        self._read_ok_at = now
         if snapshot.holder:
             self._free_since = None
         elif self._free_since is None:
