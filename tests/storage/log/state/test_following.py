@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from any_disk import ANY_DISK
+from cut_log import cut_log, record_starts
 
 from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError, StoreFormatError, StoreFullError, UsageError
@@ -199,19 +200,11 @@ def test_a_log_that_is_cut_has_the_files_of_that_moment(make: Make, tmp_path: Pa
         kept.save("b.json", {"version": version}, version)
         ends.append((kept.store.confirmed_position, version, version))
     kept.close()
-    starts = record_starts(kept)
+    starts = record_starts(kept.directory)
     assert len(starts) > 30
     for number, cut in enumerate(starts):
         left = killed(kept, tmp_path / f"cut-{number}")
-        # Without its mark, and with a checkpoint that lies before: as after a power loss.
-        (left / "clean").unlink()
-        for name in ("checkpoint.json", "checkpoint.json.bak"):
-            (left / name).unlink(missing_ok=True)
-        AtomicFile(left / "checkpoint.json").save({"position": 0, "storeMs": 0, "queues": {}}, 1)
-        segment = left / "commitlog" / f"{0:020}"
-        with segment.open("r+b") as file:
-            file.truncate(cut)
-            file.truncate(MIB)
+        cut_log(left, cut)
         again = make(left)
         assert again.store.confirmed_position == cut
         least = max((end, a, b) for end, a, b in ends if end <= cut)
@@ -224,17 +217,6 @@ def test_a_log_that_is_cut_has_the_files_of_that_moment(make: Make, tmp_path: Pa
         assert last.version("a.json") == 9
         last.close()
         shutil.rmtree(left)
-
-
-def record_starts(kept: Kept) -> list[int]:
-    """Where records of state begin, and a few others."""
-    found: list[int] = []
-    raw = (kept.directory / "commitlog" / f"{0:020}").read_bytes()
-    position = 0
-    while size := int.from_bytes(raw[position : position + 4], "big"):
-        found.append(position)
-        position += size
-    return found
 
 
 def test_a_topic_is_indexed_as_its_file_says_that_the_same_scan_finds(make: Make, tmp_path: Path) -> None:
