@@ -183,12 +183,20 @@ class RegistryServer:
 
     def _register(self, request: Request) -> None:
         header = request.header(BrokerRegisterRequest)
-        row = BrokerRow(header.cluster, header.broker, header.broker_id, header.address)
+        row = BrokerRow(header.cluster, header.broker, header.broker_id, header.address, header.epoch)
         version = self.tables.version
         moved_from = self.tables.register(
             row, rows(TopicRow, header.topics), request.connection, time.monotonic()
         )
-        if moved_from is not None:
+        if moved_from is not None and row.epoch:
+            self._log.info(
+                "another replica leads",
+                broker=row.broker,
+                address=row.address,
+                epoch=row.epoch,
+                before=moved_from,
+            )
+        elif moved_from is not None:
             self._log.warning(
                 "a broker moved; two brokers of one name would take turns here",
                 broker=row.broker,
@@ -205,7 +213,7 @@ class RegistryServer:
 
     def _unregister(self, request: Request) -> None:
         header = request.header(BrokerUnregisterRequest)
-        if self.tables.unregister(header.broker, header.broker_id):
+        if self.tables.unregister(header.broker, header.broker_id, header.epoch):
             self._dropped([BrokerKey(header.broker, header.broker_id)], "unregistered")
         request.reply(Empty())
 

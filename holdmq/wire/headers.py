@@ -441,17 +441,25 @@ class BrokerStatusResponse(Header):
 
 
 class BrokerRow(NamedTuple):
-    """A broker: its cluster, id (0 = master) and address host:port."""
+    """A broker: its cluster, id (0 = master), address host:port, and the epoch in which it leads its copies.
+
+    `epoch` 0 = it has none.
+    """
 
     cluster: str
     broker: str
     broker_id: int
     address: str
+    epoch: int = 0
 
 
 @header
 class BrokerRegisterRequest(Header):
-    """A broker with all its topics (TopicRow); replaces what it said before."""
+    """A broker with all its topics (TopicRow); replaces what it said before.
+
+    `epoch`: in which it leads its copies, 0 = it has none. One that is lower than another process of the name
+    has registered with is refused: NOT_LEADER.
+    """
 
     cluster: str
     broker: str
@@ -459,15 +467,17 @@ class BrokerRegisterRequest(Header):
     address: str
     data_version: int
     topics: list[TopicRow]
+    epoch: int = 0
 
 
 @header
 class BrokerUnregisterRequest(Header):
-    """Take a broker out of every table."""
+    """Take a broker out of every table, unless a process of a higher epoch has registered its name."""
 
     cluster: str
     broker: str
     broker_id: int
+    epoch: int = 0
 
 
 class RouteRow(NamedTuple):

@@ -33,6 +33,8 @@ from registry.core.order import OrderTable
 
 BROKERS_MAX: Final = 1_000
 """Registered brokers (masters and slaves): ten times the largest cluster we think of."""
+EPOCHS_MAX: Final = 10_000
+"""Names whose highest epoch is remembered, also while nobody of them lives: ten times BROKERS_MAX."""
 ROUTES_MAX: Final = 500_000
 """Rows of topicQueueTable: fifty brokers with topics_max topics each, about 150 MiB."""
 PAGE_MAX_BYTES: Final = 2 << 20
@@ -63,6 +65,7 @@ class _Live:
     last_seen: float
     connection: Hashable
     routes: dict[str, RouteRow]
+    epoch: int
 
 
 @dataclass(slots=True)
@@ -94,6 +97,7 @@ class RegistryTables:
         self._cluster_brokers: dict[str, set[str]] = {}
         self._live: dict[BrokerKey, _Live] = {}
         self._keys_of: dict[Hashable, set[BrokerKey]] = {}
+        self._epochs: dict[str, int] = {}
 
     @property
     def version(self) -> int:
@@ -125,10 +129,12 @@ class RegistryTables:
         Returns the address that it had before if that was another one, else None.
 
         Raises WireError (MISSING_FIELD) or RemoteError (TOPIC_INVALID, NOT_PERMITTED for a
-        name of another cluster, LIMIT_EXCEEDED); nothing has changed then.
+        name of another cluster, NOT_LEADER for an epoch that is over, LIMIT_EXCEEDED); nothing has
+        changed then.
         """
         routes = _check(row, topics)
         known = self._broker_addresses.get(row.broker)
+        self._check_epoch(row)
         if known is not None and known.cluster != row.cluster:
             raise RemoteError(
                 Code.NOT_PERMITTED,
@@ -146,7 +152,9 @@ class RegistryTables:
         if before is not None:
             self._forget_connection(before.connection, key)
         self._keys_of.setdefault(connection, set()).add(key)
-        self._live[key] = _Live(row.cluster, row.address, now, connection, routes)
+        self._live[key] = _Live(row.cluster, row.address, now, connection, routes, row.epoch)
+        if row.epoch:
+            self._epochs[row.broker] = row.epoch
         self.route_count += len(routes) - held
         if known is None:
             known = self._broker_addresses[row.broker] = _BrokerEntry(row.cluster)
@@ -159,9 +167,27 @@ class RegistryTables:
                 self._note(self.order.learn(row.broker, before.routes if before is not None else {}, routes))
         return before.address if before is not None and before.address != row.address else None
 
-    def unregister(self, broker: str, broker_id: int) -> bool:
-        """Take a broker out of every table; False if it was in none."""
+    def unregister(self, broker: str, broker_id: int, epoch: int = 0) -> bool:
+        """Take a broker out of every table; False if it was in none, or another process leads by now."""
+        if epoch < self._epochs.get(broker, 0):
+            return False
         return self._drop(BrokerKey(broker, broker_id))
+
+    def _check_epoch(self, row: BrokerRow) -> None:
+        """Refuse a process whose lead is over, however long the one that leads now is silent."""
+        highest = self._epochs.get(row.broker, 0)
+        if row.epoch < highest:
+            entry = self._broker_addresses.get(row.broker)
+            where = "" if entry is None else f" at {', '.join(entry.addresses.values())}"
+            raise RemoteError(
+                Code.NOT_LEADER,
+                f"broker {row.broker!r} is led in epoch {highest}{where}; this process says {row.epoch}",
+                {"epoch": highest},
+            )
+        if row.epoch and row.broker not in self._epochs and len(self._epochs) >= EPOCHS_MAX:
+            raise RemoteError(
+                Code.LIMIT_EXCEEDED, f"EPOCHS_MAX: {EPOCHS_MAX} names of brokers have led copies"
+            )
 
     def connection_closed(self, connection: Hashable) -> list[BrokerKey]:
         """Drop the brokers whose last registration came over this connection; return them."""
@@ -223,7 +249,7 @@ class RegistryTables:
     def brokers(self) -> list[BrokerRow]:
         """All live brokers, by name and id."""
         return [
-            BrokerRow(live.cluster, key.broker, key.broker_id, live.address)
+            BrokerRow(live.cluster, key.broker, key.broker_id, live.address, live.epoch)
             for key, live in sorted(self._live.items())
         ]
 

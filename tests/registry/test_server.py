@@ -80,7 +80,7 @@ async def test_what_brokers_register_clients_get(connect: MakeClient) -> None:
     answer = await routes(client, ["t"])
     assert answer.routes == [["t", "b0", 4, 4, 6, "log", 1, False]]
     assert not answer.unchanged
-    assert answer.brokers == [["test", "b0", 0, "127.0.0.1:1"]]
+    assert answer.brokers == [["test", "b0", 0, "127.0.0.1:1", 0]]
     cluster = (await client.call(RequestCode.CLUSTER_GET, Empty())).header(ClusterGetResponse)
     assert cluster.topics == ["t", "u"]
     assert set(cluster.silent_ms) == {"b0"}

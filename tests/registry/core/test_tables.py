@@ -94,6 +94,40 @@ def test_an_old_connection_s_end_does_not_drop_a_broker_that_came_back() -> None
     assert tables.size() == 0
 
 
+def test_the_highest_epoch_has_the_name() -> None:
+    tables = RegistryTables()
+    tables.register(broker(address="a:1")._replace(epoch=3), [topic("t")], "old", 0.0)
+    tables.register(broker(address="b:1")._replace(epoch=5), [topic("t", 8)], "new", 1.0)
+    assert tables.brokers() == [broker(address="b:1")._replace(epoch=5)]
+    with pytest.raises(HoldMQError, match="led in epoch 5 at b:1") as refused:
+        tables.register(broker(address="a:1")._replace(epoch=3), [topic("t")], "old", 2.0)
+    assert refused.value.code == Code.NOT_LEADER
+    assert not tables.unregister("a", 0, 3), "who led before takes nobody out"
+    assert tables.connection_closed("old") == []
+    assert tables.routes(["t"]) == ([route("t", "a", 8)], "")
+
+
+def test_an_epoch_that_is_over_stays_so_while_nobody_leads() -> None:
+    tables = RegistryTables()
+    tables.register(broker()._replace(epoch=5), [topic("t")], "conn", 0.0)
+    assert tables.expire(100.0, 60.0) == [BrokerKey("a", 0)]
+    for epoch in (0, 4):
+        with pytest.raises(HoldMQError, match="led in epoch 5;"):
+            tables.register(broker()._replace(epoch=epoch), [topic("t")], "conn", 101.0)
+    tables.register(broker()._replace(epoch=5), [topic("t")], "conn", 102.0)
+    assert tables.unregister("a", 0, 5)
+
+
+def test_the_names_whose_epochs_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EPOCHS_MAX", 1)
+    tables = RegistryTables()
+    tables.register(broker()._replace(epoch=1), [topic("t")], "conn", 0.0)
+    tables.register(broker()._replace(epoch=2), [topic("t")], "conn", 0.0)
+    with pytest.raises(HoldMQError, match="EPOCHS_MAX"):
+        tables.register(broker("b")._replace(epoch=1), [topic("t")], "conn", 0.0)
+    tables.register(broker("b"), [topic("t")], "conn", 0.0)
+
+
 def test_the_lowest_id_speaks_for_a_broker_s_name() -> None:
     tables = RegistryTables()
     tables.register(broker(broker_id=1, address="h:2"), [topic("t", 2)], "slave", 0.0)
