@@ -70,9 +70,9 @@ class Terms(NamedTuple):
 class SendChunk:
     """Messages of one caller for one queue, encoded; they are stored or given up together.
 
-    `sizes`: of the records, as the wire has them. `indices`: which of the owner's messages they are.
-    `keys`: their own keys, None where one has none; None alone = nobody has one. `may_be_stored`: they were
-    sent and not answered, so that the broker may have them.
+    `sizes`: of the records, as the wire has them; `largest` of them, 0 = it is to be looked for. `indices`:
+    which of the owner's messages they are. `keys`: their own keys, None where one has none; None alone =
+    nobody has one. `may_be_stored`: they were sent and not answered, so that the broker may have them.
     """
 
     __slots__ = (
@@ -98,6 +98,7 @@ class SendChunk:
         sizes: bytes,
         keys: Sequence[Key | None] | None,
         terms: Terms,
+        largest: int = 0,
     ) -> None:
         self.owner = owner
         self.topic = topic
@@ -105,7 +106,9 @@ class SendChunk:
         self.records = records
         self.sizes = sizes
         self.count = len(sizes) // 4
-        self.largest = len(records) if self.count == 1 else int(np.frombuffer(sizes, ">u4").max())
+        if not largest:
+            largest = len(records) if self.count == 1 else int(np.frombuffer(sizes, ">u4").max())
+        self.largest = largest
         self.keys = keys
         self.terms = terms
         self.is_settled = False

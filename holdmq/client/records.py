@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from zlib_ng.zlib_ng import crc32
 
 from holdmq.errors import Code, RecordError
 from holdmq.message import Message
-from holdmq.record.bodies import ID_MASK, encode_each
+from holdmq.record.bodies import ID_MASK, EncodedBodies, encode_each
 from holdmq.record.codec import (
     CRC_AT,
     NO_HOST,
@@ -31,6 +32,8 @@ from holdmq.record.properties import UNIQUE
 
 TAGS_CACHED_MAX: Final = 16_384
 """Tags whose encoding is remembered (about 200 bytes each)."""
+TEMPLATES_MAX: Final = 4_096
+"""Queues with a tag whose records' template is remembered (about 500 bytes each)."""
 
 _mark = secrets.randbits(62) | 1
 
@@ -143,17 +146,24 @@ def encode_bodies(
     producer_id: int,
     first_count: int,
     born_ms: int,
-) -> tuple[bytes, Bytes]:
-    """Records of messages that differ in their bodies only, and their sizes as the wire has them.
+) -> EncodedBodies:
+    """Records of messages that differ in their bodies only.
 
     Their unique ids are `unique_id(producer_id, first_count)` and those that follow.
     """
+    template, id_at = _template(topic, queue_id, tag, producer_id, _mark)
+    return encode_each(template, id_at, first_count, born_ms, bodies)
+
+
+@lru_cache(maxsize=TEMPLATES_MAX)
+def _template(
+    topic: str, queue_id: int, tag: str | None, producer_id: int, own_mark: int
+) -> tuple[bytes, int]:
+    """A record without a body, and where the count of its unique id stands."""
     like = Message(topic, b"", tag, unique_id=unique_id(producer_id, 0))
     properties = message_properties(like)
-    template = RecordTemplate(topic.encode(), queue_id, properties, prepared=_mark).encode(b"", born_ms)
-    id_at = template.rindex(UNIQUE) + len(UNIQUE) + _PRODUCER_DIGITS + 1
-    records, sizes = encode_each(template, id_at, first_count, bodies)
-    return records, np.array(sizes, _U32).view(np.uint8)
+    record = RecordTemplate(topic.encode(), queue_id, properties, prepared=own_mark).encode(b"", 0)
+    return record, record.rindex(UNIQUE) + len(UNIQUE) + _PRODUCER_DIGITS + 1
 
 
 def move(records: bytes, sizes: npt.NDArray[np.int64], queue_id: int) -> bytes:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from zlib_ng.zlib_ng import crc32
 
-from holdmq.record.codec import BODY_LENGTH_AT, MAGIC, QUEUE_ID_AT, SUFFIX_BYTES
+from holdmq.record.codec import BODY_LENGTH_AT, BORN_MS_AT, MAGIC, QUEUE_ID_AT, SUFFIX_BYTES
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -24,19 +24,29 @@ _SIGN: Final = 1 << 31
 _ONES: Final = 0x0101010101010101
 
 
+class EncodedBodies(NamedTuple):
+    """Records, their sizes as the wire has them, and the size of the largest."""
+
+    records: bytes
+    sizes: bytes
+    largest: int
+
+
 def encode_each(
-    template: bytes, id_at: int, first_count: int, bodies: Sequence[bytes]
-) -> tuple[bytes, list[int]]:
-    """Records like `template`, one for each body, and their sizes.
+    template: bytes, id_at: int, first_count: int, born_ms: int, bodies: Sequence[bytes]
+) -> EncodedBodies:
+    """Records like `template`, one for each body, that are born at `born_ms`.
 
     `template` is an unstamped record without a body; at `id_at` it has the `ID_DIGITS` hex digits of its
     unique id's count, which goes on from `first_count`.
     """
     out = BytesWriter()
-    sizes: list[int] = []
-    before_body = template[QUEUE_ID_AT:BODY_LENGTH_AT]
+    sizes = BytesWriter()
+    largest: i64 = 0
+    born = born_ms.to_bytes(8, "big")
+    before_body = template[QUEUE_ID_AT:BORN_MS_AT] + born + template[BORN_MS_AT + 8 : BODY_LENGTH_AT]
     after_id = template[id_at + ID_DIGITS : -SUFFIX_BYTES]
-    front = tail = b""
+    front = tail = wire_size = b""
     front_size: i64 = -1
     tail_high: i64 = -1
     extra: i64 = len(template)
@@ -45,6 +55,8 @@ def encode_each(
         size: i64 = len(body)
         if size != front_size:
             front, front_size = before_body + int(size).to_bytes(4, "big"), size
+            wire_size = int(size + extra).to_bytes(4, "big")
+            largest = max(largest, size + extra)
         high: i64 = count >> 32
         if high != tail_high:
             tail, tail_high = template[_BODY_AT:id_at] + b"%02x" % int(high), high
@@ -56,9 +68,9 @@ def encode_each(
         write_i32_be(out, crc - (1 << 32) if crc >= _SIGN else crc)
         out.write(covered)
         write_i64_be(out, size)
-        sizes.append(size)
+        sizes.write(wire_size)
         count = count + 1 & ID_MASK
-    return out.getvalue(), sizes
+    return EncodedBodies(out.getvalue(), sizes.getvalue(), largest)
 
 
 def _hex_digits(value: i64) -> i64:

@@ -30,7 +30,7 @@ def split(records: bytes) -> list[Record]:
 )
 def test_many_bodies_are_the_same_records_as_one_by_one(tag: str | None, bodies: list[bytes]) -> None:
     topic = "devices"
-    records, sizes = encode_bodies(topic, 3, tag, bodies, 77, 5, 1_700_000_000_000)
+    made = encode_bodies(topic, 3, tag, bodies, 77, 5, 1_700_000_000_000)
     one_by_one = [
         encode(
             Message(topic, body, tag, unique_id=unique_id(77, 5 + i), born_ms=1_700_000_000_000),
@@ -39,13 +39,14 @@ def test_many_bodies_are_the_same_records_as_one_by_one(tag: str | None, bodies:
         )
         for i, body in enumerate(bodies)
     ]
-    assert records == b"".join(one_by_one)
-    assert sizes.view(">u4").tolist() == [len(record) for record in one_by_one]
+    assert made.records == b"".join(one_by_one)
+    assert made.sizes == b"".join(len(record).to_bytes(4, "big") for record in one_by_one)
+    assert made.largest == max(map(len, one_by_one))
 
 
 @pytest.mark.parametrize("first", [0x9F, 0x1234ABCDEF, (1 << 32) - 2, ID_MASK - 1])
 def test_unique_ids_count_on_over_every_carry_and_their_end(first: int) -> None:
-    records, _ = encode_bodies("t", 0, None, [b"x"] * 3, 1, first, 1)
+    records = encode_bodies("t", 0, None, [b"x"] * 3, 1, first, 1).records
     assert [r.to_message().unique_id for r in split(records)] == [unique_id(1, first + i) for i in range(3)]
 
 
