@@ -498,8 +498,7 @@ class Produce(RequestFamily):
             counts.messages_in += run.count
             counts.puts += 1
             counts.put_us += took_us
-            end = len(batch.records) if last == len(batch.sizes) else int(batch.starts[last])
-            counts.bytes_in += end - (int(batch.starts[first]) if first else 0)
+            counts.bytes_in += run.size_bytes
             first = last
         pending.answer_if_done()
 

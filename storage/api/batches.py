@@ -20,11 +20,21 @@ _ONE_START.flags.writeable = False
 class BatchRun:
     """The records of one queue inside a batch, in its order.
 
-    `base_offset` (the first queue offset) and `hashes` (tag hashes, None = no record has a tag)
-    are filled by `MessageStore.append`; `is_hashed`: the appender has filled in the hashes itself.
+    `base_offset` (the first queue offset), `size_bytes` (of its records) and `hashes` (tag hashes,
+    None = no record has a tag) are filled by `MessageStore.append`; `is_hashed`: the appender has
+    filled in the hashes itself.
     """
 
-    __slots__ = ("base_offset", "count", "hashes", "is_hashed", "key_levels", "queue_id", "topic")
+    __slots__ = (
+        "base_offset",
+        "count",
+        "hashes",
+        "is_hashed",
+        "key_levels",
+        "queue_id",
+        "size_bytes",
+        "topic",
+    )
 
     def __init__(
         self,
@@ -43,6 +53,7 @@ class BatchRun:
         self.base_offset = base_offset
         self.hashes = hashes
         self.is_hashed = is_hashed
+        self.size_bytes = 0
 
 
 class Batch:

@@ -38,9 +38,11 @@ class Stamper:
                 tagged = self._hashes_of(run.key_levels).each(data, start, run.count)
                 run.hashes = np.frombuffer(tagged.hashes, np.uint64) if tagged.has_tags else None
                 has_keys = has_keys or tagged.has_keys
-            start = stamp_each(
+            end = stamp_each(
                 records, data, start, run.count, run.base_offset, batch.position, batch.store_ms, host
             )
+            run.size_bytes = end - start
+            start = end
         batch.has_keys = batch.has_keys and has_keys
 
     def _hashes_of(self, key_levels: int) -> TagHashes:
@@ -57,6 +59,7 @@ def _stamp_at_once(batch: Batch, store_id: bytes) -> None:
     for run in batch.runs:
         last = first + run.count
         offsets[first:last] += run.base_offset - first
+        run.size_bytes = int(sizes[first:last].sum())
         if not run.is_hashed:
             run.hashes = tag_hashes(batch.records, starts[first:last], sizes[first:last], run.key_levels)
         first = last

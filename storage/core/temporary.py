@@ -83,6 +83,7 @@ class TemporaryTopicQueues:
             queue.stamped += run.count
             offsets[first:last] = np.arange(run.base_offset, queue.stamped)
             span = slice(first, last)
+            run.size_bytes = int(batch.sizes[span].sum())
             run.hashes = tag_hashes(batch.records, batch.starts[span], batch.sizes[span], run.key_levels)
             first = last
         stamp(batch.records, batch.starts, batch.sizes, offsets, None, self._store_ms, store_id)

@@ -387,18 +387,15 @@ class ShardWriter:
             batch.records,
             len(batch.runs),
         ]
-        at, first = batch.position, 0
+        at = batch.position
         for run in batch.runs:
-            last = first + run.count
-            size = len(batch.records) if run.count == len(batch.sizes) else int(batch.sizes[first:last].sum())
             keys.append(self._keys.queue(run.topic, run.queue_id))
             args += (
                 queue_field(run.topic, run.queue_id),
                 run.base_offset + run.count,
-                RUN.pack(at, batch.store_ms, size, run.count),
+                RUN.pack(at, batch.store_ms, run.size_bytes, run.count),
             )
-            at += size
-            first = last
+            at += run.size_bytes
         return FunctionCall("append", keys + item.keys, args + item.commands)
 
     def _is_well(self) -> None:

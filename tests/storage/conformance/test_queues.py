@@ -19,6 +19,12 @@ def test_records_are_read_in_the_order_of_their_appends(tested: Any) -> None:
     assert tested.bodies() == [b"a", b"b", b"c"]
 
 
+@pytest.mark.parametrize("topic", ["devices", "news#tmp"])
+def test_a_run_is_told_how_many_bytes_it_has(tested: Any, topic: str) -> None:
+    written = tested.write(b"a", b"bcd", topic=topic)
+    assert written.runs[0].size_bytes == len(written.records) == written.sizes.sum()
+
+
 def test_queues_have_offsets_of_their_own(tested: Any) -> None:
     tested.write(b"a", queue_id=0)
     other = tested.write(b"b", queue_id=1)

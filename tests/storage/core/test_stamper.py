@@ -50,6 +50,7 @@ def test_records_and_hashes_are_what_numpy_makes_of_them(made: list[bytes], seco
     first = 0
     for run in batch.runs:
         span = slice(first, first + run.count)
+        assert run.size_bytes == batch.sizes[span].sum()
         expected = tag_hashes(plain, starts[span], batch.sizes[span], levels)
         assert (run.hashes is None) == (expected is None)
         assert run.hashes is None or run.hashes.tolist() == expected.tolist()
@@ -73,6 +74,7 @@ def test_large_records_are_stamped_and_hashed_too() -> None:
     offsets = [decode_record(batch.records, s, VERIFY_ALL).queue_offset for s in batch.starts.tolist()]
     assert offsets == [0, 1, 1000]
     assert [run.hashes is not None for run in batch.runs] == [True, True]
+    assert [run.size_bytes for run in batch.runs] == [2 * len(made[0]), len(made[0])]
 
 
 def test_a_batch_knows_that_it_has_no_key() -> None:
