@@ -61,7 +61,6 @@ _AFTER_NAME: Final = bytes(8)
 _TOP_BITS: Final = 0x0080808080808080
 """Of all bytes but the first, whose own is the sign."""
 _BITS_5: Final = 0x2020202020202020
-_BITS_6: Final = 0x4040404040404040
 
 
 class BadEntry(NamedTuple):
@@ -256,7 +255,8 @@ def is_printable(data: bytes, at: i64, end: i64) -> bool:
         if end - at < 8:
             at = end - 8
         word: i64 = read_i64_be(data, at)
-        if word < 0 or word & _TOP_BITS or (word | (word & _BITS_5) << 1) & _BITS_6 != _BITS_6:
+        # Bit 5 or 6 of each. A constant above 2^62 would be an object, converted at each use.
+        if word < 0 or word & _TOP_BITS or (word >> 1 | word) & _BITS_5 != _BITS_5:
             return False
         at += 8
     while at < end:

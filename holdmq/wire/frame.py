@@ -14,6 +14,8 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
+import numpy as np
+
 from holdmq.errors import WireError
 from holdmq.wire.command import Command, decode_command
 from holdmq.wire.untrusted import PEER_LIMITS, UnpackLimits
@@ -45,7 +47,7 @@ class FrameDecoder:
         self.frame_max_bytes = frame_max_bytes
         self.limits = limits
         self._prefix = bytearray()
-        self._frame: bytearray | None = None
+        self._frame: memoryview | None = None
         self._filled = 0
         self._header_length = 0
 
@@ -105,13 +107,13 @@ class FrameDecoder:
 
     def _start_frame(self, length: int, header_length: int) -> None:
         self._header_length = header_length
-        self._frame = bytearray(length - 4)
+        # Of a bytearray each byte would be set to zero first.
+        self._frame = np.empty(length - 4, np.uint8).data
         self._filled = 0
 
-    def _finish_frame(self, frame: bytearray) -> Frame:
+    def _finish_frame(self, frame: memoryview) -> Frame:
         self._frame = None
-        view = memoryview(frame)
-        return decode_command(view[: self._header_length], self.limits), view[self._header_length :]
+        return decode_command(frame[: self._header_length], self.limits), frame[self._header_length :]
 
 
 def encode_frame(command: Command, body: Iterable[Buffer] = (), body_length: int = 0) -> list[Buffer]:
