@@ -104,7 +104,8 @@ class Coordinator(Protocol):
         """Make S `state` if its version still is `version` (0: if there is none).
 
         Returns the new version; None = not done, and never will be: S has another version. After
-        CoordinatorError it may be done, or yet become done as long as a read shows `version`.
+        CoordinatorError it may be done, or yet become done as long as a read shows `version`. Raises
+        ShardStateError when `state` is no valid one, or what is there cannot be told from damage.
         """
         ...
 
