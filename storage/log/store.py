@@ -409,6 +409,7 @@ class LogStore:
 
         For copies without which an old segment cannot go, and for nothing else.
         """
+        self._appends.append(batch, done, None, True)
 
     def append_state(self, batch: Batch, done: Appended) -> None:
         """As `append`, also past the watermark: what brokers know is small, and frees room, too."""
