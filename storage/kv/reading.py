@@ -77,7 +77,7 @@ class ServerReader:
                 fault = max(offset, base), following, position, reason
                 break
             checked.append(CheckedRun(base, position, raw, whole.sizes))
-        for run in self._decoded(queue, checked):
+        for run in self._decoded(queue, checked, wanted is not None):
             found.confirm(run)
         if fault is not None:
             return self._damaged(queue, *fault, found, offset)
@@ -118,8 +118,8 @@ class ServerReader:
             ReadStatus.CORRUPT, max(at + 1, following), queue.first_offset, queue.confirmed, reason=text
         )
 
-    def _decoded(self, queue: Queue, runs: list[CheckedRun]) -> Iterator[QueueRun]:
-        """What a queue has of runs, their hashes made together."""
+    def _decoded(self, queue: Queue, runs: list[CheckedRun], with_hashes: bool) -> Iterator[QueueRun]:
+        """What a queue has of runs, their hashes made together: for a read that takes all, they are none."""
         if not runs:
             return
         records = memoryview(b"".join([run.raw for run in runs]))
@@ -129,7 +129,7 @@ class ServerReader:
         lasts = np.cumsum([len(run.sizes) for run in runs])
         times = decode_columns(records, starts[lasts - 1], sizes[lasts - 1]).store_ms.tolist()
         levels = self._key_levels(queue.topic)
-        hashes = self._hashes(records, starts, sizes, levels)
+        hashes = self._hashes(records, starts, sizes, levels) if with_hashes else None
         first = 0
         for run, last, store_ms in zip(runs, lasts.tolist(), times, strict=True):
             own = None if hashes is None else hashes[first:last]
