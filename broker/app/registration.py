@@ -69,7 +69,7 @@ class Registration:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         now = self._current()
-        request = BrokerUnregisterRequest(now.cluster, now.broker, now.broker_id)
+        request = BrokerUnregisterRequest(now.cluster, now.broker, now.broker_id, now.epoch)
         for client in self._clients:
             if unregister and client.connection is not None:
                 try:

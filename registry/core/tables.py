@@ -13,8 +13,9 @@ Beside them `order` keeps what ordered topics are spread over: brokers of it tha
 rows in the routes (queues to write, none to read), so that no key moves while they are away.
 
 A broker is in all of them or in none: it enters by `register` and leaves by `unregister`, by
-the end of the connection that it registered over, or by silence (`expire`). While a broker's
-name has several ids, the lowest one's topics are the name's.
+the end of the connection that it registered over, or by silence (`expire`). A name whose epoch is
+known is that of one process, who has the highest; without epochs it may have several ids, and the lowest
+one's topics are the name's.
 """
 
 from __future__ import annotations
@@ -142,30 +143,36 @@ class RegistryTables:
             )
         key = BrokerKey(row.broker, row.broker_id)
         before = self._live.get(key)
-        if before is None and len(self._live) >= self._brokers_max:
+        ousted = self._ousted_by(row, known)
+        if before is None and len(self._live) - len(ousted) >= self._brokers_max:
             raise RemoteError(Code.LIMIT_EXCEEDED, f"BROKERS_MAX: {self._brokers_max} brokers are registered")
-        held = len(before.routes) if before is not None else 0
+        replaced = [self._live[one] for one in ousted] + ([before] if before is not None else [])
+        held = sum(len(live.routes) for live in replaced)
         if self.route_count - held + len(routes) > self._routes_max:
             raise RemoteError(
                 Code.LIMIT_EXCEEDED, f"ROUTES_MAX: the routes of all brokers would be over {self._routes_max}"
             )
+        spoken = known.routes if known is not None else {}
+        for one in ousted:
+            self._drop(one)
+        known = self._broker_addresses.get(row.broker)
         if before is not None:
             self._forget_connection(before.connection, key)
         self._keys_of.setdefault(connection, set()).add(key)
         self._live[key] = _Live(row.cluster, row.address, now, connection, routes, row.epoch)
         if row.epoch:
             self._epochs[row.broker] = row.epoch
-        self.route_count += len(routes) - held
+        self.route_count += len(routes) - (len(before.routes) if before is not None else 0)
         if known is None:
             known = self._broker_addresses[row.broker] = _BrokerEntry(row.cluster)
             self._cluster_brokers.setdefault(row.cluster, set()).add(row.broker)
         known.addresses[row.broker_id] = row.address
-        is_new_place = before is None or before.address != row.address
+        is_new_place = before is None or (before.address, before.epoch) != (row.address, row.epoch)
         if is_new_place or (before is not None and before.routes != routes):
             self._rebuild(row.broker, is_new_place)
             if row.broker_id == min(known.addresses):
-                self._note(self.order.learn(row.broker, before.routes if before is not None else {}, routes))
-        return before.address if before is not None and before.address != row.address else None
+                self._note(self.order.learn(row.broker, spoken, routes))
+        return next((live.address for live in replaced if live.address != row.address), None)
 
     def unregister(self, broker: str, broker_id: int, epoch: int = 0) -> bool:
         """Take a broker out of every table; False if it was in none, or another process leads by now."""
@@ -178,16 +185,25 @@ class RegistryTables:
         highest = self._epochs.get(row.broker, 0)
         if row.epoch < highest:
             entry = self._broker_addresses.get(row.broker)
-            where = "" if entry is None else f" at {', '.join(entry.addresses.values())}"
+            leader = "" if entry is None else ", ".join(entry.addresses.values())
+            where = f" at {leader}" if leader else ""
+            hint = "" if row.epoch else ". If it has no copies any more, restart the registries"
             raise RemoteError(
                 Code.NOT_LEADER,
-                f"broker {row.broker!r} is led in epoch {highest}{where}; this process says {row.epoch}",
-                {"epoch": highest},
+                f"broker {row.broker!r} is led in epoch {highest}{where}; this process says {row.epoch}{hint}",
+                {"epoch": highest, "leader": leader},
             )
         if row.epoch and row.broker not in self._epochs and len(self._epochs) >= EPOCHS_MAX:
             raise RemoteError(
                 Code.LIMIT_EXCEEDED, f"EPOCHS_MAX: {EPOCHS_MAX} names of brokers have led copies"
             )
+
+    def _ousted_by(self, row: BrokerRow, known: _BrokerEntry | None) -> list[BrokerKey]:
+        """Processes of other ids whose lead ends with this registration."""
+        if known is None or not row.epoch:
+            return []
+        keys = (BrokerKey(row.broker, broker_id) for broker_id in known.addresses)
+        return [key for key in keys if key.broker_id != row.broker_id and self._live[key].epoch < row.epoch]
 
     def connection_closed(self, connection: Hashable) -> list[BrokerKey]:
         """Drop the brokers whose last registration came over this connection; return them."""

@@ -218,6 +218,28 @@ async def test_a_held_request_is_answered_when_a_broker_goes(
     assert (await holding).header(RouteGetResponse).brokers == []
 
 
+async def test_a_held_request_is_answered_when_another_process_leads(
+    connect: MakeClient, registry: RegistryServer
+) -> None:
+    old, new, client = connect(), connect(), connect()
+    await old.call(RequestCode.BROKER_REGISTER, registration(epoch=3))
+    version = (await routes(client)).version
+    holding = asyncio.ensure_future(client.call(RequestCode.ROUTE_GET, held_request(version), 90.0))
+    await until(lambda: len(registry.holds) == 1)
+    await new.call(RequestCode.BROKER_REGISTER, registration(epoch=4, address="127.0.0.1:2"))
+    answer = (await holding).header(RouteGetResponse)
+    assert answer.brokers == [["test", "b0", 0, "127.0.0.1:2", 4]]
+    with pytest.raises(RemoteError) as refused:
+        await old.call(RequestCode.BROKER_REGISTER, registration(epoch=3))
+    assert refused.value.code == Code.NOT_LEADER
+    assert refused.value.ext_fields == {"epoch": 4, "leader": "127.0.0.1:2"}
+    await old.call(RequestCode.BROKER_UNREGISTER, BrokerUnregisterRequest("test", "b0", 0, 3))
+    await old.close()
+    assert (await routes(client)).brokers == answer.brokers
+    cluster = (await client.call(RequestCode.CLUSTER_GET, Empty())).header(ClusterGetResponse)
+    assert cluster.brokers == answer.brokers
+
+
 async def test_a_hold_ends_unchanged_and_an_unknown_version_is_answered_at_once(connect: MakeClient) -> None:
     client = connect()
     await client.call(RequestCode.BROKER_REGISTER, registration())

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from holdmq.errors import Code, HoldMQError
+from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.wire.headers import BrokerRow, OrderRow, RouteRow, TopicRow
 from registry.core import tables as module
 from registry.core.tables import BrokerKey, RegistryTables
@@ -102,17 +102,51 @@ def test_the_highest_epoch_has_the_name() -> None:
     with pytest.raises(HoldMQError, match="led in epoch 5 at b:1") as refused:
         tables.register(broker(address="a:1")._replace(epoch=3), [topic("t")], "old", 2.0)
     assert refused.value.code == Code.NOT_LEADER
+    assert isinstance(refused.value, RemoteError)
+    assert refused.value.ext_fields == {"epoch": 5, "leader": "b:1"}
     assert not tables.unregister("a", 0, 3), "who led before takes nobody out"
     assert tables.connection_closed("old") == []
     assert tables.routes(["t"]) == ([route("t", "a", 8)], "")
+
+
+def test_the_highest_epoch_has_the_name_whatever_the_ids() -> None:
+    tables = RegistryTables()
+    tables.register(broker()._replace(epoch=3), [topic("t", 4), topic("gone")], "old", 0.0)
+    new = broker(broker_id=1, address="h:2")._replace(epoch=5)
+    assert tables.register(new, [topic("t", 8)], "new", 1.0) == "h:1"
+    assert tables.brokers() == [new]
+    assert tables.routes() == ([route("t", "a", 8)], "")
+    assert (tables.route_count, tables.topic_count) == (1, 1)
+    assert tables.connection_closed("old") == []
+    assert tables.unregister("a", 1, 5)
+    assert tables.size() == 0
+
+
+def test_who_takes_over_from_another_id_needs_no_place_of_his_own() -> None:
+    tables = RegistryTables(brokers_max=1, routes_max=1)
+    tables.register(broker()._replace(epoch=3), [topic("t")], "old", 0.0)
+    with pytest.raises(RemoteError, match="BROKERS_MAX"):
+        tables.register(broker("b")._replace(epoch=1), [], "b", 1.0)
+    tables.register(broker(broker_id=1)._replace(epoch=4), [topic("u")], "new", 2.0)
+    assert tables.topics() == ["u"]
+
+
+def test_a_leader_that_leads_anew_at_its_old_address_is_news() -> None:
+    tables = RegistryTables()
+    tables.register(broker()._replace(epoch=3), [topic("t")], "old", 0.0)
+    version = tables.version
+    tables.take_changed()
+    tables.register(broker()._replace(epoch=4), [topic("t")], "old", 1.0)
+    assert tables.version > version
+    assert tables.take_changed() == (set(), True)
 
 
 def test_an_epoch_that_is_over_stays_so_while_nobody_leads() -> None:
     tables = RegistryTables()
     tables.register(broker()._replace(epoch=5), [topic("t")], "conn", 0.0)
     assert tables.expire(100.0, 60.0) == [BrokerKey("a", 0)]
-    for epoch in (0, 4):
-        with pytest.raises(HoldMQError, match="led in epoch 5;"):
+    for epoch, hint in ((0, "restart the registries"), (4, "says 4$")):
+        with pytest.raises(HoldMQError, match=f"led in epoch 5; .*{hint}"):
             tables.register(broker()._replace(epoch=epoch), [topic("t")], "conn", 101.0)
     tables.register(broker()._replace(epoch=5), [topic("t")], "conn", 102.0)
     assert tables.unregister("a", 0, 5)

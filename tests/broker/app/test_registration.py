@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.app.registration import Registration
+from holdmq.wire.headers import BrokerRegisterRequest, BrokerRow, TopicRow
+from registry.server import RegistryServer
+
+
+@pytest.fixture
+async def registry() -> AsyncIterator[RegistryServer]:
+    server = RegistryServer("test")
+    await server.listen("127.0.0.1", 0)
+    yield server
+    await server.close()
+
+
+async def until_led(registry: RegistryServer, address: str, epoch: int) -> None:
+    async with asyncio.timeout(40):
+        while registry.tables.brokers() != [BrokerRow("test", "b", 0, address, epoch)]:
+            await asyncio.sleep(0.01)
+
+
+class Replica:
+    """A process of broker b that registers what it is told to."""
+
+    def __init__(self, registry: RegistryServer, address: str, epoch: int) -> None:
+        self.epoch = epoch
+        self._address = address
+        self.registration = Registration([f"127.0.0.1:{registry.rpc.port}"], "b", 0.05, self._current)
+        self.registration.start()
+
+    def _current(self) -> BrokerRegisterRequest:
+        row = TopicRow("t", 4, 4, 6, "log", 1, False)
+        return BrokerRegisterRequest("test", "b", 0, self._address, 1, [row], self.epoch)
+
+
+async def test_who_leads_no_more_is_refused_and_takes_nobody_out(registry: RegistryServer) -> None:
+    old = Replica(registry, "127.0.0.1:1", 3)
+    await until_led(registry, "127.0.0.1:1", 3)
+    new = Replica(registry, "127.0.0.1:2", 4)
+    await until_led(registry, "127.0.0.1:2", 4)
+    async with asyncio.timeout(40):
+        while old.registration.state()[0]:
+            await asyncio.sleep(0.01)
+    await old.registration.close()
+    await until_led(registry, "127.0.0.1:2", 4)
+    await new.registration.close()
+    assert registry.tables.size() == 0, "who leads takes itself out"
+
+
+async def test_a_replica_that_leads_again_says_its_new_epoch(registry: RegistryServer) -> None:
+    replica = Replica(registry, "127.0.0.1:1", 3)
+    await until_led(registry, "127.0.0.1:1", 3)
+    replica.epoch = 5
+    replica.registration.changed()
+    await until_led(registry, "127.0.0.1:1", 5)
+    await replica.registration.close()
