@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from broker.alerts.statistics_calls import BusySegment
 from broker.state.home import StateHome
 from broker.topics.core.table import TopicTable
 from broker.topics.logged_topics import LoggedTopics
 from holdmq.config.model import Config
-from holdmq.errors import ConfigError, ShardLostError
+from holdmq.errors import ConfigError, ShardLostError, StorageError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk, RealDisk
 from holdmq.files.private_directory import close_to_others
@@ -22,6 +23,9 @@ from storage.log.state.core.files import LoggedFiles
 from storage.log.state.disk import LogDisk
 from storage.log.state.following import LoggedState
 from storage.log.store import open_store
+
+ANNOUNCE_S: Final = 60.0
+"""How long a start waits until its log says again which queues were deleted: 100,000 at most."""
 
 
 class OpenableStore(OrderedStore, Protocol):
@@ -114,7 +118,7 @@ def engine_of(
     prepare = _nothing
     if kept is not None:
         logged = LogDisk(kept.state.files, store.append_state, post, lambda: store.synced_position, root)
-        prepare = partial(kept.prepare, logged, is_state_in_log)
+        prepare = partial(kept.prepare, logged, is_state_in_log, store.announce_deletions, post)
     return StorageEngine(
         store,
         logged if logged is not None and is_state_in_log else disk,
@@ -145,10 +149,22 @@ class KeptInLog:
             if loaded is not None:
                 table.load(loaded.content, loaded.data_version, str(path))
 
-    def prepare(self, logged: Disk, is_state_in_log: bool) -> None:
-        """Move the files where they belong; from now on the table of topics is its owner's."""
+    def prepare(
+        self,
+        logged: Disk,
+        is_state_in_log: bool,
+        announce_deletions: Callable[[Callable[[StorageError | None], None]], None],
+        post: Callable[[Callable[[], object]], object],
+    ) -> None:
+        """Move the files where they belong; from now on the table of topics is its owner's. Blocking."""
         self.topics.stop()
         if is_state_in_log:
+            if not self._home.is_log():
+                told: Future[StorageError | None] = Future()
+                post(partial(announce_deletions, told.set_result))
+                error = told.result(ANNOUNCE_S)
+                if error is not None:
+                    raise error
             self._home.move_into_log(logged, self._accept_backup)
         else:
             self._home.move_out_of_log(logged)

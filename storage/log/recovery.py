@@ -21,7 +21,10 @@ from storage.log.core.entries import entries_of
 from storage.log.core.names import blank_size_at, name_of
 from storage.log.flusher import Checkpoint
 from storage.log.home import StoreDirectory
+from storage.log.reading.queue_batches import queue_batches
 from storage.log.reading.reader import ColdReader
+from storage.log.retention.core.deleted import DELETED_KEY
+from storage.log.retention.deletions import give_up
 from storage.log.retention.retention import complete, raise_firsts
 from storage.log.segments import Segment, Segments
 from storage.log.state.following import CONFIG_KEY, LoggedState, RowsOf
@@ -105,12 +108,21 @@ class Recovery:
         is_cut = self._cut(end)
         self._queues.sync()
         bounds = {key: (self._firsts.get(key, 0), following) for key, following in self._ends.items()}
+        self._give_up(bounds, end)
         try:
             self._checkpoint.save(end, self._store_ms, bounds)
         except StoreFullError as error:
             # The one before is as good, only further back.
             log.warning("the checkpoint waits for space", reason=str(error))
         return Recovered(end, self._store_ms, bounds, cut_bytes, is_cut)
+
+    def _give_up(self, bounds: dict[Key, tuple[int, int]], end: int) -> None:
+        """Give up the queues that records of the log say are deleted: a crash may have come before."""
+        of_deletions = bounds.get(DELETED_KEY, (0, 0))
+        reader = ColdReader(self._disk, self._segments, self._queues, self._key_levels)
+        give_up(
+            queue_batches(reader, self._queues, DELETED_KEY, of_deletions, 0, end), bounds, self._checkpoint
+        )
 
     def _cut(self, end: int) -> bool:
         """Remove what lies behind the end; False = there is no room for what follows it."""

@@ -40,6 +40,8 @@ from storage.log.reading.core.chunks import ChunkCache
 from storage.log.reading.reader import ColdReader
 from storage.log.reading.sidecars import Sidecars
 from storage.log.recovery import Recovery, StateRecovery
+from storage.log.retention.core.deleted import DeletedQueue
+from storage.log.retention.deletions import LoggedDeletions
 from storage.log.retention.retention import Deletion, Retention, limits_of
 from storage.log.segments import Segments
 from storage.log.state.core.files import CONFIG_TOPIC
@@ -206,12 +208,16 @@ class LogStore:
         self.tables = self.derived.tables
         self.retention.before_delete.append(self.derived.before_delete)
         self._kept: StateRecovery | None = None
+        self._deletions: LoggedDeletions | None = None
         self._subscribers.append(self.derived.offer)
         if state is not None:
             if self.tables is None:
                 raise UsageError("a store that keeps state files in its log needs tables")
             self._kept = StateRecovery(state, self.tables.rows_of)
-            self._subscribers.insert(0, state.offer)
+            self._deletions = LoggedDeletions(
+                self.append_state, self._queue_of, self.retention, self.flusher.wake.set, post, clock_ms
+            )
+            self._subscribers[:0] = [state.offer, self._deletions.offer]
         self._above_watermark: StorageError | None = None
         self._is_open = False
 
@@ -465,6 +471,9 @@ class LogStore:
         if refusal is not None or queue is None:
             self._post(partial(done, refusal))
             return
+        if self._deletions is not None:
+            self._deletions.delete(queue, done)
+            return
         queue.first_offset = queue.confirmed
         self.retention.deletions.append(
             Deletion(
@@ -475,6 +484,20 @@ class LogStore:
             )
         )
         self.flusher.wake.set()
+
+    def announce_deletions(self, done: Callable[[StorageError | None], None]) -> None:
+        """Let the log, which has the broker's state from now on, say which queues were given up before."""
+        assert self._deletions is not None, "the state is in the log"
+        tombstones = dict(self._checkpoint.tombstones)
+        first_position = self.first_position
+        self._deletions.announce(
+            [
+                DeletedQueue(topic, queue_id, next_offset)
+                for (topic, queue_id), (position, next_offset) in tombstones.items()
+                if position > first_position
+            ],
+            done,
+        )
 
     # Reads: every one is decided by state that appends and retention change
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from any_disk import ANY_DISK
+from kept_store import make_kept
 from watched_disk import WatchedDisk
 
 from holdmq.config.model import StorageSection
@@ -19,6 +20,8 @@ from holdmq.record.batch import encode_batch
 from storage.api.batches import Batch, BatchRun
 from storage.api.queues import HashFilter, ReadStatus
 from storage.log.store import LogStore, open_store
+
+__all__ = ["make_kept"]
 
 MIB = 1 << 20
 

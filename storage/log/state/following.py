@@ -11,20 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 import structlog
 
-from holdmq.errors import RecordError, StorageError, StoreFormatError
-from holdmq.record.batch import split_records
-from storage.api.batches import Batch, BatchRun
-from storage.api.queues import ReadStatus
+from holdmq.errors import RecordError, StoreFormatError
+from storage.api.batches import Batch
 from storage.api.tables import RowChanged, VersionedRow
-from storage.core.queues import Queue
 from storage.core.table_records import changes_in
 from storage.log.consume_queue import ConsumeQueues
+from storage.log.reading.queue_batches import queue_batches
 from storage.log.reading.reader import ColdReader
 from storage.log.state.core.files import CONFIG_QUEUE, CONFIG_TOPIC, LoggedFiles
 from storage.log.tables.files import Applied
 
-READ_BYTES = 1 << 20
-READ_RECORDS = 4096
 CONFIG_KEY = (CONFIG_TOPIC, CONFIG_QUEUE)
 
 RowsOf = Callable[[str], tuple[Applied, Sequence[VersionedRow]]]
@@ -59,7 +55,7 @@ class LoggedState:
                 files.apply(row.key.encode(), row.value)
             files.position = applied.position
             if applied.position < end:
-                for batch in _batches(reader, queues, bounds, applied.position, end):
+                for batch in queue_batches(reader, queues, CONFIG_KEY, bounds, applied.position, end):
                     self._apply(batch, files.position)
         except RecordError as error:
             raise StoreFormatError(
@@ -103,32 +99,3 @@ class LoggedState:
                 name = self.files.apply(row.key, row.value)
                 if name is not None:
                     yield name
-
-
-def _batches(
-    reader: ColdReader, queues: ConsumeQueues, bounds: tuple[int, int], position: int, end: int
-) -> Iterator[Batch]:
-    """The records of `%CONFIG%` from the log position on, read by their index, which is complete."""
-    first, following = bounds
-    low = max(first, queues.first_offset(CONFIG_KEY))
-    if low >= following:
-        return
-    try:
-        offset = queues.first_at_or_after(CONFIG_KEY, low, following, position)
-    except OSError as error:
-        raise StorageError(
-            error.strerror or str(error), operation="read", path=str(queues.directory / CONFIG_TOPIC)
-        ) from error
-    queue = Queue(CONFIG_TOPIC, CONFIG_QUEUE, low, following)
-    while offset < following:
-        read = reader.read_queue(queue, offset, READ_BYTES, READ_RECORDS, None, end)
-        if read.status is ReadStatus.CORRUPT:
-            log.error(
-                "a record of the state files is damaged: what it changed is missing", reason=read.reason
-            )
-        for part in read.parts:
-            sizes = split_records(part)
-            yield Batch(part, sizes, [BatchRun(CONFIG_TOPIC, CONFIG_QUEUE, len(sizes))])
-        if read.next_offset <= offset:
-            return
-        offset = read.next_offset

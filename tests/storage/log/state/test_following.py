@@ -2,149 +2,37 @@
 
 from __future__ import annotations
 
-import queue
 import shutil
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from any_disk import ANY_DISK
 from cut_log import cut_log, record_starts
+from kept_store import MakeKept, killed
 
 from holdmq.config.model import StorageSection
-from holdmq.errors import StorageError, StoreFormatError, StoreFullError, UsageError
-from holdmq.files.atomic_file import AtomicFile
+from holdmq.errors import StoreFormatError, StoreFullError, UsageError
 from holdmq.record.batch import encode_batch, tag_hashes
-from storage.api.batches import Batch, BatchRun
 from storage.api.queues import HashFilter
 from storage.core.table_appends import TableAppends
 from storage.log.state.core.files import CONFIG_TOPIC, LoggedFiles
-from storage.log.state.disk import LogDisk
 from storage.log.state.following import LoggedState
-from storage.log.store import LogStore, open_store
+from storage.log.store import open_store
 
 MIB = 1 << 20
-LEVELS = "config/levels.json"
-
-
-class Kept:
-    """A store that has state files, and its "event loop" on a thread.
-
-    How many levels of a key count in a topic is what the file `levels.json` says.
-    """
-
-    def __init__(self, directory: Path, **settings: Any) -> None:
-        self.directory = directory
-        values = {"data_dir": str(directory), "segment_size_bytes": MIB, "flush_interval_ms": 10}
-        self.settings = StorageSection.model_validate(values | {**ANY_DISK, **settings})
-        self.files = LoggedFiles()
-        self.changed: list[str] = []
-        self.levels: dict[str, int] = {}
-        self._posted: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self.store: LogStore = open_store(
-            self.settings,
-            "b1",
-            lambda topic: self.levels.get(topic, 1),
-            self._posted.put,
-            is_table=lambda _: False,
-            state=LoggedState(self.files, self._has_changed),
-        )
-        self.disk = LogDisk(
-            self.files,
-            self.store.append_state,
-            self._posted.put,
-            lambda: self.store.synced_position,
-            directory,
-        )
-        self._loop = threading.Thread(target=self._run)
-
-    def _has_changed(self, name: str) -> None:
-        self.changed.append(name)
-        if name == LEVELS:
-            raw = self.files.content(name)
-            assert raw is not None
-            self.levels = AtomicFile(self.directory / name).of_bytes(raw).content
-
-    def _run(self) -> None:
-        while (callback := self._posted.get()) is not None:
-            callback()
-
-    def open(self) -> Kept:
-        self.store.open()
-        self._loop.start()
-        return self
-
-    def close(self) -> None:
-        self.store.close()
-        if self._loop.is_alive():
-            self._posted.put(None)
-            self._loop.join()
-
-    def file(self, name: str) -> AtomicFile:
-        return AtomicFile(self.directory / "config" / name, self.disk)
-
-    def save(self, name: str, content: dict[str, Any], version: int) -> None:
-        file = self.file(name)
-        file.load(accept_backup=True)
-        file.save(content, version)
-
-    def version(self, name: str) -> int:
-        loaded = self.file(name).load()
-        return 0 if loaded is None else loaded.data_version
-
-    def append(self, topic: str, count: int, tag: bytes = b"") -> StorageError | None:
-        ended = threading.Event()
-        errors: list[StorageError | None] = []
-
-        def done(_batch: Batch, error: StorageError | None) -> None:
-            errors.append(error)
-            ended.set()
-
-        properties = b"TAGS\x01" + tag + b"\x02" if tag else b""
-        raw, sizes = encode_batch(topic.encode(), 0, [bytes(100)] * count, properties, 5)
-        batch = Batch(
-            memoryview(bytearray(raw)), sizes, [BatchRun(topic, 0, count, self.levels.get(topic, 1))]
-        )
-        self._posted.put(lambda: self.store.append(batch, done))
-        assert ended.wait(40)
-        return errors[0]
-
-
-Make = Callable[..., Kept]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[Kept] = []
-
-    def one(directory: Path | None = None, **settings: Any) -> Kept:
-        kept = Kept(directory or tmp_path / "store", **settings)
-        made.append(kept)
-        return kept.open()
-
-    yield one
-    for each in made:
-        each.close()
-
-
-def killed(kept: Kept, to: Path) -> Path:
-    """What a killed process leaves: its files as they are now."""
-    shutil.copytree(kept.directory, to, dirs_exist_ok=True)
-    return to
 
 
 def large(version: int) -> dict[str, Any]:
     return {f"key-{n}": {"value": n * version} for n in range(2_000)}
 
 
-def test_files_are_found_again_after_a_clean_close(make: Make) -> None:
-    kept = make()
+def test_files_are_found_again_after_a_clean_close(make_kept: MakeKept) -> None:
+    kept = make_kept()
     kept.save("a.json", large(1), 1)
     kept.save("a.json", large(2), 2)
     kept.close()
-    again = make()
+    again = make_kept()
     assert again.file("a.json").load() == (large(2), 2, False)
     assert again.version("a.json.bak") == 1
     again.save("a.json", large(3), 3)
@@ -156,9 +44,9 @@ def test_files_are_found_again_after_a_clean_close(make: Make) -> None:
     "lost", [(), ("tables",), ("consumequeue",), ("tables", "consumequeue", "keyindex", "timer", "config")]
 )
 def test_what_was_saved_is_there_after_a_kill_whatever_is_derived_was_deleted(
-    make: Make, tmp_path: Path, flush: str, lost: tuple[str, ...]
+    make_kept: MakeKept, tmp_path: Path, flush: str, lost: tuple[str, ...]
 ) -> None:
-    kept = make(flush=flush)
+    kept = make_kept(flush=flush)
     for version in range(1, 6):
         kept.save("a.json", large(version), version)
         kept.append("t", 50)
@@ -166,13 +54,13 @@ def test_what_was_saved_is_there_after_a_kill_whatever_is_derived_was_deleted(
     left = killed(kept, tmp_path / "killed")
     for name in lost:
         shutil.rmtree(left / name, ignore_errors=True)
-    again = make(left, flush=flush)
+    again = make_kept(left, flush=flush)
     assert again.file("a.json").load() == (large(5), 5, False)
     assert again.file("b.json").load() == ({"version": 5}, 5, False)
 
 
-def test_segments_that_went_took_nothing_of_it(make: Make) -> None:
-    kept = make(retention_segments=2, retention_interval_ms=20, delete="expired")
+def test_segments_that_went_took_nothing_of_it(make_kept: MakeKept) -> None:
+    kept = make_kept(retention_segments=2, retention_interval_ms=20, delete="expired")
     kept.save("a.json", large(1), 1)
     for _ in range(60):
         kept.append("t", 500)
@@ -186,12 +74,12 @@ def test_segments_that_went_took_nothing_of_it(make: Make) -> None:
     kept.close()
     (kept.directory / "tables" / "current.mdb").unlink()
     shutil.rmtree(kept.directory / "consumequeue")
-    again = make()
+    again = make_kept()
     assert again.file("a.json").load() == (large(1), 1, False)
 
 
-def test_a_log_that_is_cut_has_the_files_of_that_moment(make: Make, tmp_path: Path) -> None:
-    kept = make()
+def test_a_log_that_is_cut_has_the_files_of_that_moment(make_kept: MakeKept, tmp_path: Path) -> None:
+    kept = make_kept()
     ends: list[tuple[int, int, int]] = [(0, 0, 0)]
     for version in range(1, 5):
         kept.save("a.json", {"version": version, "more": {str(n): n for n in range(900)}}, version)
@@ -205,7 +93,7 @@ def test_a_log_that_is_cut_has_the_files_of_that_moment(make: Make, tmp_path: Pa
     for number, cut in enumerate(starts):
         left = killed(kept, tmp_path / f"cut-{number}")
         cut_log(left, cut)
-        again = make(left)
+        again = make_kept(left)
         assert again.store.confirmed_position == cut
         least = max((end, a, b) for end, a, b in ends if end <= cut)
         most = min((end, a, b) for end, a, b in ends if end >= cut)
@@ -213,21 +101,23 @@ def test_a_log_that_is_cut_has_the_files_of_that_moment(make: Make, tmp_path: Pa
         assert least[2] <= again.version("b.json") <= most[2]
         again.save("a.json", large(9), 9)
         again.close()
-        last = make(left)
+        last = make_kept(left)
         assert last.version("a.json") == 9
         last.close()
         shutil.rmtree(left)
 
 
-def test_a_topic_is_indexed_as_its_file_says_that_the_same_scan_finds(make: Make, tmp_path: Path) -> None:
-    kept = make()
+def test_a_topic_is_indexed_as_its_file_says_that_the_same_scan_finds(
+    make_kept: MakeKept, tmp_path: Path
+) -> None:
+    kept = make_kept()
     kept.save("levels.json", {"deep": 2}, 1)
     kept.append("deep", 5, b"42/temp/x")
     kept.append("deep", 5, b"42/wind/x")
     left = killed(kept, tmp_path / "killed")
     shutil.rmtree(left / "consumequeue", ignore_errors=True)
     shutil.rmtree(left / "tables")
-    again = make(left)
+    again = make_kept(left)
     assert again.levels == {"deep": 2}
     wanted = HashFilter(prefixes=[high_half(b"42/temp/x", 2)])
     read = again.store.read_queue_cold("deep", 0, 0, 0, MIB, 1000, wanted)
@@ -235,14 +125,14 @@ def test_a_topic_is_indexed_as_its_file_says_that_the_same_scan_finds(make: Make
     assert read.next_offset == 10
 
 
-def test_a_topic_is_indexed_as_its_file_says_below_a_checkpoint(make: Make, tmp_path: Path) -> None:
-    kept = make()
+def test_a_topic_is_indexed_as_its_file_says_below_a_checkpoint(make_kept: MakeKept, tmp_path: Path) -> None:
+    kept = make_kept()
     kept.save("levels.json", {"deep": 2}, 1)
     kept.append("deep", 5, b"42/temp/x")
     kept.close()
     shutil.rmtree(kept.directory / "consumequeue")
     shutil.rmtree(kept.directory / "tables")
-    again = make()
+    again = make_kept()
     wanted = HashFilter(prefixes=[high_half(b"42/temp/x", 2)])
     assert again.store.read_queue_cold("deep", 0, 0, 0, MIB, 1000, wanted).count == 5
 
@@ -254,19 +144,19 @@ def high_half(tag: bytes, levels: int) -> int:
     return int(hashes[0]) >> 32
 
 
-def test_who_asks_is_told_of_each_file_that_changed(make: Make) -> None:
-    kept = make()
+def test_who_asks_is_told_of_each_file_that_changed(make_kept: MakeKept) -> None:
+    kept = make_kept()
     kept.save("a.json", {"a": 1}, 1)
     kept.save("a.json", {"a": 2}, 2)
     assert kept.changed == ["config/a.json", "config/a.json.bak", "config/a.json"]
     kept.disk.unlink(kept.directory / "config" / "a.json.bak")
     kept.close()
-    again = make()
+    again = make_kept()
     assert set(again.changed) == {"config/a.json"}
 
 
-def test_state_is_written_past_the_watermark_that_refuses_records(make: Make) -> None:
-    kept = make()
+def test_state_is_written_past_the_watermark_that_refuses_records(make_kept: MakeKept) -> None:
+    kept = make_kept()
     kept.append("t", 1)
     kept.store._watermark_passed(StoreFullError("no space", operation="append"))
     assert isinstance(kept.append("t", 1), StoreFullError)
@@ -274,15 +164,15 @@ def test_state_is_written_past_the_watermark_that_refuses_records(make: Make) ->
     assert kept.version("a.json") == 1
 
 
-def test_state_of_a_newer_format_is_refused(make: Make, tmp_path: Path) -> None:
-    kept = make()
+def test_state_of_a_newer_format_is_refused(make_kept: MakeKept, tmp_path: Path) -> None:
+    kept = make_kept()
     rows = TableAppends(lambda _: True, kept.store.append_state)
     ended = threading.Event()
-    kept._posted.put(lambda: rows.put(CONFIG_TOPIC, "x", b"1", lambda *_: ended.set()))
+    kept.post(lambda: rows.put(CONFIG_TOPIC, "x", b"1", lambda *_: ended.set()))
     assert ended.wait(40)
     kept.close()
     with pytest.raises(StoreFormatError, match="newer HoldMQ"):
-        make()
+        make_kept()
 
 
 def test_a_store_without_tables_cannot_have_it(tmp_path: Path) -> None:
