@@ -25,6 +25,7 @@ from holdmq.record.codec import (
     RECORD_BYTES_LIMIT,
     STAMP_ADDEND,
     STAMP_FACTORS,
+    STORE_HOST_AT,
     STORE_MS_AT,
     SUFFIX_BYTES,
     SYS_BORN_IPV6,
@@ -260,6 +261,12 @@ def decode_columns(records: Buffer | Bytes, starts: Ints, sizes: Ints) -> Column
         properties_start,
         starts + sizes - SUFFIX_BYTES - properties_start,
     )
+
+
+def stores_of(records: Buffer | Bytes, starts: Ints) -> Ints:
+    """StoreHost of well-formed records, as signed 64-bit numbers."""
+    raw = _bytes_of(records)
+    return _gather(raw, _I64, starts + STORE_HOST_AT + _ipv6_extra(raw, starts))
 
 
 def properties_bounds(raw: Bytes, starts: Ints, sizes: Ints) -> tuple[Ints, Ints]:

@@ -102,6 +102,17 @@ class Batch:
         return self.position + len(self.records)
 
 
+class ForeignBatch(Batch):
+    """A batch that another process has stamped, or an earlier one: what is in it is not known here."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, batch: Batch) -> ForeignBatch:
+        """The same records, marked as such."""
+        return cls(batch.records, batch.sizes, batch.runs, batch.position, batch.store_ms, batch.has_keys)
+
+
 def sizes_of(records: list[bytes]) -> Ints:
     """The sizes of records, for a batch of them."""
     return np.fromiter(map(len, records), np.int64, len(records))

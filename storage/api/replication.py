@@ -107,6 +107,10 @@ class ReplicatedLog(Protocol):
         and the start cut no whole record behind a damaged one.
         """
 
+    @property
+    def failure(self) -> StorageError | None:
+        """Why the log takes nothing any more until the process is started again; None = it does."""
+
     def watch(self, moved: Callable[[], object]) -> None:
         """Call `moved` on the loop after written, synced or confirmed has moved, or appends were refused."""
 

@@ -116,6 +116,11 @@ def has_waiting(batch: Batch) -> bool:
     return any(run.topic == TIMER_TOPIC for run in batch.runs)
 
 
+def may_have_copies(batch: Batch) -> bool:
+    """Whether a batch may have copies of timers' messages: their mark is somewhere in it."""
+    return _COPY_MARK in bytes(batch.records)
+
+
 def entries_in(batch: Batch, with_copies: bool) -> list[Entry]:
     """The timer's entries that a stamped batch makes, in its order.
 

@@ -34,6 +34,10 @@ class Epochs:
         kept = [Epoch(epoch, min(start, end)) for epoch, start in self._epochs]
         self._epochs = [*kept, Epoch(self.current + 1, end)]
 
+    def begin(self, epoch: int, end: int) -> None:
+        """Begin an epoch at the log's end. What began behind it, before that was lost, has nothing left."""
+        self._epochs = [*(Epoch(known, min(start, end)) for known, start in self._epochs), Epoch(epoch, end)]
+
     def limit_of(self, epoch: int) -> int | None:
         """The log offset past which nothing of this epoch survived; None = all of it did."""
         for later in self._epochs:

@@ -45,13 +45,19 @@ log = structlog.get_logger("holdmq.storage")
 class Gate(Protocol):
     """Decides which of the written batches readers may see. Called on the loop."""
 
+    def cached(self, group: list[Pending]) -> None:
+        """These are in the disk's cache; under sync, they are about to be fsynced."""
+
     def written(self, group: list[Pending]) -> None:
         """These were written, under sync fsynced."""
 
     def free(self, waiting: deque[Pending]) -> int:
         """How many of the written batches, from the first on, may be made visible."""
 
-    def took_back(self) -> None:
+    def shown(self, tail_start: int) -> None:
+        """Batches were made visible; the log's newest ones are in memory from `tail_start` on."""
+
+    def took_back(self, error: StorageError) -> None:
         """What was not written has been refused: the log ends at what is."""
 
     def outcome(self, error: StorageError) -> StorageError:
@@ -61,13 +67,19 @@ class Gate(Protocol):
 class OpenGate:
     """The gate of a log that has no copies: what is written is confirmed."""
 
+    def cached(self, group: list[Pending]) -> None:
+        """There are no copies to have them."""
+
     def written(self, group: list[Pending]) -> None:
         """There are no copies to wait for."""
 
     def free(self, waiting: deque[Pending]) -> int:
         return len(waiting)
 
-    def took_back(self) -> None:
+    def shown(self, tail_start: int) -> None:
+        """There are no copies to tell."""
+
+    def took_back(self, error: StorageError) -> None:
         """There are no copies that have seen it."""
 
     def outcome(self, error: StorageError) -> StorageError:
@@ -129,6 +141,14 @@ class LogAppends:
         self.tail = Tail(confirmed, self._settings.tail_cache_bytes)
         self.segment_end = self._confirmed_segment_end = segment_end
         self._last_written = _nothing(end, segment_end, store_ms)
+
+    @property
+    def writing_ms(self) -> float:
+        """How long the oldest batch waits that is not written; 0 = all are."""
+        written = len(self._waiting)
+        if len(self.pending) == written:
+            return 0.0
+        return (monotonic() - self.pending[written].queued_at) * 1e3
 
     def backlog(self) -> Backlog:
         """What waits for its confirmation."""
@@ -204,7 +224,24 @@ class LogAppends:
             hint=FULL_HINT,
         )
 
+    def add_queue(self, key: tuple[str, int], following: int) -> None:
+        """Have an empty queue that goes on at an offset, unless it is there."""
+        if key not in self.queues:
+            self.queues[key] = Queue(*key, following, following)
+
+    def give_up(self, error: StorageError) -> None:
+        """Tell who waits that nobody here will know whether it is stored; what was given stays in the log."""
+        for item in list(self.pending):
+            if not item.is_copied:
+                done, item.done = item.done, _told
+                done(item.batch, error)
+
     # What the writer has done
+
+    def cached(self, group: list[Pending]) -> None:
+        """Tell the gate what is in the disk's cache."""
+        if group[0].generation == self.generation:
+            self._gate.cached(group)
 
     def written(self, group: list[Pending]) -> None:
         """Confirm a written group as far as the gate lets it, a few batches in each turn of the loop."""
@@ -225,6 +262,7 @@ class LogAppends:
         free = self._gate.free(waiting)
         if free:  # a refusal may have had to wait for all of it
             self._make_visible([waiting.popleft() for _ in range(min(CONFIRM_BATCHES_MAX, free))])
+            self._gate.shown(self.tail.first_position)
         self._is_confirming = free > CONFIRM_BATCHES_MAX
         if self._is_confirming:
             self._post(self._confirm_some)
@@ -237,12 +275,12 @@ class LogAppends:
             self._pending_bytes -= len(item.batch.records)
         self.appends += len(group)
         self._confirmed_segment_end = group[-1].segment_end
-        self.show(group)
+        self.show(group, group[-1].batch.end)
         for item in group:
             item.done(item.batch, None)
 
-    def show(self, group: list[Pending]) -> None:
-        """Let readers see batches that follow what is confirmed."""
+    def show(self, group: list[Pending], end: int) -> None:
+        """Let readers see batches that follow what is confirmed, which goes to `end`."""
         batches: list[Batch] = []
         index = self._flusher.confirmed
         for item in group:
@@ -255,7 +293,7 @@ class LogAppends:
             self.tail.add(batch)
             index.append((batch, item.queues))
             batches.append(batch)
-        self.confirmed_position = group[-1].batch.end
+        self.confirmed_position = end
         self._evict()
         self._prepare_segment()
         if batches:
@@ -303,13 +341,17 @@ class LogAppends:
             self.refusal = error
             log.error("the store is read-only", reason=str(error), refused_batches=len(refused))
         self.refused += len(refused)
-        self._gate.took_back()
+        self._gate.took_back(error)
         outcome = self._gate.outcome(error)
         for item in refused:
-            item.done(item.batch, outcome)
+            item.done(item.batch, error if item.is_copied else outcome)
 
 
 def _nothing(end: int, segment_end: int, store_ms: int) -> Pending:
     """What was written last when nothing was yet."""
     batch = Batch(memoryview(b""), np.empty(0, np.int64), [], end, store_ms)
-    return Pending(batch, lambda _batch, _error: None, [], 0, segment_end, 0, 0.0)
+    return Pending(batch, _told, [], 0, segment_end, 0, 0.0)
+
+
+def _told(_batch: Batch, _error: StorageError | None) -> None:
+    """Whoever waited has been told."""

@@ -39,6 +39,7 @@ class Derived:
         clock: Callable[[], float],
         is_table: Callable[[str], bool] | None,
         failed: Callable[[StorageError], None],
+        is_leading: Callable[[], bool],
     ) -> None:
         self._has_threads = True
         self.timer = Timer(
@@ -53,6 +54,7 @@ class Derived:
             clock_ms,
             clock,
             failed,
+            is_leading,
         )
 
         self.tables: LogTables | None = None
@@ -75,15 +77,15 @@ class Derived:
         if self.tables is not None:
             self.tables.follower.offer(batches)
 
-    def start(self, log_first: int, log_end: int, epochs: Epochs, has_threads: bool) -> None:
-        """Begin; the log is confirmed from `log_first` to `log_end`. No threads: the caller steps them.
+    def start(self, log_first: int, confirmed: int, log_end: int, epochs: Epochs, has_threads: bool) -> None:
+        """Begin; the log is confirmed from `log_first` to `confirmed`. No threads: the caller steps them.
 
         Raises StorageError when the tables cannot be opened.
         """
         self._has_threads = has_threads
         if self.tables is not None:
-            self.tables.start(log_first, log_end, epochs, has_threads)
-        self.timer.start(log_first, log_end, has_threads)
+            self.tables.start(log_first, confirmed, log_end, epochs, has_threads)
+        self.timer.start(log_first, confirmed, log_end, has_threads)
 
     def stop(self) -> None:
         """Write down what is known, then end. Blocking; the log is synced."""

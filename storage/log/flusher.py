@@ -45,7 +45,8 @@ class Checkpoint:
 
     `queues` has first and next offset of every queue at that position; `first_position` is where the
     log begins, and `tombstones` has log offset and next queue offset of every deleted queue: changes of
-    these two are written by the next save.
+    these two are written by the next save. `floors` has next offsets of queues that the leader of this
+    copy had, and of which nothing is in this log: they go once something is.
     """
 
     def __init__(self, file: AtomicFile) -> None:
@@ -54,6 +55,7 @@ class Checkpoint:
         self.queues: dict[Key, tuple[int, int]] = {}
         self.first_position = 0
         self.tombstones: dict[Key, tuple[int, int]] = {}
+        self.floors: dict[Key, int] = {}
         self._file = file
         self._version = 0
 
@@ -69,18 +71,22 @@ class Checkpoint:
         self.first_position = content.get("firstPosition", 0)
         self.queues = _by_queue(content["queues"])
         self.tombstones = _by_queue(content.get("tombstones", {}))
+        self.floors = {key: end for key, (end, _) in _by_queue(content.get("floors", {})).items()}
         return True
 
     def save(self, position: int, store_ms: int, queues: dict[Key, tuple[int, int]]) -> None:
         """Replace the file durably."""
         self._version += 1
-        content = {
+        self.floors = {key: end for key, end in self.floors.items() if key not in queues}
+        content: dict[str, Any] = {
             "position": position,
             "storeMs": store_ms,
             "queues": _by_topic(queues),
             "firstPosition": self.first_position,
             "tombstones": _by_topic(self.tombstones),
         }
+        if self.floors:
+            content["floors"] = _by_topic({key: (end, end) for key, end in self.floors.items()})
         self._file.save(content, self._version)
         # Copied: the caller goes on counting in its own, and what is saved must stay of one moment.
         self.position, self.store_ms, self.queues = position, store_ms, dict(queues)
@@ -264,7 +270,7 @@ class Flusher:
         if start < 0:
             return
         try:
-            self._writer.segments.prepare(start)
+            self._writer.segments.prepare_next(start)
         except OSError:
             # The writer makes it itself when it gets there, and says what is wrong then.
             self.index_failures += 1

@@ -15,7 +15,7 @@ from holdmq.errors import CorruptRecordError, StorageError, StoreFullError
 from holdmq.files.disk import FULL_ERRORS, Disk, OpenFile
 from holdmq.record.codec import BLANK_SIZE_MIN, RECORD_BYTES_LIMIT
 from storage.api.batches import Batch
-from storage.core.scan import KeyLevels, batch_of, in_sequence, whole_records
+from storage.core.scan import KeyLevels, batch_of, in_sequence, next_whole, whole_records
 from storage.log.consume_queue import ConsumeQueues, Key
 from storage.log.core.entries import entries_of
 from storage.log.core.names import blank_size_at, name_of
@@ -40,7 +40,8 @@ class Recovered(NamedTuple):
     """The log as it is after recovery: `queues` has first and next offset of every queue.
 
     `is_cut` False: the disk is too full to make ready what follows the end; that comes before the next
-    write.
+    write. What lies behind `confirmed` is not indexed: queues are there as `confirmed_queues` says, and
+    the time of the last record is `confirmed_ms`. `is_damaged`: whole records lay behind the cut.
     """
 
     end: int
@@ -48,6 +49,10 @@ class Recovered(NamedTuple):
     queues: dict[Key, tuple[int, int]]
     cut_bytes: int
     is_cut: bool
+    confirmed: int
+    confirmed_ms: int
+    confirmed_queues: dict[Key, tuple[int, int]]
+    is_damaged: bool
 
 
 class StateRecovery(NamedTuple):
@@ -60,7 +65,8 @@ class StateRecovery(NamedTuple):
 class Recovery:
     """One start's recovery. Every method blocks; errors of the disk are OSError.
 
-    `kept`: state files that say how the log is to be read, such as how many levels of a key count.
+    `is_replicated`: what lies behind the checkpoint is checked, but neither confirmed nor indexed. `kept`:
+    state files that say how the log is to be read, such as how many levels of a key count.
     """
 
     def __init__(
@@ -72,8 +78,11 @@ class Recovery:
         checkpoint: Checkpoint,
         key_levels: KeyLevels,
         kept: StateRecovery | None = None,
+        is_replicated: bool = False,
     ) -> None:
         self._kept = kept
+        self._is_replicated = is_replicated
+        self._is_damaged = False
         self._disk = disk
         self._home = home
         self._segments = segments
@@ -100,6 +109,7 @@ class Recovery:
         self._firsts = {key: bounds[0] for key, bounds in self._checkpoint.queues.items()}
         if clean_end != start:
             self._cut_indexes()
+        confirmed_ms, confirmed = self._store_ms, self._bounds()
         end = self._scan(start)
         cut_bytes = 0
         if clean_end != end:
@@ -107,14 +117,30 @@ class Recovery:
             self._sync_kept(start, end)
         is_cut = self._cut(end)
         self._queues.sync()
-        bounds = {key: (self._firsts.get(key, 0), following) for key, following in self._ends.items()}
-        self._give_up(bounds, end)
+        bounds = self._bounds()
+        if not self._is_replicated:
+            start, confirmed_ms, confirmed = end, self._store_ms, bounds
+        self._give_up(confirmed, start)
         try:
-            self._checkpoint.save(end, self._store_ms, bounds)
+            self._checkpoint.save(start, confirmed_ms, confirmed)
         except StoreFullError as error:
             # The one before is as good, only further back.
             log.warning("the checkpoint waits for space", reason=str(error))
-        return Recovered(end, self._store_ms, bounds, cut_bytes, is_cut)
+        return Recovered(
+            end,
+            self._store_ms,
+            bounds,
+            cut_bytes,
+            is_cut,
+            start,
+            confirmed_ms,
+            dict(confirmed),
+            self._is_damaged,
+        )
+
+    def _bounds(self) -> dict[Key, tuple[int, int]]:
+        """First and next offset of every queue, as far as it was followed."""
+        return {key: (self._firsts.get(key, 0), following) for key, following in self._ends.items()}
 
     def _give_up(self, bounds: dict[Key, tuple[int, int]], end: int) -> None:
         """Give up the queues that records of the log say are deleted: a crash may have come before."""
@@ -239,17 +265,22 @@ class Recovery:
                 if not sequence.records:
                     return position, False
                 batch = batch_of(view, whole.sizes[: sequence.records], position, self._key_levels)
-            if self._kept is not None and self._kept.state.take(batch):
-                # What the records say of themselves may hold for those behind them.
-                batch = batch_of(view, batch.sizes, position, self._key_levels)
             for run in batch.runs:
                 self._firsts.setdefault((run.topic, run.queue_id), run.base_offset)
-            self._index(batch)
+            if not self._is_replicated:
+                self._take(batch, view)
             self._store_ms = batch.store_ms
             position = batch.end
             if sequence.records < len(whole.sizes):
                 return position, False
         return position, True
+
+    def _take(self, batch: Batch, view: memoryview) -> None:
+        """Index a batch, and follow the state that it changes."""
+        if self._kept is not None and self._kept.state.take(batch):
+            # What the records say of themselves may hold for those behind them.
+            batch = batch_of(view, batch.sizes, batch.position, self._key_levels)
+        self._index(batch)
 
     def _end_of_blank(self, file: OpenFile, segment: Segment, position: int, blank: int) -> tuple[int, bool]:
         tail = bytes(file.read(segment.end - 4 - segment.start, 4))
@@ -271,6 +302,8 @@ class Recovery:
             try:
                 written = self._last_written(file, begin - segment.start) + segment.start
                 if written > begin:
+                    if self._is_replicated and not self._is_damaged:
+                        self._is_damaged = _has_whole(file, segment.start, begin, written, begin == end)
                     self._copy(file, begin - segment.start, written - segment.start, begin)
                     kept += written - begin
             finally:
@@ -325,3 +358,19 @@ class Recovery:
                     file.sync()
                 finally:
                     file.close()
+
+
+def _has_whole(file: OpenFile, start: int, position: int, stop: int, is_behind: bool) -> bool:
+    """Whether a whole record begins at `position` or behind it; `start` is the file's log offset.
+
+    `is_behind`: none begins at the position itself.
+    """
+    at = position
+    while at < stop:
+        view = memoryview(file.read(at - start, min(2 * RECORD_BYTES_LIMIT, stop - at)))
+        if next_whole(view, at, 1 if is_behind and at == position else 0) >= 0:
+            return True
+        if at + len(view) >= stop or len(view) <= RECORD_BYTES_LIMIT:
+            return False
+        at += len(view) - RECORD_BYTES_LIMIT
+    return False

@@ -85,6 +85,36 @@ class Segments:
             self.table = [*self.table, segment]
             return segment
 
+    def prepare_next(self, start: int) -> None:
+        """`prepare` ahead of need: not when the log has gone on elsewhere meanwhile."""
+        table = self.table
+        if table and table[-1].end == start:
+            self.prepare(start)
+
+    def drop_new(self, end: int) -> None:
+        """Remove, durably, segments behind the ongoing one that do not begin at `end`, where it is to end."""
+        with self._lock:
+            ongoing = next(i for i, s in reversed(list(enumerate(self.table))) if s.start < end)
+            gone = [segment for segment in self.table[ongoing + 1 :] if segment.start != end]
+            for segment in gone:
+                self._disk.unlink(segment.path)
+            if gone:
+                self.table = [segment for segment in self.table if segment not in gone]
+                self._disk.sync_directory(self.directory)
+
+    def resize(self, start: int, end: int) -> None:
+        """Let the current segment, which begins at `start`, end at `end`, where another one may begin."""
+        with self._lock:
+            index = next(i for i, segment in enumerate(self.table) if segment.start == start)
+            segment = self.table[index]
+            file = self.current
+            assert file is not None
+            if end > segment.end:
+                file.preallocate(end - start)
+            elif end < segment.end:
+                file.truncate(end - start)
+            self.table = [*self.table[:index], segment._replace(end=end), *self.table[index + 1 :]]
+
     def _preallocate(self, path: Path) -> None:
         file = self._disk.create_anew(path)
         try:
@@ -173,10 +203,11 @@ class Segments:
         with self._sync_lock:
             with self._lock:
                 for start, file in list(self._unsynced):
-                    if start >= end:
+                    if start > end:
                         self._unsynced.remove((start, file))
                         file.close()
-                keep = [segment for segment in self.table if segment.start < end]
+                # Also the one that begins there: gone before those behind it, it would leave a hole.
+                keep = [segment for segment in self.table if segment.start <= end]
                 for segment in self.table[len(keep) :]:
                     self._disk.unlink(segment.path)
                 self.table = keep

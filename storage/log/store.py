@@ -40,6 +40,13 @@ from storage.log.reading.core.chunks import ChunkCache
 from storage.log.reading.reader import ColdReader
 from storage.log.reading.sidecars import Sidecars
 from storage.log.recovery import Recovery, StateRecovery
+from storage.log.replicated.closed import ClosedLogDirectory
+from storage.log.replicated.copying import CopiedAppends
+from storage.log.replicated.gate import ReplicaGate
+from storage.log.replicated.identity import Machine, RealMachine, ReplicaNote
+from storage.log.replicated.log import ReplicaLog
+from storage.log.replicated.raw_reads import RawReader
+from storage.log.replicated.replaying import Replaying
 from storage.log.retention.core.deleted import DeletedQueue
 from storage.log.retention.deletions import LoggedDeletions
 from storage.log.retention.retention import Deletion, Retention, limits_of
@@ -72,6 +79,8 @@ def open_store(
     has_threads: bool = True,
     is_table: Callable[[str], bool] | None = None,
     state: LoggedState | None = None,
+    is_replicated: bool = False,
+    machine: Machine | None = None,
 ) -> LogStore:
     """The store of a configuration; the caller calls `open` (blocking) before anything else.
 
@@ -79,7 +88,9 @@ def open_store(
     any thread (`loop.call_soon_threadsafe`). Without threads of its own nothing is written until
     the caller steps `writer` and `flusher`: each order of events is then reproducible. `is_table` says
     which topics are tables; None = this store keeps none (`tables` is None). `state`: the broker's state
-    files are in this log, and these are kept as it says (needs tables).
+    files are in this log, and these are kept as it says (needs tables). `is_replicated`: it is one copy
+    of several, and `LogStore.replicated` says and does what replication wants; `machine` tells its starts
+    and files from others (None = the real one).
     """
     return LogStore(
         settings,
@@ -93,6 +104,8 @@ def open_store(
         has_threads,
         is_table,
         state,
+        is_replicated,
+        RealMachine() if machine is None else machine,
     )
 
 
@@ -112,6 +125,8 @@ class LogStore:
         has_threads: bool,
         is_table: Callable[[str], bool] | None,
         state: LoggedState | None,
+        is_replicated: bool,
+        machine: Machine,
     ) -> None:
         self._memory_reads = self._cold_reads = self._tail_reads = self._tail_misses = 0
         self._behind_reads = 0
@@ -133,7 +148,13 @@ class LogStore:
         self._segments = Segments(disk, self._home.commitlog, settings.segment_size_bytes)
         self._files = ConsumeQueues(disk, self._home.consumequeue, settings.consume_queue_file_bytes)
         self._checkpoint = Checkpoint(self._home.checkpoint_file)
-        self.writer = Writer(self._segments, is_sync, self._written, self._writing_failed)
+        self.writer = Writer(
+            self._segments,
+            is_sync,
+            self._written,
+            self._writing_failed,
+            self._cached if is_replicated else None,
+        )
         interval_s = settings.flush_interval_ms / 1e3
         self.retention = Retention(
             disk,
@@ -185,10 +206,13 @@ class LogStore:
         self._epochs = Epochs([])
         self.cut_bytes = 0
         self._subscribers: list[Confirmed] = []
+        gate = ReplicaGate() if is_replicated else OpenGate()
         self._appends = LogAppends(
-            settings, self.writer, self.flusher, OpenGate(), post, clock_ms, self._subscribers
+            settings, self.writer, self.flusher, gate, post, clock_ms, self._subscribers
         )
         self._queues = self._appends.queues
+        self._note_pool = ThreadPoolExecutor(1, "log-notes") if has_threads and is_replicated else None
+        self.replicated = self._replica_log(gate, machine) if isinstance(gate, ReplicaGate) else None
         self.derived = Derived(
             disk,
             self._home,
@@ -203,6 +227,7 @@ class LogStore:
             clock,
             None if is_table is None else partial(_is_table, is_table),
             self._following_failed,
+            (lambda: True) if self.replicated is None else self.replicated.may_release,
         )
         self.timer = self.derived.timer
         self.tables = self.derived.tables
@@ -220,6 +245,28 @@ class LogStore:
             self._subscribers[:0] = [state.offer, self._deletions.offer]
         self._above_watermark: StorageError | None = None
         self._is_open = False
+
+    def _replica_log(self, gate: ReplicaGate, machine: Machine) -> ReplicaLog:
+        pool, post, settings = self._note_pool, self._post, self._settings
+        run = post if pool is None else pool.submit
+        return ReplicaLog(
+            self._home,
+            self._segments,
+            self._appends,
+            gate,
+            CopiedAppends(self._appends, settings.data_dir, settings.segment_size_bytes, self._key_levels),
+            RawReader(self._read_files, self._segments, lambda: gate.written_position),
+            Replaying(self._reader, self._appends, gate, run, post, self._following_failed),
+            self.retention,
+            ReplicaNote(self._disk, self._home.directory, machine),
+            lambda: self.writer.synced,
+            self._wake_timer,
+            run,
+            post,
+        )
+
+    def _wake_timer(self) -> None:
+        self.timer.wake()
 
     # Opening and closing
 
@@ -241,6 +288,9 @@ class LogStore:
             raise
 
     def _open(self) -> None:
+        if self.replicated is not None:
+            segment_size = self._settings.segment_size_bytes
+            ClosedLogDirectory(self._disk, self._home.directory, self._broker_name, segment_size).finish()
         self._home.open(self._broker_name, self._accept_backup)
         self._epochs = self._home.load_epochs(self._accept_backup)
         self._segments.load()
@@ -264,9 +314,20 @@ class LogStore:
             self._checkpoint,
             self._key_levels,
             self._kept,
+            self.replicated is not None,
         )
         recovered = recovery.run(clean_end)
-        if clean_end != recovered.end:
+        if self.replicated is not None:
+            is_clean = not self._home.is_new and clean_end == recovered.end
+            self.replicated.open(
+                self._epochs,
+                recovered.confirmed,
+                recovered.end,
+                self._checkpoint.floors,
+                is_clean or self._settings.flush == "sync",
+                recovered.is_damaged,
+            )
+        elif clean_end != recovered.end:
             # Also when nothing had to be cut: pages that power loss took leave only zeros behind.
             self._epochs.rise(recovered.end)
         self._home.save_epochs(self._epochs)
@@ -275,17 +336,23 @@ class LogStore:
         last = self._segments.table[-1].end
         if last <= recovered.end:  # no room for the next one yet
             last = recovered.end + self._settings.segment_size_bytes
-        queues = [Queue(*key, *bounds) for key, bounds in recovered.queues.items()]
-        self._appends.open(self.store_id, queues, recovered.end, recovered.end, last, recovered.store_ms)
-        self._keys.open(self.first_position, recovered.end)
-        self.derived.start(self.first_position, recovered.end, self._epochs, self._has_threads)
+        confirmed, bounds = recovered.confirmed, recovered.confirmed_queues
+        queues = [Queue(*key, *bounds.get(key, (ends[0], ends[0]))) for key, ends in recovered.queues.items()]
+        for queue in queues:
+            queue.stamped = recovered.queues[queue.topic, queue.queue_id][1]
+        self._appends.open(self.store_id, queues, confirmed, recovered.end, last, recovered.store_ms)
+        if self.replicated is None:
+            for key, following in self._checkpoint.floors.items():
+                self._appends.add_queue(key, following)
+        self._keys.open(self.first_position, confirmed)
+        self.derived.start(self.first_position, confirmed, recovered.end, self._epochs, self._has_threads)
         if self._kept is not None:
             # What the tables had before may have been of a log that was longer.
-            bounds = recovered.queues.get(CONFIG_KEY, (0, 0))
-            self._kept.state.load(self._kept.rows_of, self._reader, self._files, bounds, recovered.end)
+            config_bounds = bounds.get(CONFIG_KEY, (0, 0))
+            self._kept.state.load(self._kept.rows_of, self._reader, self._files, config_bounds, confirmed)
         self.retention.measure()
         self.writer.start(recovered.end, self._has_threads, not recovered.is_cut)
-        self.flusher.start(recovered.end, recovered.store_ms, recovered.queues, self._has_threads)
+        self.flusher.start(confirmed, recovered.confirmed_ms, bounds, self._has_threads)
         self._appends.refusal = None
         self._is_open = True
 
@@ -297,6 +364,8 @@ class LogStore:
         if not self._is_open:
             return
         self._is_open = False
+        if self._note_pool is not None:
+            self._note_pool.shutdown(wait=True)
         self.writer.stop()
         self.flusher.stop()
         self.derived.stop()
@@ -399,6 +468,7 @@ class LogStore:
             **self.derived.numbers(),
             **self.retention.numbers(),
             **self._keys.numbers(),
+            **({} if self.replicated is None else self.replicated.numbers()),
         }
 
     # Append
@@ -426,6 +496,9 @@ class LogStore:
         self._subscribers.append(confirmed)
 
     # Called on the writer's and the flusher's thread
+
+    def _cached(self, group: list[Pending]) -> None:
+        self._post(partial(self._appends.cached, group))
 
     def _written(self, group: list[Pending]) -> None:
         self._post(partial(self._appends.written, group))

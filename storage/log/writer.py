@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Final
+from typing import ClassVar, Final
 
 from holdmq.errors import StorageError
 from holdmq.files.disk import FULL_ERRORS
@@ -37,6 +37,8 @@ class Pending:
 
     `is_rolling`: it lets an old segment go, so the reserve is there for it.
     """
+
+    is_copied: ClassVar = False
 
     __slots__ = (
         "batch",
@@ -70,8 +72,39 @@ class Pending:
         self.is_rolling = is_rolling
 
 
+class Copied(Pending):
+    """A batch as the leader of this copy stamped it: its segment ends where the leader's does.
+
+    An empty one is the blank that closes a segment. `written` is called once it is written, under sync
+    fsynced.
+    """
+
+    is_copied: ClassVar = True
+
+    __slots__ = ("is_written", "written")
+
+    def __init__(
+        self,
+        batch: Batch,
+        done: Appended,
+        queues: list[Queue],
+        blank_size: int,
+        segment_end: int,
+        generation: int,
+        queued_at: float,
+        written: Callable[[StorageError | None], object],
+    ) -> None:
+        # Also into the reserve: what lets old segments go comes from the leader like everything else.
+        super().__init__(batch, done, queues, blank_size, segment_end, generation, queued_at, True)
+        self.written = written
+        self.is_written = False
+
+
 class Writer:
-    """Owns the end of the log on disk. `written` and `fatal` may be read from any thread."""
+    """Owns the end of the log on disk. `written` and `fatal` may be read from any thread.
+
+    `cached` is called with what is in the disk's cache, before it is fsynced under sync.
+    """
 
     def __init__(
         self,
@@ -79,6 +112,7 @@ class Writer:
         is_sync: bool,
         confirmed: Callable[[list[Pending]], None],
         failed: Callable[[StorageError, int], None],
+        cached: Callable[[list[Pending]], None] | None = None,
     ) -> None:
         self.segments = segments
         self.written = 0
@@ -90,6 +124,7 @@ class Writer:
         self._is_sync = is_sync
         self._confirmed = confirmed
         self._failed = failed
+        self._cached = cached
         self._refused_generation = -1
         self._must_cut = False
         self._held: Pending | None = None
@@ -153,7 +188,12 @@ class Writer:
             if item is None:
                 self._is_stopping = True
                 break
-            if item.blank_size or item.generation != first.generation or item.is_rolling != first.is_rolling:
+            if (
+                item.blank_size
+                or item.generation != first.generation
+                or item.is_rolling != first.is_rolling
+                or item.is_copied != first.is_copied
+            ):
                 self._held = item
                 break
             group.append(item)
@@ -176,6 +216,9 @@ class Writer:
             if self._must_cut:
                 operation = "cut"
                 self._cut()
+            if first.is_copied:
+                operation = "resize"
+                self._fit(first, group[-1])
             if first.blank_size:
                 # The next segment comes first: a full disk then leaves no half-closed one behind.
                 operation = _NEW_SEGMENT
@@ -198,6 +241,8 @@ class Writer:
             self._refuse(first.generation, failure)
             return
         if self._is_sync:
+            if self._cached is not None:
+                self._cached(group)
             try:
                 self.segments.sync()
             except OSError as error:
@@ -210,6 +255,17 @@ class Writer:
             self.synced = self.written
         self.groups += 1
         self._confirmed(group)
+
+    def _fit(self, first: Pending, last: Pending) -> None:
+        """Make room for what the leader's segment holds, which may be larger or smaller than those here."""
+        position = first.batch.position
+        if first.blank_size:
+            self.segments.drop_new(position)
+            return
+        ongoing = next(s for s in reversed(self.segments.table) if s.start <= position)
+        if last.segment_end > ongoing.end:
+            self.segments.drop_new(last.segment_end)
+            self.segments.resize(ongoing.start, last.segment_end)
 
     def _prepare(self, first: Pending) -> None:
         """Have the segment that `first` begins; only rolling may take the reserve for it."""
@@ -250,6 +306,8 @@ class Writer:
         file.write([head], start - first.blank_size - ongoing.start)
         file.write([tail], start - len(tail) - ongoing.start)
         self.blanks += 1
+        if ongoing.end != start:
+            self.segments.resize(ongoing.start, start)  # its leader's ends there
         self.segments.enter(start)
 
     def _refuse(self, generation: int, error: StorageError) -> None:

@@ -116,7 +116,8 @@ class Follower:
 
     def _take_held(self) -> list[Followed]:
         held = self._held
-        while held and held[0].end <= self.position:
+        # One that begins before was followed in part when the store was closed: the rest is read.
+        while held and held[0].start < self.position:
             self._drop_first()
         if not held or held[0].start > self.position:
             return []

@@ -21,6 +21,7 @@ from storage.core.epochs import Epochs
 from storage.log.core.names import name_of
 from storage.log.flusher import Checkpoint
 from storage.log.home import STORE_FORMAT, StoreDirectory
+from storage.log.replicated.identity import NAME as NOTE
 from storage.log.segments import Segments
 
 COPY_BYTES: Final = 4 << 20
@@ -135,6 +136,9 @@ class ClosedLogDirectory:
 
     def _begin_anew(self, home: StoreDirectory, start: LogStart) -> None:
         home.mark_open()
+        # Not the directory that it was: what it had acknowledged is gone.
+        for name in (NOTE, NOTE + ".bak"):
+            self._disk.unlink(self._directory / name)
         for directory in (home.commitlog, home.keyindex, home.timer, home.tables):
             self._empty(directory)
         for topic in self._disk.list(home.consumequeue):
@@ -144,7 +148,9 @@ class ClosedLogDirectory:
         checkpoint.load(accept_backup=True)
         checkpoint.first_position = start.position
         checkpoint.tombstones.clear()
-        checkpoint.save(start.position, 0, {key: (end, end) for key, end in start.queue_ends.items()})
+        # The ends of the leader's queues now: what is copied of them begins before.
+        checkpoint.floors = dict(start.queue_ends)
+        checkpoint.save(start.position, 0, {})
         home.save_epochs(Epochs([Epoch(*epoch) for epoch in start.epochs]))
         segments = Segments(self._disk, home.commitlog, self._segment_size)
         segments.load()

@@ -104,6 +104,8 @@ class Retention:
         self.before_delete: list[BeforeDelete] = []
         self.indexes: list[Drop] = []
         self.deletions: deque[Deletion] = deque()
+        self.leader_first: int | None = None
+        """Where the leader's log begins: only what ends below it goes. None = this log decides itself."""
         self.wanted_checkpoint = 0
         self.used_percent = 0.0
         self.segments_deleted = self.bytes_deleted = self.files_deleted = 0
@@ -203,7 +205,7 @@ class Retention:
         try:
             self.measure()
             self._keep_aside()
-            if self._topic_ages:
+            if self._topic_ages and self.leader_first is None:
                 self._raise_topics(ends)
             while self._delete_oldest(ends):
                 self.measure()
@@ -275,7 +277,7 @@ class Retention:
             self._use_spare()
             return False
         firsts = self._firsts_after(oldest.end, ends)
-        if Reason.FORCED not in reasons and self._limits.keeps_needed:
+        if not {Reason.FORCED, Reason.LEADER} & set(reasons) and self._limits.keeps_needed:
             holder = self._who_needs(oldest.end, firsts)
             if holder is not None:
                 self._hold(oldest, reasons[0], holder)
@@ -291,6 +293,9 @@ class Retention:
         return reason is not Reason.EARLY or Reason.FORCED in reasons
 
     def _reasons(self, table: list[Segment]) -> list[Reason]:
+        leader_first = self.leader_first
+        if leader_first is not None:
+            return [Reason.LEADER] if table[0].end <= leader_first else []
         written = max(self._checkpoint.position, self._indexed)
         # The New one, made ahead of need, is no segment of the log yet.
         used = [segment for segment in table if segment.start < written]

@@ -204,12 +204,14 @@ class LogTables(TableAppends):
         """Open the database, for who must read it before the log's end is known. Blocking. StorageError."""
         self._files.open()
 
-    def start(self, log_first: int, log_end: int, epochs: Epochs, has_thread: bool = True) -> None:
+    def start(
+        self, log_first: int, confirmed: int, log_end: int, epochs: Epochs, has_thread: bool = True
+    ) -> None:
         """Open the database and follow the log. Blocking. Raises StorageError. No thread: call `step`."""
         self._log_first, self._log_end, self._epochs = log_first, log_end, epochs
         self._files.open()
         self._is_open = True
-        self._begin()
+        self._begin(confirmed)
         self.applied_position = self.follower.position
         self._has_thread = has_thread
         if has_thread:
@@ -231,7 +233,7 @@ class LogTables(TableAppends):
         """Do what there is to do; how many seconds there is nothing. Blocking, without a thread only."""
         return self._guarded(self._work) or 0.0
 
-    def _begin(self) -> None:
+    def _begin(self, confirmed: int) -> None:
         """Choose where to follow the log from: the database, the snapshot, or the log's beginning."""
         files = self._files
         problem = self._problem()
@@ -249,7 +251,7 @@ class LogTables(TableAppends):
                 applied=position,
                 first_position=self._log_first,
             )
-        self.follower.start(max(position, self._log_first), self._log_end)
+        self.follower.start(max(position, self._log_first), confirmed)
 
     def _problem(self) -> str:
         """Why the database is not the log's; empty = it is."""

@@ -20,9 +20,9 @@ import structlog
 
 from holdmq.errors import Code, RecordError, StorageError
 from holdmq.names.topics import is_temporary
-from storage.api.batches import Appended, Batch, BatchRun, sizes_of
+from storage.api.batches import Appended, Batch, BatchRun, ForeignBatch, sizes_of
 from storage.api.timer import TIMER_QUEUE, TIMER_TOPIC, DelayedRecord, waiting_record
-from storage.core.delayed import Entry, entries_in, has_waiting, rolled_record
+from storage.core.delayed import Entry, entries_in, has_waiting, may_have_copies, rolled_record
 from storage.core.scan import KeyLevels
 from storage.log.failures import guarded, write_failure
 from storage.log.reading.follower import Follower
@@ -63,7 +63,11 @@ log = structlog.get_logger("holdmq.storage")
 
 
 class Timer:
-    """The timer of one log. Times are ms since the epoch, by the clock that it was given."""
+    """The timer of one log. Times are ms since the epoch, by the clock that it was given.
+
+    `is_leading` False: the log is a copy whose leader releases and rolls, or is not confirmed as far as
+    another leader may have; whatever is due waits.
+    """
 
     def __init__(
         self,
@@ -78,6 +82,7 @@ class Timer:
         clock_ms: Callable[[], int],
         clock: Callable[[], float],
         failed: Callable[[StorageError], None],
+        is_leading: Callable[[], bool],
     ) -> None:
         self.follower = follower
         self.rolled = 0
@@ -91,6 +96,8 @@ class Timer:
         self._clock_ms = clock_ms
         self._clock = clock
         self._failed = failed
+        self._is_leading = is_leading
+        self._release_from: int | None = None
         self._releases = Releases(waiting, key_levels, append, post, follower.wake.set, clock)
         self._fresh: list[Rows] = []
         self._fresh_count = 0
@@ -179,10 +186,10 @@ class Timer:
 
     # Life of the thread
 
-    def start(self, log_first: int, log_end: int, has_thread: bool = True) -> None:
-        """Begin; the log is confirmed from `log_first` to `log_end`. No thread: the caller calls `step`."""
+    def start(self, log_first: int, confirmed: int, log_end: int, has_thread: bool = True) -> None:
+        """Begin; the log is confirmed from `log_first` to `confirmed`. No thread: the caller calls `step`."""
         self._log_first, self._log_end = log_first, log_end
-        self.follower.start(log_end, log_end)
+        self.follower.start(confirmed, confirmed)
         self._has_thread = self.rolling.has_thread = has_thread
         if has_thread:
             self._thread.start()
@@ -252,7 +259,7 @@ class Timer:
         releases.take_back()
         self._answer_requests()
         wait_s = WAIT_MAX_S
-        if self._is_caught_up:
+        if self._is_caught_up and self._may_release():
             now_ms = self._clock_ms()
             self._open_buckets(now_ms)
             dropped = releases.prepare(now_ms)
@@ -279,7 +286,7 @@ class Timer:
             if isinstance(batch, TimerRelease) and not stretch.is_replayed:
                 entries = batch.released()
             else:
-                entries = entries_in(batch, stretch.is_replayed)
+                entries = entries_in(batch, stretch.is_replayed or isinstance(batch, ForeignBatch))
             if entries:
                 self._note(entries)
         if not stretches and not self._is_caught_up:
@@ -448,6 +455,15 @@ class Timer:
 
     # Rolling, on the timer's thread
 
+    def _may_release(self) -> bool:
+        """Whether copies are appended here: by the leader, once it knows of those that another one did."""
+        if not self._is_leading():
+            self._release_from = None
+            return False
+        if self._release_from is None:
+            self._release_from = self.follower.end
+        return self.follower.position >= self._release_from
+
     def _answer_requests(self) -> None:
         while self._requests and self._is_caught_up:
             request = self._requests.popleft()
@@ -458,6 +474,9 @@ class Timer:
 
     def _roll(self, request: Roll, rows: Rows) -> None:
         """Append again what still waits of these rows; leaving ones are told, not touched."""
+        if not self._may_release():
+            request.answer.set_result(-1)  # the leader does it
+            return
         released: set[int] = set()
         for fresh in self._fresh:
             released.update(fresh["first"][fresh["size"] == 0].tolist())
@@ -501,6 +520,8 @@ class Timer:
 
 def is_wanted(batch: Batch) -> bool:
     """Whether the timer must look at a confirmed batch."""
+    if isinstance(batch, ForeignBatch) and may_have_copies(batch):
+        return True
     return isinstance(batch, TimerRelease) or has_waiting(batch)
 
 

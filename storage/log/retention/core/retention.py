@@ -40,6 +40,7 @@ class Reason(Enum):
     BYTES = "the log is larger than storage.retention_bytes"
     COUNT = "there are more segments than storage.retention_segments"
     EARLY = "the disk is filled above storage.disk_early_percent"
+    LEADER = "the leader's log begins behind it"
     FORCED = "the disk is filled above storage.disk_forced_percent"
 
 

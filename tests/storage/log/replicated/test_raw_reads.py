@@ -96,7 +96,7 @@ def test_what_is_gone_or_damaged_is_said(filled: Filled) -> None:
 
 def test_memory_and_files_agree(filled: Filled) -> None:
     store = filled.stepped.store
-    tail = store._tail if hasattr(store, "_tail") else store.appends.tail
+    tail = store._appends.tail
     from_memory = 0
     for position in [0, *filled.positions[:-1]]:
         read = read_memory(tail, (), filled.end, ONE, position, 1 << 20)

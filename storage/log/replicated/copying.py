@@ -1,0 +1,129 @@
+"""A copy takes bytes of its leader's log: checked as a start would check them, and put at the same place."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Final
+
+import numpy as np
+
+from holdmq.errors import CorruptRecordError, StorageError, UsageError
+from holdmq.record.batch import stores_of
+from holdmq.record.codec import BLANK_SIZE_MIN
+from storage.api.batches import Appended, Batch, ForeignBatch
+from storage.api.replication import Done
+from storage.core.queues import Queue
+from storage.core.scan import KeyLevels, NextOffsets, batch_of, in_sequence, whole_records
+from storage.log.appends import LogAppends
+from storage.log.core.names import blank_size_at
+from storage.log.writer import Copied
+
+BLANK_HEAD_BYTES: Final = 8
+_HINT: Final = "it is fetched again; if that does not end, the leader's disk or memory is damaged"
+
+
+class CopiedAppends:
+    """Appends what a leader has stamped. Everything is called on the loop, but for `open`.
+
+    `floors`: next offsets of queues that the leader had, and of which nothing is here: a record of theirs
+    may come with any offset.
+    """
+
+    def __init__(self, appends: LogAppends, directory: str, segment_size: int, key_levels: KeyLevels) -> None:
+        self.floors: NextOffsets = {}
+        self.batches = self.bytes = self.refused = 0
+        self._appends = appends
+        self._directory = directory
+        self._segment_size = segment_size
+        self._key_levels = key_levels
+        self._store_id = b""
+
+    def open(self, store_id: bytes, floors: NextOffsets) -> None:
+        """Begin: records are of this store."""
+        self._store_id = store_id
+        self.floors = floors
+
+    def append(self, data: memoryview, position: int, done: Done) -> int:
+        """Do what `storage.api.replication.ReplicatedLog.append_copied` says."""
+        appends = self._appends
+        if appends.refusal is not None:
+            raise appends.refusal
+        if appends.not_leading is None:
+            raise UsageError("a log that leads takes no bytes of another one")
+        if position != appends.end:
+            raise UsageError(f"the log ends at {appends.end}, not at {position}")
+        try:
+            copied = self._blank(data, done) if _is_blank(data) else self._records(data, done)
+        except CorruptRecordError:
+            self.refused += 1
+            raise
+        self.batches += 1
+        self.bytes += len(copied.batch.records)
+        appends.put(copied)
+        return appends.end
+
+    def _blank(self, data: memoryview, done: Done) -> Copied:
+        size = blank_size_at(data, 0)
+        position = self._appends.end + size
+        if size < BLANK_SIZE_MIN or len(data) != BLANK_HEAD_BYTES:
+            raise self._corrupt("it is no blank", 0)
+        batch = Batch(data[:0], np.empty(0, np.int64), [], position, self._appends.store_ms)
+        return self._copied(batch, [], size, position + self._segment_size, done)
+
+    def _records(self, data: memoryview, done: Done) -> Copied:
+        appends = self._appends
+        position = appends.end
+        whole = whole_records(data, position)
+        size = int(whole.sizes.sum())
+        if size != len(data) or not size:
+            raise self._corrupt(whole.reason or "it is cut off", size)
+        batch = ForeignBatch.of(batch_of(data, whole.sizes, position, self._key_levels))
+        foreign = stores_of(data, batch.starts) != int.from_bytes(self._store_id, "big", signed=True)
+        if foreign.any():
+            raise self._corrupt("its StoreHost is another store's", int(batch.starts[foreign.argmax()]))
+        keys = [(run.topic, run.queue_id) for run in batch.runs]
+        known = {key: appends.queues[key].stamped for key in set(keys) if key in appends.queues}
+        sequence = in_sequence(batch, known, appends.store_ms)
+        if sequence.records < len(batch.sizes):
+            raise self._corrupt(sequence.reason, int(batch.starts[sequence.records]))
+        queues: list[Queue] = []
+        for key, run in zip(keys, batch.runs, strict=True):
+            queue = appends.queues.get(key)
+            if queue is None:
+                queue = appends.queues[key] = Queue(*key, run.base_offset, run.base_offset)
+            queue.stamped = run.base_offset + run.count
+            queues.append(queue)
+        appends.store_ms = batch.store_ms
+        end = appends.segment_end
+        while batch.end + BLANK_SIZE_MIN > end:
+            end += self._segment_size  # its leader's segments are larger
+        return self._copied(batch, queues, 0, end, done)
+
+    def _copied(
+        self, batch: Batch, queues: list[Queue], blank_size: int, segment_end: int, done: Done
+    ) -> Copied:
+        generation = self._appends.generation
+        return Copied(batch, _refused(done), queues, blank_size, segment_end, generation, monotonic(), done)
+
+    def _corrupt(self, reason: str, at: int) -> CorruptRecordError:
+        return CorruptRecordError(
+            f"bytes of the leader cannot be taken: {reason}",
+            operation="copy",
+            path=self._directory,
+            offset=self._appends.end + at,
+            hint=_HINT,
+        )
+
+
+def _is_blank(data: memoryview) -> bool:
+    return blank_size_at(data, 0) > 0
+
+
+def _refused(done: Done) -> Appended:
+    """What is called at a copied batch's end: only a refusal is news, it was told of the write before."""
+
+    def end(_batch: Batch, error: StorageError | None) -> None:
+        if error is not None:
+            done(error)
+
+    return end
