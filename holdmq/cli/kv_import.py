@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from broker.state.home import StateHome
 from broker.topics.core.table import TopicTable
+from holdmq.cli.kept_state import state_file
 from holdmq.cli.progress import bytes_bar
 from holdmq.config.model import StorageSection
 from holdmq.errors import StorageError, StoreFormatError
@@ -16,9 +18,11 @@ from holdmq.files.atomic_file import AtomicFile
 from storage.api.batches import Batch
 from storage.core.epochs import Epochs
 from storage.kv.importing import ImportSource, ShardImport
+from storage.log.offline.state import logged_files
 from storage.log.offline.store import Finding, OfflineStore
 from storage.log.offline.tables import OfflineTables, opened_tables
 from storage.log.offline.verify import Verification
+from storage.log.state.core.files import CONFIG_TOPIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ def _import(store: OfflineStore, tables: OfflineTables, settings: StorageSection
     try:
         shard.open()
         if not shard.has_rows:
-            shard.put_rows(tables.rows())
+            # What the log has of state files is no table of the shard: it gets the files.
+            shard.put_rows(row for row in tables.rows() if row.topic != CONFIG_TOPIC)
 
         def walk(position: int) -> Iterator[Batch]:
             for item in store.walk(topics.key_levels, lambda _done, _total: None, position):
@@ -105,10 +110,9 @@ def _checked(store: OfflineStore, broker: str) -> TopicTable:
     if store.clean_end is None:
         raise _refused(store, "it was not closed in order", "start its broker, and stop it again")
     topics = TopicTable(1, 1)
-    path = store.directory / "config" / "topic.json"
-    known = AtomicFile(path, store.disk).load()
+    known = state_file(store, "topic.json")
     if known is not None:
-        topics.load(known.content, known.data_version, str(path))
+        topics.load(known.content, known.data_version, str(store.directory / "config" / "topic.json"))
     with bytes_bar("verify") as report:
         for finding in Verification(store, topics.key_levels).run(report):
             raise _refused(
@@ -132,6 +136,13 @@ def _epochs(store: OfflineStore) -> dict[str, Any]:
 def _state_files(store: OfflineStore) -> Iterator[tuple[str, bytes]]:
     """The state files of the broker's rooms, each with its path below the store."""
     directory = store.directory / "config"
+    if StateHome(directory, store.disk).is_log():
+        files = logged_files(store)
+        for name in sorted(files.names()):
+            content = files.content(name)
+            if content is not None:
+                yield name, content
+        return
     for name in sorted(store.disk.list(directory)):
         path = directory / name
         if name.endswith(".tmp") or not path.is_file():

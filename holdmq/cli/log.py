@@ -144,15 +144,15 @@ def _opened(directory: Path) -> Iterator[OfflineStore]:
 
 
 def _key_levels(store: OfflineStore) -> Callable[[str], int] | None:
-    """Every topic's key levels from topic.json; None when it cannot be read."""
+    """Every topic's key levels from topic.json, in a file or in the log; None when it cannot be read."""
     from broker.topics.core.table import TopicTable
+    from holdmq.cli.kept_state import state_file
     from holdmq.errors import StorageError
-    from holdmq.files.atomic_file import AtomicFile
 
     path = store.directory / "config" / "topic.json"
     table = TopicTable(1, 1)
     try:
-        loaded = AtomicFile(path, store.disk).load()
+        loaded = state_file(store, path.name)
         if loaded is not None:
             table.load(loaded.content, loaded.data_version, str(path))
     except StorageError:

@@ -52,7 +52,7 @@ from storage.log.retention.deletions import LoggedDeletions
 from storage.log.retention.retention import Deletion, Retention, limits_of
 from storage.log.segments import Segments
 from storage.log.state.core.files import CONFIG_TOPIC
-from storage.log.state.following import CONFIG_KEY, LoggedState
+from storage.log.state.following import CONFIG_KEY, NO_STATE, LoggedState
 from storage.log.writer import Pending, Writer
 
 BEHIND_LOG_INTERVAL_S: Final = 1.0
@@ -466,6 +466,7 @@ class LogStore:
             "epoch": self.epoch,
             "writable": float(self.state().ok),
             **self.derived.numbers(),
+            **(NO_STATE if self._kept is None else self._kept.state.numbers()),
             **self.retention.numbers(),
             **self._keys.numbers(),
             **({} if self.replicated is None else self.replicated.numbers()),

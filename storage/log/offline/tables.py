@@ -25,14 +25,16 @@ class OfflineTables:
                 raw = txn.get(META)
             self.applied_position = APPLIED.unpack(raw)[0] if raw else 0
 
-    def rows(self) -> Iterator[RowChanged]:
-        """Every row of every table, by topic and key. Raises StorageError."""
+    def rows(self, wanted: str = "") -> Iterator[RowChanged]:
+        """Every row, of one table or of all, by topic and key. Raises StorageError."""
         if self._env is None:
             return
         try:
             with self._env.begin(buffers=True) as txn, txn.cursor() as cursor:
-                for place, raw in cursor:
+                for place, raw in cursor.iternext() if cursor.set_range(wanted.encode()) else ():
                     name, zero, _ = bytes(place).partition(b"\0")
+                    if wanted and name != wanted.encode():
+                        return
                     if name and zero:
                         topic = name.decode()
                         row = split_row(topic, bytes(place), raw)

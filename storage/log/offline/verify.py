@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from holdmq.errors import StorageError
+from holdmq.errors import HoldMQError, StorageError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.names.topics import PRODUCED_TOPIC
 from holdmq.record.batch import decode_columns
@@ -17,7 +17,9 @@ from storage.core.scan import KeyLevels, batch_of, in_sequence
 from storage.log.consume_queue import Key
 from storage.log.core.entries import ENTRY, ENTRY_SIZE, Entries, entries_of
 from storage.log.core.names import name_of, offsets_of
+from storage.log.offline.state import logged_files
 from storage.log.offline.store import Finding, OfflineStore, Report
+from storage.log.state.following import CONFIG_KEY
 
 _LOW: Final = np.uint64(0xFFFFFFFF)
 
@@ -103,6 +105,7 @@ class Verification:
     def run(self, report: Report) -> Iterator[Finding]:
         """Everything that is wrong, in the order of files and offsets."""
         yield from self._json_files()
+        yield from self._logged_files()
         store = self._store
         self.end = store.segments.first_position
         for item in store.walk(self._key_levels, report):
@@ -131,6 +134,23 @@ class Verification:
                         problem = str(error)
                     if problem:
                         yield Finding(str(path), 0, problem)
+
+    def _logged_files(self) -> Iterator[Finding]:
+        """State files that the log has must be whole: chunks, and what they hold."""
+        directory = self._store.directory
+        if CONFIG_KEY not in self._store.checkpoint.queues and CONFIG_KEY not in self._store.queues.on_disk():
+            return
+        try:
+            files = logged_files(self._store)
+        except StorageError as error:
+            yield Finding(str(directory), 0, str(error))
+            return
+        for name in sorted(files.names()):
+            self.files += 1
+            try:
+                AtomicFile(directory / name).of_bytes(files.content(name) or b"")
+            except HoldMQError as error:
+                yield Finding(str(directory / name), 0, f"in the log: {error}")
 
     def _sequence(self, batch: Batch) -> Iterator[Finding]:
         """Offsets are dense and times ascend; behind damage a queue may go on anywhere."""

@@ -108,7 +108,6 @@ class LogDisk:
         root: Path,
         wait_s: float = WAIT_S,
     ) -> None:
-        self.changes = self.bytes = 0
         self._files = files
         self._rows = TableAppends(lambda topic: topic == CONFIG_TOPIC, append)
         self._post = post
@@ -118,15 +117,6 @@ class LogDisk:
         self._drafts: dict[str, bytearray] = {}
         self._lock = Lock()
         self._unknown: Future[StorageError | None] | None = None
-
-    def numbers(self) -> dict[str, float]:
-        """Counters (names in _total) and gauges."""
-        return {
-            "state_changes_total": self.changes,
-            "state_bytes_total": self.bytes,
-            "state_files": len(self._files.names()),
-            "state_file_bytes": self._files.size_bytes,
-        }
 
     # holdmq.files.disk.Disk
 
@@ -212,7 +202,6 @@ class LogDisk:
             except RecordError as error:
                 raise OSError(errno.EFBIG, str(error), str(path)) from error
             self._carry_out(changes, path)
-            self.changes += 1
 
     def _carry_out(self, changes: Sequence[KeyChange], path: Path) -> None:
         """Append rows in their order; the change is made with the row that says what its file consists of."""
@@ -230,9 +219,7 @@ class LogDisk:
         """Append one batch; why it was refused. Raises StorageError when nobody knows in time."""
         ended: Future[StorageError | None] = Future()
 
-        def done(batch: Batch, error: StorageError | None) -> None:
-            if error is None:
-                self.bytes += len(batch.records)
+        def done(_batch: Batch, error: StorageError | None) -> None:
             ended.set_result(error)
 
         self._post(lambda: self._rows.change_many(CONFIG_TOPIC, changes, done))

@@ -8,6 +8,7 @@ change in the order of the log.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import structlog
 
@@ -23,6 +24,11 @@ from storage.log.tables.files import Applied
 
 CONFIG_KEY = (CONFIG_TOPIC, CONFIG_QUEUE)
 
+NO_STATE: Final = dict.fromkeys(
+    ("state_changes_total", "state_log_bytes_total", "state_files", "state_file_bytes"), 0.0
+)
+"""The numbers of a log that has no state files."""
+
 RowsOf = Callable[[str], tuple[Applied, Sequence[VersionedRow]]]
 """The rows of a table, and up to where it has the log."""
 
@@ -37,7 +43,17 @@ class LoggedState:
 
     def __init__(self, files: LoggedFiles, changed: Callable[[str], None]) -> None:
         self.files = files
+        self.changes = self.bytes = 0
         self._changed = changed
+
+    def numbers(self) -> dict[str, float]:
+        """Counters (names in _total) and gauges."""
+        return {
+            "state_changes_total": self.changes,
+            "state_log_bytes_total": self.bytes,
+            "state_files": len(self.files.names()),
+            "state_file_bytes": self.files.size_bytes,
+        }
 
     def load(
         self, rows_of: RowsOf, reader: ColdReader, queues: ConsumeQueues, bounds: tuple[int, int], end: int
@@ -84,6 +100,8 @@ class LoggedState:
         except RecordError as error:
             log.error("the log has state that this HoldMQ cannot read", reason=str(error))
             return False
+        self.bytes += len(batch.records)
+        self.changes += len(changed)
         for name in changed:
             self._changed(name)
         return bool(changed)

@@ -196,16 +196,6 @@ def test_damage_is_an_error_of_the_file(rows: LoggedRows) -> None:
         disk.open_to_read(ROOT / "config" / "a")
 
 
-def test_numbers_count_changes_and_bytes(rows: LoggedRows) -> None:
-    disk = rows.disk()
-    _put(disk, "a", b"1")
-    numbers = disk.numbers()
-    assert numbers["state_changes_total"] == 1
-    assert numbers["state_files"] == 1
-    assert numbers["state_bytes_total"] > 100
-    assert numbers["state_file_bytes"] == 2
-
-
 def _put(disk: LogDisk, name: str, content: bytes) -> None:
     draft = ROOT / "config" / (name + ".tmp")
     disk.create_anew(draft).write([content], 0)

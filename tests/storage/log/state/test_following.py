@@ -181,3 +181,15 @@ def test_a_store_without_tables_cannot_have_it(tmp_path: Path) -> None:
         open_store(
             settings, "b1", lambda _: 1, lambda _: None, state=LoggedState(LoggedFiles(), lambda _: None)
         )
+
+
+def test_numbers_tell_what_it_costs(make_kept: MakeKept) -> None:
+    kept = make_kept()
+    before = kept.store.numbers()
+    assert before["state_files"] == 0
+    kept.save("a.json", {"a": 1}, 1)
+    kept.save("a.json", {"a": 2}, 2)
+    numbers = kept.store.numbers()
+    assert (numbers["state_files"], numbers["state_changes_total"]) == (2, 3)
+    assert numbers["state_log_bytes_total"] == kept.store.confirmed_position
+    assert numbers["state_file_bytes"] > 0
