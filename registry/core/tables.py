@@ -190,7 +190,8 @@ class RegistryTables:
             hint = "" if row.epoch else ". If it has no copies any more, restart the registries"
             raise RemoteError(
                 Code.NOT_LEADER,
-                f"broker {row.broker!r} is led in epoch {highest}{where}; this process says {row.epoch}{hint}",
+                f"broker {row.broker!r} is led in epoch {highest}{where}; this process says "
+                f"{row.epoch}{hint}",
                 {"epoch": highest, "leader": leader},
             )
         if row.epoch and row.broker not in self._epochs and len(self._epochs) >= EPOCHS_MAX:

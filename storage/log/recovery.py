@@ -277,7 +277,7 @@ class Recovery:
 
     def _take(self, batch: Batch, view: memoryview) -> None:
         """Index a batch, and follow the state that it changes."""
-        if self._kept is not None and self._kept.state.take(batch):
+        if self._kept is not None and self._kept.state.scan(batch):
             # What the records say of themselves may hold for those behind them.
             batch = batch_of(view, batch.sizes, batch.position, self._key_levels)
         self._index(batch)

@@ -30,7 +30,7 @@ from storage.log.state.core.files import CONFIG_TOPIC, LoggedFiles, is_listing
 
 BATCH_BYTES: Final = 256 << 10
 """What is appended in one turn of the event loop: encoding it takes less than a millisecond."""
-BATCH_ROWS: Final = 64
+BATCH_ROWS: Final = 128
 SYNC_LOOK_S: Final = 0.01
 WAIT_S: Final = 30.0
 """How long a change waits for its confirmation: longer than a loaded log, or a new set of copies, takes."""

@@ -45,6 +45,8 @@ class LoggedState:
         self.files = files
         self.changes = self.bytes = 0
         self._changed = changed
+        self._scanned: list[RowChanged] = []
+        self._scanned_end = 0
 
     def numbers(self) -> dict[str, float]:
         """Counters (names in _total) and gauges."""
@@ -58,11 +60,13 @@ class LoggedState:
     def load(
         self, rows_of: RowsOf, reader: ColdReader, queues: ConsumeQueues, bounds: tuple[int, int], end: int
     ) -> None:
-        """Read everything anew, up to the log position `end`. Blocking.
+        """Read everything anew, up to the log position `end`, and what was scanned behind it. Blocking.
 
         `bounds` are first and next offset of the queue of `%CONFIG%` there. Raises StorageError when the disk
         fails, or a newer HoldMQ wrote it.
         """
+        scanned, scanned_end = self._scanned, self._scanned_end
+        self._scanned, self._scanned_end = [], 0
         files = self.files
         files.clear()
         applied, rows = rows_of(CONFIG_TOPIC)
@@ -72,7 +76,10 @@ class LoggedState:
             files.position = applied.position
             if applied.position < end:
                 for batch in queue_batches(reader, queues, CONFIG_KEY, bounds, applied.position, end):
-                    self._apply(batch, files.position)
+                    self._apply(changes_in(batch, {CONFIG_TOPIC})[0], files.position)
+            files.position = max(end, applied.position)
+            self._apply(scanned, files.position)
+            files.position = max(files.position, scanned_end)
         except RecordError as error:
             raise StoreFormatError(
                 str(error),
@@ -80,9 +87,15 @@ class LoggedState:
                 path=str(queues.directory / CONFIG_TOPIC),
                 hint="start the newer HoldMQ that wrote it",
             ) from error
-        files.position = max(end, applied.position)
         for name in files.names():
             self._changed(name)
+
+    def scan(self, batch: Batch) -> bool:
+        """As `take`, of a log that is being opened: the next `load` may end before it."""
+        if any(run.topic == CONFIG_TOPIC for run in batch.runs):
+            self._scanned += changes_in(batch, {CONFIG_TOPIC})[0]
+        self._scanned_end = batch.end
+        return self.take(batch)
 
     def offer(self, batches: list[Batch]) -> None:
         """Take batches that were confirmed, in log order; those that were taken before change nothing."""
@@ -96,7 +109,7 @@ class LoggedState:
         if batch.end <= known or not any(run.topic == CONFIG_TOPIC for run in batch.runs):
             return False
         try:
-            changed = self._apply(batch, known)
+            changed = self._apply(changes_in(batch, {CONFIG_TOPIC})[0], known)
         except RecordError as error:
             log.error("the log has state that this HoldMQ cannot read", reason=str(error))
             return False
@@ -106,9 +119,8 @@ class LoggedState:
             self._changed(name)
         return bool(changed)
 
-    def _apply(self, batch: Batch, known: int) -> list[str]:
-        """Apply the rows of a batch that lie at `known` or behind it."""
-        rows, _ = changes_in(batch, {CONFIG_TOPIC})
+    def _apply(self, rows: list[RowChanged], known: int) -> list[str]:
+        """Apply those of the rows that lie at `known` or behind it; the names of files that are others."""
         return list(dict.fromkeys(self._changed_by(rows, known)))
 
     def _changed_by(self, rows: list[RowChanged], known: int) -> Iterator[str]:

@@ -19,6 +19,7 @@ from storage.core.table_appends import TableAppends
 from storage.log.state.core.files import CONFIG_TOPIC, LoggedFiles
 from storage.log.state.following import LoggedState
 from storage.log.store import open_store
+from storage.log.tables.files import Applied
 
 MIB = 1 << 20
 
@@ -193,3 +194,25 @@ def test_numbers_tell_what_it_costs(make_kept: MakeKept) -> None:
     assert (numbers["state_files"], numbers["state_changes_total"]) == (2, 3)
     assert numbers["state_log_bytes_total"] == kept.store.confirmed_position
     assert numbers["state_file_bytes"] > 0
+
+
+def test_what_was_scanned_is_known_when_the_log_is_confirmed_to_less(make_kept: MakeKept) -> None:
+    kept = make_kept()
+    for version in range(1, 4):
+        kept.save("a.json", large(version), version)
+    expected = {name: kept.files.content(name) for name in kept.files.names()}
+    batches = kept.store.read_log(0, MIB)
+    changed: list[str] = []
+    state = LoggedState(LoggedFiles(), changed.append)
+    assert sum(map(state.scan, batches)) > 0
+    # The tables know nothing, and the log is confirmed to nothing.
+    state.load(lambda _: (Applied(0, 0), []), kept.store._reader, kept.store._files, (0, 0), 0)
+    assert {name: state.files.content(name) for name in state.files.names()} == expected
+    # Then it is confirmed: nothing of it comes twice.
+    changed.clear()
+    state.offer(batches)
+    assert changed == []
+    assert {name: state.files.content(name) for name in state.files.names()} == expected
+    state.load(lambda _: (Applied(0, 0), []), kept.store._reader, kept.store._files, (0, 0), 0)
+    assert state.files.names() == [], "only the start that scanned it counts it"
+    assert state.files.position == 0
