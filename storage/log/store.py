@@ -29,7 +29,7 @@ from storage.core.temporary import TemporaryTopicQueues
 from storage.log.appends import LogAppends, OpenGate, Post
 from storage.log.consume_queue import ConsumeQueues
 from storage.log.derived import Derived
-from storage.log.failures import write_failure
+from storage.log.failures import guarded, write_failure
 from storage.log.flusher import Checkpoint, Flusher
 from storage.log.home import ENGINE, StoreDirectory
 from storage.log.index.key_index import KeyIndex
@@ -247,8 +247,7 @@ class LogStore:
         self._is_open = False
 
     def _replica_log(self, gate: ReplicaGate, machine: Machine) -> ReplicaLog:
-        pool, post, settings = self._note_pool, self._post, self._settings
-        run = post if pool is None else pool.submit
+        post, settings = self._post, self._settings
         return ReplicaLog(
             self._home,
             self._segments,
@@ -256,14 +255,22 @@ class LogStore:
             gate,
             CopiedAppends(self._appends, settings.data_dir, settings.segment_size_bytes, self._key_levels),
             RawReader(self._read_files, self._segments, lambda: gate.written_position),
-            Replaying(self._reader, self._appends, gate, run, post, self._following_failed),
+            Replaying(self._reader, self._appends, gate, self._note_down, post, self._following_failed),
             self.retention,
             ReplicaNote(self._disk, self._home.directory, machine),
             lambda: self.writer.synced,
             self._wake_timer,
-            run,
+            self._note_down,
             post,
         )
+
+    def _note_down(self, work: Callable[[], object]) -> None:
+        """Do what blocks off the loop, one piece after the other; without threads in a later turn of it."""
+        path = str(self._home.directory)
+        if self._note_pool is None:
+            self._post(work)
+        else:
+            self._note_pool.submit(guarded, work, self._following_failed, path, "log-notes")
 
     def _wake_timer(self) -> None:
         self.timer.wake()
