@@ -7,7 +7,8 @@ import signal
 
 from broker.alerts.channels import refuse_open_secrets
 from broker.app.lives import Lives
-from broker.app.metric_help import BROKER, STORE
+from broker.app.metric_help import BROKER, REPLICATION, STORE
+from broker.app.replicas import ReplicaProcess
 from broker.app.takeover import Takeovers
 from holdmq.config.model import Config
 from holdmq.rpc.auth import HELP, ServerSecurity
@@ -24,15 +25,20 @@ async def main(config: Config, service: Service) -> None:
     config.alarms.check()
     refuse_open_secrets(config.alarms)
     lives = Lives(config, service, security)
-    METRICS.register(
-        Numbers(
-            NumberSource("holdmq_rpc_", HELP, security.numbers),
-            NumberSource("holdmq_broker_", BROKER, lives.broker_numbers),
-            NumberSource("holdmq_store_", STORE, lives.store_numbers),
-        )
-    )
+    replica = ReplicaProcess(config, service, lives, security) if config.replication.replicas else None
+    sources = [
+        NumberSource("holdmq_rpc_", HELP, security.numbers),
+        NumberSource("holdmq_broker_", BROKER, lives.broker_numbers),
+        NumberSource("holdmq_store_", STORE, lives.store_numbers),
+    ]
+    if replica is not None:
+        sources.append(NumberSource("holdmq_replication_", REPLICATION, replica.numbers))
+    METRICS.register(Numbers(*sources))
     prepare_interpreter()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, security.reload_soon)
+    if replica is not None:
+        await replica.live()
+        return
     takeovers = (
         Takeovers(config, lives) if config.storage.engine == "kv" and config.storage.kv.takeover else None
     )

@@ -17,6 +17,7 @@ from broker.alerts.alarms import AlarmWatch
 from broker.alerts.backlog import Backlogs
 from broker.alerts.statistics_calls import BusySegment, StatisticsRequests
 from broker.app.calls import BrokerCalls, Identity
+from broker.app.lead_fence import fenced
 from broker.app.order_refusals import refusals
 from broker.app.progress import Progress
 from broker.app.subscribers import subscriptions
@@ -76,6 +77,7 @@ class Broker:
     `directory` of `disk` has the rooms' state files, `is_state_in_log` in the store's own log;
     `busy_segments` is what is read from the disk now, `loss` what the store lost last of what was confirmed.
     `order` is the store's log order; None = its engine has none, and what needs one is refused.
+    `is_fenced`: other copies of the log may lead, so that every request asks the store first.
     Then in this order: `load` (blocking), `start`, `rpc.listen`, `drain`, `close` (blocking).
     """
 
@@ -94,6 +96,8 @@ class Broker:
         alarms: AlarmsSection,
         security: ServerSecurity | None,
         clock_ms: ClockMs = now_ms,
+        *,
+        is_fenced: bool = False,
     ) -> None:
         table = topics.table
         record_max_bytes = identity.record_max_bytes
@@ -153,6 +157,7 @@ class Broker:
             self.statistics,
             kept_offset=self.groups.offsets.table.get,
             move=self.moves.move,
+            may_hand_out=store.is_owned,
             hello_of=hello_of,
         )
 
@@ -161,7 +166,14 @@ class Broker:
         self.share = (
             None
             if order is None
-            else ShareMode(store, order, table, snapshot_file("shareGroups.json"), clock_ms=clock_ms)
+            else ShareMode(
+                store,
+                order,
+                table,
+                snapshot_file("shareGroups.json"),
+                store.is_owned,
+                clock_ms=clock_ms,
+            )
         )
         self.sessions = SessionTable(
             store, topics, clock_ms, hello_of, user_max=settings.sessions_per_user_max
@@ -198,7 +210,7 @@ class Broker:
         if order is None:
             routes.update(refusals(store.engine))
         self.rpc = Server(
-            routes,
+            fenced(routes, store.is_owned) if is_fenced else routes,
             calls.hello,
             record_max_bytes + FRAME_OVERHEAD_BYTES,
             on_closed=self._closed,

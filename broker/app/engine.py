@@ -18,6 +18,7 @@ from holdmq.errors import ConfigError, ShardLostError, StorageError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk, RealDisk
 from holdmq.files.private_directory import close_to_others
+from storage.api.replication import ReplicatedLog
 from storage.api.store import NO_LOSS, OrderedStore, RecordLoss
 from storage.log.state.core.files import LoggedFiles
 from storage.log.state.disk import LogDisk
@@ -58,6 +59,8 @@ class StorageEngine(NamedTuple):
     """What the store lost last of what was confirmed; never waits."""
     where: str
     """Where the store is, for people."""
+    replicated: ReplicatedLog | None = None
+    """The log as replication moves it; None = it has no copies."""
 
 
 def engine_of(
@@ -67,13 +70,15 @@ def engine_of(
     is_home: bool,
     wanted_back: Callable[[], None],
     is_state_in_log: bool = False,
+    may_hand_out: Callable[[], bool] | None = None,
 ) -> StorageEngine:
     """Make the store of a configuration; the caller opens it (blocking) before anything else.
 
     `is_state_in_log`: what the rooms know is in the log itself, as copies of it need; what is in files of an
-    earlier start moves there, and back when this one wants files. `lost` is called on the loop when the store
-    is not this process's any more; `wanted_back` when the shard is another broker's (not `is_home`), and that
-    broker is back.
+    earlier start moves there, and back when this one wants files. `may_hand_out`: the log is one copy of
+    several, and this says whether no other one can lead; None = it is the only one. `lost` is called on the
+    loop when the store is not this process's any more; `wanted_back` when the shard is another broker's (not
+    `is_home`), and that broker is back.
     """
     post = asyncio.get_running_loop().call_soon_threadsafe
     name = config.broker.name
@@ -112,6 +117,8 @@ def engine_of(
         accept_backup=accept_backup,
         is_table=table.is_table,
         state=None if kept is None else kept.state,
+        is_replicated=may_hand_out is not None,
+        may_hand_out=may_hand_out,
     )
     close_to_others(root, "format.json")
     logged: Disk | None = None
@@ -129,6 +136,7 @@ def engine_of(
         lambda: 0,
         lambda: NO_LOSS,
         config.storage.data_dir,
+        store.replicated,
     )
 
 

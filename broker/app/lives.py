@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from broker.app.calls import Identity
 from broker.app.compose import Broker
-from broker.app.engine import engine_of
+from broker.app.engine import StorageEngine, engine_of
 from broker.app.registration import Registration
 from broker.app.runtime import CHECK_INTERVAL_S, FullCollections, collect
 from broker.topics.core.table import TopicTable
@@ -37,6 +37,22 @@ class Starting(Protocol):
 
     def start(self) -> None:
         """Begin; again is no error."""
+
+
+class Life(NamedTuple):
+    """One life of a broker over an open store: until `ending`, or until its shard is `lost`.
+
+    `epoch` is that of a leader with copies, 0 = there are none.
+    """
+
+    config: Config
+    engine: StorageEngine
+    topics: TopicRequests
+    ending: asyncio.Event
+    lost: asyncio.Future[ShardLostError]
+    beside: Starting | None
+    advertised_host: str
+    epoch: int = 0
 
 
 class Lives:
@@ -96,32 +112,8 @@ class Lives:
             topics.load(accept_backup)
         await loop.run_in_executor(None, store.open)
         try:
-            if engine.is_topics_inside:
-                await loop.run_in_executor(None, engine.prepare)
-                await loop.run_in_executor(None, topics.load, accept_backup)
-            if store.log_order is not None:
-                _check_topics(topics, store.log_order, path)
-            broker = Broker(
-                Identity(settings.name, config.cluster.name, config.storage.record_max_bytes),
-                store,
-                store.log_order,
-                topics,
-                path.parent,
-                engine.disk,
-                engine.busy_segments,
-                engine.loss,
-                engine.is_state_in_log,
-                settings,
-                config.alarms,
-                self._security,
-            )
-            await loop.run_in_executor(None, broker.load, accept_backup)
-            try:
-                self._living.append(broker)
-                await self._serve(config, broker, ending, lost, engine.where, beside, advertised_host)
-            finally:
-                self._living.remove(broker)
-                await loop.run_in_executor(None, broker.close)
+            life = Life(config, engine, topics, ending, lost, beside, advertised_host)
+            await self._live_over(life)
             if lost.done():
                 # Who has the shard by now accounts for what it found.
                 with contextlib.suppress(ShardLostError):
@@ -129,18 +121,55 @@ class Lives:
         finally:
             await loop.run_in_executor(None, store.close)
 
-    async def _serve(
-        self,
-        config: Config,
-        broker: Broker,
-        ending: asyncio.Event,
-        lost: asyncio.Future[ShardLostError],
-        where: str,
-        beside: Starting | None,
-        advertised_host: str,
+    async def lead(
+        self, config: Config, engine: StorageEngine, table: TopicTable, epoch: int, ending: asyncio.Event
     ) -> None:
+        """Serve over an open store that leads its copies in `epoch`, until `ending`. Raises HoldMQError."""
+        lost: asyncio.Future[ShardLostError] = asyncio.get_running_loop().create_future()
+        settings = config.broker
+        path = Path(config.storage.data_dir) / "config" / "topic.json"
+        topics = TopicRequests(path, table, settings.auto_create_topics, settings.hide_grace_s, engine.disk)
+        await self._live_over(Life(config, engine, topics, ending, lost, None, "", epoch))
+
+    async def _live_over(self, life: Life) -> None:
+        """Load a broker over its open store, serve, and close it."""
+        loop = asyncio.get_running_loop()
+        config, engine, topics = life.config, life.engine, life.topics
+        settings, store = config.broker, engine.store
+        accept_backup = config.storage.accept_backup
+        path = Path(config.storage.data_dir) / "config" / "topic.json"
+        if engine.is_topics_inside:
+            await loop.run_in_executor(None, engine.prepare)
+            await loop.run_in_executor(None, topics.load, accept_backup)
+        if store.log_order is not None:
+            _check_topics(topics, store.log_order, path)
+        broker = Broker(
+            Identity(settings.name, config.cluster.name, config.storage.record_max_bytes),
+            store,
+            store.log_order,
+            topics,
+            path.parent,
+            engine.disk,
+            engine.busy_segments,
+            engine.loss,
+            engine.is_state_in_log,
+            settings,
+            config.alarms,
+            self._security,
+            is_fenced=engine.replicated is not None,
+        )
+        await loop.run_in_executor(None, broker.load, accept_backup)
+        try:
+            self._living.append(broker)
+            await self._serve(life, broker)
+        finally:
+            self._living.remove(broker)
+            await loop.run_in_executor(None, broker.close)
+
+    async def _serve(self, life: Life, broker: Broker) -> None:
         """Run a broker whose files are loaded."""
         loop = asyncio.get_running_loop()
+        config, lost = life.config, life.lost
         settings = config.broker
         broker.start()
         with contextlib.suppress(TimeoutError):  # a disk that is full now may not be later
@@ -149,14 +178,20 @@ class Lives:
                 await broker.sessions.opened.wait()
                 await broker.retained.opened.wait()
         await broker.rpc.listen(settings.bind, settings.port)
-        address = settings.advertise or f"{advertised_host or settings.bind}:{broker.rpc.port}"
+        address = settings.advertise or f"{life.advertised_host or settings.bind}:{broker.rpc.port}"
         table = broker.topics.table
         registration = Registration(
             config.registries(),
             settings.name,
             settings.register_interval_s,
             lambda: BrokerRegisterRequest(
-                config.cluster.name, settings.name, 0, address, table.data_version, table.rows()
+                config.cluster.name,
+                settings.name,
+                0,
+                address,
+                table.data_version,
+                table.rows(),
+                life.epoch,
             ),
             Security.of(config),
         )
@@ -165,14 +200,14 @@ class Lives:
         checks = (broker.store.state, registration.state)
         for check in checks:
             self._service.ready(check)
-        self._service.log.info("broker serves", name=settings.name, address=address, data=where)
-        if beside is not None:
-            beside.start()
+        self._service.log.info("broker serves", name=settings.name, address=address, data=life.engine.where)
+        if life.beside is not None:
+            life.beside.start()
         tasks = [
             loop.create_task(_expire(broker), name="expire"),
             loop.create_task(_collect(broker), name="garbage"),
         ]
-        end = loop.create_task(ending.wait(), name="ending")
+        end = loop.create_task(life.ending.wait(), name="ending")
         await asyncio.wait((end, lost), return_when=asyncio.FIRST_COMPLETED)
         for task in (*tasks, end):
             task.cancel()

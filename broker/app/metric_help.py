@@ -307,3 +307,21 @@ STORE: Final = {
     "key_index_position": "Up to where it has the log.",
 }
 """Behind holdmq_store_, of the log engine and what it derives from the log."""
+
+REPLICATION: Final = {
+    "leads_total": "Times that this replica became the leader.",
+    "bytes_copied_total": "Bytes of the log taken from a leader.",
+    "bytes_served_total": "Bytes of the log given to copies.",
+    "is_leader": "1 while this replica leads and serves.",
+    "is_whole": "1 when this copy surely has all that it has acknowledged; only then may it lead.",
+    "epoch": "The shard's epoch, as it was read last.",
+    "in_sync": "Replicas that have all that is confirmed, as was read last.",
+    "is_leaderless": "1 when nobody holds the lead's lease for longer than a failover takes.",
+    "position": "The end of this copy's log.",
+    "confirmed_position": "Up to where it is confirmed.",
+    "lease_seconds": "How long the leader trusts its lease without a renewal.",
+    "lag_seconds": "How long ago the copy that is furthest behind had what the leader had.",
+    "lag_bytes": "Bytes of the log that this copy lacks.",
+    "missing": "Replicas that are not in sync.",
+}
+"""Behind holdmq_replication_, of a broker with copies: `replication.replicas`."""

@@ -78,13 +78,16 @@ class ShareMode(RequestFamily):
         order: LogOrder,
         topics: TopicTable,
         file: SnapshotFile,
+        may_hand_out: Callable[[], bool],
         core: ShareGroups[Connection] | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.core: ShareGroups[Connection] = core or ShareGroups()
         self.journal = ShareJournal(queues, order, file, self._capture, self._unwritten)
         self._feeds: dict[Connection, ShareFeed] = {}
-        self.serving = ShareServing(self.core, queues, order, topics, self._feeds, self._given, self._settle)
+        self.serving = ShareServing(
+            self.core, queues, order, topics, self._feeds, self._given, may_hand_out, self._settle
+        )
         self._queues = queues
         self._order = order
         self._clock_ms = clock_ms

@@ -45,12 +45,15 @@ ROOM_ENOUGH: Final = WAITING_READ_MAX
 RETRY_S: Final = 1.0
 """When a group whose part of the log could not be read looks again."""
 
+LOOK_AGAIN_S: Final = 0.5
+"""How soon a group is looked at again while another broker may have the shard: well within a lease."""
+
 log = structlog.get_logger("holdmq.broker")
 
 
 class ShareServing:
     """`feeds` are the gateways by connection. `given(feed)` is called when there is an answer to send,
-    `settle` after a read from disk.
+    `settle` after a read from disk. `may_hand_out` is False while another broker may have the shard.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class ShareServing:
         topics: TopicTable,
         feeds: dict[Connection, ShareFeed],
         given: Callable[[ShareFeed], None],
+        may_hand_out: Callable[[], bool],
         settle: Callable[[], None],
     ) -> None:
         self.scans = 0
@@ -75,6 +79,7 @@ class ShareServing:
         self._topics = topics
         self._feeds = feeds
         self._given = given
+        self._may_hand_out = may_hand_out
         self._settle = settle
         self._loop = asyncio.get_running_loop()
         self._by_topic: dict[str, dict[str, ShareGroup[Connection]]] = {}
@@ -135,6 +140,10 @@ class ShareServing:
         core, order = self._core, self._order
         if group.is_reading or self.is_draining or core.groups.get(group.name) is not group:
             return
+        if not self._may_hand_out():
+            group.is_reading = True  # until it is looked at again
+            self._loop.call_later(LOOK_AGAIN_S, self._look_again, group)
+            return
         if group.waits and (room := self._room(group)) and not self._serve_waiting(group, room):
             return
         looked = 0
@@ -161,6 +170,10 @@ class ShareServing:
                 # Others get their turn before it goes on.
                 self._loop.call_soon(self._serve_on, group)
                 return
+
+    def _look_again(self, group: ShareGroup[Connection]) -> None:
+        group.is_reading = False
+        self._serve_on(group)
 
     def _serve_on(self, group: ShareGroup[Connection]) -> None:
         self.serve(group)

@@ -43,12 +43,12 @@ from broker.replication.core.settings import ReplicaSettings
 from broker.replication.peers import NO_BYTES, PeerAnswer, Peers
 from broker.replication.ports import LeadEvents, LogHome
 from holdmq.coordination.api import Coordinator, ShardSnapshot, ShardState
-from holdmq.errors import BehindError, Code, CoordinatorError, HoldMQError, RemoteError, StorageError
+from holdmq.errors import BehindError, Code, HoldMQError, RemoteError, StorageError
 from holdmq.rpc.connection import Request
 from holdmq.wire.replica_headers import ReplicaFetchResponse
 from storage.api.replication import LogBytes, LogStart, QueueEnds, ReplicatedLog
 
-TICK_S: Final = 0.1
+TICK_S: Final = 0.05
 """How often deadlines are looked at: a tenth of the shortest, a switch-over's."""
 WATCH_S: Final = 30.0
 """How long one watch of the coordinator lasts; the state is read each second anyway."""
@@ -75,6 +75,7 @@ class ReplicaAgent:
         peers: Peers,
         lead: LeadEvents,
         fetch_max_bytes: int,
+        cold_bytes_per_s: int,
     ) -> None:
         self.replica = replica
         self._settings = settings
@@ -84,6 +85,8 @@ class ReplicaAgent:
         self._peers = peers
         self._lead = lead
         self._fetch_max_bytes = fetch_max_bytes
+        self._cold_bytes_per_s = cold_bytes_per_s
+        self._cold_free_at = 0.0
         self._core: Replica | None = None
         self._log: ReplicatedLog | None = None
         self._queue: deque[Action] = deque()
@@ -212,6 +215,34 @@ class ReplicaAgent:
         """What decides; None = the log is not open yet."""
         return self._core
 
+    def numbers(self) -> dict[str, int | float]:
+        """Gauges and counters (names end in `_total`); read on any thread."""
+        core = self._core
+        found: dict[str, int | float] = {
+            "leads_total": self.failovers,
+            "bytes_copied_total": self.bytes_copied,
+            "bytes_served_total": self.bytes_served,
+        }
+        if core is None:
+            return found
+        view, state, leading, now = core.log, core.state, core.leading, boot_time()
+        found |= {
+            "is_leader": int(leading is not None and leading.is_serving),
+            "is_whole": int(view.is_whole),
+            "epoch": 0 if state is None else state.epoch,
+            "in_sync": 0 if state is None else len(state.in_sync),
+            "is_leaderless": int(core.is_leaderless(now)),
+            "position": view.appended,
+            "confirmed_position": view.confirmed,
+        }
+        if leading is not None:
+            copies = list(leading.copies.values())
+            found["lease_seconds"] = max(0.0, core.lease.valid_until - now)
+            found["lag_seconds"] = max((max(0.0, now - copy.level_at) for copy in copies), default=0.0)
+            found["lag_bytes"] = max((view.written - max(0, copy.acknowledged) for copy in copies), default=0)
+            found["missing"] = len(self._replicas) - len(leading.membership.state.in_sync)
+        return found
+
     # What the core wants
 
     def _do(self, actions: Sequence[Action]) -> None:
@@ -227,7 +258,7 @@ class ReplicaAgent:
         core = self._core
         if core is not None and core.role is not self._role:
             self._role = core.role
-            log.info("role", replica=self.replica, role=core.role.value, leader=core.leader)
+            log.debug("role", replica=self.replica, role=core.role.value, leader=core.leader)
 
     def _carry_out(self, action: Action) -> None:
         found = self._log
@@ -363,7 +394,7 @@ class ReplicaAgent:
         is_known = True
         try:
             found = await self._coordinator.compare_and_set(version, state)
-        except CoordinatorError as error:
+        except HoldMQError as error:
             log.warning("a proposal has no answer", replica=self.replica, reason=str(error))
             found, is_known = None, False
         else:
@@ -421,6 +452,8 @@ class ReplicaAgent:
         elif isinstance(message, FetchGrant):
             self._data = answer.body
             size = answer.end - message.position
+            if self._log is not None:
+                self._log.drop_below(message.first)
         self._do(core.answered(boot_time(), peer, message, size))
 
     def hello(self, peer: str, hello: CopyHello) -> tuple[CopyWelcome | Refused, QueueEnds]:
@@ -470,6 +503,11 @@ class ReplicaAgent:
 
     async def _read_cold(self, found: ReplicatedLog, request: Request, grant: FetchGrant, size: int) -> None:
         loop = asyncio.get_running_loop()
+        # All copies together: producers share the disk with those that catch up.
+        wait_s = self._cold_free_at - loop.time()
+        self._cold_free_at = max(self._cold_free_at, loop.time()) + size / self._cold_bytes_per_s
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
         try:
             read = await loop.run_in_executor(self._home.readers, found.read_bytes_cold, grant.position, size)
         except BehindError as error:
@@ -503,6 +541,7 @@ class ReplicaAgent:
         if core is None or core.leading is None:
             return ""
         to = to or core.leading.best_member()
+        self._log_moved()
         actions = core.switch(boot_time(), to) if to else []
         self._do(actions)
         return to if actions else ""

@@ -59,6 +59,7 @@ class SharedPulls:
         starts: SharedStarts,
         statistics: Statistics,
         is_paused: Callable[[str], bool],
+        may_hand_out: Callable[[], bool],
         settle: Callable[[], None],
     ) -> None:
         self.is_draining = False
@@ -69,6 +70,7 @@ class SharedPulls:
         self._starts = starts
         self._statistics = statistics
         self._is_paused = is_paused
+        self._may_hand_out = may_hand_out
         self._settle = settle
         self._loop = asyncio.get_running_loop()
 
@@ -119,6 +121,8 @@ class SharedPulls:
     def _claim(self, member: SharedGroupMember, count: int) -> list[Claim]:
         if self.is_draining or member.is_gone or self._is_paused(member.group.name):
             return []
+        if not self._may_hand_out():
+            return []  # another broker may have the shard: who pulls again asks it
         self._starts.refresh(member.group)
         return self._core.claim(member, count, self._is_readable)
 

@@ -109,6 +109,7 @@ class SharedMode(RequestFamily):
         *,
         kept_offset: KeptOffset,
         move: Move,
+        may_hand_out: Callable[[], bool],
         hello_of: HelloOf,
     ) -> None:
         self.core = core
@@ -116,7 +117,9 @@ class SharedMode(RequestFamily):
         self._hello_of = hello_of
         self.journal = SharedJournal(queues, order, file, self._capture, lambda: core.counts.passed)
         self.starts = SharedStarts(core, queues, topics, kept_offset)
-        self.pulls = SharedPulls(core, queues, topics, self.starts, statistics, gate.is_paused, self._settle)
+        self.pulls = SharedPulls(
+            core, queues, topics, self.starts, statistics, gate.is_paused, may_hand_out, self._settle
+        )
         self.moves = SharedMoves(core, self.journal, move, self._settle)
         self._queues = queues
         self._loop = asyncio.get_running_loop()

@@ -38,6 +38,7 @@ _GROUPS: Final = (
     "config",
     "log",
     "kv",
+    "replica",
     "key",
     "cert",
 )

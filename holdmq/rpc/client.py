@@ -65,6 +65,7 @@ class Client:
         self._task: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
         self._up = asyncio.Event()
+        self._moved = asyncio.Event()
         self._closing = False
 
     def start(self) -> None:
@@ -73,9 +74,10 @@ class Client:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"rpc {self.address}")
 
     def set_address(self, address: str) -> None:
-        """Use another address from the next connection on; drops the present one if it differs."""
+        """Use another address at once; drops the present connection, or attempt at one, if it differs."""
         if address != self.address:
             self.address = address
+            self._moved.set()
             if self.connection is not None:
                 self.connection.close(TransportError(f"the peer moved to {address}"))
 
@@ -140,8 +142,9 @@ class Client:
     async def _run(self) -> None:
         backoff_s = BACKOFF_MIN_S
         while not self._closing:
+            self._moved.clear()
             try:
-                await self._connect()
+                await self._connect_unless_moved()
                 backoff_s = BACKOFF_MIN_S
                 await self._lost.wait()
             except (HoldMQError, OSError, TimeoutError) as e:
@@ -151,8 +154,31 @@ class Client:
                 if str(error) != str(self.last_error):
                     log.warning("not connected", peer=self.address, reason=str(error))
                 self.last_error = error
-            await asyncio.sleep(backoff_s * (0.5 + random.random()))  # noqa: S311 # jitter guards nothing
-            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+            await self._pause(backoff_s * (0.5 + random.random()))  # noqa: S311 # jitter guards nothing
+            backoff_s = BACKOFF_MIN_S if self._moved.is_set() else min(backoff_s * 2, BACKOFF_MAX_S)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt, at a new address not at all."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._moved.wait()
+
+    async def _connect_unless_moved(self) -> None:
+        """Connect; an attempt at a host that answers nothing must not delay the one at the new address."""
+        loop = asyncio.get_running_loop()
+        connecting = loop.create_task(self._connect(), name=f"connect {self.address}")
+        moved = loop.create_task(self._moved.wait(), name=f"moved {self.address}")
+        try:
+            await asyncio.wait((connecting, moved), return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise TransportError(f"the peer moved to {self.address}")
+            connecting.result()
+        finally:
+            moved.cancel()
+            if not connecting.done():
+                connecting.cancel()
+                with contextlib.suppress(asyncio.CancelledError, HoldMQError, OSError, TimeoutError):
+                    await connecting
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()

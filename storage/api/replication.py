@@ -91,6 +91,10 @@ class ReplicatedLog(Protocol):
         """Up to where readers see the log. Any thread may read it."""
 
     @property
+    def failure(self) -> StorageError | None:
+        """Why the log takes nothing any more until the process is started again; None = it does."""
+
+    @property
     def writing_ms(self) -> float:
         """How long the oldest batch that is not written has waited; 0 = none waits. A stuck disk shows."""
 
@@ -106,10 +110,6 @@ class ReplicatedLog(Protocol):
         acknowledged is fsynced, the log was closed cleanly, or the machine has not been started again;
         and the start cut no whole record behind a damaged one.
         """
-
-    @property
-    def failure(self) -> StorageError | None:
-        """Why the log takes nothing any more until the process is started again; None = it does."""
 
     def watch(self, moved: Callable[[], object]) -> None:
         """Call `moved` on the loop after written, synced or confirmed has moved, or appends were refused."""

@@ -81,6 +81,7 @@ def open_store(
     state: LoggedState | None = None,
     is_replicated: bool = False,
     machine: Machine | None = None,
+    may_hand_out: Callable[[], bool] | None = None,
 ) -> LogStore:
     """The store of a configuration; the caller calls `open` (blocking) before anything else.
 
@@ -90,7 +91,8 @@ def open_store(
     which topics are tables; None = this store keeps none (`tables` is None). `state`: the broker's state
     files are in this log, and these are kept as it says (needs tables). `is_replicated`: it is one copy
     of several, and `LogStore.replicated` says and does what replication wants; `machine` tells its starts
-    and files from others (None = the real one).
+    and files from others (None = the real one). `may_hand_out` says whether no other copy can lead (None =
+    there is none that could).
     """
     return LogStore(
         settings,
@@ -106,6 +108,7 @@ def open_store(
         state,
         is_replicated,
         RealMachine() if machine is None else machine,
+        _always if may_hand_out is None else may_hand_out,
     )
 
 
@@ -127,7 +130,9 @@ class LogStore:
         state: LoggedState | None,
         is_replicated: bool,
         machine: Machine,
+        may_hand_out: Callable[[], bool],
     ) -> None:
+        self._may_hand_out = may_hand_out
         self._memory_reads = self._cold_reads = self._tail_reads = self._tail_misses = 0
         self._behind_reads = 0
         self._behind_logged_at = float("-inf")
@@ -430,7 +435,7 @@ class LogStore:
         return StoreState(problem is None, "" if problem is None else str(problem))
 
     def is_owned(self) -> bool:
-        return True
+        return self._may_hand_out()
 
     def backlog(self) -> Backlog:
         return self._appends.backlog()
@@ -695,3 +700,8 @@ class LogStore:
 def _is_table(is_table: Callable[[str], bool], topic: str) -> bool:
     """Whether a topic is a table: the broker's, or the one that has its state."""
     return topic == CONFIG_TOPIC or is_table(topic)
+
+
+def _always() -> bool:
+    """Nobody else can lead a log that has no copies."""
+    return True

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 
-from broker.app.metric_help import BROKER, STORE
+from broker.app.metric_help import BROKER, REPLICATION, STORE
 from gateway.parent.metrics import Reports
 from holdmq.cli.config import shown
 from holdmq.config.sources import KeyInfo, reference, table_reference
@@ -59,6 +59,7 @@ DECLARING: Final = (
 AREAS: Final = {
     "holdmq_gateway_": ("Gateway", "Sums over its workers; of what each of them sees, the largest."),
     "holdmq_broker_": ("Broker", ""),
+    "holdmq_replication_": ("Replication", "Of a broker with copies: of each replica."),
     "holdmq_store_": ("Store", "Of each broker, too."),
     "holdmq_registry_": ("Registry", ""),
     "holdmq_rpc_": ("RPC", "Of registry and broker: who may connect."),
@@ -123,7 +124,12 @@ def declared_metrics() -> Iterator[DeclaredMetric]:
             yield from _of_families(collector.describe(), collector._labelnames)
     for family in Reports(1).families():
         yield from _of_families([family], getattr(family, "_labelnames", ()))
-    for prefix, help_of in (("holdmq_broker_", BROKER), ("holdmq_store_", STORE), ("holdmq_rpc_", RPC)):
+    for prefix, help_of in (
+        ("holdmq_broker_", BROKER),
+        ("holdmq_replication_", REPLICATION),
+        ("holdmq_store_", STORE),
+        ("holdmq_rpc_", RPC),
+    ):
         yield from _of_numbers(prefix, help_of)
 
 

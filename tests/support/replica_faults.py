@@ -290,6 +290,7 @@ class Faults:
         leader = self.world.leader()
         if leader is not None:
             leader.log.drop_below(leader.log.confirmed - self.world.random.randint(0, 60))
+            leader.do(leader.core.log_moved(leader.now, leader.log.view()))
 
     def _lose_state(self, is_restored: bool) -> None:
         """All of the coordinator goes, for longer than a lease lasts: what is restored knows no leases."""

@@ -411,7 +411,7 @@ class Leading:
 
     def _hand_over(self) -> list[Action]:
         copy = self.copies.get(self.switching_to)
-        end = self._log.written
+        end = self._log.appended
         if copy is None or copy.acknowledged < end or self._log.confirmed < end or not self.is_serving:
             return []
         self.has_handed_over = True

@@ -30,7 +30,7 @@ class LogView(NamedTuple):
     @property
     def is_settled(self) -> bool:
         """Whether nothing is on its way to the disk: only then is the log's end a fact to tell others."""
-        return self.appended == self.written
+        return self.appended == self.durable
 
     @property
     def last_epoch(self) -> int:

@@ -88,6 +88,7 @@ class Replica:
         self._new_session = new_session
         self._founding: Founding | None = None
         self._is_reading = False
+        self._is_news_missed = False
         self._is_changing_log = False
         self._read_at = float("-inf")
         self._read_ok_at = float("-inf")
@@ -148,12 +149,16 @@ class Replica:
             actions += self._founding.tick(now)
         if self.role is ReplicaRole.CAMPAIGNING and now >= self._campaign_ends_at and not self._is_proposing:
             actions += self._give_up_campaign(now)
-        if now >= self._read_at + self._settings.read_s:
+        # While nobody holds L, or nobody is followed, S is looked at more often.
+        is_idle = self.role is ReplicaRole.WAITING or (self._free_since is not None and self.leading is None)
+        if now >= self._read_at + (self._settings.look_s if is_idle else self._settings.read_s):
             actions.append(ReadState())
         return self._done(now, actions)
 
     def state_changed(self, now: float) -> list[Action]:
         """The coordinator says that S or L has changed."""
+        # A read that is under way may have passed S before it changed.
+        self._is_news_missed = self._is_reading
         return self._done(now, [ReadState()])
 
     def log_moved(self, now: float, log: LogView) -> list[Action]:
@@ -182,6 +187,13 @@ class Replica:
     def was_read(self, now: float, snapshot: ShardSnapshot | None) -> list[Action]:
         """S and L as they were since the read was sent; None = it was not answered in time."""
         self._is_reading = False
+        actions = self._was_read(now, snapshot)
+        if self._is_news_missed:
+            self._is_news_missed = False
+            actions += self._done(now, [ReadState()])
+        return actions
+
+    def _was_read(self, now: float, snapshot: ShardSnapshot | None) -> list[Action]:
         if snapshot is None or self.role is ReplicaRole.ENDED:
             return self._done(now, [])
         state = snapshot.state
@@ -294,11 +306,8 @@ class Replica:
         if self._free_since is None or now < self._rests_until or not self.log.is_settled:
             return False
         order = sorted(state.in_sync)
-        place = (
-            (order.index(self._replica) - order.index(state.leader)) % len(order)
-            if (state.leader in order)
-            else order.index(self._replica)
-        )
+        after = order.index(state.leader) + 1 if state.leader in order else 0
+        place = (order.index(self._replica) - after) % len(order)
         return now - self._free_since >= place * self._settings.stagger_s
 
     def _stand(self, now: float, snapshot: ShardSnapshot) -> list[Action]:
@@ -496,7 +505,7 @@ class Replica:
         if copying is not None and copying.ended_why:
             self.copying = None
             self.role = ReplicaRole.WAITING
-            self._rests_until = now + self._settings.stagger_s
+            self._rests_until = now + self._settings.look_s
         sent: list[Action] = []
         for action in actions:
             if isinstance(action, ReadState):

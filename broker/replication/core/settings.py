@@ -8,12 +8,13 @@ from typing import NamedTuple
 class ReplicaSettings(NamedTuple):
     """`min_in_sync`: members below which nothing is acknowledged.
 
-    `ttl_s` is how long the lease of the lead lasts, `margin_s` how much earlier its holder stops to
-    trust it, for clocks that differ in rate; it is renewed each `renew_s`. A member that is behind for
-    `lag_s` leaves the set. A fetch with nothing to answer is held for `hold_s`; a call to a replica or
-    the coordinator has an answer within `timeout_s` or counts as unanswered. The state is read each
-    `read_s`, at once when it is known to have changed. Members campaign `stagger_s` after each other,
-    so that one of them is first.
+    `ttl_s` is how long the lease of the lead lasts, `margin_s` how much earlier its holder stops to trust
+    it, for clocks that differ in rate; it is renewed each `renew_s`. A member that is behind for `lag_s`
+    leaves the set. A fetch with nothing to answer is held for `hold_s`; a call to a replica or the
+    coordinator has an answer within `timeout_s` or counts as unanswered. The state is read each `read_s`,
+    each `look_s` while there is nobody to follow, and at once when it is known to have changed. Members
+    campaign `stagger_s` after each other, so that one of them is first. A switch-over is given up after
+    `switch_s`.
     """
 
     min_in_sync: int
@@ -25,5 +26,6 @@ class ReplicaSettings(NamedTuple):
     timeout_s: float = 2.0
     read_s: float = 1.0
     stagger_s: float = 0.2
+    look_s: float = 0.05
     switch_s: float = 1.0
     format_level: int = 1

@@ -52,6 +52,7 @@ def over(broker: Stack, path: Path) -> SharedMode:
         server.statistics,
         kept_offset=server.groups.offsets.table.get,
         move=server.moves.move,
+        may_hand_out=lambda: True,
         hello_of=server.rpc.connections.get,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -55,24 +56,43 @@ async def test_ups_and_downs_are_told_in_order(peer: Peer, until: Until) -> None
 
 async def test_attempts_back_off_with_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    real_sleep = asyncio.sleep
 
-    async def sleep(seconds: float) -> None:
+    async def pause(_client: Client, seconds: float) -> None:
         pauses.append(seconds)
-        await real_sleep(0)
+        await asyncio.sleep(0)
 
-    monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(Client, "_pause", pause)
     client = Client(f"127.0.0.1:{free_port()}", "client", "c")
     client.start()
     async with asyncio.timeout(60):
         while len(pauses) < 12:
-            await real_sleep(0.001)
+            await asyncio.sleep(0.001)
     await client.close()
     steps = [client_module.BACKOFF_MIN_S * 2**i for i in range(12)]
     for pause, step in zip(pauses, steps, strict=False):
         top = min(step, client_module.BACKOFF_MAX_S)
         assert 0.5 * top <= pause <= 1.5 * top
     assert len({round(pause / min(step, 2.0), 6) for pause, step in zip(pauses, steps, strict=False)}) > 3
+
+
+async def test_a_new_address_is_connected_to_at_once_whatever_the_old_one_does(peer: Peer) -> None:
+    # Nobody accepts there: a host that is gone answers nothing for as long as an attempt may take.
+    silent = socket.create_server(("127.0.0.1", 0), backlog=0)
+    full = [socket.socket() for _ in range(4)]
+    for one in full:
+        one.setblocking(False)
+        one.connect_ex(silent.getsockname())
+    client = Client(f"127.0.0.1:{silent.getsockname()[1]}", "client", "c")
+    client.start()
+    await asyncio.sleep(0.05)
+    assert client.connection is None
+    client.set_address(peer.address)
+    async with asyncio.timeout(client_module.CONNECT_TIMEOUT_S / 2):
+        while client.connection is None:
+            await asyncio.sleep(0.01)
+    await client.close()
+    for one in (silent, *full):
+        one.close()
 
 
 async def test_without_a_server_a_call_says_why() -> None:

@@ -1,0 +1,174 @@
+"""A replica's process: its agent, its own port, and a broker while it leads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+
+from broker.app.lives import Lives
+from broker.app.replica_home import ReplicaHome
+from broker.replication.agent import ReplicaAgent
+from broker.replication.core.replica import ReplicaRole
+from broker.replication.core.settings import ReplicaSettings
+from broker.replication.peers import Peers
+from broker.replication.requests import ReplicaRequests
+from holdmq.config.model import Config
+from holdmq.coordination.configured import coordinator_of
+from holdmq.errors import ConfigError, HoldMQError
+from holdmq.rpc.auth import ServerSecurity
+from holdmq.rpc.connection import OUTSTANDING_MAX_BYTES
+from holdmq.rpc.security import Security
+from holdmq.rpc.server import Server
+from holdmq.service.process import Service
+from holdmq.wire.frame import FRAME_OVERHEAD_BYTES
+
+HEADER_MAX_BYTES: Final = 4 << 20
+"""A hello's answer may name every queue of a large broker."""
+
+log = structlog.get_logger("holdmq.replication")
+
+
+class ReplicaProcess:
+    """Lives as one replica of a broker, by `[replication]` and `[coordination]`."""
+
+    def __init__(self, config: Config, service: Service, lives: Lives, security: ServerSecurity) -> None:
+        settings = config.replication
+        if not settings.replica:
+            raise ConfigError(
+                "replication.replicas names copies, and replication.replica does not say which one this is"
+            )
+        if config.storage.engine != "log":
+            raise ConfigError(
+                f"replication is of the log engine, and storage.engine is {config.storage.engine!r}, whose "
+                "servers have copies of their own; empty replication.replicas"
+            )
+        coordinator = coordinator_of(config, settings.replica)
+        if coordinator is None:
+            raise ConfigError(
+                "replication.replicas names copies: coordination.kind must say who decides which one leads"
+            )
+        self._config = config
+        self._service = service
+        self._lives = lives
+        self._coordinator = coordinator
+        self._life: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
+        self._failure: HoldMQError | None = None
+        self._stopping = asyncio.Event()
+        times = settings_of(config)
+        addresses = settings.addresses()
+        peers = Peers(
+            config.broker.name,
+            settings.replica,
+            addresses,
+            times.timeout_s,
+            times.hold_s,
+            Security.of(config),
+        )
+        self.home = ReplicaHome(config, self._may_hand_out)
+        self.agent = ReplicaAgent(
+            times,
+            settings.replica,
+            tuple(addresses),
+            self.home,
+            coordinator,
+            peers,
+            self,
+            settings.fetch_max_bytes,
+            settings.catch_up_bytes_per_s,
+        )
+        self.requests = ReplicaRequests(config.cluster.name, config.broker.name, self.agent)
+        self._rpc = Server(
+            dict(self.requests.routes()),
+            self.requests.hello,
+            HEADER_MAX_BYTES + FRAME_OVERHEAD_BYTES,
+            outstanding_max_bytes=OUTSTANDING_MAX_BYTES,
+            security=security,
+        )
+
+    async def live(self) -> None:
+        """Replicate until the process is to stop. Raises HoldMQError."""
+        settings = self._config.replication
+        stopping = asyncio.get_running_loop().create_task(self._service.stopping.wait(), name="stopping")
+        stopping.add_done_callback(lambda _: self._stopping.set())
+        try:
+            await self._rpc.listen(settings.bind, settings.port)
+            self._service.ready(self._state)
+            self._service.log.info(
+                "replica lives", name=self._config.broker.name, replica=settings.replica, port=self._rpc.port
+            )
+            await self.agent.run(self._stopping)
+        finally:
+            stopping.cancel()
+            self._service.no_longer_ready(self._state)
+            await self._rpc.close()
+            await self._coordinator.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _may_hand_out(self) -> bool:
+        return self.agent.may_hand_out()
+
+    def _state(self) -> tuple[bool, str]:
+        """Readiness: it leads and serves, or it has what its leader has."""
+        core = self.agent.core
+        if core is None:
+            return False, "its log is being opened"
+        if core.role is ReplicaRole.LEADING and core.leading is not None and core.leading.is_serving:
+            return True, "it leads"
+        if core.role is ReplicaRole.COPYING and core.log.is_whole:
+            return True, f"it has what {core.leader} has"
+        return False, f"it is {core.role.value}"
+
+    def numbers(self) -> Mapping[str, int | float]:
+        """Gauges and counters of replication; read on any thread."""
+        return self.agent.numbers()
+
+    # broker.replication.ports.LeadEvents
+
+    def serve(self, epoch: int) -> None:
+        engine, table = self.home.engine, self.home.table
+        if engine is None or table is None or self._life is not None:
+            return
+        self.home.take()
+        self._ending = asyncio.Event()
+        life = self._lives.lead(self._config, engine, table, epoch, self._ending)
+        self._life = asyncio.get_running_loop().create_task(life, name=f"lead in epoch {epoch}")
+        self._life.add_done_callback(self._lived)
+
+    def cease(self, reason: str) -> None:
+        self._ending.set()
+
+    def _lived(self, life: asyncio.Task[None]) -> None:
+        self._life = None
+        self.home.leave()
+        if life.cancelled():
+            return
+        error = life.exception()
+        if error is None:
+            return
+        if not isinstance(error, HoldMQError):
+            log.error("the broker of this replica failed", exc_info=error)
+        else:
+            log.error("the broker of this replica cannot serve", reason=str(error))
+        if not self._ending.is_set():
+            self._failure = error if isinstance(error, HoldMQError) else HoldMQError(str(error))
+            self._stopping.set()
+
+
+def settings_of(config: Config) -> ReplicaSettings:
+    """The times of replication that a configuration says."""
+    replication, coordination = config.replication, config.coordination
+    return ReplicaSettings(
+        replication.min_in_sync,
+        ttl_s=float(coordination.ttl_s),
+        renew_s=coordination.renew_s,
+        margin_s=coordination.margin_s,
+        lag_s=replication.lag_ms / 1e3,
+        hold_s=replication.hold_ms / 1e3,
+        timeout_s=coordination.timeout_s,
+        switch_s=replication.switch_ms / 1e3,
+    )

@@ -1,0 +1,89 @@
+"""Replicas as processes with a real etcd: their leader is killed or handed over, and nothing is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from cluster_view import listed, messages_of
+from replica_processes import ReplicaStack, replica_stack
+
+from holdmq.client.producer import Producer
+from holdmq.message import Message
+
+PATIENT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaStack]:
+    with replica_stack(tmp_path_factory.mktemp("shard")) as stack:
+        yield stack
+
+
+async def produce(stack: ReplicaStack, topic: str, first: int, count: int) -> dict[tuple[int, int], bytes]:
+    """Send numbers and return where each was said to be."""
+    async with Producer(stack.registries, send_timeout_s=PATIENT_S) as producer:
+        bodies = [str(number).encode() for number in range(first, first + count)]
+        results = await asyncio.gather(*(producer.send(Message(topic, body), key="k") for body in bodies))
+    return {
+        (result.queue.queue_id, result.queue_offset): body
+        for result, body in zip(results, bodies, strict=True)
+    }
+
+
+def stored(stack: ReplicaStack, topic: str) -> dict[tuple[int, int], bytes]:
+    """All that a topic has, by place, once the leader is registered."""
+    asyncio.run(listed(stack.registries, topic))
+    found = asyncio.run(messages_of(stack.registries, topic))
+    return {(message.queue_id, message.queue_offset): bytes(message.body) for message in found}
+
+
+def test_a_killed_leader_is_replaced_and_nothing_is_missing(shard: ReplicaStack) -> None:
+    placed = asyncio.run(produce(shard, "killed", 0, 300))
+    before = shard.leader()
+    shard.kill(before)
+    placed |= asyncio.run(produce(shard, "killed", 300, 300))
+    assert shard.wait_leader(before) != before
+    assert stored(shard, "killed") == placed
+    shard.start_again(before)
+    shard.wait_in_sync()
+    again = shard.leader()
+    shard.kill(again)
+    shard.wait_leader(again)
+    assert stored(shard, "killed") == placed
+    for name in shard.names:
+        if "broker" not in shard.stacks[name].processes:
+            shard.start_again(name)
+    shard.wait_in_sync()
+
+
+def test_the_lead_is_handed_over_under_load_without_an_error(shard: ReplicaStack) -> None:
+    async def under_load() -> dict[tuple[int, int], bytes]:
+        loading = asyncio.ensure_future(produce(shard, "switched", 0, 3_000))
+        for _ in range(3):
+            leader = await asyncio.to_thread(shard.leader)
+            to = next(name for name in shard.names if name != leader)
+            await asyncio.to_thread(shard.switch, leader, to)
+            assert await asyncio.to_thread(shard.wait_leader, leader) == to
+            await asyncio.to_thread(shard.wait_in_sync)
+        return await loading
+
+    placed = asyncio.run(under_load())
+    assert len(placed) == 3_000
+    assert stored(shard, "switched") == placed
+
+
+def test_a_replica_whose_disk_was_emptied_gets_everything_again(shard: ReplicaStack) -> None:
+    placed = asyncio.run(produce(shard, "emptied", 0, 500))
+    leader = shard.leader()
+    copy = next(name for name in shard.names if name != leader)
+    shard.kill(copy)
+    shutil.rmtree(shard.stacks[copy].directory / "store")
+    placed |= asyncio.run(produce(shard, "emptied", 500, 500))
+    shard.start_again(copy)
+    shard.wait_in_sync()
+    shard.switch(leader, copy)
+    assert shard.wait_leader(leader) == copy
+    assert stored(shard, "emptied") == placed
