@@ -14,7 +14,8 @@ from references import PAGES, declared_metrics
 from holdmq.config.sources import reference
 
 PROCESSES = ("registry", "broker", "gateway", "console", "stats")
-NAME = re.compile(r"holdmq_(gateway|broker|replication|store|registry|rpc|stats|console|admin|log|build)_[a-z0-9_]+\Z")
+AREAS = "gateway|broker|replication|store|registry|rpc|stats|console|admin|log|build"
+NAME = re.compile(rf"holdmq_({AREAS})_[a-z0-9_]+\Z")
 BOUNDED_LABELS = {
     "box",  # kinds of queries
     "request",  # codes of the RPC
