@@ -267,8 +267,7 @@ class Recovery:
                 batch = batch_of(view, whole.sizes[: sequence.records], position, self._key_levels)
             for run in batch.runs:
                 self._firsts.setdefault((run.topic, run.queue_id), run.base_offset)
-            if not self._is_replicated:
-                self._take(batch, view)
+            self._take(batch, view)
             self._store_ms = batch.store_ms
             position = batch.end
             if sequence.records < len(whole.sizes):
@@ -276,8 +275,11 @@ class Recovery:
         return position, True
 
     def _take(self, batch: Batch, view: memoryview) -> None:
-        """Index a batch, and follow the state that it changes."""
-        if self._kept is not None and self._kept.state.scan(batch):
+        """Follow the state that a batch changes, and index it, unless that waits until it is confirmed."""
+        is_changed = self._kept is not None and self._kept.state.scan(batch)
+        if self._is_replicated:
+            return
+        if is_changed:
             # What the records say of themselves may hold for those behind them.
             batch = batch_of(view, batch.sizes, batch.position, self._key_levels)
         self._index(batch)

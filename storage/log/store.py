@@ -217,7 +217,8 @@ class LogStore:
         )
         self._queues = self._appends.queues
         self._note_pool = ThreadPoolExecutor(1, "log-notes") if has_threads and is_replicated else None
-        self.replicated = self._replica_log(gate, machine) if isinstance(gate, ReplicaGate) else None
+        took = _took_nothing if state is None else state.take
+        self.replicated = self._replica_log(gate, machine, took) if isinstance(gate, ReplicaGate) else None
         self.derived = Derived(
             disk,
             self._home,
@@ -251,14 +252,15 @@ class LogStore:
         self._above_watermark: StorageError | None = None
         self._is_open = False
 
-    def _replica_log(self, gate: ReplicaGate, machine: Machine) -> ReplicaLog:
+    def _replica_log(self, gate: ReplicaGate, machine: Machine, took: Callable[[Batch], bool]) -> ReplicaLog:
         post, settings = self._post, self._settings
+        directory, segment_size = settings.data_dir, settings.segment_size_bytes
         return ReplicaLog(
             self._home,
             self._segments,
             self._appends,
             gate,
-            CopiedAppends(self._appends, settings.data_dir, settings.segment_size_bytes, self._key_levels),
+            CopiedAppends(self._appends, directory, segment_size, self._key_levels, took),
             RawReader(self._read_files, self._segments, lambda: gate.written_position),
             Replaying(self._reader, self._appends, gate, self._note_down, post, self._following_failed),
             self.retention,
@@ -695,6 +697,11 @@ class LogStore:
                 raise
             self._behind_reads += 1
             raise BehindError(position, first_position) from None
+
+
+def _took_nothing(_batch: Batch) -> bool:
+    """No batch says how others are indexed."""
+    return False
 
 
 def _is_table(is_table: Callable[[str], bool], topic: str) -> bool:

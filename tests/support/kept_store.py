@@ -6,8 +6,9 @@ import queue
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from any_disk import ANY_DISK
@@ -26,13 +27,16 @@ MIB = 1 << 20
 LEVELS = "config/levels.json"
 
 
+T = TypeVar("T")
+
+
 class KeptStore:
     """A store that has state files, and its "event loop" on a thread.
 
     How many levels of a key count in a topic is what the file `levels.json` says.
     """
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
+    def __init__(self, directory: Path, is_replicated: bool = False, **settings: Any) -> None:
         self.directory = directory
         values = {"data_dir": str(directory), "segment_size_bytes": MIB, "flush_interval_ms": 10}
         self.settings = StorageSection.model_validate(values | {**ANY_DISK, **settings})
@@ -46,6 +50,7 @@ class KeptStore:
             lambda topic: self.levels.get(topic, 1),
             self._posted.put,
             is_table=lambda _: False,
+            is_replicated=is_replicated,
             state=LoggedState(self.files, self._has_changed),
         )
         self.disk = LogDisk(
@@ -67,6 +72,19 @@ class KeptStore:
     def post(self, callback: Callable[[], object]) -> None:
         """Run something on the loop."""
         self._posted.put(callback)
+
+    def on_loop(self, work: Callable[[], T]) -> T:
+        """What some work on the loop returns."""
+        ended: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                ended.set_result(work())
+            except Exception as error:  # noqa: BLE001 - whoever waits gets it
+                ended.set_exception(error)
+
+        self._posted.put(run)
+        return ended.result(40)
 
     def _run(self) -> None:
         while (callback := self._posted.get()) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
@@ -26,16 +27,25 @@ class CopiedAppends:
     """Appends what a leader has stamped. Everything is called on the loop, but for `open`.
 
     `floors`: next offsets of queues that the leader had, and of which nothing is here: a record of theirs
-    may come with any offset.
+    may come with any offset. `took` is given each batch in the order of the log; True = by what is in it
+    levels of a key may count otherwise.
     """
 
-    def __init__(self, appends: LogAppends, directory: str, segment_size: int, key_levels: KeyLevels) -> None:
+    def __init__(
+        self,
+        appends: LogAppends,
+        directory: str,
+        segment_size: int,
+        key_levels: KeyLevels,
+        took: Callable[[Batch], bool],
+    ) -> None:
         self.floors: NextOffsets = {}
         self.batches = self.bytes = self.refused = 0
         self._appends = appends
         self._directory = directory
         self._segment_size = segment_size
         self._key_levels = key_levels
+        self._took = took
         self._store_id = b""
 
     def open(self, store_id: bytes, floors: NextOffsets) -> None:
@@ -62,6 +72,11 @@ class CopiedAppends:
         appends.put(copied)
         return appends.end
 
+    def begin(self) -> None:
+        """Go on behind what this log appended while it led, and has not confirmed."""
+        for pending in self._appends.pending:
+            self._took(pending.batch)
+
     def _blank(self, data: memoryview, done: Done) -> Copied:
         size = blank_size_at(data, 0)
         position = self._appends.end + size
@@ -86,6 +101,8 @@ class CopiedAppends:
         sequence = in_sequence(batch, known, appends.store_ms)
         if sequence.records < len(batch.sizes):
             raise self._corrupt(sequence.reason, int(batch.starts[sequence.records]))
+        if self._took(batch):
+            batch = ForeignBatch.of(batch_of(data, whole.sizes, position, self._key_levels))
         queues: list[Queue] = []
         for key, run in zip(keys, batch.runs, strict=True):
             queue = appends.queues.get(key)

@@ -223,6 +223,7 @@ class ReplicaLog:
 
     def end_leading(self) -> None:
         self._copy("another one does, or will")
+        self._copying.begin()
         self._appends.give_up(
             ShardLostError(
                 "another replica leads, and may have it or not", operation="append", hint="send it again"
