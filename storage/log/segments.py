@@ -72,39 +72,47 @@ class Segments:
         index = holding([segment.start for segment in table], position)
         return table[index] if index >= 0 and position < table[index].end else None
 
-    def prepare(self, start: int) -> Segment:
-        """Make the New segment that begins at `start`, durably, unless it is there."""
+    def prepare(self, start: int, behind: int | None = None) -> Segment:
+        """Make the New segment that begins at `start`, durably, unless it is there.
+
+        `behind`: where the ongoing segment begins, if others may have been made ahead behind it at places
+        where it does not end: they go.
+        """
         with self._lock:
-            for segment in reversed(self.table):
-                if segment.start == start:
-                    return segment
-            path = self.directory / name_of(start)
-            self._preallocate(path)
-            self._disk.sync_directory(self.directory)
-            segment = Segment(start, start + self.segment_size, path)
-            self.table = [*self.table, segment]
-            return segment
+            if behind is not None:
+                self._drop_new(behind, start)
+            return self._prepare(start)
+
+    def _prepare(self, start: int) -> Segment:
+        for segment in reversed(self.table):
+            if segment.start == start:
+                return segment
+        path = self.directory / name_of(start)
+        self._preallocate(path)
+        self._disk.sync_directory(self.directory)
+        segment = Segment(start, start + self.segment_size, path)
+        self.table = [*self.table, segment]
+        return segment
 
     def prepare_next(self, start: int) -> None:
         """`prepare` ahead of need: not when the log has gone on elsewhere meanwhile."""
-        table = self.table
-        if table and table[-1].end == start:
-            self.prepare(start)
-
-    def drop_new(self, end: int) -> None:
-        """Remove, durably, segments behind the ongoing one that do not begin at `end`, where it is to end."""
         with self._lock:
-            ongoing = next(i for i, s in reversed(list(enumerate(self.table))) if s.start < end)
-            gone = [segment for segment in self.table[ongoing + 1 :] if segment.start != end]
-            for segment in gone:
-                self._disk.unlink(segment.path)
-            if gone:
-                self.table = [segment for segment in self.table if segment not in gone]
-                self._disk.sync_directory(self.directory)
+            if self.table and self.table[-1].end == start:
+                self._prepare(start)
+
+    def _drop_new(self, start: int, end: int) -> None:
+        """Remove, durably, segments behind the one at `start` that do not begin at `end`."""
+        gone = [segment for segment in self.table if start < segment.start != end]
+        for segment in gone:
+            self._disk.unlink(segment.path)
+        if gone:
+            self.table = [segment for segment in self.table if segment not in gone]
+            self._disk.sync_directory(self.directory)
 
     def resize(self, start: int, end: int) -> None:
-        """Let the current segment, which begins at `start`, end at `end`, where another one may begin."""
+        """Let the current segment, which begins at `start`, end at `end`; New ones at other places go."""
         with self._lock:
+            self._drop_new(start, end)
             index = next(i for i, segment in enumerate(self.table) if segment.start == start)
             segment = self.table[index]
             file = self.current

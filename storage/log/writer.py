@@ -216,15 +216,15 @@ class Writer:
             if self._must_cut:
                 operation = "cut"
                 self._cut()
-            if first.is_copied:
-                operation = "resize"
-                self._fit(first, group[-1])
             if first.blank_size:
                 # The next segment comes first: a full disk then leaves no half-closed one behind.
                 operation = _NEW_SEGMENT
                 self._prepare(first)
                 operation = "write"
                 self._roll(first)
+            if first.is_copied:
+                operation = "resize"
+                self._fit(position, group[-1].segment_end)
             operation = "write"
             file = self.segments.current
             assert file is not None
@@ -256,21 +256,20 @@ class Writer:
         self.groups += 1
         self._confirmed(group)
 
-    def _fit(self, first: Pending, last: Pending) -> None:
-        """Make room for what the leader's segment holds, which may be larger or smaller than those here."""
-        position = first.batch.position
-        if first.blank_size:
-            self.segments.drop_new(position)
-            return
+    def _fit(self, position: int, segment_end: int) -> None:
+        """Let the ongoing segment hold what the leader's does, which may be larger than those here."""
         ongoing = next(s for s in reversed(self.segments.table) if s.start <= position)
-        if last.segment_end > ongoing.end:
-            self.segments.drop_new(last.segment_end)
-            self.segments.resize(ongoing.start, last.segment_end)
+        if segment_end > ongoing.end:
+            self.segments.resize(ongoing.start, segment_end)
 
     def _prepare(self, first: Pending) -> None:
         """Have the segment that `first` begins; only rolling may take the reserve for it."""
+        behind: int | None = None
+        if first.is_copied:
+            written = first.batch.position - first.blank_size
+            behind = next(s.start for s in reversed(self.segments.table) if s.start <= written)
         try:
-            self.segments.prepare(first.batch.position)
+            self.segments.prepare(first.batch.position, behind)
         except OSError as error:
             is_taken = (
                 error.errno in FULL_ERRORS

@@ -15,6 +15,7 @@ from holdmq.errors import CorruptRecordError, NotLeaderError, StoreFullError, St
 def fill(leader: CopyOfLog, seed: int, batches: int = 40) -> None:
     chance = Random(seed)
     for _ in range(batches):
+        leader.now_s += 1
         leader.append(chance.randrange(3), chance.randrange(1, 5), body=b"x" * chance.choice((5, 100, 300)))
         if chance.random() < 0.4:
             leader.settle()
@@ -120,6 +121,38 @@ def test_bytes_of_another_place_or_store_or_order_are_refused() -> None:
         refusal(lambda: copy.log.append_copied(one.parts[0], one.end, print)), CorruptRecordError
     )
     assert copy.copied == [None]
+
+
+def test_offsets_that_leave_a_gap_or_come_again_are_refused() -> None:
+    leader = founded()
+    other = joined(leader)
+    other.lead(3)
+    for replica, queue_ids in ((leader, (0, 0)), (other, (1, 0))):
+        for queue_id in queue_ids:
+            replica.append(queue_id, 1)
+        replica.settle()
+    copy = joined(leader)
+    first = leader.read(0, 1)
+    copy.log.append_copied(first.parts[0], 0, copy.copied.append)
+    # At its place, of this store, undamaged: but the first record of a queue that has one.
+    again = other.log.read_bytes_cold(first.end, 1 << 20)
+    error = refusal(lambda: copy.log.append_copied(again.parts[0], first.end, print))
+    assert "is not the next of devices/0" in str(error)
+
+
+def test_segments_that_a_copy_made_ahead_at_another_place_go() -> None:
+    leader = founded()
+    copy = joined(leader, segment_bytes=2048)
+    for _ in range(60):
+        leader.append(0, 1, body=b"x" * 300)
+        leader.settle()
+        copy.follow(leader)
+        copy.confirm()
+        copy.flush_step()
+    assert len(leader.segments()) > 3
+    assert copy.segments() == leader.segments()
+    copy.kill()
+    assert copy.segments() == leader.segments()
 
 
 def test_a_copy_takes_no_records_of_producers() -> None:

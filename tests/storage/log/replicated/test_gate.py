@@ -106,6 +106,25 @@ def test_a_start_leaves_what_follows_the_checkpoint_unconfirmed(
     assert leader.queue_bytes(0) == first
 
 
+def test_what_a_start_found_becomes_visible_before_what_comes_after_it() -> None:
+    leader = founded()
+    for _ in range(5):
+        leader.append(0, 1)
+    leader.settle()
+    found = leader.log.written_position
+    leader.kill()
+    leader.lead(3)
+    seen: list[int] = []
+    leader.store.subscribe(lambda batches: seen.extend(batch.position for batch in batches))
+    leader.append(0, 1)
+    leader.settle()
+    leader.confirm()
+    assert seen == sorted(seen)
+    assert (seen[0], seen[-1]) == (0, found)
+    assert leader.store.bounds("devices", 0) == (0, 6)
+    assert len(leader.queue_bytes(0)) == leader.log.written_position
+
+
 def test_a_clean_close_confirms_nothing_either() -> None:
     leader = founded()
     leader.append(0, 2)
