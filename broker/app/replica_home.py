@@ -68,6 +68,9 @@ class ReplicaHome:
         await asyncio.get_running_loop().run_in_executor(None, cut)
         return await self.open()
 
+    async def receive(self, data: bytes, offset: int) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._closed.receive, data, offset)
+
     async def start_over(self, start: LogStart) -> ReplicatedLog:
         await self.close()
         await asyncio.get_running_loop().run_in_executor(None, self._closed.start_over, start)

@@ -45,8 +45,8 @@ from broker.replication.ports import LeadEvents, LogHome
 from holdmq.coordination.api import Coordinator, ShardSnapshot, ShardState
 from holdmq.errors import BehindError, Code, HoldMQError, RemoteError, StorageError
 from holdmq.rpc.connection import Request
-from holdmq.wire.replica_headers import ReplicaFetchResponse
-from storage.api.replication import LogBytes, LogStart, QueueEnds, ReplicatedLog
+from holdmq.wire.replica_headers import ReplicaFetchResponse, ReplicaTablesResponse
+from storage.api.replication import LogBytes, LogStart, QueueEnds, ReplicatedLog, TableSnapshot
 
 TICK_S: Final = 0.05
 """How often deadlines are looked at: a tenth of the shortest, a switch-over's."""
@@ -366,7 +366,32 @@ class ReplicaAgent:
             begun = begun[:1]
         log.warning("the log is given up, and begins anew", replica=self.replica, position=position)
         start = LogStart(store_id, position, begun, self._welcome_ends)
-        self._spawn(self._change_log(self._home.start_over(start)), "start over")
+        leader = "" if self._core is None or self._core.copying is None else self._core.copying.leader
+        self._spawn(self._change_log(self._begin_anew(start, leader)), "start over")
+
+    async def _begin_anew(self, start: LogStart, leader: str) -> ReplicatedLog:
+        """Give the log up; rows of tables whose records the leader's log has given up come first."""
+        try:
+            tables = await self._receive_tables(leader) if start.position else None
+        except HoldMQError as error:
+            log.warning("the leader's tables did not come", replica=self.replica, reason=str(error))
+            return await self._home.open_again()  # and once more from its hello on
+        return await self._home.start_over(start._replace(tables=tables))
+
+    async def _receive_tables(self, leader: str) -> TableSnapshot | None:
+        answer, data = await self._peers.tables(leader, "", 0)
+        if not answer.name:
+            return None
+        snapshot = TableSnapshot(answer.name, answer.position, answer.size)
+        offset = 0
+        while True:
+            await self._home.receive(data, offset)
+            offset += len(data)
+            if offset >= snapshot.size:
+                return snapshot
+            answer, data = await self._peers.tables(leader, snapshot.name, offset)
+            if not data:
+                raise StorageError("the leader's tables end too soon", operation="receive", offset=offset)
 
     async def _change_log(self, change: Coroutine[Any, Any, ReplicatedLog]) -> None:
         self._log = None
@@ -503,11 +528,7 @@ class ReplicaAgent:
 
     async def _read_cold(self, found: ReplicatedLog, request: Request, grant: FetchGrant, size: int) -> None:
         loop = asyncio.get_running_loop()
-        # All copies together: producers share the disk with those that catch up.
-        wait_s = self._cold_free_at - loop.time()
-        self._cold_free_at = max(self._cold_free_at, loop.time()) + size / self._cold_bytes_per_s
-        if wait_s > 0:
-            await asyncio.sleep(wait_s)
+        await self._wait_for_disk(size)
         try:
             read = await loop.run_in_executor(self._home.readers, found.read_bytes_cold, grant.position, size)
         except BehindError as error:
@@ -532,6 +553,38 @@ class ReplicaAgent:
             grant.take_over,
         )
         request.reply(header, read.parts, length)
+
+    def send_tables(self, name: str, offset: int, request: Request) -> None:
+        """Answer a copy that asks for the newest snapshot of tables, or for more of it."""
+        core, found = self._core, self._log
+        if core is None or core.leading is None or found is None:
+            raise refusal_of(Refused(0, "" if core is None else core.leader))
+        self._spawn(self._read_tables(found, name, offset, request), "tables for a copy")
+
+    async def _read_tables(self, found: ReplicatedLog, name: str, offset: int, request: Request) -> None:
+        loop = asyncio.get_running_loop()
+        await self._wait_for_disk(self._fetch_max_bytes)
+        try:
+            newest = await loop.run_in_executor(self._home.readers, found.table_snapshot)
+            if newest is None:
+                request.reply(ReplicaTablesResponse("", 0, 0, 0))
+                return
+            data = await loop.run_in_executor(
+                self._home.readers, found.read_snapshot, name or newest.name, offset, self._fetch_max_bytes
+            )
+        except HoldMQError as error:
+            request.refuse(error)
+            return
+        answer = ReplicaTablesResponse(newest.name, newest.position, newest.size, offset)
+        request.reply(answer, [data], len(data))
+
+    async def _wait_for_disk(self, size: int) -> None:
+        """Keep all copies together below their rate: producers share the disk with those that catch up."""
+        now = asyncio.get_running_loop().time()
+        wait_s = self._cold_free_at - now
+        self._cold_free_at = max(self._cold_free_at, now) + size / self._cold_bytes_per_s
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
 
     # People
 

@@ -29,10 +29,14 @@ from holdmq.wire.replica_headers import (
     ReplicaHelloResponse,
     ReplicaStatusRequest,
     ReplicaStatusResponse,
+    ReplicaTablesRequest,
+    ReplicaTablesResponse,
 )
 from storage.api.replication import Epoch, QueueEnds
 
 NO_BYTES: Final = memoryview(b"")
+TABLES_S: Final = 20.0
+"""Longest for a part of the tables: they are read from a disk that producers use."""
 RETRY_S: Final = 0.1
 """How soon a replica without a connection counts as one that does not answer."""
 
@@ -107,6 +111,12 @@ class Peers:
             done(peer, _answer(code, reply))
 
         client.request(code, header, answered, timeout_s)
+
+    async def tables(self, peer: str, name: str, offset: int) -> tuple[ReplicaTablesResponse, bytes]:
+        """Ask for the leader's snapshot of tables, or for more of it. Raises HoldMQError."""
+        header = ReplicaTablesRequest(self._shard, self._replica, name, offset)
+        reply = await self._clients[peer].call(RequestCode.REPLICA_TABLES, header, TABLES_S)
+        return reply.header(ReplicaTablesResponse), bytes(reply.body)
 
     def _request(self, message: object) -> tuple[RequestCode, Header, float]:
         if isinstance(message, CopyFetch):

@@ -24,6 +24,9 @@ class LogHome(Protocol):
     async def cut(self, position: int, epochs_kept: int) -> ReplicatedLog:
         """Close the log, cut it at a position, keep its first epochs, and open it."""
 
+    async def receive(self, data: bytes, offset: int) -> None:
+        """Write bytes of a leader's snapshot of tables beside the log."""
+
     async def start_over(self, start: LogStart) -> ReplicatedLog:
         """Close the log, give it up, and open an empty one."""
 

@@ -27,6 +27,7 @@ from holdmq.wire.replica_headers import (
     ReplicaStatusResponse,
     ReplicaSwitchRequest,
     ReplicaSwitchResponse,
+    ReplicaTablesRequest,
 )
 from storage.api.replication import Epoch
 
@@ -44,6 +45,7 @@ class ReplicaRequests(RequestFamily):
             RequestCode.HEARTBEAT: lambda request: request.reply(Empty()),
             RequestCode.REPLICA_HELLO: self._hello,
             RequestCode.REPLICA_FETCH: self._fetch,
+            RequestCode.REPLICA_TABLES: self._tables,
             RequestCode.REPLICA_STATUS: self._status,
             RequestCode.REPLICA_SWITCH: self._switch,
             RequestCode.REPLICA_PROMOTE: self._promote,
@@ -98,6 +100,11 @@ class ReplicaRequests(RequestFamily):
         self._check(asked.shard)
         fetch = CopyFetch(asked.epoch, asked.session, asked.position, asked.acknowledged)
         self._agent.fetch(asked.replica, fetch, request)
+
+    def _tables(self, request: Request) -> None:
+        asked = request.header(ReplicaTablesRequest)
+        self._check(asked.shard)
+        self._agent.send_tables(asked.name, asked.offset, request)
 
     def _status(self, request: Request) -> None:
         self._check(request.header(ReplicaStatusRequest).shard)

@@ -189,6 +189,7 @@ NEEDS: Final[dict[RequestCode, Needs]] = {
     # A replica gets the whole log, and what it acknowledges is what is confirmed.
     RequestCode.REPLICA_HELLO: _BROKER,
     RequestCode.REPLICA_FETCH: _BROKER,
+    RequestCode.REPLICA_TABLES: _BROKER,
     RequestCode.REPLICA_STATUS: Needs(READERS | BROKERS),
     RequestCode.REPLICA_SWITCH: _ADMIN,
     RequestCode.REPLICA_PROMOTE: _ADMIN,

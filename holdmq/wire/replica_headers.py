@@ -102,6 +102,32 @@ class ReplicaFetchResponse(Header):
 
 
 @header
+class ReplicaTablesRequest(Header):
+    """A copy that begins anew asks for the leader's newest snapshot of tables, or for more of it.
+
+    `name` "" = from its beginning; else that snapshot from `offset` on, STORE_FAILED when it is not the
+    newest any more.
+    """
+
+    shard: str
+    replica: str
+    name: str
+    offset: int
+
+
+@header
+class ReplicaTablesResponse(Header):
+    """Body: bytes of the snapshot from `offset` on. `name` "" = there is none; its rows are of the log below
+    `position`, and it has `size` bytes in all.
+    """
+
+    name: str
+    position: int
+    size: int
+    offset: int
+
+
+@header
 class ReplicaStatusRequest(Header):
     """What a replica has and does."""
 

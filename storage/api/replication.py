@@ -38,17 +38,31 @@ QueueEnds = Mapping[tuple[str, int], int]
 """Next queue offset by topic and queue id."""
 
 
+class TableSnapshot(NamedTuple):
+    """All tables of a log below `position`, as a file of `size` bytes that its leader has.
+
+    Records of rows that the log gave up are in it alone: a copy that begins where the leader's log begins
+    needs it, or lacks them.
+    """
+
+    name: str
+    position: int
+    size: int
+
+
 class LogStart(NamedTuple):
     """Where an empty copy begins, as the leader says it.
 
     `position` is where the leader's log begins, `epochs` are those of the leader's that began at or below it,
     `queue_ends` what `ReplicatedLog.queue_ends` gave: queues go on there that have no record behind it.
+    `tables` were received before (`ClosedLog.receive`; None = there are none).
     """
 
     store_id: bytes
     position: int
     epochs: Sequence[Epoch]
     queue_ends: QueueEnds
+    tables: TableSnapshot | None = None
 
 
 class ReplicatedLog(Protocol):
@@ -142,6 +156,12 @@ class ReplicatedLog(Protocol):
     def queue_ends(self) -> QueueEnds:
         """The next queue offset of every queue that was ever written to, for `LogStart`."""
 
+    def table_snapshot(self) -> TableSnapshot | None:
+        """Blocking: name the newest snapshot of the tables; None = there is none, nor need for one."""
+
+    def read_snapshot(self, name: str, offset: int, max_bytes: int) -> bytes:
+        """Blocking: read of the snapshot of that name. StorageError when a newer one has taken its place."""
+
     def read_bytes(self, position: int, max_bytes: int) -> LogBytes | None:
         """Read what follows `position`, a boundary of records, below the written position, from memory.
 
@@ -188,6 +208,9 @@ class ClosedLog(Protocol):
         Consume queues, checkpoint and the other derived files are cut with it; of the epochs the first
         `epochs_kept` stay. What was cut is kept in cut/.
         """
+
+    def receive(self, data: bytes, offset: int) -> None:
+        """Write bytes of the leader's snapshot of tables, from offset 0 on, beside what is here."""
 
     def start_over(self, start: LogStart) -> None:
         """Give up everything in the directory, and begin an empty log of another store, or further on."""

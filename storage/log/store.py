@@ -265,6 +265,7 @@ class LogStore:
             Replaying(self._reader, self._appends, gate, self._note_down, post, self._following_failed),
             self.retention,
             ReplicaNote(self._disk, self._home.directory, machine),
+            lambda: self.tables,
             lambda: self.writer.synced,
             self._wake_timer,
             self._note_down,

@@ -2,6 +2,7 @@
 
 ::
 
+    received.mdb        a leader's tables, before they take the place of those that are here
     begin-anew.json     written before the first file of a log that is given up goes; gone when all is done
 """
 
@@ -16,16 +17,18 @@ import structlog
 from holdmq.errors import StorageError, StoreFormatError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk
-from storage.api.replication import Epoch, LogStart
+from storage.api.replication import Epoch, LogStart, TableSnapshot
 from storage.core.epochs import Epochs
 from storage.log.core.names import name_of
 from storage.log.flusher import Checkpoint
 from storage.log.home import STORE_FORMAT, StoreDirectory
 from storage.log.replicated.identity import NAME as NOTE
 from storage.log.segments import Segments
+from storage.log.tables.files import save_copied
 
 COPY_BYTES: Final = 4 << 20
 INTENT: Final = "begin-anew.json"
+RECEIVED: Final = "received.mdb"
 
 log = structlog.get_logger("holdmq.storage")
 
@@ -104,6 +107,19 @@ class ClosedLogDirectory:
             self._disk.sync_directory(home.cut)
         log.warning("the log was cut to its leader's", at=position, kept_in=str(home.cut), bytes=kept)
 
+    def receive(self, data: bytes, offset: int) -> None:
+        """Write bytes of a leader's tables, from offset 0 on. StorageError."""
+        path = self._directory / RECEIVED
+        try:
+            file = self._disk.open(path) if offset else self._disk.create_anew(path)
+            try:
+                file.write([data], offset)
+                file.sync()
+            finally:
+                file.close()
+        except OSError as error:
+            raise _failure(error, "receive tables", self._directory, None) from error
+
     def start_over(self, start: LogStart) -> None:
         """Give up everything in the directory, and begin an empty log at `start`. StorageError.
 
@@ -139,8 +155,9 @@ class ClosedLogDirectory:
         # Not the directory that it was: what it had acknowledged is gone.
         for name in (NOTE, NOTE + ".bak"):
             self._disk.unlink(self._directory / name)
-        for directory in (home.commitlog, home.keyindex, home.timer, home.tables):
+        for directory in (home.commitlog, home.keyindex, home.timer):
             self._empty(directory)
+        self._take_tables(home, start.tables)
         for topic in self._disk.list(home.consumequeue):
             for queue_id in self._disk.list(home.consumequeue / topic):
                 self._empty(home.consumequeue / topic / queue_id)
@@ -168,8 +185,23 @@ class ClosedLogDirectory:
             self._disk.unlink(path)
         self._disk.sync_directory(self._directory)
 
-    def _empty(self, directory: Path) -> None:
-        names = self._disk.list(directory)
+    def _take_tables(self, home: StoreDirectory, tables: TableSnapshot | None) -> None:
+        """Put what was received in the place of the tables; a crash may have come after that."""
+        received = self._directory / RECEIVED
+        is_there = RECEIVED in self._disk.list(self._directory)
+        self._empty(home.tables, "" if tables is None or is_there else tables.name)
+        if tables is not None:
+            self._disk.make_directory(home.tables)
+            if is_there:
+                self._disk.rename(received, home.tables / tables.name)
+                self._disk.sync_directory(home.tables)
+                self._disk.sync_directory(self._directory)
+            save_copied(self._disk, home.tables, tables)
+        elif is_there:
+            self._disk.unlink(received)
+
+    def _empty(self, directory: Path, but: str = "") -> None:
+        names = [name for name in self._disk.list(directory) if name != but]
         for name in names:
             self._disk.unlink(directory / name)
         if names:
@@ -185,6 +217,7 @@ def _content(start: LogStart) -> dict[str, Any]:
         "position": start.position,
         "epochs": [[epoch.epoch, epoch.start] for epoch in start.epochs],
         "queues": queues,
+        "tables": None if start.tables is None else list(start.tables),
     }
 
 
@@ -196,8 +229,10 @@ def _start_of(content: Mapping[str, Any], path: str) -> LogStart:
             for queue_id, end in queues.items()
         }
         epochs = [Epoch(int(epoch), int(start)) for epoch, start in content["epochs"]]
-        return LogStart(bytes.fromhex(content["storeId"]), int(content["position"]), epochs, ends)
-    except (KeyError, TypeError, ValueError) as error:
+        found = content.get("tables")
+        tables = None if found is None else TableSnapshot(str(found[0]), int(found[1]), int(found[2]))
+        return LogStart(bytes.fromhex(content["storeId"]), int(content["position"]), epochs, ends, tables)
+    except (IndexError, KeyError, TypeError, ValueError) as error:
         raise StoreFormatError(
             f"it says no beginning of a log: {error}", operation="open", path=path
         ) from error

@@ -8,7 +8,7 @@ from functools import partial
 import structlog
 
 from holdmq.errors import NotLeaderError, ShardLostError, StorageError, UsageError
-from storage.api.replication import Done, Epoch, LogBytes, QueueEnds
+from storage.api.replication import Done, Epoch, LogBytes, QueueEnds, TableSnapshot
 from storage.core.epochs import Epochs
 from storage.core.scan import NextOffsets
 from storage.log.appends import LogAppends, Post
@@ -21,6 +21,7 @@ from storage.log.replicated.raw_reads import RawReader, read_memory
 from storage.log.replicated.replaying import Replaying
 from storage.log.retention.retention import Retention
 from storage.log.segments import Segments
+from storage.log.tables.tables import LogTables
 
 log = structlog.get_logger("holdmq.storage")
 
@@ -43,6 +44,7 @@ class ReplicaLog:
         replaying: Replaying,
         retention: Retention,
         note: ReplicaNote,
+        tables: Callable[[], LogTables | None],
         synced: Callable[[], int],
         leads: Callable[[], object],
         run: Callable[[Callable[[], object]], object],
@@ -58,6 +60,7 @@ class ReplicaLog:
         self._replaying = replaying
         self._retention = retention
         self._note = note
+        self._tables = tables
         self._synced = synced
         self._leads = leads
         self._run = run
@@ -233,6 +236,16 @@ class ReplicaLog:
     def queue_ends(self) -> QueueEnds:
         ends = {key: queue.confirmed for key, queue in self._appends.queues.items()}
         return {**self._copying.floors, **ends}
+
+    def table_snapshot(self) -> TableSnapshot | None:
+        tables = self._tables()
+        return None if tables is None else tables.newest_snapshot()
+
+    def read_snapshot(self, name: str, offset: int, max_bytes: int) -> bytes:
+        tables = self._tables()
+        if tables is None:
+            raise StorageError("this log has no tables", operation="read", path=name)
+        return tables.read_snapshot(name, offset, max_bytes)
 
     def read_bytes(self, position: int, max_bytes: int) -> LogBytes | None:
         gate = self._gate

@@ -13,6 +13,7 @@ touches the database's bytes; what is done to whole files goes through the disk.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ import structlog
 from holdmq.errors import StorageError, StoreFormatError, StoreFullError, StoreReadOnlyError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk
+from storage.api.replication import TableSnapshot
 from storage.api.tables import END_OF_WALK, STOP, TAKE, Judge, RowChanged, TableSize, VersionedRow, WalkedRow
 from storage.log.core.names import name_of
 from storage.log.failures import FULL_HINT, READ_ONLY_HINT
@@ -69,11 +71,19 @@ def failure_of(error: lmdb.Error, operation: str, path: Path) -> StorageError:
     return StoreReadOnlyError(reason, operation=operation, path=str(path), hint=READ_ONLY_HINT)
 
 
+def save_copied(disk: Disk, directory: Path, snapshot: TableSnapshot) -> None:
+    """Note that a leader's snapshot lies in `directory`: a start makes it the tables. StorageError."""
+    file = AtomicFile(directory / "snapshot.json", disk)
+    content = {"file": snapshot.name, "position": snapshot.position, "copied": snapshot.position}
+    file.save(content, 1)
+
+
 class TableFiles:
     """The opened database. One thread writes, reads may be on any; all of it may wait for the disk.
 
     `snapshot_position`: the snapshot holds the log below it, as nothing changed since it was made.
-    `base_position`: where it was made; 0 without one.
+    `base_position`: where it was made; 0 without one. `copied_position`: up to where the tables, which are a
+    leader's, may be ahead of this copy's log.
     """
 
     def __init__(self, disk: Disk, directory: Path, map_bytes: int = MAP_BYTES) -> None:
@@ -81,6 +91,7 @@ class TableFiles:
         self.applied = Applied(0, 0)
         self.snapshot_position = 0
         self.base_position = 0
+        self.copied_position = 0
         self.map_bytes = map_bytes
         self.growths = 0
         self.snapshots = 0
@@ -153,6 +164,7 @@ class TableFiles:
         if loaded is not None:
             self._version = loaded.data_version
             self._set_snapshot(loaded.content["file"], loaded.content["position"])
+            self.copied_position = loaded.content.get("copied", 0)
         for name in self._disk.list(self.directory):
             if (
                 name.startswith("snapshot.")
@@ -387,6 +399,31 @@ class TableFiles:
         self._save(name, self.applied.position)
         if before is not None and before != name:
             self._disk.unlink(self.directory / before)
+
+    def newest(self) -> TableSnapshot | None:
+        """The snapshot that counts, for a copy of the log; None = there is none."""
+        name, position = self._snapshot, self.snapshot_position
+        if name is None:
+            return None
+        file = self._disk.open_to_read(self.directory / name)
+        try:
+            return TableSnapshot(name, position, file.size())
+        finally:
+            file.close()
+
+    def read_snapshot(self, name: str, offset: int, max_bytes: int) -> bytes:
+        """Bytes of the snapshot of that name. StorageError when it has gone, or the disk fails."""
+        path = self.directory / name
+        try:
+            if name != self._snapshot:
+                raise FileNotFoundError(errno.ENOENT, "a newer one has taken its place", str(path))
+            file = self._disk.open_to_read(path)
+            try:
+                return bytes(file.read(offset, max_bytes))
+            finally:
+                file.close()
+        except OSError as error:
+            raise StorageError(error.strerror or str(error), operation="read", path=str(path)) from error
 
     def extend_snapshot(self, position: int) -> None:
         """Note that nothing changed up to `position`, so that the snapshot holds for it."""

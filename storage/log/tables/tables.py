@@ -17,6 +17,7 @@ import structlog
 
 from holdmq.errors import StorageError
 from storage.api.batches import Appended, Batch
+from storage.api.replication import TableSnapshot
 from storage.api.tables import (
     Changed,
     Judge,
@@ -233,6 +234,17 @@ class LogTables(TableAppends):
         """Do what there is to do; how many seconds there is nothing. Blocking, without a thread only."""
         return self._guarded(self._work) or 0.0
 
+    def newest_snapshot(self) -> TableSnapshot | None:
+        """The newest snapshot, for a copy of the log. Blocking; StorageError."""
+        try:
+            return self._files.newest()
+        except OSError as error:
+            raise write_failure(error, "read", str(self._files.directory), None) from error
+
+    def read_snapshot(self, name: str, offset: int, max_bytes: int) -> bytes:
+        """Bytes of a snapshot, while it is the newest. Blocking; StorageError."""
+        return self._files.read_snapshot(name, offset, max_bytes)
+
     def _begin(self, confirmed: int) -> None:
         """Choose where to follow the log from: the database, the snapshot, or the log's beginning."""
         files = self._files
@@ -257,7 +269,8 @@ class LogTables(TableAppends):
         """Why the database is not the log's; empty = it is."""
         position, epoch = self._files.applied
         limit = self._epochs.limit_of(epoch) if epoch else None
-        if position > self._log_end or (limit is not None and position > limit):
+        end = max(self._log_end, self._files.copied_position)
+        if position > end or (limit is not None and position > limit):
             return f"they were applied up to {position}, which the log lost"
         if position < self._files.base_position:
             return f"they are applied up to {position} only, the snapshot to {self._files.base_position}"

@@ -242,7 +242,7 @@ def test_request_codes_are_never_renumbered() -> None:
         "SHARE_JOIN": 140, "SHARE_LEAVE": 141, "SHARE_SETTLE": 142, "SHARE_READ": 143, "SHARE_LIST": 144,
         "RETAINED_PUT": 150, "RETAINED_SCAN": 151, "RETAINED_GET": 152,
         "REPLICA_HELLO": 160, "REPLICA_FETCH": 161, "REPLICA_STATUS": 162, "REPLICA_SWITCH": 163,
-        "REPLICA_PROMOTE": 164,
+        "REPLICA_PROMOTE": 164, "REPLICA_TABLES": 165,
     }  # fmt: skip
 
 

@@ -1,0 +1,81 @@
+"""A replica that begins anew has what the log has given up by then: tables, topics, retained messages."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from cluster_view import listed, messages_of
+from mqtt_client import MqttClient
+from processes import wait_until
+from replica_processes import ReplicaStack, replica_stack
+
+from holdmq.client.admin import Admin
+from holdmq.client.producer import Producer
+from holdmq.client.tables import Table
+from holdmq.message import Message
+from holdmq.mqtt import PubAck, Publish
+
+SEGMENT = 1 << 20
+
+
+def test_tables_topics_and_retained_messages_follow_though_their_records_have_gone(tmp_path: Path) -> None:
+    with replica_stack(
+        tmp_path,
+        "gateway",
+        **{
+            "storage.segment_size_bytes": SEGMENT,
+            "storage.retention_segments": 3,
+            "storage.retention_interval_ms": 100,
+        },
+    ) as shard:
+        asyncio.run(_prepare(shard))
+        client = MqttClient(shard.first.mqtt_port, "keeper")
+        client.send(Publish("places/1", b"here", 1, retain=True, packet_id=1))
+        client.wait_for(PubAck)
+        client.close()
+        leader = shard.leader()
+        asyncio.run(_fill(shard))
+        wait_until(lambda: _first_of(shard, leader) > SEGMENT, "retention takes segments")
+        copy = next(name for name in shard.names if name != leader)
+        shard.kill(copy)
+        shutil.rmtree(shard.stacks[copy].directory / "store")
+        asyncio.run(_fill(shard))
+        shard.start_again(copy)
+        shard.wait_in_sync()
+        assert _first_of(shard, copy) > SEGMENT, "it began where the leader's log begins"
+        shard.switch(leader, copy)
+        assert shard.wait_leader(leader) == copy
+        asyncio.run(listed(shard.registries, "early"))
+        assert asyncio.run(_row(shard)) == b"v1"
+        other = MqttClient(shard.first.mqtt_port, "other")
+        other.subscribe("places/#")
+        assert bytes(other.message().payload) == b"here"
+        other.close()
+        assert asyncio.run(messages_of(shard.registries, "filling"))
+
+
+def _first_of(shard: ReplicaStack, name: str) -> int:
+    status = shard.status(name)
+    return -1 if status is None else status.first
+
+
+async def _prepare(shard: ReplicaStack) -> None:
+    async with Admin(shard.registries) as topics:
+        await topics.create_topic("early", 2)
+    async with Table("rows", shard.registries) as table:
+        await table.create(2)
+        await table.put("k1", b"v1")
+
+
+async def _row(shard: ReplicaStack) -> bytes | None:
+    async with Table("rows", shard.registries) as table:
+        row = await table.get("k1")
+        return None if row is None else bytes(row.value)
+
+
+async def _fill(shard: ReplicaStack) -> None:
+    async with Producer(shard.registries, send_timeout_s=60.0) as producer:
+        for _ in range(8):
+            await asyncio.gather(*(producer.send(Message("filling", b"x" * 4000)) for _ in range(250)))
