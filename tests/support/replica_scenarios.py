@@ -146,6 +146,26 @@ def late_read() -> None:
     _ends_well(world)
 
 
+def lease_taken_again() -> None:
+    """A deposed leader takes the free lease before it has read who leads by now: it hands nothing out."""
+    world = _world(3, 2)
+    first = _leader(world)
+    world.coordinator.unreachable.add(first.machine.name)
+    _until(world, lambda: any(p is not first and p.core.may_append for p in world.processes()))
+    world.coordinator.is_down = True
+    world.run(12.0)
+    world.coordinator.is_down = False
+    world.coordinator.unreachable = {p.machine.name for p in world.processes() if p is not first}
+    world.coordinator.late_reads_s = 3.0
+    for _ in range(600):
+        world.run(STEP_S)
+        leading = first.core.leading
+        if leading is not None and first.core.may_hand_out(first.now):
+            world.history.hands_out(first.machine.name, leading.epoch, first.log.confirmed)
+    world.coordinator.late_reads_s = 0.0
+    _ends_well(world)
+
+
 def unheard_growth() -> None:
     """The set has grown, and the leader does not hear of it: it counts the new member all the same."""
     world = _world(3, 1)

@@ -14,7 +14,13 @@ from unittest.mock import patch
 from model_log import ModelLog, Platter
 from replica_faults import run_world
 from replica_history import Violation
-from replica_scenarios import copy_ahead, diverged_copy, late_read, unheard_growth
+from replica_scenarios import (
+    copy_ahead,
+    diverged_copy,
+    late_read,
+    lease_taken_again,
+    unheard_growth,
+)
 from replica_world import Process, SimCoordinator
 
 from broker.replication.core.actions import Action, CutLog, Propose, Serve, StartOver
@@ -340,8 +346,7 @@ TRAPS: dict[str, Trap] = {
     ),
     "a stale read counts": Trap([(Leading, "was_read", _any_read)], scenario=late_read),
     "a lease taken again is trusted": Trap(
-        [(Leading, "was_held", _trusts_any_acquisition)],
-        ("the leader cut from the coordinator", "coordinator down", "one-way"),
+        [(Leading, "was_held", _trusts_any_acquisition)], scenario=lease_taken_again
     ),
     "a restarted leader goes on": Trap(
         [(Replica, "_place", _goes_on_after_restart)], ("kill the leader", "pause the leader", "power")

@@ -176,7 +176,7 @@ async def test_the_empty_tag_and_no_tag_are_told_apart(b: Stack) -> None:
 
 async def test_each_queue_says_where_it_stood_at_a_time(b: Stack) -> None:
     await b.produce("t", 0, (b"1", None), (b"2", None))
-    boundary = b.store._store_ms + 1
+    boundary = b.store._appends.store_ms + 1
     while b.store._clock_ms() < boundary:
         await asyncio.sleep(0.001)
     await b.produce("t", 0, (b"3", None))

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import pytest
 from replica_faults import run_world
-from replica_scenarios import copy_ahead, diverged_copy, late_read, unheard_growth
+from replica_scenarios import (
+    copy_ahead,
+    diverged_copy,
+    late_read,
+    lease_taken_again,
+    unheard_growth,
+)
 
 SEEDS = 240
 PART = 20
@@ -31,7 +37,9 @@ def test_a_seed_replays_exactly() -> None:
     assert one.history.values == other.history.values
 
 
-@pytest.mark.parametrize("scenario", [copy_ahead, diverged_copy, late_read, unheard_growth])
+@pytest.mark.parametrize(
+    "scenario", [copy_ahead, diverged_copy, late_read, lease_taken_again, unheard_growth]
+)
 def test_short_moments_that_seeds_seldom_meet(scenario: object) -> None:
     assert callable(scenario)
     scenario()
