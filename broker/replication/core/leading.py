@@ -57,6 +57,7 @@ class Leading:
         self.has_handed_over = False
         self.ended_why = ""
         self.is_doubtful = False
+        self.has_had_copies = False
         self._settings = settings
         self._replica = replica
         self._lease = lease
@@ -106,6 +107,7 @@ class Leading:
         if fetch.position > self._log.written:
             return self._refused(), []
         copy.fetched(fetch, self._log.written, now)
+        self.has_had_copies = True
         if copy.acknowledged >= max(self.start, self._log.confirmed):
             copy.is_whole = True
         actions: list[Action] = []
@@ -217,8 +219,25 @@ class Leading:
             self._held_at = now
             actions.append(HoldLease())
         actions += self._advance(now)
+        if self._is_alone(now):
+            return actions + self._end("no copy follows any more: another replica may be reached by one")
         actions += self._change_state(now)
         return actions
+
+    def _is_alone(self, now: float) -> bool:
+        """Whether all copies have been silent for so long that nothing can be confirmed here any more.
+
+        This leader may be cut from copies that reach each other: one of them can lead when L is free. If all
+        of them are gone it wins again, and then stays.
+        """
+        if not self.has_had_copies or not self._log.written > self._log.confirmed:
+            return False
+        others = [member for member in self.membership.state.in_sync if member != self._replica]
+        alone_s = 2 * self._settings.lag_s
+        return bool(others) and all(
+            now - (self._began_at if (copy := self.copies.get(member)) is None else copy.level_at) > alone_s
+            for member in others
+        )
 
     def was_held(self, now: float, sent_at: float, acquisition: str) -> list[Action]:
         """L was taken or renewed by a call sent at `sent_at`; "" = somebody else has it.
