@@ -20,7 +20,8 @@
     ├── CoordinatorError        no answer of a shard's coordinator: outcome unknown (retriable)
     ├── ShardStateError         what a coordinator keeps of a shard is not understood here
     ├── TransportError          no connection, or it was lost (retriable)
-    │   └── RequestTimeout      no answer within the deadline (retriable)
+    │   ├── RequestTimeout      no answer within the deadline (retriable)
+    │   └── LeadLostError       the peer leads its shard no more: the route says who does (retriable)
     ├── RemoteError             a peer answered with an error code
     │   └── BusyError           BUSY: back off `retry_after_ms`, then try again
     ├── OffsetError             a consumer's position has nothing to read; says where to continue
@@ -289,6 +290,15 @@ class TransportError(HoldMQError):
 
 class RequestTimeout(TransportError):
     """No answer within the deadline; whether the request took effect is unknown."""
+
+
+class LeadLostError(TransportError):
+    """The peer answered that it does not lead its shard (any more): the connection ends, the route moves on.
+
+    Whether an unanswered request took effect is unknown, as with any connection that is lost.
+    """
+
+    code = Code.NOT_LEADER
 
 
 class RemoteError(HoldMQError):

@@ -12,7 +12,6 @@ from gateway.brokers.reader import FilterSource, LiveFeed, LiveReader
 from gateway.brokers.turn import Turn
 from gateway.ground.clock import wall_ms
 from gateway.ground.counters import Counters
-from gateway.ground.limits import REROUTE_S
 from gateway.ground.targets import HeldSocket, ProducerLink
 from holdmq.errors import BusyError, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
 from holdmq.mqtt import ReasonCode
@@ -153,6 +152,10 @@ class BrokerLink(ProducerLink):
             if producer.must_reroute:
                 producer.must_reroute = False
                 self._on_stale_route()
+            if producer.lead_lost:
+                remark, producer.lead_lost = producer.lead_lost, ""
+                if self.connection is not None:
+                    self.connection.lead_lost(remark)
         elif isinstance(result, RequestTimeout):
             self._connect_again(str(result))
             return
@@ -180,9 +183,9 @@ class BrokerLink(ProducerLink):
         """Do not read this socket until the broker takes more."""
         self.held[socket] = None
 
-    def each_second(self, now: float, *, is_resting: bool) -> None:
-        """Give up the queues that take nothing; while the broker rests, the sockets that wait for it."""
-        stuck = self.producer.stuck(now - REROUTE_S)
+    def each_second(self, now: float, *, patience_s: float, is_resting: bool) -> None:
+        """Give up queues that take nothing for `patience_s`, and what waits for a broker that rests."""
+        stuck = self.producer.stuck(now - patience_s)
         if stuck:
             log.warning(
                 "a broker takes nothing for these queues; their connections are closed",

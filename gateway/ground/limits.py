@@ -14,11 +14,12 @@ TOPIC_ALIASES_OUT_MAX: Final = 32
 PLANS_MAX: Final = 8
 """Record templates kept per connection: topics that a device repeats; one more costs 3 µs, not memory."""
 REROUTE_S: Final = 10.0
-"""How long a connection waits for its broker before it is closed (mqtt.md, Topics)."""
+"""How long a connection waits for its broker before it is closed (mqtt.md, Topics); one that has copies is
+waited for longer (`RouteTable.patience_s`)."""
 SUBACK_WAIT_S: Final = 2.0
 """How long a SUBACK waits for a silent broker (mqtt.md, Sessions)."""
 TOPIC_WAIT_S: Final = 5.0
-"""How long a connection waits for its topic to be created."""
+"""How long a connection waits for its topic to be created, if no broker has copies."""
 TOPIC_WAITERS_MAX: Final = 10_000
 """Topics that are being created at a time; past it publishes to new ones are refused with 0x97."""
 SOCKET_HIGH_BYTES: Final = 64 << 10

@@ -78,15 +78,15 @@ def retained_put(topic: str, qos: int, payload: bytes, block: bytes, client_id: 
 
 
 class _PutJob:
-    """Puts that are told together."""
+    """Puts that are told together, and given up together at `until`."""
 
-    __slots__ = ("is_over", "kept", "left", "outcomes", "since")
+    __slots__ = ("is_over", "kept", "left", "outcomes", "until")
 
-    def __init__(self, count: int, kept: Kept, now: float) -> None:
+    def __init__(self, count: int, kept: Kept, until: float) -> None:
         self.outcomes = [0] * count
         self.left = count
         self.kept = kept
-        self.since = now
+        self.until = until
         self.is_over = False
 
     def settle(self, at: int, outcome: int) -> None:
@@ -177,14 +177,17 @@ class RetainedPuts:
         self.put([retained_put(*message, client_id) for message in keep.messages], kept)
 
     def put(self, puts: Sequence[RetainedValue], kept: Kept) -> None:
-        """Have topics keep these messages; `kept` is called once, later, within REROUTE_S or so."""
-        job = _PutJob(len(puts), kept, self._loop.time())
+        """Have topics keep these messages; `kept` is called once, later: owners are waited for as long as the
+        route table is patient with them."""
+        now = self._loop.time()
+        job = _PutJob(len(puts), kept, now)
         self._jobs[job] = None
         for at, put in enumerate(puts):
             owner = self._owner_of(put.topic)
             if owner is None:
                 self._loop.call_soon(self._decided, job, at, UNKNOWN)
                 continue
+            job.until = max(job.until, now + REROUTE_S, now + self._routes.patience_s(owner.link.name))
             self.pending_bytes += _size_of(put)
             owner.waiting.append(_WaitingPut(put, job, at))
         self._flush_soon()
@@ -298,7 +301,7 @@ class RetainedPuts:
 
     def each_second(self, now: float) -> None:
         """Give up what has waited too long: its connections end unanswered, and their clients try again."""
-        given_up = [job for job in self._jobs if now - job.since > REROUTE_S]
+        given_up = [job for job in self._jobs if now > job.until]
         for job in given_up:
             del self._jobs[job]
             job.give_up()

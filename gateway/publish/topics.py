@@ -175,10 +175,11 @@ class ClientTopics:
         failed = False
         levels = OTHER_KEY_LEVELS if is_whole(topic) else 1
         try:
-            route = await self._routes.ensure_topic(topic, levels, TOPIC_WAIT_S)
+            wait_s = max(TOPIC_WAIT_S, self._routes.failover_s)
+            route = await self._routes.ensure_topic(topic, levels, wait_s)
             if not route.write_queues:
                 raise RemoteError(Code.TOPIC_PERM, f"topic {topic!r} may not be written")
-            async with asyncio.timeout(TOPIC_WAIT_S):
+            async with asyncio.timeout(wait_s):
                 await self._retired_idle(topic)
         except TimeoutError:
             log.warning("a hidden queue does not settle what was sent to it", topic=topic)

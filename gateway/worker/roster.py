@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.brokers.link import BrokerLink
+from gateway.ground.limits import REROUTE_S
 from holdmq.client.route import Link, RouteTable
 from holdmq.errors import HoldMQError
 from holdmq.rpc.connection import Connection
@@ -90,7 +91,11 @@ class BrokerRoster:
     def each_second(self, now: float) -> None:
         """Give up what brokers have not taken for long."""
         for link in self._links.values():
-            link.each_second(now, is_resting=self._routes.is_resting(link.name, now))
+            link.each_second(
+                now,
+                patience_s=max(REROUTE_S, self._routes.patience_s(link.name)),
+                is_resting=self._routes.is_resting(link.name, now),
+            )
 
     def _brokers_changed(self) -> None:
         """Brokers came or went. A link is kept for good: sessions, positions and receipts refer to it, and

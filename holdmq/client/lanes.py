@@ -166,6 +166,11 @@ class ChunkRun:
         """Whether the broker may have any of it."""
         return any(chunk.may_be_stored for chunk in self.chunks)
 
+    def note_unsure(self) -> None:
+        """Whether the broker has it is unknown from now on, until an answer to the same run says so."""
+        for chunk in self.chunks:
+            chunk.may_be_stored = True
+
     @property
     def is_delayed(self) -> bool:
         """Whether these messages wait at the broker; those of one run all do, or none does."""

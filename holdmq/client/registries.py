@@ -92,6 +92,33 @@ class Registries:
         reply = await self.call(RequestCode.ROUTE_GET, request, REGISTRY_TIMEOUT_S + hold_s)
         return reply.header(RouteGetResponse)
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than one registry."""
+        return len(self._addresses) > 1
+
+    async def brokers_elsewhere(self) -> list[list[BrokerRow]]:
+        """What each registry but the one that is kept says of the brokers; those that answer, in no order."""
+        kept = None if self._current is None else self._current.address
+        clients = [self._client(address) for address in self._addresses if address != kept]
+        request = RouteGetRequest([])
+        try:
+            answers = await asyncio.gather(
+                *(c.call(RequestCode.ROUTE_GET, request, REGISTRY_TIMEOUT_S) for c in clients),
+                return_exceptions=True,
+            )
+        finally:
+            for client in clients:
+                self._errors[client.address] = client.last_error
+                await client.close()
+        found: list[list[BrokerRow]] = []
+        for answer in answers:
+            if isinstance(answer, Reply):
+                found.append(rows(BrokerRow, answer.header(RouteGetResponse).brokers))
+            elif not isinstance(answer, HoldMQError):
+                raise answer
+        return found
+
     async def close(self) -> None:
         """Close the connection that is kept."""
         if self._current is not None:
@@ -99,12 +126,7 @@ class Registries:
             self._current = None
 
     async def _try_all(self, code: RequestCode, header: Header, timeout_s: float) -> Reply:
-        clients = [
-            Client(address, self._role, self._client_id, software=self._software, security=self._security)
-            for address in self._addresses
-        ]
-        for client in clients:
-            client.last_error = self._errors.get(client.address)
+        clients = [self._client(address) for address in self._addresses]
         loop = asyncio.get_running_loop()
         calls = {loop.create_task(c.call(code, header, timeout_s)): c for c in clients}
         kept: Client | None = None
@@ -133,3 +155,10 @@ class Registries:
                 self._errors[client.address] = client.last_error
                 if client is not self._current:
                     await client.close()
+
+    def _client(self, address: str) -> Client:
+        client = Client(
+            address, self._role, self._client_id, software=self._software, security=self._security
+        )
+        client.last_error = self._errors.get(address)
+        return client

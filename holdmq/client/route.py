@@ -3,6 +3,9 @@
 Routes come from any one registry and are cached. A request for them is held there, so that a change
 is known at once; they are asked for again every 30 s all the same, and when an answer says that they
 are wrong. Without any registry the table lives on with what it has.
+
+A broker that has copies is whichever of them leads. When it is lost, and only then, the other registries are
+asked as well: the one that is held may not have heard of the new leader.
 """
 
 from __future__ import annotations
@@ -11,16 +14,18 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
 
 import holdmq
+from holdmq.client.leads import Leads
 from holdmq.client.names import check_topic
 from holdmq.client.registries import Registries
 from holdmq.errors import Code, HoldMQError, RemoteError, TransportError, UsageError
 from holdmq.message import TopicQueue
+from holdmq.produce.pauses import pause_s
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Connection, Reply, Request
 from holdmq.rpc.security import Security
@@ -50,6 +55,14 @@ CREATE_GRACE_S: Final = 1.0
 """How long a topic's creation waits for the other brokers once one has it: one may be stopped."""
 REROUTE_S: Final = 10.0
 """How long the queues of an absent broker keep their keys: a broker restarts in less."""
+FAILOVER_S: Final = 30.0
+"""How long those of a broker with copies keep theirs: a failover takes 11 s by default, and moves no key."""
+LEAD_DOUBTED_S: Final = 60.0
+"""How long a leader may be unreachable until registries that name an older one are believed: the epochs of a
+coordinator that lost its state begin again."""
+SEEK_MIN_S: Final = 0.5
+"""How soon the other registries are asked for a leader that is lost; each pause doubles the one before."""
+SEEK_MAX_S: Final = 5.0
 TOLD_S: Final = 60.0
 """How long a broker's own word on a new topic goes before a registry that lacks it: two registrations."""
 TOPIC_TIMEOUT_S: Final = 10.0
@@ -73,7 +86,7 @@ class TopicRoute(NamedTuple):
 
 
 class Link:
-    """One broker by name, and the connection to it; its address may change."""
+    """One broker by name, and the connection to it; its address may change: it follows the leader."""
 
     __slots__ = ("client", "down_since", "filter_ids", "name")
 
@@ -141,6 +154,7 @@ class RouteTable:
         self._rows: dict[str, dict[str, RouteRow]] = {}
         self._routes: dict[str, TopicRoute] = {}
         self._links: dict[str, Link] = {}
+        self._leads = Leads()
         self._live: dict[str, str] = {}
         self._absent: dict[str, float] = {}
         self._told: dict[tuple[str, str], tuple[RouteRow, float]] = {}
@@ -148,6 +162,8 @@ class RouteTable:
         self._closing: set[asyncio.Task[None]] = set()
         self._refreshing: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._seeker: asyncio.Task[None] | None = None
+        self._doubting: asyncio.TimerHandle | None = None
         self._wanted = asyncio.Event()
         self._last_failure = ""
 
@@ -160,7 +176,13 @@ class RouteTable:
 
     async def close(self) -> None:
         """Close every connection that the table opened."""
-        tasks = [t for t in (self._keeper, self._refreshing, *self._creating.values()) if t is not None]
+        tasks = [
+            task
+            for task in (self._keeper, self._seeker, self._refreshing, *self._creating.values())
+            if task is not None
+        ]
+        if self._doubting is not None:
+            self._doubting.cancel()
         for task in tasks:
             task.cancel()
         for task in tasks:
@@ -192,12 +214,25 @@ class RouteTable:
         if link is None:
             raise TransportError(f"broker {broker!r} is not known to any registry")
         link.start()
+        if link.down_since is not None:
+            self._seek_soon(broker)
         return link
 
+    def patience_s(self, broker: str) -> float:
+        """How long a broker is waited for: `reroute_s`, and a failover, if it has copies."""
+        return max(self.reroute_s, FAILOVER_S) if self._leads.epoch(broker) else self.reroute_s
+
+    @property
+    def failover_s(self) -> float:
+        """How long a broker's failover is waited for; 0 while none that is known has copies."""
+        return FAILOVER_S if self._leads.has_copies else 0.0
+
     def is_resting(self, broker: str, now: float) -> bool:
-        """Whether a broker has been unreachable for `reroute_s`: keys go to the next in rank."""
+        """Whether a broker has been unreachable for its `patience_s`: keys go to the next in rank."""
         link = self._links.get(broker)
-        return link is None or (link.down_since is not None and now - link.down_since >= self.reroute_s)
+        return link is None or (
+            link.down_since is not None and now - link.down_since >= self.patience_s(broker)
+        )
 
     def is_available(self, broker: str) -> bool:
         """Whether a broker is connected, or was not tried yet."""
@@ -330,8 +365,9 @@ class RouteTable:
             holding.cancel()
             wanted.cancel()
             await asyncio.gather(holding, wanted, return_exceptions=True)
+        # What a refresh beside it has applied meanwhile is no news, and no sign that it cannot hold.
         is_news = answer is not None and answer[2] != self.version
-        if not is_news and loop.time() - began < hold_s / 2:
+        if answer is None and loop.time() - began < hold_s / 2:
             # It does not hold (its bound is reached): asked at intervals, then.
             await self._wait_until_wanted(hold_s if self._live else min(hold_s, REFRESH_LOST_S))
             return False
@@ -352,10 +388,10 @@ class RouteTable:
     def _apply(self, routes: list[RouteRow], brokers: list[BrokerRow], version: int) -> None:
         now = asyncio.get_running_loop().time()
         self.version = version
-        live: dict[str, str] = {}
-        for broker in sorted(brokers, key=lambda row: row.broker_id):
-            live.setdefault(broker.broker, broker.address)
-        self._set_brokers(live, now)
+        heard = self._leads.hear(brokers, self._doubted(now))
+        if heard.outdated and self._doubting is None:
+            self._doubting = asyncio.get_running_loop().call_later(LEAD_DOUBTED_S, self._doubt)
+        self._set_brokers({name: row.address for name, row in heard.rows.items()}, now)
         new: dict[str, dict[str, RouteRow]] = {}
         for row in routes:
             new.setdefault(row.topic, {})[row.broker] = row
@@ -367,11 +403,24 @@ class RouteTable:
                 del self._told[(topic, name)]
         for topic, by_broker in self._rows.items():
             for name, row in by_broker.items():
-                if name in self._absent:
-                    told = new.setdefault(topic, {})
-                    if name not in told or not told[name].read_queues:
-                        told[name] = row
+                told = new.setdefault(topic, {})
+                if name in heard.outdated or (
+                    name in self._absent and (name not in told or not told[name].read_queues)
+                ):
+                    told[name] = row
         self._set_rows(new)
+
+    def _doubt(self) -> None:
+        self._doubting = None
+        self.refresh_soon()
+
+    def _doubted(self, now: float) -> list[str]:
+        """Brokers whose leader, as far as is known, has been unreachable for long."""
+        return [
+            name
+            for name, link in self._links.items()
+            if link.down_since is not None and now - link.down_since >= LEAD_DOUBTED_S
+        ]
 
     def _set_brokers(self, live: dict[str, str], now: float) -> None:
         changed = live != self._live
@@ -386,25 +435,26 @@ class RouteTable:
         for name in self._links:
             if name not in live and name not in self._absent:
                 self._absent[name] = now
-                asyncio.get_running_loop().call_later(self.reroute_s, self._forget_absent)
+                asyncio.get_running_loop().call_later(self.patience_s(name), self._forget_absent)
         if changed:
             for callback in self.on_brokers:
                 callback()
 
     def _forget_absent(self) -> None:
-        """Drop the queues of brokers that neither a registry nor a connection has shown for `reroute_s`."""
+        """Drop the queues of brokers that neither a registry nor a connection has shown for `patience_s`."""
         now = asyncio.get_running_loop().time()
         gone: set[str] = set()
         for name, since in list(self._absent.items()):
-            if now - since < self.reroute_s:
+            if now - since < self.patience_s(name):
                 continue
             link = self._links[name]
             if link.is_up:
                 # Only the registries lost it: it serves, and is asked about again at its end.
                 self._absent[name] = now
-                asyncio.get_running_loop().call_later(self.reroute_s, self._forget_absent)
+                asyncio.get_running_loop().call_later(self.patience_s(name), self._forget_absent)
                 continue
             gone.add(name)
+            self._leads.forget(name)
             del self._absent[name]
             del self._links[name]
             closing = asyncio.get_running_loop().create_task(link.client.close())
@@ -448,6 +498,7 @@ class RouteTable:
             for callback in self.on_down:
                 callback(link, reason)
             self.refresh_soon()
+            self._seek_soon(name)
 
         def pushed(request: Request) -> None:
             if not any(callback(link, request) for callback in self.on_push):
@@ -463,13 +514,64 @@ class RouteTable:
             on_down=down,
             on_request=pushed,
             security=self._security,
+            follows_lead=True,
         )
         link = Link(name, client)
         return link
 
+    # Leaders
+
+    def _seek_soon(self, broker: str) -> None:
+        """A broker was lost: if it has copies, ask the other registries until it is found, or another one."""
+        if self._leads.epoch(broker) and self._registries.has_others and self._seeker is None:
+            self._seeker = asyncio.get_running_loop().create_task(self._seek(), name="leaders")
+
+    async def _seek(self) -> None:
+        wait_s = SEEK_MIN_S
+        try:
+            while any(
+                self._leads.epoch(n) and link.down_since is not None for n, link in self._links.items()
+            ):
+                await asyncio.sleep(wait_s * random.uniform(0.5, 1.5))  # noqa: S311 # jitter guards nothing
+                for brokers in await self._registries.brokers_elsewhere():
+                    self._follow_leaders(self._leads.newer(brokers))
+                wait_s = min(2 * wait_s, SEEK_MAX_S)
+        finally:
+            self._seeker = None
+
+    def _follow_leaders(self, leaders: Mapping[str, BrokerRow]) -> None:
+        moved = {name: row.address for name, row in leaders.items() if name in self._links}
+        for name, address in moved.items():
+            self._live[name] = address
+            self._absent.pop(name, None)
+            self._links[name].client.set_address(address)
+        if moved:
+            for callback in self.on_brokers:
+                callback()
+
     # Creating topics
 
     async def _create(self, topic: str, key_levels: int, timeout_s: float) -> TopicRoute:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        attempts = 0
+        while True:
+            errors = await self._ask_to_create(topic, key_levels, deadline - loop.time())
+            route = self._routes.get(topic)
+            if route is not None:
+                return route
+            if not errors:
+                raise RemoteError(Code.TOPIC_UNKNOWN, f"topic {topic!r} was created and is not there")
+            # A broker that was lost meanwhile may be back, or another copy of it lead.
+            wait_s = pause_s(attempts, 0, random.random())  # noqa: S311 # jitter guards nothing
+            lasting = [error for error in errors if not error.retriable]
+            if lasting or loop.time() + wait_s >= deadline:
+                raise (lasting or errors)[0]
+            attempts += 1
+            await asyncio.sleep(wait_s)
+
+    async def _ask_to_create(self, topic: str, key_levels: int, timeout_s: float) -> list[HoldMQError]:
+        """Have each broker create a topic; what those say that do not."""
         names = await self._brokers_to_ask(timeout_s)
         request = TopicCreateRequest(topic, key_levels=key_levels, by_use=True)
         answers = await self._call_brokers(names, request, timeout_s)
@@ -481,12 +583,7 @@ class RouteTable:
                 errors.append(answer)
             else:
                 raise answer
-        route = self._routes.get(topic)
-        if route is not None:
-            return route
-        if errors:
-            raise errors[0]
-        raise RemoteError(Code.TOPIC_UNKNOWN, f"topic {topic!r} was created and is not there")
+        return errors
 
     def _reachable(self) -> list[str]:
         """Brokers that may answer: the live ones; the connected while a restarted registry knows none yet."""

@@ -3,8 +3,9 @@
 What happens to messages whose broker does not take them::
 
     refused for the moment        resent with the same sequences; those without a key go to another broker
+    another replica leads         resent to it with the same sequences, over the connection that follows
     broker rests (slow, silent)   what was not sent and has no key goes to another broker
-    broker away for `reroute_s`   everything goes to the next in rank, but for named queues and the keys of
+    broker away for `patience_s`  everything goes to the next in rank, but for named queues and the keys of
     (unconnected, or silent)      ordered topics; what was unanswered may then be stored twice
     queue gone                    everything goes where it belongs by the new route, in order
 """
@@ -38,7 +39,7 @@ from holdmq.message import TopicQueue
 from holdmq.produce import PRODUCE_MAX_BYTES
 from holdmq.produce.body import produce_body
 from holdmq.produce.pauses import pause_s
-from holdmq.produce.refusals import is_sent_again, leaves_gap
+from holdmq.produce.refusals import MAYBE_STORED, is_sent_again, leaves_gap
 from holdmq.rpc.connection import Connection, Reply
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.frame import Buffer
@@ -224,7 +225,7 @@ class Sender:
 
         def on_reply(reply: Reply | HoldMQError) -> None:
             self._heard(link.name, reply, sent_at)
-            self._answered(batch, reply, hello.store_id)
+            self._answered(batch, reply, hello.store_id, connection)
 
         connection.request(
             RequestCode.PRODUCE,
@@ -253,12 +254,14 @@ class Sender:
                 self._refusal_seen(broker, reply.code, now)
 
     def _refusal_seen(self, broker: str, code: Code, now: float) -> None:
-        if code == Code.BUSY:
+        if code in (Code.BUSY, Code.NOT_ENOUGH_REPLICAS):
             self.faults.observe(broker, BUSY_LATENCY_MS, now)
         elif code in _UNWELL:
             self.faults.observe(broker, FAILED_LATENCY_MS, now)
 
-    def _answered(self, batch: Sent, reply: Reply | HoldMQError, store_id: bytes) -> None:
+    def _answered(
+        self, batch: Sent, reply: Reply | HoldMQError, store_id: bytes, connection: Connection
+    ) -> None:
         for lane, _ in batch:
             lane.in_flight -= 1
         if isinstance(reply, HoldMQError):
@@ -273,14 +276,19 @@ class Sender:
             self._refused_whole(batch, error)
             return
         positions = answer.positions or []
+        lead_lost: str | None = None
         for i, ((lane, run), result) in enumerate(zip(batch, results, strict=True)):
             if result.status == Code.OK:
                 own = positions[i] if i < len(positions) and isinstance(positions[i], list) else []
                 self._stored(lane, run, result.base_offset, store_id, own)
             else:
+                if result.status == Code.NOT_LEADER:
+                    lead_lost = result.remark
                 self._refused(
                     lane, run, RemoteError.of_status(result.status, result.remark), answer.retry_after_ms
                 )
+        if lead_lost is not None:
+            connection.lead_lost(lead_lost)
 
     def _stored(
         self, lane: Lane, run: ChunkRun, base_offset: int, store_id: bytes, positions: list[int]
@@ -299,6 +307,8 @@ class Sender:
         lane.last_error = error
         self._refusal_seen(lane.queue.broker, error.code, self._loop.time())
         if is_sent_again(error.code):
+            if error.code in MAYBE_STORED:
+                run.note_unsure()
             if error.code == Code.OUT_OF_SEQUENCE and lane.sent[0] is run and lane.attempts:
                 # All that came before is stored and this was resent first: nothing can be missing
                 # but what the broker forgot. It is known not to be stored, so new numbers are safe.
@@ -327,9 +337,8 @@ class Sender:
         for lane, run in batch:
             if run not in lane.sent:
                 continue
-            if is_unheard:
-                for chunk in run.chunks:
-                    chunk.may_be_stored = True
+            if is_unheard or error.code in MAYBE_STORED:
+                run.note_unsure()
             if isinstance(error, RemoteError):
                 lane.last_error = error
             if is_final:
@@ -382,13 +391,13 @@ class Sender:
             self._keep_time()
 
     def _watch_brokers(self, now: float) -> None:
-        """A broker that is silent is slow first, and away after `reroute_s`, as one without a connection."""
+        """A broker that is silent is slow first, and away after `patience_s`, as one without a connection."""
         for broker in {lane.queue.broker for lane in self._lanes.values() if not lane.is_empty}:
             state = self.faults.of(broker)
             silence_s = self.faults.silence_s(broker, now)
             if silence_s >= SILENT_MIN_S and state.rest_until <= now:
                 self.faults.observe(broker, silence_s * 1000, now)
-            is_silent = silence_s >= self._routes.reroute_s
+            is_silent = silence_s >= self._routes.patience_s(broker)
             if not state.is_away and (is_silent or self._routes.is_resting(broker, now)):
                 state.is_away = True
                 log.warning("a broker is away", broker=broker, reason=self._why(broker, now))

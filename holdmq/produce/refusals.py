@@ -11,6 +11,9 @@ STALE_ROUTE: Final = frozenset((Code.QUEUE_UNKNOWN, Code.TOPIC_UNKNOWN))
 SURELY_NOT_STORED: Final = frozenset((Code.OUT_OF_SEQUENCE, Code.STORE_FULL, Code.STORE_FAILED))
 """Refusals after which the broker surely has not got the run. BUSY may be said before it looked."""
 
+MAYBE_STORED: Final = frozenset((Code.NOT_LEADER, Code.NOT_ENOUGH_REPLICAS))
+"""Refusals after which a copy may have the run: whoever leads next stores it, or the same run sent again."""
+
 
 def is_sent_again(code: Code) -> bool:
     """Whether the sequences of a run stay free, so that the same run is sent again."""

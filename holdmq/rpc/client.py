@@ -12,7 +12,15 @@ from typing import Any, Final
 
 import structlog
 
-from holdmq.errors import Code, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
+from holdmq.errors import (
+    Code,
+    HoldMQError,
+    LeadLostError,
+    RemoteError,
+    RequestTimeout,
+    TransportError,
+    WireError,
+)
 from holdmq.rpc.connection import Connection, OnReply, Reply, Request
 from holdmq.rpc.security import Introduction, Security
 from holdmq.rpc.tls import explain_failure
@@ -36,7 +44,9 @@ class Client:
 
     `on_up(connection, hello)` runs after each HELLO, before callers waiting in `call` go on;
     `on_down(reason)` after each loss. `address` is host:port or unix:PATH; `set_address`
-    moves the next connection elsewhere. `security`: credentials and TLS, read anew for each connection.
+    moves the connection elsewhere. `security`: credentials and TLS, read anew for each connection.
+    `follows_lead`: the peer is a replica of a shard; when it answers NOT_LEADER the connection is lost, and
+    is made again after pauses that grow until there is another address.
     """
 
     def __init__(
@@ -50,6 +60,7 @@ class Client:
         on_down: Callable[[HoldMQError], None] = lambda _: None,
         on_request: Callable[[Request], None] | None = None,
         security: Security | None = None,
+        follows_lead: bool = False,
     ) -> None:
         self.address = address
         self.connection: Connection | None = None
@@ -62,10 +73,12 @@ class Client:
         self._on_down = on_down
         self._on_request = on_request
         self._security = security
+        self._follows_lead = follows_lead
+        self._is_lead_lost = False
         self._task: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
-        self._up = asyncio.Event()
         self._moved = asyncio.Event()
+        self._up = asyncio.Event()
         self._closing = False
 
     def start(self) -> None:
@@ -74,7 +87,7 @@ class Client:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"rpc {self.address}")
 
     def set_address(self, address: str) -> None:
-        """Use another address at once; drops the present connection, or attempt at one, if it differs."""
+        """Use another address from now on; drops the present connection, or attempt, if it differs."""
         if address != self.address:
             self.address = address
             self._moved.set()
@@ -143,10 +156,12 @@ class Client:
         backoff_s = BACKOFF_MIN_S
         while not self._closing:
             self._moved.clear()
+            address = self.address
             try:
-                await self._connect_unless_moved()
-                backoff_s = BACKOFF_MIN_S
+                await self._attempt(address)
                 await self._lost.wait()
+                if not self._is_lead_lost:
+                    backoff_s = BACKOFF_MIN_S
             except (HoldMQError, OSError, TimeoutError) as e:
                 error = self._explained(e)
                 if error.code == Code.UNAUTHENTICATED:
@@ -154,49 +169,52 @@ class Client:
                 if str(error) != str(self.last_error):
                     log.warning("not connected", peer=self.address, reason=str(error))
                 self.last_error = error
-            await self._pause(backoff_s * (0.5 + random.random()))  # noqa: S311 # jitter guards nothing
-            backoff_s = BACKOFF_MIN_S if self._moved.is_set() else min(backoff_s * 2, BACKOFF_MAX_S)
+            if address == self.address:
+                # Not wait_for: Python 3.11's may swallow a cancellation that meets the event.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_jittered(backoff_s)):
+                        await self._moved.wait()
+                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+            if address != self.address:
+                # All who were there come here at once: not in the same instant.
+                await asyncio.sleep(_jittered(BACKOFF_MIN_S))
+                backoff_s = BACKOFF_MIN_S
 
-    async def _pause(self, seconds: float) -> None:
-        """Wait before the next attempt, at a new address not at all."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._moved.wait()
-
-    async def _connect_unless_moved(self) -> None:
-        """Connect; an attempt at a host that answers nothing must not delay the one at the new address."""
+    async def _attempt(self, address: str) -> None:
+        """Connect to an address, unless there is another one before that is done (TransportError)."""
         loop = asyncio.get_running_loop()
-        connecting = loop.create_task(self._connect(), name=f"connect {self.address}")
-        moved = loop.create_task(self._moved.wait(), name=f"moved {self.address}")
+        connecting = loop.create_task(self._connect(address))
+        moved = loop.create_task(self._moved.wait())
         try:
             await asyncio.wait((connecting, moved), return_when=asyncio.FIRST_COMPLETED)
-            if not connecting.done():
-                raise TransportError(f"the peer moved to {self.address}")
-            connecting.result()
         finally:
+            connecting.cancel()
             moved.cancel()
-            if not connecting.done():
-                connecting.cancel()
-                with contextlib.suppress(asyncio.CancelledError, HoldMQError, OSError, TimeoutError):
-                    await connecting
+            await asyncio.gather(connecting, moved, return_exceptions=True)
+        if connecting.cancelled():
+            raise TransportError(f"the peer moved to {self.address}")
+        connecting.result()
 
-    async def _connect(self) -> None:
+    async def _connect(self, address: str) -> None:
         loop = asyncio.get_running_loop()
         self._lost.clear()
+        self._is_lead_lost = False
 
         def protocol() -> Connection:
-            return Connection(self, FRAME_MAX_BYTES, reads_while_unwritable=True)
+            return Connection(
+                self, FRAME_MAX_BYTES, reads_while_unwritable=True, ends_with_lead=self._follows_lead
+            )
 
         tls, secret = None, b""
         if self._security is not None:
             tls, secret = await loop.run_in_executor(None, _read_files, self._security)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            if self.address.startswith("unix:"):
-                _, connection = await loop.create_unix_connection(protocol, self.address[5:])
+            if address.startswith("unix:"):
+                _, connection = await loop.create_unix_connection(protocol, address[5:])
             else:
-                host, _, port = self.address.rpartition(":")
+                host, _, port = address.rpartition(":")
                 if not host or not port.isdigit() or not 0 < int(port) < 65536:
-                    raise TransportError(f"{self.address!r} is no address: host:port or unix:PATH is")
+                    raise TransportError(f"{address!r} is no address: host:port or unix:PATH is")
                 host = host.strip("[]")
                 options: dict[str, Any] = {}
                 if tls is not None and self._security is not None:
@@ -206,7 +224,9 @@ class Client:
             hello = await self._hello(connection, secret)
             if connection.is_closed:
                 # Lost between the answer's arrival and this task's turn: nobody would tell us again.
-                raise TransportError(f"connection to {self.address} lost right after HELLO")
+                raise TransportError(f"connection to {address} lost right after HELLO")
+            if address != self.address:
+                raise TransportError(f"the peer moved to {self.address}")
         except BaseException:
             connection.close()
             raise
@@ -230,7 +250,7 @@ class Client:
         except RemoteError as e:
             answer = introduction.challenged(e)
             reply = await connection.call(RequestCode.HELLO, answer, CONNECT_TIMEOUT_S)
-        except RequestTimeout:
+        except (RequestTimeout, LeadLostError):
             raise
         except TransportError as e:
             # Event loops do not pass on what TLS had to say.
@@ -269,10 +289,17 @@ class Client:
             self.connection = None
             self._up.clear()
             self._lost.set()
+            if isinstance(reason, LeadLostError):
+                self._is_lead_lost = True
+                self.last_error = reason
             self._on_down(reason)
 
     def writing_resumed(self, connection: Connection) -> None:
         return None
+
+
+def _jittered(pause_s: float) -> float:
+    return pause_s * (0.5 + random.random())  # noqa: S311 # jitter guards nothing
 
 
 def _read_files(security: Security) -> tuple[ssl.SSLContext | None, bytes]:

@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import structlog
 
-from holdmq.errors import BusyError, Code, HoldMQError, RemoteError, RequestTimeout, TransportError, WireError
+from holdmq.errors import (
+    BusyError,
+    Code,
+    HoldMQError,
+    LeadLostError,
+    RemoteError,
+    RequestTimeout,
+    TransportError,
+    WireError,
+)
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.command import ONE_WAY, RESPONSE, Command
 from holdmq.wire.frame import PREFIX_SIZE, Buffer, FrameDecoder, encode_frame
@@ -147,6 +156,7 @@ class Connection(asyncio.Protocol):
         "challenge",
         "connected_ms",
         "context",
+        "ends_with_lead",
         "grants",
         "handler",
         "host",
@@ -163,10 +173,13 @@ class Connection(asyncio.Protocol):
         reads_while_unwritable: bool = False,
         on_open: Callable[[Connection], None] | None = None,
         is_stranger: bool = False,
+        ends_with_lead: bool = False,
     ) -> None:
         self.handler = handler
         self.is_stranger = is_stranger
         """Whether the peer has yet to say HELLO: until `admit` it may send little, and answer nothing."""
+        self.ends_with_lead = ends_with_lead
+        """Whether an answer NOT_LEADER ends the connection: all that is unanswered gets LeadLostError."""
         self.address = "?"
         self.host = "?"
         self.context: Any = None
@@ -336,6 +349,10 @@ class Connection(asyncio.Protocol):
                 # TLS waits for the peer to say goodbye too, for half a minute.
                 self._loop.call_later(STRANGER_LINGER_S, self.abort)
 
+    def lead_lost(self, remark: str) -> None:
+        """Close, as the peer said NOT_LEADER with this remark: nothing else that was asked is answered."""
+        self.close(LeadLostError(f"{self.address} leads its shard no more: {remark}"))
+
     def abort(self, reason: HoldMQError | None = None) -> None:
         """Close, but send neither what is written nor a goodbye; unanswered calls fail with `reason`."""
         if not self.is_closed:
@@ -375,7 +392,10 @@ class Connection(asyncio.Protocol):
             code = Code(command.code)
         except ValueError:
             code = Code.SYSTEM_ERROR
-        if code == Code.BUSY:
+        if code == Code.NOT_LEADER and self.ends_with_lead:
+            self._pending[command.opaque] = entry  # it ends as all the others do
+            self.lead_lost(command.remark)
+        elif code == Code.BUSY:
             retry_after_ms = command.ext_fields.get("retry_after_ms", 100)
             entry[1](BusyError(command.remark, retry_after_ms if isinstance(retry_after_ms, int) else 100))
         else:

@@ -140,7 +140,6 @@ def table(tapped_broker: TappedBroker) -> TappedSessions:
 
 WAITS = (
     "deliver.catchup.CALL_TIMEOUT_S",
-    "brokers.link.REROUTE_S",
     "persistent.owner.OPEN_TIMEOUT_S",
     "brokers.reader.CALL_TIMEOUT_S",
     "deliver.redelivery.CALL_TIMEOUT_S",
@@ -152,6 +151,7 @@ WAITS = (
     "deliver.share_link.CALL_TIMEOUT_S",
     "deliver.subscriptions.SUBACK_WAIT_S",
     "publish.topics.TOPIC_WAIT_S",
+    "worker.roster.REROUTE_S",
 )
 """How long a worker waits for a broker: some seconds, which a process may stand still on a busy machine."""
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from holdmq.errors import HoldMQError, RemoteError
+from holdmq.errors import Code, HoldMQError, RemoteError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.command import ONE_WAY, RESPONSE, Command
 from holdmq.wire.frame import Buffer, FrameDecoder, encode_frame
@@ -113,6 +113,8 @@ class _Link:
         self._tap = tap
         self._gateway = gateway
         self._broker = broker
+        self.is_deposed = False
+        """Whether another copy leads now: everything is refused so."""
         self._pending: dict[int, Passage] = {}
 
     def to_broker(self, command: Command, body: Buffer) -> None:
@@ -130,7 +132,9 @@ class _Link:
         passage = self._tap[command.code]
         passage.seen.append(command)
         request = HeldRequest(self, command, body)
-        if passage.refusals:
+        if self.is_deposed:
+            request.refuse(RemoteError(Code.NOT_LEADER, "the lease ran out"))
+        elif passage.refusals:
             request.refuse(passage.refusals.pop(0))
         elif passage.refusal is not None:
             request.refuse(passage.refusal)
@@ -141,6 +145,8 @@ class _Link:
             request.pass_on()
 
     def answered(self, command: Command, body: memoryview) -> None:
+        if self.is_deposed:
+            return
         passage = self._pending.pop(command.opaque, None) if command.is_response else None
         if passage is None:
             self.to_gateway(command, body)
@@ -176,6 +182,16 @@ class RpcTap:
     async def listen(self, port: int = 0) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, limit=READ_BYTES)
         self.port = self._server.sockets[0].getsockname()[1]
+
+    def depose(self) -> None:
+        """Another copy leads now: nobody gets in, and whatever is asked over an old connection is refused.
+
+        `listen` again to be the new leader.
+        """
+        assert self._server is not None
+        self._server.close()
+        for link in self.links:
+            link.is_deposed = True
 
     async def close(self) -> None:
         """Nobody gets in any more, and who is in is cut off."""

@@ -76,6 +76,8 @@ class TappedBroker:
         """Where the broker's clock stands, if it does."""
         self.settings: dict[str, object] = {}
         """Of the broker's section, from its next start on."""
+        self.lead_epoch = 0
+        """In which it leads its copies, from the next registration on; 0 = it has none."""
         self.unlisted: set[str] = set()
         """Topics that the registry is not told of."""
         self.tap = RpcTap(lambda: self.server.rpc.port, self._passed)
@@ -143,9 +145,18 @@ class TappedBroker:
                 f"127.0.0.1:{self.tap.port}",
                 table.data_version,
                 [row for row in table.rows() if row.topic not in self.unlisted],
+                self.lead_epoch,
             ),
         )
         self._registration.start()
+
+    async def move(self) -> None:
+        """Another copy, which has all that is confirmed, leads in the next epoch at another address."""
+        self.tap.depose()
+        await self.tap.listen()
+        self.lead_epoch += 1
+        await self.unregister()
+        await self.register()
 
     async def unregister(self) -> None:
         """The registry calls the broker live no more."""
@@ -313,7 +324,7 @@ class TappedBroker:
             key = (run.producer_id, run.topic, run.queue_id)
             sequences = self.server.produce.sequences
             now = asyncio.get_running_loop().time()
-            if code == Code.BUSY:
+            if code in (Code.BUSY, Code.NOT_LEADER, Code.NOT_ENOUGH_REPLICAS):
                 sequences.postpone(key, run.producer_epoch, run.first_sequence, now)
             elif not CODES[code].retriable and code not in NOT_COUNTED:
                 sequences.consume(key, run.producer_epoch, run.first_sequence, run.records, now)

@@ -31,7 +31,13 @@ from holdmq.mqtt.reasons import ReasonCode
 from holdmq.produce import PRODUCE_MAX_BYTES, new_producer_id
 from holdmq.produce.body import ProduceBody, produce_body
 from holdmq.produce.pauses import pause_s
-from holdmq.produce.refusals import STALE_ROUTE, SURELY_NOT_STORED, is_sent_again, leaves_gap
+from holdmq.produce.refusals import (
+    MAYBE_STORED,
+    STALE_ROUTE,
+    SURELY_NOT_STORED,
+    is_sent_again,
+    leaves_gap,
+)
 from holdmq.wire.headers import ProduceRun, RunResult
 
 IN_FLIGHT_GROUP: Final = 2
@@ -145,6 +151,7 @@ class BrokerProducer(RecordProducer):
         "epochs",
         "in_flight",
         "is_connected",
+        "lead_lost",
         "must_reroute",
         "pending_bytes",
         "producer_id",
@@ -165,6 +172,8 @@ class BrokerProducer(RecordProducer):
         self.pending_bytes = 0
         self.retry_at = 0.0
         self.must_reroute = False
+        self.lead_lost = ""
+        """What the broker said when it led its shard no more: the connection is to end."""
         self.batches = self.records = self.resent_batches = 0
         self.refused_records = self.abandoned_records = self.epochs = self.delayed_records = 0
         self._new_id = new_id
@@ -298,6 +307,10 @@ class BrokerProducer(RecordProducer):
         if is_sent_again(code):
             if code in SURELY_NOT_STORED:
                 run.may_be_stored = False
+            elif code in MAYBE_STORED:
+                run.may_be_stored = True
+            if code == Code.NOT_LEADER:
+                self.lead_lost = result.remark or code.name
             if code == Code.OUT_OF_SEQUENCE and is_oldest:
                 self._is_epoch_due = True  # what the broker waits for is not ours to send any more
             return True
@@ -315,6 +328,9 @@ class BrokerProducer(RecordProducer):
         if self.in_flight.pop(batch.serial, None) is None:
             return
         if CODES[code].retriable:
+            if code in MAYBE_STORED:
+                for run in batch.runs:
+                    run.may_be_stored = True
             self._keep(batch, retry_after_ms, now)
             return
         for run in batch.runs:

@@ -11,6 +11,7 @@ from processes import free_port
 from gateway.edge.sockets import ClientSocket
 from gateway.ground.receipts import PublishReceipt
 from gateway.session.session import Session
+from holdmq.client import route
 from holdmq.errors import Code, RemoteError
 from holdmq.mqtt import MQTT_3_1_1, MQTT_5, Disconnect, PubAck, Publish, Will
 from holdmq.record.codec import encode_properties, encode_record
@@ -20,6 +21,8 @@ from holdmq.wire.command import Command
 from holdmq.wire.headers import ProduceResponse
 
 Start = Callable[..., Awaitable[Any]]
+REROUTES = ("worker.roster.REROUTE_S", "persistent.retained_puts.REROUTE_S", "publish.topics.TOPIC_WAIT_S")
+"""How long a worker waits for a broker without copies."""
 
 
 async def test_a_publish_is_acknowledged_when_the_log_has_it(start_worker: Start) -> None:
@@ -377,6 +380,92 @@ async def test_a_broker_that_was_forgotten_and_comes_back_finds_everybody_where_
     assert await idle.acked(1) == [2]
     assert b"after" in broker.bodies
     assert {(await subscriber.next()).payload for _ in range(2)} == {b"after", b"nowhere to go"}
+
+
+@pytest.mark.parametrize("is_run_refused", [True, False])
+async def test_devices_notice_nothing_when_another_copy_leads(
+    tapped_broker: Any, start_worker: Start, is_run_refused: bool
+) -> None:
+    broker = tapped_broker
+    await broker.unregister()
+    broker.lead_epoch = 3
+    await broker.register()
+    running = await start_worker()
+    subscriber = await running.client("s")
+    await subscriber.subscribe("a/#")
+    client = await running.client("c")
+    client.send(*[Publish("a/b", b"%d" % n, 1, packet_id=n + 1) for n in range(3)])
+    assert await client.acked(3) == [1, 2, 3]
+    # The old leader stores what it can never acknowledge, and says then that it leads no more.
+    broker.produce.holds_answers = True
+    client.send(Publish("a/b", b"3", 1, packet_id=4))
+    await running.until(lambda: broker.produce.held_answers)
+    broker.produce.holds_answers = False
+    if is_run_refused:
+        broker.refuse_next(Code.NOT_LEADER)
+    else:
+        broker.produce.refusals.append(RemoteError(Code.NOT_LEADER, "the lease ran out"))
+    client.send(Publish("a/b", b"4", 1, packet_id=5))
+    await running.until(lambda: not running.worker.links["b0"].producer.is_connected)
+    await broker.move()
+    client.send(Publish("a/b", b"5", 1, packet_id=6))
+    assert await client.acked(3) == [4, 5, 6]
+    got = [(await subscriber.next()).payload for _ in range(6)]
+    assert got == [b"%d" % n for n in range(6)]
+    assert broker.bodies == got
+    assert running.worker.counters.connections == 2
+
+
+async def test_who_leads_no_more_is_left_though_nobody_published(
+    tapped_broker: Any, start_worker: Start
+) -> None:
+    broker = tapped_broker
+    await broker.unregister()
+    broker.lead_epoch = 3
+    await broker.register()
+    running = await start_worker()
+    subscriber = await running.client("s")
+    await subscriber.subscribe("a/#")
+    await broker.move()
+    await broker.append(encode_record(b"a", 0, b"meanwhile", encode_properties([("TAGS", "b")]), 0))
+    assert (await subscriber.next()).payload == b"meanwhile"
+
+
+async def test_connections_wait_for_a_broker_that_has_copies_as_long_as_a_failover_takes(
+    tapped_broker: Any, start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = tapped_broker
+    await broker.unregister()
+    broker.lead_epoch = 3
+    await broker.register()
+    running = await start_worker()
+    running.worker.routes.reroute_s = 0.0
+    clients = [await running.client(name, MQTT_5) for name in ("plain", "keeping", "creating")]
+    clients[0].send(Publish("a/b", b"first", 1, packet_id=9))
+    assert await clients[0].acked(1) == [9]
+
+    def publish(packet_id: int) -> None:
+        """To a topic that there is, also retained, and to one that is to be created."""
+        clients[0].send(Publish("a/b", b"x", 1, packet_id=packet_id))
+        clients[1].send(Publish("a/b", b"x", 1, retain=True, packet_id=packet_id))
+        clients[2].send(Publish(f"new{packet_id}/b", b"x", 1, packet_id=packet_id))
+
+    for name in REROUTES:
+        monkeypatch.setattr(f"gateway.{name}", 0.0)
+    broker.tap.depose()
+    publish(1)
+    await asyncio.sleep(2.5)
+    assert running.worker.counters.connections == 3
+    await broker.move()
+    for client in clients:
+        assert await client.acked(1) == [1]
+    monkeypatch.setattr(route, "FAILOVER_S", 0.0)
+    broker.tap.depose()
+    publish(2)
+    for client in clients:
+        farewell = await client.next()
+        assert isinstance(farewell, Disconnect)
+        assert farewell.reason_code == 0x89
 
 
 async def test_a_broker_that_answers_with_the_wrong_number_of_results_is_connected_again(

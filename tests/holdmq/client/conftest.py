@@ -78,6 +78,10 @@ class FakeBroker:
         self.auto_create = True
         self.record_max_bytes = 4 << 20
         self.epoch = 1
+        self.lead_epoch = 0
+        """In which it leads its copies; 0 = it has none."""
+        self.deposed: list[Server] = []
+        """Who led before."""
         self.appended: list[bytes] = []
         """Every record of any queue, in the order of coming."""
         self.cuts: dict[tuple[str, int], Code] = {}
@@ -109,7 +113,20 @@ class FakeBroker:
         for _, _, timer in self._held:
             timer.cancel()
         self._held.clear()
+        for old in self.deposed:
+            await old.close()
         await self.rpc.close()
+
+    async def move(self) -> None:
+        """Another copy, which has all that is confirmed, leads at another address in the next epoch.
+
+        The old leader stays there, with the connections that it has.
+        """
+        old, self.rpc = self.rpc, self._server()
+        self.deposed.append(old)
+        await self.rpc.listen("127.0.0.1", 0)
+        self.lead_epoch += 1
+        await self.register()
 
     async def restart(self, port: int = 0) -> None:
         self.rpc = self._server()
@@ -119,7 +136,13 @@ class FakeBroker:
     async def register(self) -> None:
         self._version += 1
         row = BrokerRegisterRequest(
-            "test", self.name, 0, f"127.0.0.1:{self.rpc.port}", self._version, list(self.topics.values())
+            "test",
+            self.name,
+            0,
+            f"127.0.0.1:{self.rpc.port}",
+            self._version,
+            list(self.topics.values()),
+            self.lead_epoch,
         )
         await self._registration.call(RequestCode.BROKER_REGISTER, row)
 
@@ -355,7 +378,7 @@ def each_run(code: Code) -> Act:
         runs = rows(ProduceRun, request.header(ProduceRequest).runs)
         for run in runs:
             key = (run.producer_id, run.topic, run.queue_id)
-            if code == Code.BUSY:
+            if code in (Code.BUSY, Code.NOT_LEADER, Code.NOT_ENOUGH_REPLICAS):
                 broker.sequences.postpone(key, run.producer_epoch, run.first_sequence, 0.0)
             elif code in (Code.STORE_FULL, Code.STORE_FAILED):
                 if (
@@ -396,6 +419,12 @@ def lose_request(request: Request, broker: FakeBroker) -> bool:
     return True
 
 
+def keep_answer(request: Request, broker: FakeBroker) -> bool:
+    """Store everything, and never say so."""
+    broker.store(request)
+    return True
+
+
 def ignore(request: Request, broker: FakeBroker) -> bool:
     """Neither store nor answer."""
     return True
@@ -409,6 +438,7 @@ class Acts:
     refuse_whole = staticmethod(refuse_whole)
     lose_answer = staticmethod(lose_answer)
     lose_request = staticmethod(lose_request)
+    keep_answer = staticmethod(keep_answer)
     ignore = staticmethod(ignore)
 
 

@@ -62,6 +62,57 @@ async def test_what_needs_no_certain_queue_leaves_a_broker_that_refuses(
     assert len(brokers["a"].bodies("t")) + len(brokers["b"].bodies("t")) == 16 + 16 + 1
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_unanswered_messages_are_sent_again_to_who_leads_next(
+    registries: list[str], broker: Any, acts: Any, until: Any, is_whole: bool
+) -> None:
+    broker.lead_epoch = 1
+    async with Producer(registries, send_timeout_s=60) as producer:
+        await producer.send(message("first"), key="k")
+        not_leader = (acts.refuse_whole if is_whole else acts.each_run)(Code.NOT_LEADER)
+        broker.acts.extend([acts.keep_answer, not_leader, *[acts.refuse_whole(Code.NOT_LEADER)] * 1000])
+        sends = []
+        for i in range(20):
+            sends.append(asyncio.ensure_future(producer.send(message(i), key="k")))
+            await asyncio.sleep(0.01)
+        await until(lambda: len(broker.acts) <= 998)
+        before = len(broker.produces)
+        await asyncio.sleep(0.5)
+        assert len(broker.produces) - before < 10, "who leads no more is asked less and less often"
+        broker.acts.clear()
+        await broker.move()
+        results = await asyncio.gather(*sends)
+        assert [r.queue_offset for r in results] == list(range(1, 21))
+        (queue_id,) = {r.queue.queue_id for r in results}
+        assert broker.bodies("t", queue_id) == [b"first", *(str(i).encode() for i in range(20))]
+        assert producer.numbers()["reroutes_total"] == 0
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_without_enough_replicas_messages_are_sent_again_later(
+    registries: list[str], broker: Any, acts: Any, is_whole: bool
+) -> None:
+    refuse = (acts.refuse_whole if is_whole else acts.each_run)(Code.NOT_ENOUGH_REPLICAS)
+    async with Producer(registries, send_timeout_s=60) as producer:
+        await producer.send(message("first"), key="k")
+        broker.acts.extend([refuse] * 4)
+        began = asyncio.get_running_loop().time()
+        results = await asyncio.gather(*(producer.send(message(i), key="k") for i in range(5)))
+        assert [r.queue_offset for r in results] == list(range(1, 6))
+        # Pauses that double, by half shorter at most.
+        assert asyncio.get_running_loop().time() - began >= pauses.BACKOFF_MIN_S * (1 + 2 + 4 + 8) / 2
+
+
+async def test_a_message_that_a_copy_may_have_stays_with_its_broker(
+    pair: tuple[Producer, dict[str, Any]], acts: Any
+) -> None:
+    producer, brokers = pair
+    brokers["a"].acts.extend([acts.each_run(Code.NOT_ENOUGH_REPLICAS)] * 3)
+    results = await asyncio.gather(*(producer.send(message(i)) for i in range(8)))
+    assert {r.queue.broker for r in results} == {"a", "b"}
+    assert producer.numbers()["reroutes_total"] == 0
+
+
 async def test_keys_wait_for_a_broker_that_refuses_in_their_order(
     pair: tuple[Producer, dict[str, Any]], acts: Any
 ) -> None:

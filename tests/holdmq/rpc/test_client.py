@@ -11,7 +11,7 @@ import pytest
 from processes import free_port
 from rpc_peer import MakePeer, Peer, Until, why_not
 
-from holdmq.errors import Code, HoldMQError, RemoteError, TransportError
+from holdmq.errors import Code, HoldMQError, LeadLostError, RemoteError, TransportError
 from holdmq.rpc import client as client_module
 from holdmq.rpc.client import Client
 from holdmq.rpc.connection import Connection, Reply
@@ -54,19 +54,24 @@ async def test_ups_and_downs_are_told_in_order(peer: Peer, until: Until) -> None
     assert events[-1] == "down"
 
 
-async def test_attempts_back_off_with_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between attempts, none of which takes any time."""
+    found: list[float] = []
+    real = client_module._jittered
 
-    async def pause(_client: Client, seconds: float) -> None:
-        pauses.append(seconds)
-        await asyncio.sleep(0)
+    def jittered(pause_s: float) -> float:
+        found.append(real(pause_s))
+        return 0.0
 
-    monkeypatch.setattr(Client, "_pause", pause)
+    monkeypatch.setattr(client_module, "_jittered", jittered)
+    return found
+
+
+async def test_attempts_back_off_with_jitter(pauses: list[float], until: Until) -> None:
     client = Client(f"127.0.0.1:{free_port()}", "client", "c")
     client.start()
-    async with asyncio.timeout(60):
-        while len(pauses) < 12:
-            await asyncio.sleep(0.001)
+    await until(lambda: len(pauses) >= 12)
     await client.close()
     steps = [client_module.BACKOFF_MIN_S * 2**i for i in range(12)]
     for pause, step in zip(pauses, steps, strict=False):
@@ -117,6 +122,79 @@ async def test_a_client_follows_its_peer_to_another_address(make_peer: MakePeer,
     await client.call(RequestCode.PRODUCE, Empty())
     assert len(two.server.connections) == 1
     await client.close()
+
+
+async def test_an_attempt_ends_when_the_peer_moves(peer: Peer, until: Until) -> None:
+    accepted: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
+    client = Client(f"127.0.0.1:{silent.sockets[0].getsockname()[1]}", "client", "c")
+    client.start()
+    await until(lambda: accepted)
+    began = asyncio.get_running_loop().time()
+    client.set_address(peer.address)
+    await client.call(RequestCode.PRODUCE, Empty())
+    assert asyncio.get_running_loop().time() - began < client_module.CONNECT_TIMEOUT_S / 2
+    await client.close()
+    accepted[0].close()
+    silent.close()
+    await silent.wait_closed()
+
+
+async def test_a_long_pause_ends_when_the_peer_moves(
+    peer: Peer, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "_jittered", lambda pause_s: 3600.0 if is_first else pause_s)
+    is_first = True
+    client = Client(f"127.0.0.1:{free_port()}", "client", "c")
+    client.start()
+    await until(lambda: client.last_error)
+    is_first = False
+    client.set_address(peer.address)
+    await client.call(RequestCode.PRODUCE, Empty())
+    await client.close()
+
+
+async def test_who_leads_no_more_is_left_and_what_waits_is_told(
+    make_peer: MakePeer, until: Until, pauses: list[float]
+) -> None:
+    old, new = await make_peer(), await make_peer()
+    downs: list[HoldMQError] = []
+    client = Client(old.address, "client", "c", on_down=downs.append, follows_lead=True)
+    await client.call(RequestCode.PRODUCE, Empty())
+    assert client.connection is not None
+    answers: list[Reply | HoldMQError] = []
+    for _ in range(3):
+        client.connection.request(RequestCode.PULL, Empty(), answers.append, 30)
+    await until(lambda: len(old.held) == 3)
+    old.held[1].refuse(RemoteError(Code.NOT_LEADER, "the lease ran out"))
+    await until(lambda: len(answers) == 3)
+    for answer in (*answers, *downs):
+        assert isinstance(answer, LeadLostError)
+        assert answer.retriable
+        assert "leads its shard no more: the lease ran out" in str(answer)
+    # It is connected again, as the route may still name it, and asked less and less often.
+    for count in range(4, 9):
+        await until(lambda: client.connection)
+        client.request(RequestCode.PULL, Empty(), answers.append, 30)
+        await until(lambda asked=count: len(old.held) == asked)
+        old.held[-1].refuse(RemoteError(Code.NOT_LEADER, ""))
+        await until(lambda asked=count: len(pauses) == asked - 2)
+    for pause, top in zip(pauses, [client_module.BACKOFF_MIN_S * 2**i for i in range(6)], strict=True):
+        assert 0.5 * top <= pause <= 1.5 * top
+    client.set_address(new.address)
+    await client.call(RequestCode.PRODUCE, Empty())
+    assert len(new.server.connections) == 1
+    await client.close()
+
+
+async def test_others_are_told_not_leader_as_any_refusal(peer: Peer, client: Client, until: Until) -> None:
+    call = asyncio.ensure_future(client.call(RequestCode.PULL, Empty()))
+    await until(lambda: peer.held)
+    peer.held[0].refuse(RemoteError(Code.NOT_LEADER, "epoch 5"))
+    with pytest.raises(RemoteError) as refused:
+        await call
+    assert (refused.value.code, refused.value.remark) == (Code.NOT_LEADER, "epoch 5")
+    assert client.connection is not None
 
 
 async def test_a_refused_hello_is_told_and_tried_again(peer: Peer, until: Until) -> None:

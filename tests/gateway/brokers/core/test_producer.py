@@ -552,3 +552,24 @@ def test_what_was_unanswered_is_delayed_when_it_is_sent_again() -> None:
     again = producer.next_batch(0.0)
     assert again is not None
     assert (again.delayed(), again.runs[0].first_sequence) == ([0], 0)
+
+
+@pytest.mark.parametrize("code", [Code.NOT_LEADER, Code.NOT_ENOUGH_REPLICAS])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_copies_may_have_is_settled_in_its_own_epoch(code: Code, is_whole: bool) -> None:
+    owner, broker, producer = Owed(), Broker(), connected()
+    put(producer, 1, owner)
+    unsure = send(producer)
+    broker.results(producer, unsure)  # whoever leads next has it
+    if is_whole:
+        producer.refused(unsure, code, 0, 0.0)
+    else:
+        answer(producer, unsure, code)
+    assert bool(producer.lead_lost) == (code == Code.NOT_LEADER and not is_whole)
+    put(producer, 2, owner, queue_id=1)
+    again = send(producer, 10.0)
+    assert [run.may_be_stored for run in again.runs] == [True]
+    producer.answered(again, broker.results(producer, again), 0, 10.0)
+    broker.run(producer, 10.0)
+    assert broker.log == acknowledged(producer, owner) == [b"1", b"2"]
+    assert producer.epoch == 1
