@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -102,6 +102,78 @@ def holdmq_services(directory: Path, *more: str) -> Iterator[Services]:
     with _services(directory, ("registry", "broker", "gateway"), more) as (ports, pids):
         # The gateway listens before it knows its brokers: a first message says that the whole way is open.
         yield Services(f"127.0.0.1:{ports['gateway']}", pids["broker"], pids["gateway"])
+
+
+class ReplicatedServices(NamedTuple):
+    """An installation whose broker has copies: the gateway's address, and the process ids of all of it."""
+
+    address: str
+    replica_pids: tuple[int, ...]
+    gateway_pid: int
+
+
+@contextmanager
+def holdmq_replicas(directory: Path, replicas: int, *more: str) -> Iterator[ReplicatedServices]:
+    """Run etcd, registry, replicas of one broker and a gateway with the settings `more` (KEY=VALUE).
+
+    Raises StartupError when one of them does not come up; its log is in `directory`. etcd is the one that
+    `.ci/setup test` built, or else the one in PATH.
+    """
+    names = [chr(ord("a") + index) for index in range(replicas)]
+    ports = {name: free_port() for name in ("registry", "gateway", "client", "peer")}
+    own = {name: (free_port(), free_port()) for name in names}
+    urls = [f"http://127.0.0.1:{ports[name]}" for name in ("client", "peer")]
+    listed = ",".join(f"{name}=127.0.0.1:{own[name][1]}" for name in names)
+    common = [
+        f"registry.port={ports['registry']}",
+        f"registry.data_dir={directory / 'registry'}",
+        f"gateway.port={ports['gateway']}",
+        *(f"{name}.admin_port=0" for name in ("registry", "broker", "gateway")),
+        f"replication.replicas={listed}",
+        "coordination.kind=etcd",
+        f"coordination.etcd.urls={urls[0]}",
+        *more,
+    ]
+    etcd = [
+        _need_etcd(),
+        f"--data-dir={directory / 'etcd'}",
+        f"--listen-client-urls={urls[0]}",
+        f"--advertise-client-urls={urls[0]}",
+        f"--listen-peer-urls={urls[1]}",
+        f"--initial-advertise-peer-urls={urls[1]}",
+        f"--initial-cluster=default={urls[1]}",
+        "--log-level=error",
+    ]
+    with ExitStack() as stack:
+        children = [stack.enter_context(_process(etcd, directory / "etcd.log"))]
+        _wait_for(ports["client"], children)
+
+        def start(service: str, name: str, *sets: str) -> _PeerProcess:
+            flags = [part for setting in (*common, *sets) for part in ("--set", setting)]
+            command = [sys.executable, "-m", "holdmq.cli", service, *flags]
+            children.append(stack.enter_context(_process(command, directory / f"{name}.log")))
+            return children[-1]
+
+        start("registry", "registry")
+        _wait_for(ports["registry"], children)
+        pids = []
+        for name in names:
+            sets = (
+                f"broker.port={own[name][0]}",
+                f"replication.port={own[name][1]}",
+                f"replication.replica={name}",
+                f"storage.data_dir={directory / name}",
+            )
+            pids.append(start("broker", name, *sets).process.pid)
+        _wait_for_any([port for port, _ in own.values()], children)
+        gateway = start("gateway", "gateway")
+        _wait_for(ports["gateway"], children)
+        yield ReplicatedServices(f"127.0.0.1:{ports['gateway']}", tuple(pids), gateway.process.pid)
+
+
+def _need_etcd() -> str:
+    built = Path("build/etcd/etcd")
+    return str(built) if built.exists() else _need("etcd")
 
 
 class ConsoleServices(NamedTuple):
@@ -407,6 +479,19 @@ def _wait_for(port: int, children: list[_PeerProcess]) -> None:
                     f"{_last_line(children[-1].log)}"
                 ) from error
             time.sleep(0.05)
+
+
+def _wait_for_any(ports: list[int], children: list[_PeerProcess]) -> None:
+    """Wait until one of the ports is listened on: replicas choose who leads."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        _check(children)
+        for port in ports:
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                return
+        time.sleep(0.05)
+    raise StartupError(f"no replica leads after {START_S:.0f} s: {_last_line(children[-1].log)}")
 
 
 def _check(children: list[_PeerProcess]) -> None:
