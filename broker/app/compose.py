@@ -103,6 +103,7 @@ class Broker:
         record_max_bytes = identity.record_max_bytes
         self.store = store
         self.topics = topics
+        self._is_state_in_log = is_state_in_log
 
         def state_file(name: str) -> StateFile:
             return StateFile(directory / name, disk)
@@ -245,7 +246,9 @@ class Broker:
 
     def load(self, accept_backup: bool = False) -> None:
         """Read all files but that of topics (blocking); StorageError when the broker must not start."""
-        self.groups.load(self.store.confirmed_position > 0, accept_backup)
+        # Nobody takes a single file out of a log: what is missing there was never made.
+        has_lost_files = self.store.confirmed_position > 0 and not self._is_state_in_log
+        self.groups.load(has_lost_files, accept_backup)
         self.shared.load(accept_backup)
         if self.share is not None:
             self.share.load(accept_backup)

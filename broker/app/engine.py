@@ -25,6 +25,8 @@ from storage.log.state.disk import LogDisk
 from storage.log.state.following import LoggedState
 from storage.log.store import open_store
 
+NEEDED_FILES: Final = ("topic.json", "subscriptionGroup.json", "consumerOffset.json")
+"""What a store that has records has, unless somebody lost it."""
 ANNOUNCE_S: Final = 60.0
 """How long a start waits until its log says again which queues were deleted: 100,000 at most."""
 
@@ -125,7 +127,7 @@ def engine_of(
     prepare = _nothing
     if kept is not None:
         logged = LogDisk(kept.state.files, store.append_state, post, lambda: store.synced_position, root)
-        prepare = partial(kept.prepare, logged, is_state_in_log, store.announce_deletions, post)
+        prepare = partial(kept.prepare, logged, is_state_in_log, store, post)
     return StorageEngine(
         store,
         logged if logged is not None and is_state_in_log else disk,
@@ -138,6 +140,17 @@ def engine_of(
         config.storage.data_dir,
         store.replicated,
     )
+
+
+class DeletionsInLog(Protocol):
+    """A store whose log has the broker's state."""
+
+    @property
+    def confirmed_position(self) -> int:
+        """The log offset up to which records are visible."""
+
+    def announce_deletions(self, done: Callable[[StorageError | None], None]) -> None:
+        """Let the log say which queues were given up before it had the state."""
 
 
 class KeptInLog:
@@ -161,18 +174,26 @@ class KeptInLog:
         self,
         logged: Disk,
         is_state_in_log: bool,
-        announce_deletions: Callable[[Callable[[StorageError | None], None]], None],
+        store: DeletionsInLog,
         post: Callable[[Callable[[], object]], object],
     ) -> None:
-        """Move the files where they belong; from now on the table of topics is its owner's. Blocking."""
+        """Move the files where they belong; from now on the table of topics is its owner's. Blocking.
+
+        Raises StoreFormatError when somebody has lost them. Nobody takes a single one out of a log, so what
+        is missing there was never made; without any of them a log has no records.
+        """
         self.topics.stop()
         if is_state_in_log:
             if not self._home.is_log():
+                if store.confirmed_position > 0 and not self._accept_backup:
+                    self._home.refuse_without(NEEDED_FILES)
                 told: Future[StorageError | None] = Future()
-                post(partial(announce_deletions, told.set_result))
+                post(partial(store.announce_deletions, told.set_result))
                 error = told.result(ANNOUNCE_S)
                 if error is not None:
                     raise error
+            elif self.state.files.is_empty and store.confirmed_position > 0 and not self._accept_backup:
+                self._home.refuse_without(NEEDED_FILES)
             self._home.move_into_log(logged, self._accept_backup)
         else:
             self._home.move_out_of_log(logged)

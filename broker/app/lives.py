@@ -141,7 +141,7 @@ class Lives:
         if engine.is_topics_inside:
             await loop.run_in_executor(None, engine.prepare)
             await loop.run_in_executor(None, topics.load, accept_backup)
-        if store.log_order is not None:
+        if store.log_order is not None and not engine.is_state_in_log:
             _check_topics(topics, store.log_order, path)
         broker = Broker(
             Identity(settings.name, config.cluster.name, config.storage.record_max_bytes),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from broker.app.engine import StorageEngine, engine_of
+from broker.state.home import StateHome
 from broker.topics.core.table import TopicTable
 from holdmq.config.model import Config
 from holdmq.errors import ShardLostError, StorageError
@@ -32,9 +33,10 @@ class ReplicaHome:
         self._may_hand_out = may_hand_out
         self._is_free = asyncio.Event()
         self._is_free.set()
+        self._directory = Path(config.storage.data_dir)
         self._closed = ClosedLogDirectory(
             RealDisk(),
-            Path(config.storage.data_dir),
+            self._directory,
             config.broker.name,
             config.storage.segment_size_bytes,
         )
@@ -73,7 +75,10 @@ class ReplicaHome:
 
     async def start_over(self, start: LogStart) -> ReplicatedLog:
         await self.close()
-        await asyncio.get_running_loop().run_in_executor(None, self._closed.start_over, start)
+        loop = asyncio.get_running_loop()
+        # Files of a broker that was here before are of the log that is given up; they go first.
+        await loop.run_in_executor(None, StateHome(self._directory / "config", RealDisk()).give_up)
+        await loop.run_in_executor(None, self._closed.start_over, start)
         return await self.open()
 
     async def close(self) -> None:

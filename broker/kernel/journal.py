@@ -261,7 +261,8 @@ class Journal(Generic[N]):
         future.add_done_callback(done)
 
     def _is_due(self) -> bool:
-        is_old = self._loop.time() - self._saved_at >= SNAPSHOT_AGE_S
+        # Without any, what is due is whatever retention could take first.
+        is_old = not self._version or self._loop.time() - self._saved_at >= SNAPSHOT_AGE_S
         return is_old or self._file.is_worth(self._bytes - self._saved_bytes)
 
     def close(self) -> None:

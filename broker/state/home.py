@@ -11,11 +11,13 @@ Without it the files of the directory do, if there are any, else the log: a copy
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from holdmq.errors import StoreFormatError
 from holdmq.files.atomic_file import AtomicFile
 from holdmq.files.disk import Disk
 
@@ -42,6 +44,23 @@ class StateHome:
     def is_marked(self) -> bool:
         """Whether a move into the log was made here, and none back."""
         return self._home.load(accept_backup=True) is not None
+
+    def refuse_without(self, names: Collection[str]) -> None:
+        """Raise StoreFormatError unless the directory has these files."""
+        there = self._names(self._disk)
+        missing = [name for name in names if name not in there]
+        if missing:
+            raise StoreFormatError(
+                "it is missing, but the log has records",
+                operation="open",
+                path=str(self._directory / missing[0]),
+                hint="restore it from a backup, or start once with --accept-backup: what it held is lost then",
+            )
+
+    def give_up(self) -> None:
+        """Let the log have the state, and count nothing of what the directory has: the log is another's."""
+        self._home.save({"home": "log"}, 1)
+        self._put_aside()
 
     def move_into_log(self, logged: Disk, accept_backup: bool = False) -> None:
         """Let the log have them from now on; nothing if it has them already.

@@ -179,7 +179,7 @@ def _store_of(
     if is_state_in_log:
         state_in_log.remember(root, kept.state.files)
     logged = LogDisk(kept.state.files, store.append_state, post, lambda: store.synced_position, root)
-    prepare = partial(kept.prepare, logged, is_state_in_log, store.announce_deletions, post)
+    prepare = partial(kept.prepare, logged, is_state_in_log, store, post)
     return store, logged if is_state_in_log else RealDisk(), prepare
 
 

@@ -197,3 +197,25 @@ def _off_at(disk: SimDisk, at: int) -> Callable[..., None]:
             disk.is_off = True
 
     return off
+
+
+def test_files_that_a_store_with_records_needs_are_asked_for_before_anything_moves(rows: LoggedRows) -> None:
+    disk = SimDisk()
+    filled(disk)
+    home = StateHome(CONFIG, disk)
+    home.refuse_without(NAMES)
+    disk.unlink(CONFIG / "shared.json")
+    with pytest.raises(StoreFormatError, match=r"shared\.json"):
+        home.refuse_without(NAMES)
+
+
+def test_files_of_a_log_that_is_given_up_do_not_count(rows: LoggedRows) -> None:
+    disk = SimDisk()
+    filled(disk)
+    state = filled(rows.disk(), 5)
+    home = StateHome(CONFIG, disk)
+    home.give_up()
+    assert home.is_log()
+    assert json_names(disk) == ["home.json"]
+    home.move_into_log(rows.disk())
+    assert state_on(rows.disk()) == state

@@ -16,7 +16,7 @@ from cut_log import cut_log, record_starts
 from group_peer import GroupPeer
 from shared_peer import SharedPeer
 
-from holdmq.errors import Code
+from holdmq.errors import Code, StoreFormatError
 from holdmq.wire.codes import RequestCode
 from holdmq.wire.group_headers import GroupUpdateRequest
 from holdmq.wire.header import rows
@@ -304,3 +304,44 @@ async def test_a_topic_is_there_once_the_log_has_it_and_not_before(brokers: Brok
         each()
     await creating
     assert "later" in state_of(broker).topics
+
+
+@pytest.mark.parametrize("cut_part", range(12))
+async def test_a_first_start_may_end_anywhere(brokers: Brokers, tmp_path: Path, cut_part: int) -> None:
+    """What is missing in a log was never made; in a directory somebody lost it."""
+    broker = await brokers.start()
+    await broker.server.sessions.opened.wait()
+    await broker.server.retained.opened.wait()
+    await brokers.stop(broker)
+    cuts = record_starts(brokers.directory / "store")
+    for cut in cuts[cut_part::12]:
+        directory = tmp_path / f"cut-{cut}"
+        shutil.copytree(brokers.directory, directory)
+        cut_log(directory / "store", cut)
+        again = await brokers.start(directory)
+        await again.server.sessions.opened.wait()
+        await again.server.retained.opened.wait()
+        await again.create("t", 1)
+        await brokers.stop(again)
+
+
+@pytest.mark.parametrize("name", ["topic.json", "subscriptionGroup.json", "consumerOffset.json"])
+async def test_a_store_that_lost_a_file_does_not_move_without_it(brokers: Brokers, name: str) -> None:
+    broker = await brokers.start(is_state_in_log=False)
+    await lived(broker)
+    await brokers.stop(broker)
+    config = brokers.directory / "store" / "config"
+    for path in (config / name, config / f"{name}.bak"):
+        path.unlink(missing_ok=True)
+    with pytest.raises(StoreFormatError, match=name.replace(".", r"\.")):
+        await brokers.start()
+    assert not (config / "home.json").exists()
+
+
+async def test_a_log_without_any_state_is_not_taken_for_a_new_one(brokers: Brokers) -> None:
+    broker = await brokers.start(is_state_in_log=False)
+    await lived(broker)
+    await brokers.stop(broker)
+    shutil.rmtree(brokers.directory / "store" / "config")
+    with pytest.raises(StoreFormatError, match=r"topic\.json"):
+        await brokers.start()

@@ -52,6 +52,11 @@ class LoggedFiles:
         """As they lie in the log: compressed."""
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the log has no row of any file."""
+        return not self._listings and not self._chunks
+
+    @property
     def size_bytes(self) -> int:
         """Memory that the chunks take."""
         return sum(map(len, self._chunks.values()))
