@@ -146,6 +146,7 @@ class Broker:
             shared=SharedRows(shared_core, hello_of),
             hello_of=hello_of,
             drop_retries=partial(_drop_retries, topics),
+            is_state_in_log=is_state_in_log,
         )
         self.moves = Moves(store, self.copies, topics, self.groups.retry_policy, clock_ms)
         self.shared = SharedMode(
@@ -268,6 +269,10 @@ class Broker:
         self.shared.start()
         if self.share is not None:
             self.share.start()
+
+    async def settle(self) -> None:
+        """Make durable what only memory has and a clean end must not lose; raises HoldMQError."""
+        await self.groups.offset_file.settle()
 
     async def drain(self) -> None:
         """Answer what is held, close every connection, and save what consumers have done."""

@@ -73,6 +73,11 @@ class Lives:
         """Gauges and counters of their stores; called on any thread."""
         return _sum([dict(broker.store.numbers()) for broker in list(self._living)])
 
+    async def settle(self) -> None:
+        """Make durable what the brokers here have in memory alone and must not lose; raises HoldMQError."""
+        for broker in list(self._living):
+            await broker.settle()
+
     async def live_at_home(self, beside: Starting | None) -> None:
         """Serve under this broker's own name until the process is to stop. Raises HoldMQError.
 

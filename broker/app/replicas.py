@@ -139,6 +139,9 @@ class ReplicaProcess:
         self._life = asyncio.get_running_loop().create_task(life, name=f"lead in epoch {epoch}")
         self._life.add_done_callback(self._lived)
 
+    async def settle(self) -> None:
+        await self._lives.settle()
+
     def cease(self, reason: str) -> None:
         self._ending.set()
 

@@ -49,7 +49,10 @@ class _Save(NamedTuple):
 
 
 class OffsetFile:
-    """Loads and saves an OffsetTable. `live_groups` says which groups have members now."""
+    """Loads and saves an OffsetTable. `live_groups` says which groups have members now.
+
+    `is_in_log`: the file is in the store's own log, behind whatever it knows of it.
+    """
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class OffsetFile:
         store: OrderedStore,
         interval_s: float,
         live_groups: Callable[[], Iterable[str]],
+        is_in_log: bool,
         waiters_max: int = WAITERS_MAX,
     ) -> None:
         self.generation = 0
@@ -69,6 +73,7 @@ class OffsetFile:
         self._store = store
         self._interval_s = interval_s
         self._live_groups = live_groups
+        self._is_in_log = is_in_log
         self._waiters_max = waiters_max
         self._saved_change = 0
         self._backed_change = 0
@@ -182,6 +187,19 @@ class OffsetFile:
             await saved
         await loop.run_in_executor(None, self._file.close)
 
+    async def settle(self) -> None:
+        """Save until nothing is left that is not saved, at this moment; raises HoldMQError when it cannot be.
+
+        Who stops the log's appends right after it loses no offset that was reported.
+        """
+        loop = asyncio.get_running_loop()
+        while self._is_dirty or self._is_saving:
+            saved: asyncio.Future[HoldMQError | None] = loop.create_future()
+            self._add_waiter(partial(_tell, saved))
+            error = await saved
+            if error is not None:
+                raise error
+
     def wait(self, done: Done) -> None:
         """Call `done` when the file has everything of this moment; raises BUSY when too many wait."""
         if not self._is_dirty and not self._is_saving:
@@ -246,7 +264,7 @@ class OffsetFile:
 
     def _write_when_synced(self, save: _Save) -> None:
         loop = asyncio.get_running_loop()
-        if self._store.synced_position < save.position:
+        if not self._is_in_log and self._store.synced_position < save.position:
             if loop.time() < save.give_up_at:
                 loop.call_later(SYNC_LOOK_S, self._write_when_synced, save)
                 return
@@ -284,3 +302,8 @@ class OffsetFile:
             done(error)
         if self._waiters and not self._is_saving:
             self._begin()
+
+
+def _tell(saved: asyncio.Future[HoldMQError | None], error: HoldMQError | None) -> None:
+    if not saved.done():
+        saved.set_result(error)

@@ -98,6 +98,7 @@ class Groups(RequestFamily):
         shared: SharedMembers,
         hello_of: HelloOf,
         drop_retries: DropRetries,
+        is_state_in_log: bool,
     ) -> None:
         self.settings = group_settings
         self.members: Members[Connection] = Members(MEMBER_EXPIRY_S, settings.group_members_max)
@@ -109,6 +110,7 @@ class Groups(RequestFamily):
             store,
             settings.offset_save_interval_s,
             self.members.groups,
+            is_state_in_log,
         )
         self.offsets = OffsetRequests(
             store,

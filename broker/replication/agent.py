@@ -141,12 +141,25 @@ class ReplicaAgent:
             return
         to = core.leading.best_member()
         if to:
+            await self._settle()
             self._do(core.switch(boot_time(), to))
             until = boot_time() + 2 * self._settings.switch_s
             # Also after it was handed over: the next leader hears of it by an answer to its fetch.
             while core.role is ReplicaRole.LEADING and boot_time() < until:
                 self._tick()
                 await asyncio.sleep(TICK_S / 10)
+
+    async def _settle(self) -> None:
+        """Let the broker append what it knows, right before it may append nothing any more."""
+        try:
+            async with asyncio.timeout(self._settings.switch_s):
+                await self._lead.settle()
+        except (TimeoutError, HoldMQError) as error:
+            log.warning(
+                "the lead is handed over before all was saved: groups may get a few seconds again",
+                replica=self.replica,
+                reason=str(error) or "it took too long",
+            )
 
     async def _end(self) -> None:
         core = self._core
@@ -588,8 +601,9 @@ class ReplicaAgent:
 
     # People
 
-    def switch(self, to: str) -> str:
+    async def switch(self, to: str) -> str:
         """Hand the lead to a member ("" = to the one that has most); who it is, "" = this replica cannot."""
+        await self._settle()
         core = self._core
         if core is None or core.leading is None:
             return ""

@@ -42,10 +42,16 @@ class LogHome(Protocol):
 
 
 class LeadEvents(Protocol):
-    """Hears that this replica leads, and that it does so no more. Neither call may wait."""
+    """Hears that this replica leads, and that it does so no more. `serve` and `cease` do not wait."""
 
     def serve(self, epoch: int) -> None:
         """Open the broker for clients."""
+
+    async def settle(self) -> None:
+        """Append what only memory has and a handover must not lose. Raises HoldMQError.
+
+        Nothing is left when it returns, and the caller lets nothing come between.
+        """
 
     def cease(self, reason: str) -> None:
         """Close: clients look for another leader."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
+from functools import partial
+from typing import Final
 
 from broker.kernel.request_family import RequestFamily
 from broker.replication.agent import ReplicaAgent, boot_time, refusal_of
 from broker.replication.core.messages import CopyFetch, CopyHello, Refused
-from holdmq.errors import Code, RemoteError, WireError
+from holdmq.errors import BusyError, Code, RemoteError, WireError
 from holdmq.rpc.connection import Connection, Request
 from holdmq.rpc.server import OnRequest
 from holdmq.wire.codes import RequestCode
@@ -31,6 +34,8 @@ from holdmq.wire.replica_headers import (
 )
 from storage.api.replication import Epoch
 
+RETRY_AFTER_MS: Final = 500
+
 
 class ReplicaRequests(RequestFamily):
     """Handles these for one replica of the shard `shard`."""
@@ -39,6 +44,7 @@ class ReplicaRequests(RequestFamily):
         self._cluster = cluster
         self._shard = shard
         self._agent = agent
+        self._switching: asyncio.Task[str] | None = None
 
     def routes(self) -> Mapping[RequestCode, OnRequest]:
         return {
@@ -152,13 +158,25 @@ class ReplicaRequests(RequestFamily):
         core = self._agent.core
         if core is None or core.leading is None:
             raise refusal_of(Refused(0, "" if core is None else core.leader))
-        to = self._agent.switch(asked.to)
-        if not to:
-            raise RemoteError(
+        if self._switching is not None:
+            raise BusyError("the lead is being handed over", RETRY_AFTER_MS)
+        self._switching = asyncio.get_running_loop().create_task(self._agent.switch(asked.to), name="switch")
+        self._switching.add_done_callback(partial(self._switched, request, asked.to))
+
+    def _switched(self, request: Request, wanted: str, switching: asyncio.Task[str]) -> None:
+        self._switching = None
+        if switching.cancelled():
+            return
+        to = switching.result()
+        if to:
+            request.reply(ReplicaSwitchResponse(to))
+            return
+        request.refuse(
+            RemoteError(
                 Code.NOT_ENOUGH_REPLICAS,
-                f"{asked.to or 'no replica'} can take the lead now: only another member in sync can",
+                f"{wanted or 'no replica'} can take the lead now: only another member in sync can",
             )
-        request.reply(ReplicaSwitchResponse(to))
+        )
 
     def _promote(self, request: Request) -> None:
         asked = request.header(ReplicaPromoteRequest)

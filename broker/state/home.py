@@ -54,7 +54,7 @@ class StateHome:
                 "it is missing, but the log has records",
                 operation="open",
                 path=str(self._directory / missing[0]),
-                hint="restore it from a backup, or start once with --accept-backup: what it held is lost then",
+                hint="restore it from a backup, or start once with --accept-backup without what it held",
             )
 
     def give_up(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster_view import listed, messages_of
+from group_peer import GroupPeer
 from replica_processes import ReplicaStack, replica_stack
 
 from holdmq.client.producer import Producer
@@ -87,3 +88,46 @@ def test_a_replica_whose_disk_was_emptied_gets_everything_again(shard: ReplicaSt
     shard.switch(leader, copy)
     assert shard.wait_leader(leader) == copy
     assert stored(shard, "emptied") == placed
+
+
+async def reported(stack: ReplicaStack, leader: str, group: str, offset: int, wait: bool) -> None:
+    """Report an offset of queue 0 to the leader as a member of a group."""
+    member = GroupPeer(stack.stacks[leader].broker_port, "member", group)
+    try:
+        await member.join("offsets")
+        while not (await member.lease(0, topic="offsets"))[0].generation:
+            await asyncio.sleep(0.05)
+        assert await member.report(0, offset, topic="offsets", wait_for_disk=wait) == []
+    finally:
+        await member.client.close()
+
+
+async def offset_of(stack: ReplicaStack, leader: str, group: str) -> int:
+    member = GroupPeer(stack.stacks[leader].broker_port, "asks", group)
+    try:
+        rows = await member.offsets("offsets")
+        return next(row.offset for row in rows if row.queue_id == 0)
+    finally:
+        await member.client.close()
+
+
+def test_a_switch_loses_no_offset_and_a_crash_none_that_was_waited_for(shard: ReplicaStack) -> None:
+    asyncio.run(produce(shard, "offsets", 0, 200))
+    shard.wait_in_sync()
+    leader = shard.leader()
+    asyncio.run(reported(shard, leader, "waits", 7, True))
+    asyncio.run(reported(shard, leader, "waits-not", 9, False))
+    to = next(name for name in shard.names if name != leader)
+    shard.switch(leader, to)
+    assert shard.wait_leader(leader) == to
+    asyncio.run(listed(shard.registries, "offsets"))
+    assert asyncio.run(offset_of(shard, to, "waits-not")) == 9
+    asyncio.run(reported(shard, to, "waits", 11, True))
+    shard.wait_in_sync()
+    shard.kill(to)
+    last = shard.wait_leader(to)
+    asyncio.run(listed(shard.registries, "offsets"))
+    assert asyncio.run(offset_of(shard, last, "waits")) == 11
+    assert asyncio.run(offset_of(shard, last, "waits-not")) == 9
+    shard.start_again(to)
+    shard.wait_in_sync()
